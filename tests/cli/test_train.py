@@ -61,6 +61,19 @@ def test_a_run_prints_a_line_an_epoch_and_writes_its_results(
     assert_refused(feedline(*bare, "--schedule", "48x3"), "schedule was '32x1,48x1', is '48x3'")
 
 
+def test_one_image_size_needs_no_schedule(
+    feedline: Command, tiny_set: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "plan.json"
+    ended = feedline(
+        "train", tiny_set, "--model", MODEL, "--image-size", 48, "--epochs", 3, "-b", 8, "-j", 0,
+        "--amp", "--device", "cpu", "--dry-run", "--dry-run-s", 1, "--json", target,
+    )  # fmt: skip
+    assert ended.status == 0, ended.err
+    recipe = json.loads(target.read_text())["recipe"]
+    assert (recipe["schedule"], recipe["batch_size"], recipe["amp"]) == ("48x3", 8, "bf16")
+
+
 def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(
     feedline: Command, tiny_set: Path, tmp_path: Path
 ) -> None:
@@ -169,6 +182,7 @@ def test_resuming_with_nothing_to_go_on_from_says_so(
         (("--amp-dtype", "float16"), ("needs a CUDA device",)),
         (("--no-amp", "--amp-dtype", "float16"), ("--amp-dtype",)),
         (("--pretrained", "--initial-checkpoint", "x.pt"), ("--initial-checkpoint",)),
+        (("--image-size", 32), ("--image-size", "--epochs")),
         (("--resume", "nowhere"), ("no checkpoint found",)),
         (("--val-dir", "nowhere"), ("no such folder",)),
         (("--checkpoint-every", -1), ("--checkpoint-every", "-1")),

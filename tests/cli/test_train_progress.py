@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from feedline.cli.progress import ProgressBar, TrainProgress, epoch_line, seconds_left
+from feedline.cli.progress import ProgressBar, TrainProgress
+from feedline.forecast.text import duration
 from feedline.trace.split import Totals
 from feedline.train.history import EpochRecord, TrainPosition
 from feedline.train.recipe import Recipe
@@ -77,25 +78,29 @@ def test_the_bar_shows_position_rates_and_waiting() -> None:
         assert part in bar.text
 
 
-def test_time_left_scales_unknown_sizes_by_their_pixels() -> None:
+def test_time_left_scales_unknown_sizes_by_their_pixels(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """An epoch of 1000 images of 100 px takes 10 s, of 200 px 40 s, and a validation 5 s."""
     recipe = Recipe(schedule="100x2,200x3", val_image_size=200)
-
-    def left(costs: dict[int, float], val: dict[int, float], **at: int) -> float | None:
-        return seconds_left(recipe, costs, val, images=1000, **{"val_images": 0, "epoch": 0, **at})
-
-    assert left({}, {}) is None
-    assert left({100: 0.01}, {}, done=100) == pytest.approx(0.9 * 10 + 10 + 3 * 40)
-    assert left({100: 0.01, 200: 0.02}, {}, epoch=3) == pytest.approx(2 * 20)
-    third = 5 * 500 * 0.04 / 3
-    assert left({100: 0.01}, {}, val_images=500) == pytest.approx(2 * 10 + 3 * 40 + third)
-    assert left({100: 0.01}, {200: 0.004}, val_images=500) == pytest.approx(20 + 120 + 5 * 2)
-    assert left({100: 0.01}, {}, epoch=5) == 0
+    record = replace(RECORD, size_px=100, val_samples=500, val_seconds=5.0, epoch=1)
+    shown = TrainProgress(Shown())
+    shown.planned(recipe, images=1000, val_images=500, records=[])
+    for epoch, left_s in ((1, 10 + 3 * 40 + 4 * 5), (2, 3 * 40 + 3 * 5), (4, 40 + 5)):
+        shown.ended(replace(record, epoch=epoch), epochs=5)
+        assert capfd.readouterr().out.rstrip().endswith(f"  {duration(left_s)} left")
+    shown.ended(replace(record, epoch=5), epochs=5)
+    assert "left" not in capfd.readouterr().out
 
 
-def test_a_line_of_an_epoch_ends_with_the_time_left() -> None:
-    assert epoch_line(RECORD, epochs=6, left_s=125.0).endswith("100 images/s  2 min left")
-    assert "left" not in epoch_line(RECORD, epochs=6)
-    assert "left" not in epoch_line(RECORD, epochs=6, left_s=0.0)
+def test_validation_costs_a_third_of_training_until_it_was_timed() -> None:
+    bar, times = Shown(), iter([0.0, 1.0])
+    shown = TrainProgress(bar, clock=lambda: next(times))
+    shown.planned(Recipe(schedule="160x1"), images=100, val_images=90, records=[])
+    now = replace(NOW, epoch=1, epochs=1, phase=1, phases=1, images=0)
+    shown.stepped(now)
+    shown.stepped(replace(now, images=10))
+    assert bar.end == f"{duration(90 * 0.1 + 90 * 0.1 / 3)} left"
 
 
 def test_the_bar_shows_the_time_left_over_all_phases() -> None:

@@ -11,7 +11,9 @@ Relies on: commands import torch, timm and the rest of feedline only when they r
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import signal
 import sys
 import warnings
@@ -46,10 +48,12 @@ _ParseError: Any = typer.BadParameter.__bases__[0]
 
 
 def _tidy(params: list[Any]) -> list[Any]:
-    """Leave out the type of flags in the help, and put `--help` into the last panel."""
+    """Hide the type of flags, and the --no form of those that are off; put --help last."""
     for each in params:
         if getattr(each, "is_flag", False):
             each.metavar = ""
+            if each.default is False:
+                each.secondary_opts = []
     if len(params) > 1:
         params[-1].rich_help_panel = params[-2].rich_help_panel
     return params
@@ -79,25 +83,23 @@ def _group(name: str) -> typer.Typer:
 app, cache = _group("feedline"), _group("cache")
 
 
-def _add(panel: str, **commands: Any) -> None:
-    for name, function in commands.items():
-        app.command(
-            name.replace("_", "-"),
+def _add(group: typer.Typer, panel: str | None, *functions: Callable[..., None]) -> None:
+    for function in functions:
+        group.command(
+            function.__name__.replace("_", "-"),
             cls=_Command,
+            help=re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(function) or ""),
             rich_help_panel=panel,
             no_args_is_help=function not in (doctor, explain_overlap),
         )(function)
 
 
-_add("Start", doctor=doctor, demo_data=demo_data, train=train)
+_add(app, "Start", doctor, demo_data, train)
 app.add_typer(cache, rich_help_panel="Data")
-_add("Data", bench=bench, tune=tune)
-_add("Understand", report=report, check=check, explain_overlap=explain_overlap)
-_add("Use a model", evaluate=evaluate, predict=predict, export=export)
-for _function in (build, add_size, verify, repair, info, plan):
-    cache.command(_function.__name__.replace("_", "-"), cls=_Command, no_args_is_help=True)(
-        _function
-    )
+_add(app, "Data", bench, tune)
+_add(app, "Understand", report, check, explain_overlap)
+_add(app, "Use a model", evaluate, predict, export)
+_add(cache, None, build, add_size, verify, repair, info, plan)
 
 
 @cache.callback()
@@ -117,13 +119,11 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks; the same as FEEDLINE_DEBUG=1.")
+        bool, typer.Option(help="Show tracebacks; the same as FEEDLINE_DEBUG=1.")
     ] = False,
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", help="Print the version.", callback=_print_version, is_eager=True
-        ),
+        typer.Option(help="Print the version.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     """Keep the GPU fed while you train vision models with PyTorch.
@@ -169,11 +169,9 @@ def _run(arguments: list[str]) -> int:
         complain("interrupted")
         return _INTERRUPTED
     except _ParseError as error:
-        if text := error.format_message():  # empty after the help was printed
+        if text := error.format_message().rstrip("."):  # empty after the help was printed
             where = error.ctx.command_path if error.ctx else "feedline"
-            complain(
-                f"{text[0].lower()}{text[1:]}\nhint: {where} --help lists the options", "error"
-            )
+            complain(f"{text[0].lower()}{text[1:]}\nhint: see `{where} --help`", "error")
         return _WRONG_USE
     except FeedlineError as error:
         if debug:

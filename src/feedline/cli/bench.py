@@ -9,40 +9,29 @@ from typing import Annotated, Literal
 
 import typer
 
-from feedline.cli.options import (
-    MEASUREMENT,
-    BatchSize,
-    Images,
-    ImageSize,
-    JsonFile,
-    Workers,
-    panel,
-    parse_workers,
-)
+from feedline.cli import options
 from feedline.cli.output import use_folder, write_json
 
 __all__ = ["bench"]
 
-_measurement = panel(MEASUREMENT)
+_measurement = options.panel(options.MEASUREMENT)
 
 
 def bench(
-    folder: Images,
-    image_size: ImageSize = 224,
-    batch_size: BatchSize = 64,
-    workers: Workers = "auto",
+    folder: options.Images,
+    image_size: options.ImageSize = 224,
+    batch_size: options.BatchSize = 64,
+    workers: options.Workers = None,
     against: Annotated[
         Literal["torch"] | None,
         _measurement("Compare with torch's DataLoader and torchvision.", "torch"),
     ] = None,
     copies: Annotated[
         bool,
-        _measurement("Measure resized copies, too.", "", "--copies/--no-copies", default=True),
+        _measurement("Measure resized copies, too.", "", True),
     ] = True,
-    seconds: Annotated[
-        float, _measurement("Time to count images.", "SECONDS", default=True)
-    ] = 30.0,
-    json: JsonFile = None,
+    seconds: Annotated[float, _measurement("Time to count images.", "SECONDS", True)] = 30.0,
+    json: options.JsonFile = None,
 ) -> None:
     """Measure how many images a second your images load at, and the upper bound.
 
@@ -55,11 +44,11 @@ def bench(
     from feedline.train.data import find_splits
 
     images = find_splits(folder).train
-    options = BenchmarkOptions(
+    settings = BenchmarkOptions(
         folder=images,
         size_px=image_size,
         batch_size=batch_size,
-        workers=parse_workers(workers),
+        workers=options.parse_workers(workers),
         against=against,
         copies=copies,
         seconds=seconds,
@@ -71,6 +60,6 @@ def bench(
     from feedline.cli.progress import ProgressBar
 
     with ProgressBar("starting", clock="elapsed", steady=True) as bar:
-        result = run_benchmark(options, bar)
+        result = run_benchmark(settings, bar)
     typer.echo(table(result))
     write_json(json, {**result.as_dict(), "verdict": verdict(result), "notes": notes(result)})

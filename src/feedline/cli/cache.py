@@ -16,17 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.filesize import decimal
 
-from feedline.cli.options import (
-    DATA,
-    MEASUREMENT,
-    JsonFile,
-    OnError,
-    Workers,
-    byte_size,
-    panel,
-    parse_sizes,
-    parse_workers,
-)
+from feedline.cli import options
 from feedline.cli.output import complain, use_folder, write_json
 
 if TYPE_CHECKING:
@@ -37,7 +27,7 @@ __all__ = ["add_size", "build", "info", "plan", "repair", "verify"]
 _ON_SCREEN = 20
 _DAMAGED, _INTERRUPTED = 1, 130
 
-_copies, _measurement = panel("Copies"), panel(MEASUREMENT)
+_copies, _measurement = options.panel("Copies"), options.panel(options.MEASUREMENT)
 
 # As text: a path would lose a slash of a URL.
 Cache = Annotated[str, typer.Argument(metavar="CACHE", help="Folder or URL of the cache.")]
@@ -50,7 +40,7 @@ Source = Annotated[
 ]
 MovedSource = Annotated[
     str | None,
-    panel(DATA)("Originals.", "SRC", "--source", default="where the cache was built from"),
+    options.panel(options.DATA)("Originals.", "SRC", "where the cache was built from"),
 ]
 Ray = Annotated[
     str | None,
@@ -65,17 +55,17 @@ def build(
     sizes: Annotated[str, _copies("Shorter sides of the copies, in pixels.", _SIZES)],
     format: Annotated[
         Literal["webdataset", "lmdb", "folder"],
-        _copies("File format.", "webdataset|lmdb|folder", default=True),
+        _copies("File format.", "webdataset|lmdb|folder", True),
     ] = "webdataset",
     quality: Annotated[
-        int | None, _copies("JPEG quality, 1 to 100.", "N", default="95, or that of the cache")
+        int | None, _copies("JPEG quality, 1 to 100.", "N", "95, or that of the cache")
     ] = None,
-    raw: Annotated[bool, _copies("Store pixels instead of JPEGs.", "", "--raw")] = False,
-    exif: Annotated[bool, _copies("Apply the Exif orientation.", "", "--exif")] = False,
+    raw: Annotated[bool, _copies("Store pixels instead of JPEGs.")] = False,
+    exif: Annotated[bool, _copies("Apply the Exif orientation.")] = False,
     ray: Ray = None,
-    workers: Workers = "auto",
-    on_error: OnError = "raise",
-    json: JsonFile = None,
+    workers: options.Workers = None,
+    on_error: options.OnError = None,
+    json: options.JsonFile = None,
 ) -> None:
     """Build a cache of resized copies, to train from instead of SRC.
 
@@ -84,7 +74,7 @@ def build(
 
     Example: feedline cache build demo-data/train demo-cache --sizes 128,192,256
     """
-    pixels = parse_sizes(sizes)
+    pixels = options.parse_sizes(sizes)
     from feedline.cache.build import build_cache  # loads torch
 
     make = functools.partial(
@@ -95,7 +85,7 @@ def build(
         format=format,
         quality=quality,
         raw=raw,
-        on_error=on_error,
+        on_error=on_error or "raise",
         exif=exif,
     )
     _make(make, cache, workers, ray, json)
@@ -106,11 +96,11 @@ def add_size(
     size: Annotated[int, typer.Argument(metavar="PX", help="Shorter side, in pixels.")],
     source: MovedSource = None,
     quality: Annotated[
-        int | None, _copies("JPEG quality, 1 to 100.", "N", default="that of the cache")
+        int | None, _copies("JPEG quality, 1 to 100.", "N", "that of the cache")
     ] = None,
     ray: Ray = None,
-    workers: Workers = "auto",
-    json: JsonFile = None,
+    workers: options.Workers = None,
+    json: options.JsonFile = None,
 ) -> None:
     """Add copies of one more size to a cache, made from the originals.
 
@@ -132,12 +122,16 @@ def _train_folder(source: str) -> str:
 
 
 def _make(
-    make: Callable[..., Manifest], cache: str, workers: str, ray: str | None, json: Path | None
+    make: Callable[..., Manifest],
+    cache: str,
+    workers: str | None,
+    ray: str | None,
+    json: Path | None,
 ) -> None:
     """Make copies, and print what was made."""
     from feedline.cli.progress import BuildProgress, ProgressBar
 
-    processes = parse_workers(workers)
+    processes = options.parse_workers(workers)
     started = time.monotonic()
     try:
         with ProgressBar("listing images") as bar:
@@ -171,9 +165,9 @@ def _make(
 
 def verify(
     cache: Cache,
-    decode: Annotated[bool, _copies("Decode the JPEGs, too.", "", "--decode")] = False,
-    workers: Workers = "auto",
-    json: JsonFile = None,
+    decode: Annotated[bool, _copies("Decode the JPEGs, too.")] = False,
+    workers: options.Workers = None,
+    json: options.JsonFile = None,
 ) -> None:
     """Verify the checksum of every copy; exit status 1 if one is damaged.
 
@@ -186,7 +180,9 @@ def verify(
 
     started = time.monotonic()
     with ProgressBar("images") as bar:
-        found = check(cache, decode=decode, workers=parse_workers(workers), progress=bar.update)
+        found = check(
+            cache, decode=decode, workers=options.parse_workers(workers), progress=bar.update
+        )
     seconds = time.monotonic() - started
     files = len(found.index) + len(found.files)
     damage = f"{len(found.damaged)} are damaged" + f", and {files} files of the cache" * bool(files)
@@ -223,7 +219,10 @@ def verify(
 
 
 def repair(
-    cache: Cache, source: MovedSource = None, workers: Workers = "auto", json: JsonFile = None
+    cache: Cache,
+    source: MovedSource = None,
+    workers: options.Workers = None,
+    json: options.JsonFile = None,
 ) -> None:
     """Rebuild damaged copies from the originals.
 
@@ -240,7 +239,7 @@ def repair(
         done = repair_cache(
             cache,
             source=originals,
-            workers=parse_workers(workers),
+            workers=options.parse_workers(workers),
             progress=lambda stage, done, total: bar.update(done, total, stage),
         )
     found, seconds = done.found, time.monotonic() - started
@@ -269,11 +268,9 @@ def info(
     cache: Cache,
     measure: Annotated[
         bool,
-        _measurement(
-            "Time random crops of each size, 2 s.", "", "--measure/--no-measure", default=True
-        ),
+        _measurement("Time random crops of each size, 2 s.", "", True),
     ] = True,
-    json: JsonFile = None,
+    json: options.JsonFile = None,
 ) -> None:
     """Describe a cache: sizes, bytes, and images/s of random crops.
 
@@ -334,28 +331,24 @@ def _manifest_json(cache: str, manifest: Manifest) -> dict[str, Any]:
 
 def plan(
     source: Source,
-    schedule: Annotated[
-        str, _copies(r"Image sizes and epochs, optionally with @BATCH.", "SIZExEPOCHS,...")
-    ],
+    schedule: Annotated[str, _copies("Image sizes and epochs; @N: batch size.", options.SCHEDULE)],
     sizes: Annotated[
         str | None,
-        _copies("Sizes to compare, in pixels.", _SIZES, default="those of the schedule and above"),
+        _copies("Sizes to compare, in pixels.", _SIZES, "those of the schedule and above"),
     ] = None,
     disk: Annotated[
         str | None,
-        _copies("Disk space for the cache, such as 50GB.", "BYTES", default="9/10 of what is free"),
+        _copies("Disk space for the cache, such as 50GB.", "BYTES", "9/10 of what is free"),
     ] = None,
-    disk_speed: Annotated[str, _copies("Disk speed per second.", "BYTES", default=True)] = "500MB",
+    disk_speed: Annotated[str, _copies("Disk speed per second.", "BYTES", True)] = "500MB",
     transform: Annotated[
         Literal["train", "eval"],
-        _measurement("Random crops or center crops.", "train|eval", default=True),
+        _measurement("Random crops or center crops.", "train|eval", True),
     ] = "train",
-    images: Annotated[int, _measurement("Images to sample.", "N", default=True)] = 300,
-    seconds: Annotated[
-        float, _measurement("Time to count images.", "SECONDS", default=True)
-    ] = 30.0,
-    workers: Workers = "auto",
-    json: JsonFile = None,
+    images: Annotated[int, _measurement("Images to sample.", "N", True)] = 300,
+    seconds: Annotated[float, _measurement("Time to count images.", "SECONDS", True)] = 30.0,
+    workers: options.Workers = None,
+    json: options.JsonFile = None,
 ) -> None:
     """Recommend which sizes to cache for a schedule, before building.
 
@@ -364,10 +357,10 @@ def plan(
 
     Example: feedline cache plan demo-data/train --schedule 112x10,160x10,224x10 --disk 50GB
     """
-    budget = None if disk is None else byte_size(disk, "--disk")
-    speed = byte_size(disk_speed, "--disk-speed")
-    sides = None if sizes is None else parse_sizes(sizes)
-    processes = parse_workers(workers)
+    budget = None if disk is None else options.byte_size(disk, "--disk")
+    speed = options.byte_size(disk_speed, "--disk-speed")
+    sides = None if sizes is None else options.parse_sizes(sizes)
+    processes = options.parse_workers(workers)
 
     from feedline.bench.plan_cache import plan_cache  # loads torch
     from feedline.bench.planned_cache import plan_table

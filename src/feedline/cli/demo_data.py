@@ -12,21 +12,21 @@ from typing import Annotated
 
 import typer
 
-from feedline.cli.options import DATA, JsonFile, panel
+from feedline.cli import options
 from feedline.cli.output import write_json
 
 __all__ = ["demo_data"]
 
-_data = panel(DATA)
+_data = options.panel(options.DATA)
 
 
 def demo_data(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty folder.")],
-    num_classes: Annotated[int, _data("Classes, 2 to 12.", "N", default=True)] = 6,
-    train_per_class: Annotated[int, _data("Images of a class in train/.", "N", default=True)] = 64,
-    val_per_class: Annotated[int, _data("Images of a class in val/.", "N", default=True)] = 16,
-    seed: Annotated[int, _data("Random seed.", "N", default=True)] = 0,
-    json: JsonFile = None,
+    num_classes: Annotated[int, _data("Classes, 2 to 12.", "N", True)] = 6,
+    train_per_class: Annotated[int, _data("Images of a class in train/.", "N", True)] = 64,
+    val_per_class: Annotated[int, _data("Images of a class in val/.", "N", True)] = 16,
+    seed: Annotated[int, _data("Random seed.", "N", True)] = 0,
+    json: options.JsonFile = None,
 ) -> None:
     """Write a small image dataset to try feedline with.
 

@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feedline.cli.options import JsonFile, Workers, parse_workers
-from feedline.cli.output import complain, use_folder, write_json
+from feedline.cli import options
+from feedline.cli.output import complain, print_line, use_folder, write_json
 from feedline.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from feedline.doctor.check import CheckResult
     from feedline.doctor.examine import StartingSetting
 
@@ -49,14 +47,13 @@ def doctor(
         ),
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Also time copies to the GPU; imports torch.")
+        bool, typer.Option(help="Also time copies to the GPU; imports torch.")
     ] = False,
     verify: Annotated[
-        bool,
-        typer.Option("--verify", help="Decode all images of DIR instead; list broken files."),
+        bool, typer.Option(help="Decode all images of DIR instead; list broken files.")
     ] = False,
-    workers: Workers = "auto",
-    json: JsonFile = None,
+    workers: options.Workers = None,
+    json: options.JsonFile = None,
 ) -> None:
     """Check this machine for data-loading problems.
 
@@ -73,36 +70,31 @@ def doctor(
         return
     if folder is None or measure:
         raise UsageError("--verify needs DIR, and no --measure")
-    _verify(folder, parse_workers(workers), json)
+    _verify(folder, options.parse_workers(workers), json)
 
 
 def _check_machine(folder: str | None, measure: bool, json: Path | None) -> None:
     started = time.monotonic()
-
-    from rich.console import Console
 
     from feedline import __version__
     from feedline.doctor.check import found_fault, run_with_deadline
     from feedline.doctor.examine import CHECK_IDS, examine
     from feedline.stores.splits import splits_below
 
-    console = Console(highlight=False, markup=False, soft_wrap=True, emoji=False)
     width = max(map(len, CHECK_IDS))
     if folder is not None:
         named, splits = folder, list[str]()  # empty if the disk does not answer in time
         run_with_deadline(lambda: splits.extend(splits_below(named)))
         folder = use_folder(named, posixpath.join(named, *splits[:1]))
-    found = examine(folder, measure=measure, tell=lambda check: _print_check(console, check, width))
+    found = examine(folder, measure=measure, tell=lambda check: _print_check(check, width))
     seconds = time.monotonic() - started
-    console.print()
-    _print_settings(console, found.settings)
-    console.print()
+    _print_settings(found.settings)
     counts = {
         word: sum(check.status == status for check in found.checks)
         for status, (_, _, word, _) in _MARKS.items()
     }
     summary = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    console.print(f"{len(found.checks)} checks in {seconds:.2f} s: {summary}")
+    typer.echo(f"{len(found.checks)} checks in {seconds:.2f} s: {summary}")
     write_json(
         json,
         {
@@ -118,34 +110,25 @@ def _check_machine(folder: str | None, measure: bool, json: Path | None) -> None
         raise typer.Exit(_FOUND_FAULT)
 
 
-def _print_check(console: Console, check: CheckResult, width: int) -> None:
+def _print_check(check: CheckResult, width: int) -> None:
     """Print one line for a check, and one for its fix."""
-    from rich.text import Text
+    from rich.console import Console
 
-    sign, plain, word, colour = _MARKS[check.status]
-    mark = f"{sign if _can_encode(console, sign) else plain} {word}".ljust(_WORD_WIDTH + 2)
-    console.print(Text.assemble((mark, colour), f"  {check.id.ljust(width)}  {check.summary}"))
+    sign, ascii_sign, word, colour = _MARKS[check.status]
+    mark = f"{ascii_sign if Console().options.ascii_only else sign} {word}"
+    print_line((mark.ljust(_WORD_WIDTH + 2), colour), f"  {check.id.ljust(width)}  {check.summary}")
     if check.fix:
-        console.print(Text(f"{'fix:'.rjust(_WORD_WIDTH + width + 4)}  {check.fix}"))
+        print_line(f"{'fix:'.rjust(_WORD_WIDTH + width + 4)}  {check.fix}")
 
 
-def _print_settings(console: Console, settings: tuple[StartingSetting, ...]) -> None:
-    from rich.text import Text
-
-    console.print("Settings to start with on this machine:")
+def _print_settings(settings: tuple[StartingSetting, ...]) -> None:
+    print_line("\nSettings to start with on this machine:")
     names = max(len(setting.name) for setting in settings)
     values = max(len(str(setting.value)) for setting in settings)
     for setting in settings:
         name, value = setting.name.ljust(names), str(setting.value).ljust(values)
-        console.print(Text(f"  {name}  {value}  {setting.reason}"))
-
-
-def _can_encode(console: Console, sign: str) -> bool:
-    try:
-        sign.encode(console.encoding)
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
+        print_line(f"  {name}  {value}  {setting.reason}")
+    print_line()
 
 
 def _verify(folder: str, workers: int | str, json: Path | None) -> None:

@@ -10,20 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from feedline.cli.options import (
-    OUTPUT,
-    Amp,
-    AmpDtype,
-    BatchSize,
-    Device,
-    JsonFile,
-    OnError,
-    OptionalImageSize,
-    Workers,
-    amp_mode,
-    panel,
-    parse_workers,
-)
+from feedline.cli import options
 from feedline.cli.output import write_json
 from feedline.errors import UsageError
 
@@ -34,6 +21,8 @@ _LOWEST = 5
 Model = Annotated[
     Path, typer.Argument(metavar="RUN", help="Folder of a run, or a file such as best.pt.")
 ]
+_loader, _output = options.panel(options.LOADER), options.panel(options.OUTPUT)
+EvalSize = Annotated[int | None, _loader("Image size in pixels.", "PX", "as validated")]
 
 
 def _load(run: Path, device: str | None, amp: str | None) -> tuple[Any, Any]:
@@ -59,14 +48,14 @@ def evaluate(
         Path,
         typer.Argument(metavar="DIR", help="Class folders of images, or a folder with val/."),
     ],
-    image_size: OptionalImageSize = None,
-    batch_size: BatchSize = 64,
-    workers: Workers = "auto",
-    on_error: OnError = "raise",
-    device: Device = None,
-    amp: Amp = None,
-    amp_dtype: AmpDtype = None,
-    json: JsonFile = None,
+    image_size: EvalSize = None,
+    batch_size: options.BatchSize = 64,
+    workers: options.Workers = None,
+    on_error: options.OnError = None,
+    device: options.Device = None,
+    amp: options.Amp = None,
+    amp_dtype: options.AmpDtype = None,
+    json: options.JsonFile = None,
 ) -> None:
     """Evaluate a trained model: accuracy, loss and confusion matrix.
 
@@ -77,7 +66,7 @@ def evaluate(
     from feedline.train.evaluate import evaluate_folder
 
     _check_size(image_size)
-    trained, precision = _load(run, device, amp_mode(amp, amp_dtype, device))
+    trained, precision = _load(run, device, options.amp_mode(amp, amp_dtype, device))
     with ProgressBar("evaluating") as bar:
         found = evaluate_folder(
             trained,
@@ -85,8 +74,8 @@ def evaluate(
             precision=precision,
             image_size=image_size,
             batch_size=batch_size,
-            workers=parse_workers(workers),
-            on_error=on_error,
+            workers=options.parse_workers(workers),
+            on_error=on_error or "raise",
             advance=bar.update,
         )
     five = "" if found.top5 is None else f", top-5 {found.top5:.1%}"
@@ -107,17 +96,15 @@ def predict(
     images: Annotated[
         list[Path], typer.Argument(metavar="IMAGE|DIR...", help="Images, or folders of images.")
     ],
-    topk: Annotated[
-        int, panel(OUTPUT)("Classes of each image.", "K", "--topk", "-k", default=True)
-    ] = 1,
-    image_size: OptionalImageSize = None,
-    batch_size: BatchSize = 64,
-    workers: Workers = "auto",
-    on_error: OnError = "raise",
-    device: Device = None,
-    amp: Amp = None,
-    amp_dtype: AmpDtype = None,
-    json: JsonFile = None,
+    topk: Annotated[int, _output("Classes of each image.", "K", True, "--topk", "-k")] = 1,
+    image_size: EvalSize = None,
+    batch_size: options.BatchSize = 64,
+    workers: options.Workers = None,
+    on_error: options.OnError = None,
+    device: options.Device = None,
+    amp: options.Amp = None,
+    amp_dtype: options.AmpDtype = None,
+    json: options.JsonFile = None,
 ) -> None:
     """Classify images. Prints path, class and probability as TSV.
 
@@ -130,7 +117,7 @@ def predict(
         raise UsageError(f"--topk must be at least 1, got {topk}")
     _check_size(image_size)
     paths = find_images(images)
-    trained, precision = _load(run, device, amp_mode(amp, amp_dtype, device))
+    trained, precision = _load(run, device, options.amp_mode(amp, amp_dtype, device))
     predicted = []
     skipped: list[tuple[str, str]] = []
     for found in predictions(
@@ -140,8 +127,8 @@ def predict(
         topk=topk,
         image_size=image_size,
         batch_size=batch_size,
-        workers=parse_workers(workers),
-        on_error=on_error,
+        workers=options.parse_workers(workers),
+        on_error=on_error or "raise",
         skipped=lambda path, reason: skipped.append((path, reason)),
     ):
         classes = "\t".join(f"{name}\t{chance:.4f}" for name, chance in found.classes)

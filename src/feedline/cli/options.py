@@ -18,33 +18,14 @@ from feedline.cli.output import is_replaceable, partial_file
 from feedline.errors import UsageError
 
 __all__ = [
-    "DATA",
-    "DEVICE",
-    "LOADER",
-    "MEASUREMENT",
-    "OUTPUT",
-    "Amp",
-    "AmpDtype",
-    "BatchSize",
-    "Device",
-    "HtmlFile",
-    "ImageSize",
-    "Images",
-    "JsonFile",
-    "OnError",
-    "OptionalImageSize",
-    "Run",
-    "SettingsFile",
-    "SvgFile",
-    "Workers",
-    "amp_mode",
-    "byte_size",
-    "panel",
-    "parse_sizes",
-    "parse_workers",
+    *("DATA", "DEVICE", "LOADER", "MEASUREMENT", "OUTPUT", "SCHEDULE"),
+    *("Amp", "AmpDtype", "BatchSize", "CacheFolder", "Device", "HtmlFile", "ImageSize", "Images"),
+    *("JsonFile", "OnError", "SettingsFile", "SvgFile", "Workers"),
+    *("amp_mode", "byte_size", "panel", "parse_sizes", "parse_workers"),
 ]
 
 LOADER, DEVICE, DATA = "Loading", "Device", "Data"
+SCHEDULE = "SIZExEPOCHS[@N],..."
 MEASUREMENT, OUTPUT = "Measurement", "Output"
 _AMP = {"bfloat16": "bf16", "float16": "fp16"}
 
@@ -53,10 +34,14 @@ _PREFIXES = "KMGTP"
 
 
 def panel(title: str) -> Callable[..., Any]:
-    """Return a function that makes options of one panel of the help."""
+    """Return a function that makes options of one panel of the help.
+
+    Its arguments: help text, metavar, default to show (True: the actual one), and names, if the
+    parameter's own is not enough. A flag has an empty metavar.
+    """
 
     def option(
-        help: str, metavar: str = "", *names: str, default: str | bool = False, **more: Any
+        help: str, metavar: str = "", default: str | bool = False, *names: str, **more: Any
     ) -> Any:
         if isinstance(default, str):  # typer would put it in parentheses
             help, default = f"{help} [dim]\\[default: {default}][/dim]", False
@@ -85,60 +70,47 @@ def _writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
     return path
 
 
-def _file(name: str, help: str) -> Any:
-    return panel(OUTPUT)(help, "FILE", name, callback=_writable)
+_loader, _device, _output = panel(LOADER), panel(DEVICE), panel(OUTPUT)
 
 
-JsonFile: TypeAlias = Annotated[Path | None, _file("--json", "Write the results as JSON.")]
-HtmlFile: TypeAlias = Annotated[Path | None, _file("--html", "Write the report as a web page.")]
-SvgFile: TypeAlias = Annotated[Path | None, _file("--svg", "Write the chart as SVG.")]
+def _file(help: str) -> Any:
+    return _output(help, "FILE", callback=_writable)
+
+
+JsonFile: TypeAlias = Annotated[Path | None, _file("Write the results as JSON.")]
+HtmlFile: TypeAlias = Annotated[Path | None, _file("Write the report as a web page.")]
+SvgFile: TypeAlias = Annotated[Path | None, _file("Write the chart as SVG.")]
 SettingsFile: TypeAlias = Annotated[
-    Path | None, _file("--save", "Write the settings for DataLoader(settings=FILE).")
+    Path | None, _file("Write the settings for DataLoader(settings=FILE).")
 ]
 
 Images: TypeAlias = Annotated[
     Path, typer.Argument(metavar="DIR", help="Class folders of images, or a folder with train/.")
 ]
-Run: TypeAlias = Annotated[
-    Path, typer.Argument(metavar="RUN", help="Folder of a run, or its trace.json.")
-]
-
-_loader, _device = panel(LOADER), panel(DEVICE)
-ImageSize: TypeAlias = Annotated[
-    int, _loader("Image size in pixels.", "PX", "--image-size", default=True)
-]
-OptionalImageSize: TypeAlias = Annotated[
-    int | None,
-    _loader("Image size in pixels.", "PX", "--image-size", default="that of the validation"),
-]
+ImageSize: TypeAlias = Annotated[int, _loader("Image size in pixels.", "PX", True)]
 BatchSize: TypeAlias = Annotated[
-    int, _loader("Images in a batch.", "N", "--batch-size", "-b", default=True)
+    int, _loader("Images in a batch.", "N", True, "--batch-size", "-b")
 ]
 Workers: TypeAlias = Annotated[
-    str, _loader("Loader processes; 0: none.", "N|auto", "--workers", "-j", default=True)
+    str | None, _loader("Loader processes; 0: none.", "N|auto", "auto", "--workers", "-j")
 ]
 OnError: TypeAlias = Annotated[
-    Literal["raise", "skip"],
-    _loader("Images that cannot be decoded.", "raise|skip", "--on-error", default=True),
+    Literal["raise", "skip"] | None,
+    _loader("Images that cannot be decoded.", "raise|skip", "raise"),
 ]
+CacheFolder: TypeAlias = Annotated[Path | None, _loader("Cache of resized copies.", "DIR")]
 Device: TypeAlias = Annotated[
-    str | None, _device("cuda, mps, xpu or cpu.", "NAME", "--device", default="cuda if available")
+    str | None, _device("cuda, mps, xpu or cpu.", "NAME", "cuda if available")
 ]
-Amp: TypeAlias = Annotated[
-    bool | None, _device("Mixed precision.", "", "--amp/--no-amp", default="on a GPU")
-]
+Amp: TypeAlias = Annotated[bool | None, _device("Mixed precision.", "", "on a GPU")]
 AmpDtype: TypeAlias = Annotated[
     Literal["bfloat16", "float16"] | None,
-    _device("Mixed-precision dtype.", "bfloat16|float16", "--amp-dtype", default="by GPU"),
+    _device("Mixed-precision dtype.", "bfloat16|float16", "by GPU"),
 ]
 
 
 def amp_mode(amp: bool | None, dtype: str | None, device: str | None) -> str | None:
-    """Return the value of `Recipe.amp` for `--amp` and `--amp-dtype`; None if both are left out.
-
-    Raises:
-        UsageError: --no-amp with a dtype, or the device is not available.
-    """
+    """Return the value of `Recipe.amp` for `--amp` and `--amp-dtype`; None without both."""
     if amp is False:
         if dtype is not None:
             raise UsageError("--no-amp and --amp-dtype exclude each other")
@@ -152,13 +124,9 @@ def amp_mode(amp: bool | None, dtype: str | None, device: str | None) -> str | N
     return "auto" if choose_device(device or "auto").type == "cuda" else "bf16"
 
 
-def parse_workers(text: str) -> int | Literal["auto"]:
-    """Parse `--workers`.
-
-    Raises:
-        UsageError: neither "auto" nor a whole number.
-    """
-    if text == "auto":
+def parse_workers(text: str | None) -> int | Literal["auto"]:
+    """Parse `--workers`; None means "auto"."""
+    if text is None or text == "auto":
         return "auto"
     if not text.isdecimal():
         raise UsageError(f"--workers must be 'auto' or a whole number, got {text!r}")
@@ -166,11 +134,7 @@ def parse_workers(text: str) -> int | Literal["auto"]:
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Parse `--sizes`: pixels, comma separated.
-
-    Raises:
-        UsageError: the text is something else.
-    """
+    """Parse `--sizes`: pixels, comma separated."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:

@@ -24,25 +24,31 @@ __all__ = [
     "complain",
     "is_replaceable",
     "partial_file",
+    "print_line",
     "say",
     "use_folder",
     "write_json",
     "write_text",
 ]
 
-_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan", "hint": "cyan"}
+_COLOURS = {"error": "bold red", "warning": "bold yellow", "note": "cyan", "hint": "cyan"}
 
 
 def complain(message: str, label: str = "") -> None:
-    """Print `label: message` to stderr, with the labels coloured if that is a terminal.
-
-    A line of the message that begins with `hint: ` has that label.
-    """
+    """Print `label: message` to stderr; lines of the message may begin with `hint: `."""
     for line in f"{label}: {message}".removeprefix(": ").split("\n"):
         name, colon, rest = line.partition(": ")
-        if colon and name in _COLOURS:
-            line = typer.style(f"{name}: ", fg=_COLOURS[name], bold=True) + rest
-        typer.echo(line, err=True)
+        styled = (f"{name}: ", _COLOURS[name]) if colon and name in _COLOURS else ""
+        print_line(styled, rest if styled else line, err=True)
+
+
+def print_line(*parts: str | tuple[str, str], err: bool = False) -> None:
+    """Print a line of texts and of (text, style) pairs; styles are for terminals."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=err, highlight=False, soft_wrap=True, emoji=False)
+    console.print(Text.assemble(*parts))
 
 
 def columns() -> int:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 else:
     TrainReport = object  # importing it would load torch for every bar
 
-__all__ = ["BuildProgress", "ProgressBar", "TrainProgress", "epoch_line", "seconds_left"]
+__all__ = ["BuildProgress", "ProgressBar", "TrainProgress"]
 
 _REDRAW_S = 0.1
 _WINDOW_S = 10.0  # of the latest steps, for images/s and wait
@@ -155,14 +155,14 @@ class BuildProgress:
         self._bar.note(f"{estimate.images} images{before}: about {duration(max(1, seconds))} left")
 
 
-def epoch_line(record: EpochRecord, *, epochs: int, left_s: float | None = None) -> str:
-    """An epoch in one line: size, loss, accuracy, images/s, parts of the mean step, time left.
+def _scaled(costs: Mapping[int, float], size: int) -> float:
+    """Seconds of an image of a size, by its pixels and the nearest known size."""
+    near = min(costs, key=lambda known: abs(known**2 - size**2))
+    return costs[near] * (size / near) ** 2
 
-    Args:
-        record: the epoch.
-        epochs: number of epochs of the run.
-        left_s: seconds left; None or 0 for no text.
-    """
+
+def _epoch_line(record: EpochRecord, epochs: int, left: str) -> str:
+    """An epoch in one line: size, loss, accuracy, images/s, parts of the mean step, time left."""
     parts = [
         f"epoch {record.epoch}/{epochs}",
         f"{record.size_px} px",
@@ -177,55 +177,7 @@ def epoch_line(record: EpochRecord, *, epochs: int, left_s: float | None = None)
             f"step {total:.1f} ms = wait {record.wait_ms:.1f} + copy {record.copy_ms:.1f} "
             f"+ compute {record.compute_ms:.1f}"
         )
-    if left_s:
-        parts.append(f"{duration(left_s)} left")
-    return "  ".join(parts)
-
-
-def seconds_left(
-    recipe: Recipe,
-    costs: Mapping[int, float],
-    val_costs: Mapping[int, float],
-    *,
-    images: int,
-    val_images: int,
-    epoch: int,
-    done: int = 0,
-) -> float | None:
-    """Estimate the time until the end of a run.
-
-    A size that was not trained yet costs as much as the nearest one, in proportion to its pixels:
-    exact if compute is the bottleneck, too much if loading is. Before the first validation, its
-    images cost a third of a training step. Starts of workers and checkpoints are not included.
-
-    Args:
-        recipe: phases.
-        costs: seconds of a training image, by size.
-        val_costs: seconds of a validation image, by size.
-        images, val_images: images of an epoch.
-        epoch: epoch in progress, from 0.
-        done: images of it that are done.
-
-    Returns:
-        Seconds; None if nothing was measured yet.
-    """
-    if not costs:
-        return None
-    left_s = 0.0
-    for number in range(epoch, recipe.epochs):
-        phase = recipe.phase_at(number)
-        rest = max(0, images - done) if number == epoch else images
-        left_s += rest * _scaled(costs, phase.size)
-        val = phase.val_image_size or phase.size
-        each_s = _scaled(val_costs, val) if val_costs else _FORWARD * _scaled(costs, val)
-        left_s += val_images * each_s
-    return left_s
-
-
-def _scaled(costs: Mapping[int, float], size: int) -> float:
-    """Seconds of an image of a size, by its pixels and the nearest known size."""
-    near = min(costs, key=lambda known: abs(known**2 - size**2))
-    return costs[near] * (size / near) ** 2
+    return "  ".join([*parts, left]).rstrip()
 
 
 class TrainProgress(TrainReport):
@@ -268,18 +220,25 @@ class TrainProgress(TrainReport):
             size = self._recipe.phase_at(record.epoch - 1).val_image_size or 0
             self._val_costs[size] = record.val_seconds / record.val_samples
 
-    def _left(self, epoch: int, done: int = 0) -> float | None:
-        if self._recipe is None:
-            return None
-        return seconds_left(
-            self._recipe,
-            self._costs,
-            self._val_costs,
-            images=self._images,
-            val_images=self._val_images,
-            epoch=epoch,
-            done=done,
-        )
+    def _left(self, epoch: int, done: int = 0) -> str:
+        """Estimate the time until the end of the run; "" before anything was measured.
+
+        A size that was not trained yet costs as much as the nearest one, in proportion to its
+        pixels: exact if compute is the bottleneck, too much if loading is. Before the first
+        validation, its images cost a third of a training step. Starts of workers and checkpoints
+        are not included.
+        """
+        if self._recipe is None or not self._costs:
+            return ""
+        left_s = 0.0
+        for number in range(epoch, self._recipe.epochs):
+            phase = self._recipe.phase_at(number)
+            images = self._images - (done if number == epoch else 0)
+            left_s += max(0, images) * _scaled(self._costs, phase.size)
+            val_size = phase.val_image_size or phase.size
+            val_costs = self._val_costs or {k: _FORWARD * s for k, s in self._costs.items()}
+            left_s += self._val_images * _scaled(val_costs, val_size)
+        return f"{duration(left_s)} left" if left_s else ""
 
     def begin(self, now: TrainPosition) -> None:
         """Show a new epoch."""
@@ -314,9 +273,8 @@ class TrainProgress(TrainReport):
                 parts.append(f"wait {(spent.wait_ms + spent.copy_ms) / total_ms:.0%}")
         where = f"phase {now.phase}/{now.phases}, {now.size_px} px, epoch {now.epoch}/{now.epochs}"
         self._text = f"{where}\n{'  '.join(parts)}"
-        left_s = self._left(now.epoch - 1, now.images)
-        end = "" if left_s is None else f"{duration(left_s)} left"
-        self._bar.update(now.step, now.steps, self._text, end=end)
+        left = self._left(now.epoch - 1, now.images)
+        self._bar.update(now.step, now.steps, self._text, end=left)
 
     def validating(self, *, done: int) -> None:
         """Show the number of validated images."""
@@ -325,7 +283,7 @@ class TrainProgress(TrainReport):
     def ended(self, record: EpochRecord, *, epochs: int) -> None:
         """Print the line of an epoch."""
         self._add(record)
-        self.note(epoch_line(record, epochs=epochs, left_s=self._left(record.epoch)))
+        self.note(_epoch_line(record, epochs, self._left(record.epoch)))
 
     def stopping(self, signum: int) -> None:
         """Confirm a signal that requests a stop."""

@@ -12,18 +12,7 @@ from typing import Annotated
 
 import typer
 
-from feedline.cli.options import (
-    MEASUREMENT,
-    BatchSize,
-    HtmlFile,
-    ImageSize,
-    JsonFile,
-    Run,
-    SvgFile,
-    Workers,
-    panel,
-    parse_workers,
-)
+from feedline.cli import options
 from feedline.cli.output import columns, say, use_folder, write_json, write_text
 from feedline.errors import UsageError
 
@@ -32,7 +21,7 @@ __all__ = ["check", "explain_overlap", "report"]
 _FAILED, _INCONCLUSIVE = 1, 3
 _LONGEST_STEP_MS = 10_000.0
 
-_limits, _measurement = panel("Limits"), panel(MEASUREMENT)
+_limits, _measurement = options.panel("Limits"), options.panel(options.MEASUREMENT)
 
 
 def report(
@@ -43,8 +32,8 @@ def report(
         tuple[Path, Path] | None,
         typer.Option(metavar="A B", help="Compare two runs: the speed of B over that of A."),
     ] = None,
-    html: HtmlFile = None,
-    json: JsonFile = None,
+    html: options.HtmlFile = None,
+    json: options.JsonFile = None,
 ) -> None:
     """Report the bottleneck of a run and how to fix it.
 
@@ -93,14 +82,14 @@ def _compare(runs: tuple[Path, Path], json: Path | None) -> None:
 
 
 def check(
-    run: Run,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, or its trace.json.")],
     max_wait_pct: Annotated[
         float | None, _limits("Maximum data wait, in percent of the time.", "PCT")
     ] = None,
     min_images_per_s: Annotated[
         float | None, _limits("Minimum throughput in images/s, without start-ups.", "RATE")
     ] = None,
-    json: JsonFile = None,
+    json: options.JsonFile = None,
 ) -> None:
     """Check a run against limits, for CI.
 
@@ -149,18 +138,16 @@ def explain_overlap(
             show_default="generated images",
         ),
     ] = None,
-    image_size: ImageSize = 224,
-    batch_size: BatchSize = 32,
-    workers: Workers = "auto",
+    image_size: options.ImageSize = 224,
+    batch_size: options.BatchSize = 32,
+    workers: options.Workers = None,
     step_ms: Annotated[
         float | None,
-        _measurement("Duration of the training step, ms.", "MS", default="that of loading a batch"),
+        _measurement("Duration of the training step, ms.", "MS", "that of loading a batch"),
     ] = None,
-    seconds: Annotated[
-        float, _measurement("Time to measure each loop.", "SECONDS", default=True)
-    ] = 3.0,
-    svg: SvgFile = None,
-    json: JsonFile = None,
+    seconds: Annotated[float, _measurement("Time to measure each loop.", "SECONDS", True)] = 3.0,
+    svg: options.SvgFile = None,
+    json: options.JsonFile = None,
 ) -> None:
     """Measure and draw how workers overlap loading with training.
 
@@ -168,7 +155,7 @@ def explain_overlap(
 
     Example: feedline explain-overlap demo-data/train --workers 4 --svg overlap.svg
     """
-    count = parse_workers(workers)
+    count = options.parse_workers(workers)
     if count == 0:
         raise UsageError("--workers must be at least 1, got 0: a loop without workers is measured")
     if step_ms is not None and not 0 < step_ms <= _LONGEST_STEP_MS:

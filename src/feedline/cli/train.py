@@ -7,21 +7,12 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from feedline.cli.options import (
-    DEVICE,
-    LOADER,
-    AmpDtype,
-    JsonFile,
-    amp_mode,
-    panel,
-    parse_workers,
-)
+from feedline.cli import options
 from feedline.cli.output import complain, write_json
 from feedline.errors import UsageError
 from feedline.system import rank_and_world
@@ -35,12 +26,15 @@ __all__ = ["train"]
 _NOTHING_SAVED = 1
 _SIGNAL = 128  # plus the number of the signal, as shells do
 
-_model = panel("Model and schedule")
-_optimizer = panel("Optimizer")
-_augment = panel("Augmentation and regularization (they grow with the image size)")
-_loader = panel(LOADER)
-_device = panel(DEVICE)
-_run = panel("Run and checkpoints")
+_model, _optim, _run = (
+    options.panel("Model"),
+    options.panel("Optimizer"),
+    options.panel("Run and checkpoints"),
+)
+_aug = options.panel("Augmentation and regularization (they grow with the image size)")
+_loader, _device = options.panel(options.LOADER), options.panel(options.DEVICE)
+
+Sched = Literal["onecycle", "cosine", "linear", "constant"]
 
 
 def train(
@@ -49,141 +43,100 @@ def train(
         Path | None,
         typer.Argument(
             metavar="DIR",
-            help="Class folders of images, or a folder with train/ and val/.",
-            show_default="that of --resume or --config",
+            help="Class folders of images, or a folder with train/ and val/. "
+            "[dim]\\[default: that of --resume or --config][/dim]",
         ),
     ] = None,
-    model: Annotated[str | None, _model("timm model.", "NAME", default="resnet18")] = None,
+    model: Annotated[str | None, _model("timm model.", "NAME", "resnet18")] = None,
     schedule: Annotated[
         str | None,
-        _model(
-            "Image sizes and epochs, optionally with @BATCH.",
-            "SIZExEPOCHS,...",
-            default="128x2,160x2,224x2",
-        ),
+        _model("Image sizes and epochs; @N: batch size.", options.SCHEDULE, "128x2,160x2,224x2"),
     ] = None,
     preset: Annotated[
-        str | None,
-        _model("Published schedule instead, with --epochs.", "efficientnetv2|ffcv|mosaicml|..."),
+        str | None, _model("Published schedule.", "efficientnetv2|ffcv|mosaicml|...")
     ] = None,
-    epochs: Annotated[int | None, _model("Epochs of the preset.", "N")] = None,
-    pretrained: Annotated[
-        bool, _model("Start from timm's pretrained weights.", "", "--pretrained")
-    ] = False,
-    initial_checkpoint: Annotated[
-        Path | None, _model("Start from the weights in a file.", "FILE")
-    ] = None,
+    epochs: Annotated[int | None, _model("Epochs, with --preset or --image-size.", "N")] = None,
+    image_size: Annotated[int | None, _model("Image size in pixels.", "PX")] = None,
+    pretrained: Annotated[bool, _model("Start from timm's pretrained weights.")] = False,
+    initial_checkpoint: Annotated[Path | None, _model("Start from these weights.", "FILE")] = None,
     freeze: Annotated[
-        list[str] | None,
-        _model("Freeze parameters whose names begin with PREFIX; repeatable.", "PREFIX"),
+        list[str] | None, _model("Freeze parameters by the start of their names.", "PREFIX")
     ] = None,
-    config: Annotated[
-        Path | None, _model("TOML file of settings; options override it.", "FILE")
-    ] = None,
-    opt: Annotated[str | None, _optimizer("timm optimizer.", "NAME", default="adamw")] = None,
+    config: Annotated[Path | None, _model("TOML file; options override it.", "FILE")] = None,
+    opt: Annotated[str | None, _optim("timm optimizer.", "NAME", "adamw")] = None,
     lr: Annotated[
         float | None,
-        _optimizer(
-            "Peak learning rate.", "LR", default="0.002 for adamw, 0.1 x batch / 256 for sgd"
-        ),
+        _optim("Peak learning rate.", "LR", "0.002 for adamw, 0.1 x batch / 256 for sgd"),
     ] = None,
     sched: Annotated[
-        Literal["onecycle", "cosine", "linear", "constant"] | None,
-        _optimizer(
-            "Learning-rate schedule.", "onecycle|cosine|linear|constant", default="onecycle"
-        ),
+        Sched | None,
+        _optim("Learning-rate schedule.", "onecycle|cosine|linear|constant", "onecycle"),
     ] = None,
-    warmup_epochs: Annotated[
-        float | None, _optimizer("Warm-up epochs.", "N", default="a quarter of all")
-    ] = None,
+    warmup_epochs: Annotated[float | None, _optim("Warm-up epochs.", "N", "1/4 of all")] = None,
     weight_decay: Annotated[
-        float | None, _optimizer("Weight decay.", "X", default="0.05, for sgd 0.00005")
+        float | None, _optim("Weight decay.", "X", "0.05, for sgd 0.00005")
     ] = None,
-    grad_accum_steps: Annotated[
-        int | None, _optimizer("Batches for each optimizer step.", "N", default="1")
-    ] = None,
-    clip_grad: Annotated[float | None, _optimizer("Clip the gradient norm.", "NORM")] = None,
+    grad_accum_steps: Annotated[int | None, _optim("Batches for a step.", "N", "1")] = None,
+    clip_grad: Annotated[float | None, _optim("Clip the gradient norm.", "NORM")] = None,
     model_ema_decay: Annotated[
-        float | None, _optimizer("Validate and save an average of the weights.", "DECAY")
+        float | None, _optim("Average the weights; validate and save the average.", "DECAY")
     ] = None,
     class_weights: Annotated[
         Literal["none", "balanced"] | None,
-        _optimizer("Weight the loss by inverse class frequency.", "balanced"),
+        _optim("Weight the loss by inverse class frequency.", "balanced"),
     ] = None,
-    mixup: Annotated[float | None, _augment("MixUp alpha.", "ALPHA")] = None,
-    cutmix: Annotated[float | None, _augment("CutMix alpha.", "ALPHA")] = None,
+    mixup: Annotated[float | None, _aug("MixUp alpha.", "ALPHA")] = None,
+    cutmix: Annotated[float | None, _aug("CutMix alpha.", "ALPHA")] = None,
     aa: Annotated[
         Literal["rand", "trivial", "none"] | None,
-        _augment("RandAugment or TrivialAugment.", "rand|trivial|none"),
+        _aug("RandAugment or TrivialAugment.", "rand|trivial|none"),
     ] = None,
-    aa_strength: Annotated[float | None, _augment("Strength of --aa.", "0..1", default="1")] = None,
-    reprob: Annotated[float | None, _augment("Random-erasing probability.", "P")] = None,
-    drop: Annotated[float | None, _augment("Dropout rate of the head.", "P")] = None,
-    drop_path: Annotated[float | None, _augment("Drop-path rate.", "P")] = None,
-    smoothing: Annotated[float | None, _augment("Label smoothing.", "X", default="0.1")] = None,
+    aa_strength: Annotated[float | None, _aug("Strength of --aa.", "0..1", "1")] = None,
+    reprob: Annotated[float | None, _aug("Random-erasing probability.", "P")] = None,
+    drop: Annotated[float | None, _aug("Dropout rate of the head.", "P")] = None,
+    drop_path: Annotated[float | None, _aug("Drop-path rate.", "P")] = None,
+    smoothing: Annotated[float | None, _aug("Label smoothing.", "X", "0.1")] = None,
     ramp_from: Annotated[
-        float | None,
-        _augment("Share of these in the first phase; 1: no ramp.", "0..1", default="0"),
+        float | None, _aug("Share of these in the first phase; 1: no ramp.", "0..1", "0")
     ] = None,
     batch_size: Annotated[
-        int | None, _loader("Images in a batch.", "N", "--batch-size", "-b", default="64")
+        int | None, _loader("Images in a batch.", "N", "64", "--batch-size", "-b")
     ] = None,
-    workers: Annotated[
-        str | None,
-        _loader("Loader processes; 0: none.", "N|auto", "--workers", "-j", default="auto"),
-    ] = None,
-    cache: Annotated[Path | None, _loader("Cache of resized copies.", "DIR")] = None,
+    workers: options.Workers = None,
+    cache: options.CacheFolder = None,
     settings: Annotated[Path | None, _loader("Settings from feedline tune --save.", "FILE")] = None,
-    on_error: Annotated[
-        Literal["raise", "skip"] | None,
-        _loader("Images that cannot be decoded.", "raise|skip", default="raise"),
-    ] = None,
-    device: Annotated[
-        str | None, _device("cuda, mps, xpu or cpu.", "NAME", default="cuda if available")
-    ] = None,
-    amp: Annotated[
-        bool | None, _device("Mixed precision.", "", "--amp/--no-amp", default="on a GPU")
-    ] = None,
-    amp_dtype: AmpDtype = None,
-    compile: Annotated[bool, _device("Use torch.compile.", "", "--compile")] = False,
+    on_error: options.OnError = None,
+    device: options.Device = None,
+    amp: options.Amp = None,
+    amp_dtype: options.AmpDtype = None,
+    compile: Annotated[bool, _device("Use torch.compile.")] = False,
     warmup_shapes: Annotated[
-        bool | None,
-        _device(
-            "Run each image size before training.",
-            "",
-            "--warmup-shapes/--no-warmup-shapes",
-            default="on a GPU",
-        ),
+        bool | None, _device("Run each image size before training.", "", "on a GPU")
     ] = None,
-    out: Annotated[Path | None, _run("Folder of the run.", "DIR", default="runs/MODEL-N")] = None,
+    out: Annotated[Path | None, _run("Folder of the run.", "DIR", "runs/MODEL-N")] = None,
     resume: Annotated[
         str | None, _run("Resume a run; auto: the newest one, if any.", "RUN|auto")
     ] = None,
-    seed: Annotated[int | None, _run("Random seed.", "N", default="0")] = None,
-    val_dir: Annotated[Path | None, _run("Validation images.", "DIR", default="DIR/val")] = None,
+    seed: Annotated[int | None, _run("Random seed.", "N", "0")] = None,
+    val_dir: Annotated[Path | None, _run("Validation images.", "DIR", "DIR/val")] = None,
     val_image_size: Annotated[
-        int | None, _run("Validation image size.", "PX", default="the last training size")
+        int | None, _run("Validation image size.", "PX", "the last training size")
     ] = None,
     patience: Annotated[
         int | None, _run("Stop after N epochs without a better top-1.", "N")
     ] = None,
     checkpoint_every: Annotated[
-        int | None, _run("Save a checkpoint every N steps.", "N", default="each epoch")
+        int | None, _run("Save a checkpoint every N steps.", "N", "each epoch")
     ] = None,
     keep_checkpoints: Annotated[
-        int | None, _run("Checkpoints of epochs to keep.", "N", default="the last")
+        int | None, _run("Checkpoints of epochs to keep.", "N", "the last")
     ] = None,
-    tensorboard: Annotated[
-        bool | None,
-        _run("Write metrics for TensorBoard.", "", "--tensorboard/--no-tensorboard"),
-    ] = None,
-    dry_run: Annotated[
-        bool, _run("Measure some steps and print the plan, without training.", "", "--dry-run")
-    ] = False,
+    tensorboard: Annotated[bool | None, _run("Write metrics for TensorBoard.")] = None,
+    dry_run: Annotated[bool, _run("Measure some steps and print the plan only.")] = False,
     dry_run_s: Annotated[
-        float | None, _run("Time of --dry-run for each image size.", "SECONDS", default="10")
+        float | None, _run("Time of --dry-run for each image size.", "SECONDS", "10")
     ] = None,
-    json: JsonFile = None,
+    json: options.JsonFile = None,
 ) -> None:
     """Train a timm model with progressive resizing.
 
@@ -193,21 +146,25 @@ def train(
     """
     if pretrained and initial_checkpoint is not None:
         raise UsageError("--pretrained and --initial-checkpoint exclude each other")
+    if image_size is not None and (epochs is None or schedule or preset):
+        raise UsageError("--image-size needs --epochs, and neither --schedule nor --preset")
     if dry_run_s is not None and not dry_run:
-        raise UsageError("--dry-run-s is the time of --dry-run", hint="add --dry-run")
+        raise UsageError("--dry-run-s needs --dry-run")
     from feedline.train.config import Assignment  # loads torch
-    from feedline.train.recipe import Recipe
+    from feedline.train.recipe import Recipe, setting_names
     from feedline.train.run_settings import RunSettings
 
-    options = dict(ctx.params)
-    options["workers"] = None if workers is None else parse_workers(workers)
-    options["pretrained"] = "hub" if pretrained else initial_checkpoint and str(initial_checkpoint)
-    options["amp"] = amp_mode(amp, amp_dtype, device)
-    options |= {"compile": compile or None, "freeze": freeze or None}
-    recipe = {each.name for each in fields(Recipe) if each.init} | {"preset", "epochs"}
+    values = dict(ctx.params)
+    values["workers"] = None if workers is None else options.parse_workers(workers)
+    values["pretrained"] = "hub" if pretrained else initial_checkpoint and str(initial_checkpoint)
+    values["amp"] = options.amp_mode(amp, amp_dtype, device)
+    values |= {"compile": compile or None, "freeze": freeze or None}
+    if image_size is not None:
+        values |= {"schedule": f"{image_size}x{epochs}", "epochs": None}
+    recipe = {*setting_names(Recipe), "preset", "epochs"}
     assignment = Assignment.collect(
-        {name: value for name, value in options.items() if name in recipe},
-        RunSettings(**{each.name: options[each.name] for each in fields(RunSettings)}),
+        {name: value for name, value in values.items() if name in recipe},
+        RunSettings(**{name: values[name] for name in setting_names(RunSettings)}),
         config=config,
     )
     if dry_run:

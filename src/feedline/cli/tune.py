@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from feedline.cli.options import (
-    LOADER,
-    MEASUREMENT,
-    JsonFile,
-    SettingsFile,
-    SvgFile,
-    panel,
-)
+from feedline.cli import options
 from feedline.cli.output import complain, write_json, write_text
 from feedline.cli.what_if import check_changes, parse_changes, predict_changes
 from feedline.errors import UsageError
@@ -35,71 +28,53 @@ __all__ = ["tune"]
 
 _INTERRUPTED, _INCONCLUSIVE, _FAILED = 130, 3, 1
 
-_step, _loader, _measurement = panel("Training step"), panel(LOADER), panel(MEASUREMENT)
+_FUNCTION = "MODULE:FUNCTION"
+
+_step, _measurement = options.panel("Training step"), options.panel(options.MEASUREMENT)
 
 
 def tune(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="DIR|MODULE:FUNCTION",
+            metavar=f"DIR|{_FUNCTION}",
             help="Class folders of images, a folder with train/, or a cache; or a function that "
             "returns a DataLoader or a Dataset.",
         ),
     ],
     model: Annotated[
-        str | None,
-        _step("timm model to train, or a function that trains one batch.", "NAME|MODULE:FUNCTION"),
+        str | None, _step("timm model, or a function that trains one batch.", f"NAME|{_FUNCTION}")
     ] = None,
     step_ms: Annotated[
-        float | None,
-        _step("Instead of --model: duration of a step at the largest size, ms.", "MS"),
+        float | None, _step("Instead: duration of a step at the largest size, ms.", "MS")
     ] = None,
     schedule: Annotated[
-        str | None,
-        _step(
-            "Image sizes and epochs, optionally with @BATCH.", "SIZExEPOCHS,...", default="224x1"
-        ),
+        str | None, _step("Image sizes and epochs; @N: batch size.", options.SCHEDULE, "224x1")
     ] = None,
     batch_size: Annotated[
         str | None,
-        _step(
-            "Images in a batch; auto: the largest that fits the GPU.",
-            "N|auto",
-            "--batch-size",
-            "-b",
-            default="64",
-        ),
+        _step("Images in a batch; auto: as the GPU allows.", "N|auto", "64", "--batch-size", "-b"),
     ] = None,
     gpu_memory: Annotated[
-        float | None,
-        _step("Estimate --batch-size auto for a GPU with this memory.", "GB"),
+        float | None, _step("Estimate --batch-size auto for such a GPU.", "GB")
     ] = None,
-    device: Annotated[
-        str | None, _step("cuda, mps, xpu or cpu.", "NAME", default="cuda if available")
-    ] = None,
-    cache: Annotated[Path | None, _loader("Cache of resized copies.", "DIR")] = None,
+    device: options.Device = None,
+    cache: options.CacheFolder = None,
     decode: Annotated[
         Literal["exact", "scaled"],
-        _loader("JPEG decoding; scaled is faster.", "exact|scaled", default=True),
+        options.panel(options.LOADER)("JPEG decoding; scaled is faster.", "exact|scaled", True),
     ] = "exact",
     all_files: Annotated[
-        bool,
-        _measurement("Read all images from disk, not 1000 from memory.", "", "--all-files"),
+        bool, _measurement("Read all images from disk, not 1000 from memory.")
     ] = False,
-    budget: Annotated[
-        float, _measurement("Time limit of the search.", "SECONDS", default=True)
-    ] = 60.0,
+    budget: Annotated[float, _measurement("Time limit of the search.", "SECONDS", True)] = 60.0,
     what_if: Annotated[
         list[str] | None,
-        _measurement(
-            "Predict a change: any of workers=N,cache=PX,cores=N,gpu=FACTOR; repeatable.",
-            "CHANGES",
-        ),
+        _measurement("Predict a change; repeatable.", "workers=N,cache=PX,cores=N,gpu=FACTOR"),
     ] = None,
-    save: SettingsFile = None,
-    svg: SvgFile = None,
-    json: JsonFile = None,
+    save: options.SettingsFile = None,
+    svg: options.SvgFile = None,
+    json: options.JsonFile = None,
 ) -> None:
     """Find the fastest loader settings for this machine, model and dataset.
 

@@ -64,11 +64,7 @@ def folder_search(
     decode: Literal["exact", "scaled"],
     all_files: bool,
 ) -> TuneSearch:
-    """Prepare a search over the images of a folder; arguments are the options of the command.
-
-    Raises:
-        UsageError: an option is invalid.
-    """
+    """Prepare a search over the images of a folder; arguments are the options of the command."""
     root = folder if is_cache(str(folder)) else find_splits(folder).train
     use_folder(folder, root)
     own_step = model is not None and is_function_name(model)
@@ -147,12 +143,7 @@ def function_search(
     model: str | None,
     step_ms: float | None,
 ) -> TuneSearch:
-    """Prepare a search over the loader, or the dataset, that a function returns.
-
-    Raises:
-        UsageError: the function or an option is invalid.
-        Exception: whatever the function raises.
-    """
+    """Prepare a search over the loader, or the dataset, that a function returns."""
     step = None
     if model is not None:
         if not is_function_name(model):

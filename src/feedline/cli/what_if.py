@@ -20,27 +20,14 @@ __all__ = ["check_changes", "parse_changes", "predict_changes"]
 
 
 def parse_changes(texts: Sequence[str] | None) -> list[Changes]:
-    """Parse the values of `--what-if`.
-
-    Raises:
-        UsageError: one does not parse.
-    """
+    """Parse the values of `--what-if`."""
     from feedline.forecast.changes import Changes
 
     return [Changes.parse(text) for text in texts or ()]
 
 
 def check_changes(changes: Sequence[Changes], source: str, images: ImageFolder | None) -> None:
-    """Check that copies of other sizes can be made, if changes need them.
-
-    Args:
-        changes: changes.
-        source: folder or function, as the user named it.
-        images: images of the folder; None for a function.
-
-    Raises:
-        UsageError: `cache=` with a function or a cache.
-    """
+    """Check that copies of other sizes can be made; `images` is None for a function."""
     from feedline.stores.cache_store import CacheStore
 
     if images is None and any(each.cache is not None for each in changes):
@@ -62,12 +49,7 @@ def predict_changes(
     """Print the forecast of the schedule and of each change, and return them JSON-able.
 
     What cannot be predicted is printed to stderr with the reason, and is in "not_predicted".
-
-    Args:
-        found: result of the search.
-        changes: changes to predict.
-        images: images of the folder; None for a function.
-        schedule: schedule to forecast; None for no forecast.
+    `images` and `schedule` are None for a function.
     """
     missing: list[dict[str, str]] = []
 
@@ -109,11 +91,7 @@ def predict_changes(
 def _measure_copies(
     found: Tuned, changes: Sequence[Changes], images: ImageFolder | None
 ) -> tuple[Mapping[Any, float], str]:
-    """Measure resized copies that changes ask for.
-
-    Returns:
-        Rates by image size and copy, and the reason if they could not be measured.
-    """
+    """Measure copies that changes need: rates by size and copy, or the reason of a failure."""
     sides = sorted({each.cache for each in changes if isinstance(each.cache, int)})
     sizes = [each.size for each in found.rates if each.size]
     if images is None or not sides or not sizes:
