@@ -45,7 +45,7 @@ from torchvision import datasets
 from torchvision.transforms import v2
 
 import feedline
-from feedline.trace.switch import SWITCH
+from feedline.trace import RECORD_SWITCH
 
 _WARM_S = 1.0
 
@@ -154,13 +154,13 @@ def main() -> None:
                 continue
             pulls = {}
             for on in (True, False):
-                os.environ[SWITCH] = "1" if on else "0"
+                os.environ[RECORD_SWITCH] = "1" if on else "0"
                 pulls[on] = _Pull(build(on), _first_rows)
                 pulls[on].rates(_WARM_S)
             turns: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
             for number in range(options.rounds):
                 for on in (True, False) if number % 2 else (False, True):
-                    os.environ[SWITCH] = "1" if on else "0"  # for workers of a new pass
+                    os.environ[RECORD_SWITCH] = "1" if on else "0"  # for workers of a new pass
                     turns[on].append(pulls[on].rates(options.seconds))
             ratios = [
                 [on[k] / off[k] for on, off in zip(turns[True], turns[False], strict=True)]

@@ -17,7 +17,7 @@ from command_line import Command
 from diagnose import runs
 from feedline.diagnose.finding import Diagnosis, Finding, PhaseSplit
 from feedline.report.report_data import load_report
-from feedline.trace.look import Batch
+from feedline.trace.batch_probe import BatchInfo
 from feedline.trace.recorder import Recorder
 from feedline.trace.run import Loader, Run
 from feedline.trace.run_file import RUN_FILE, write_run
@@ -36,12 +36,12 @@ Judge = Callable[..., None]
 def recorded(rate: float = 1000.0, steps: int = 400) -> Run:
     """A run whose steps take as long as this rate says, by a clock that is told and not read."""
     recorder = Recorder()
-    recorder.loader(Loader(kind="torch", name="DataLoader", dataset="a.Set", samples=3200))
+    recorder.register_loader(Loader(kind="torch", name="DataLoader", dataset="a.Set", samples=3200))
     now = time.monotonic_ns()
     record = recorder.begin(0, 0, now)
     step = round(8e9 / rate)
     for _ in range(steps):
-        record.handed_out(Batch(image_size=64, samples=8), now, now + step // 2)
+        record.add_batch(BatchInfo(image_size=64, samples=8), now, now + step // 2)
         now += step
     recorder.end(record, "exhausted")
     return replace(recorder.run(), machine=MACHINE)

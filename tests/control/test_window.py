@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 
 from feedline.control.window import Window
-from feedline.trace.stage_page import Spent
+from feedline.trace.stage_timings import StageTimings
 
-BEFORE = Spent(tasks=8, tasks_ms=800, timed=1, timed_ms=100, timed_cpu_ms=20, timed_queued_ms=10)
+BEFORE = StageTimings(
+    tasks=8, tasks_ms=800, timed=1, timed_ms=100, timed_cpu_ms=20, timed_queued_ms=10
+)
 
 
-def window(before: Spent, after: Spent) -> Window:
+def window(before: StageTimings, after: StageTimings) -> Window:
     return Window.between(before, after, phase=None, steps=8, seconds=1, wait_s=0, workers=2)
 
 
@@ -33,5 +35,5 @@ def test_where_none_was_timed_those_before_it_tell() -> None:
 
 
 def test_where_nothing_was_timed_ever_all_counts_as_on_a_core() -> None:
-    seen = window(Spent(), Spent(tasks=2, tasks_ms=200))
+    seen = window(StageTimings(), StageTimings(tasks=2, tasks_ms=200))
     assert (seen.on_core, seen.queued, seen.blocked_share) == (None, None, 0.0)

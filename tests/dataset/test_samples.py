@@ -33,7 +33,7 @@ from feedline.plan.batches import Batch
 from feedline.plan.row import Item
 from feedline.plan.schedule import Phase
 from feedline.recognition.recognise import recognise
-from feedline.trace.switch import SWITCH
+from feedline.trace import RECORD_SWITCH
 from sets import Drawing, Made, Sized
 from torchvision_folder import write_images
 
@@ -142,7 +142,7 @@ def folder(tmp_path: Path) -> ImageFolder:
 @pytest.fixture
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a worker changes in its process."""
-    monkeypatch.setenv(SWITCH, "0")  # libraries' functions as they are
+    monkeypatch.setenv(RECORD_SWITCH, "0")  # libraries' functions as they are
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     yield
     torch_worker._worker_info = None

@@ -8,7 +8,7 @@ from typing import Any
 from feedline.diagnose.diagnose import diagnose
 from feedline.diagnose.finding import Finding
 from feedline.trace.histogram import Histogram
-from feedline.trace.run import Loader, Machine, Pass, Process, Run, StageTime, Use
+from feedline.trace.run import Loader, Machine, Pass, Process, ResourceUse, Run, StageTime
 
 MACHINE = Machine(
     host="here",
@@ -138,7 +138,7 @@ def a_run(
             )
             for name, share in shares.items()
         ],
-        "use": replace(Use(processes=[trainer, *workers]), **(use or {})),
+        "use": replace(ResourceUse(processes=[trainer, *workers]), **(use or {})),
     }
     return Run(**{**fields, **more})
 

@@ -13,7 +13,7 @@ from diagnose.runs import LOADER, MACHINE
 from feedline.diagnose.diagnose import diagnose
 from feedline.diagnose.rules.all_rules import RULE_IDS
 from feedline.trace.histogram import Histogram
-from feedline.trace.run import Pass, Process, Run, SlowSample, StageTime, Use
+from feedline.trace.run import Pass, Process, ResourceUse, Run, SlowSample, StageTime
 
 ms = st.floats(0, 1e6, allow_nan=False)
 few = st.integers(0, 400)
@@ -129,7 +129,7 @@ runs = st.builds(
     sample_sizes=st.dictionaries(st.integers(0, 39), st.tuples(few, ms), max_size=5),
     slowest=st.lists(st.builds(SlowSample, name=st.text(max_size=5), ms=ms), max_size=3),
     use=st.builds(
-        Use,
+        ResourceUse,
         processes=st.lists(processes, max_size=5),
         worker_deaths=st.integers(0, 3),
         throttled_s=st.none() | st.floats(0, 1e4),

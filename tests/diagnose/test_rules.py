@@ -11,7 +11,7 @@ import pytest
 from diagnose.runs import LOADER, a_run, finding_of, one_pass, rules_of, times
 from feedline.diagnose.diagnose import diagnose
 from feedline.diagnose.finding import Thresholds
-from feedline.trace.run import Event, Excerpt, Pass, Run, SlowSample
+from feedline.trace.run import Event, Pass, Run, SlowSample, TimelineSample
 
 # 4 workers, 320 ms of work for a batch: one each 80 ms, and the step computes for 50 ms.
 SLOW = one_pass(wait=30.0)
@@ -304,7 +304,7 @@ def test_a_few_long_waits_of_workers_that_are_fast_enough_want_more_prefetching(
     run = a_run(
         uneven(),
         work=150.0,
-        excerpts=[Excerpt(why="latest", begun_s=0.0, events=events)],
+        excerpts=[TimelineSample(why="latest", begun_s=0.0, events=events)],
         stages={"dataset": 0.9},
     )
     assert first_of(run) == "shallow-prefetch"

@@ -11,10 +11,19 @@ import numpy as np
 
 from diagnose import runs as diagnosed
 from feedline.diagnose.finding import Diagnosis, Finding, Gain, PhaseSplit, UpperBound
-from feedline.trace.look import Batch
-from feedline.trace.recorder import Recorder, Workers
-from feedline.trace.run import Event, Excerpt, Loader, Machine, Point, Run, SlowSample, StageTime
-from feedline.trace.stage_page import PAGE_WORDS, StagePage, read_page
+from feedline.trace.batch_probe import BatchInfo
+from feedline.trace.recorder import Recorder, WorkerObserver
+from feedline.trace.run import (
+    Event,
+    Loader,
+    Machine,
+    Run,
+    SlowSample,
+    StageTime,
+    ThroughputPoint,
+    TimelineSample,
+)
+from feedline.trace.stage_timings import PAGE_WORDS, StagePage, read_page
 
 MACHINE = replace(
     diagnosed.MACHINE,
@@ -41,9 +50,9 @@ def recorded(
     """A loop that two workers feed, as it was recorded: threads that sleep make its batches."""
     pages = [np.zeros(PAGE_WORDS, np.int64) for _ in range(2)]
     recorder = Recorder()
-    recorder.loader(
+    recorder.register_loader(
         LOADER,
-        Workers(
+        WorkerObserver(
             spent=lambda: {seat: read_page(page) for seat, page in enumerate(pages)},
             name=lambda number: f"/data/train/cat/{number}.jpg",
         ),
@@ -80,8 +89,8 @@ def recorded(
         for _ in range(steps):
             asked = time.monotonic_ns()
             made.get(timeout=60)
-            batch = Batch(image_size=size, samples=8, bytes=8 * 3 * size * size)
-            record.handed_out(batch, asked, time.monotonic_ns())
+            batch = BatchInfo(image_size=size, samples=8, bytes=8 * 3 * size * size)
+            record.add_batch(batch, asked, time.monotonic_ns())
             time.sleep(step_s)
         for worker in workers:
             worker.join()
@@ -161,7 +170,7 @@ def named(name: str) -> Run:
         stages=[StageTime(name=name, count=3, total_ms=6.0, longest_ms=4.0)],
         slowest=[SlowSample(name=name, ms=123.0)],
         excerpts=[
-            Excerpt(
+            TimelineSample(
                 why="latest",
                 begun_s=1.0,
                 events=[
@@ -175,10 +184,10 @@ def named(name: str) -> Run:
     )
 
 
-def points(rates: list[float], size: int = 64, seconds: float = 1.0) -> list[Point]:
+def points(rates: list[float], size: int = 64, seconds: float = 1.0) -> list[ThroughputPoint]:
     """A course with these images/s, a point each."""
     return [
-        Point(
+        ThroughputPoint(
             begun_s=k * seconds,
             seconds=seconds,
             batches=10,

@@ -13,9 +13,9 @@ from runs import LOADER, MACHINE, PHASE, UNKNOWN, named, points, recorded, verdi
 from feedline.report.history import build_history, merge_neighbours
 from feedline.report.report_data import build_report
 from feedline.report.tables import loader_table
-from feedline.trace.look import Batch
+from feedline.trace.batch_probe import BatchInfo
 from feedline.trace.recorder import Recorder
-from feedline.trace.run import Point, Run, SlowSample
+from feedline.trace.run import Run, SlowSample, ThroughputPoint
 
 
 def test_a_recorded_run_has_all_its_facts() -> None:
@@ -46,13 +46,13 @@ def test_of_a_run_of_which_nothing_is_known_nothing_is_said() -> None:
 
 def test_a_run_of_ten_hours_of_steps_stays_small() -> None:
     recorder = Recorder()
-    recorder.loader(LOADER)
+    recorder.register_loader(LOADER)
     now, step = time.monotonic_ns(), 2_000_000_000
     steps = 10 * 3600 // 2
     record = recorder.begin(0, 0, now)
     for number in range(steps):
-        batch = Batch(image_size=128 if number < steps // 2 else 160, samples=64)
-        record.handed_out(batch, now, now + step // 5)
+        batch = BatchInfo(image_size=128 if number < steps // 2 else 160, samples=64)
+        record.add_batch(batch, now, now + step // 5)
         now += step
     recorder.end(record, "exhausted")
     facts = build_report(recorder.run(), verdict())
@@ -109,9 +109,13 @@ def test_events_of_another_clock_are_said() -> None:
 def test_a_stretch_whose_images_are_not_known_has_no_rate() -> None:
     made = points([100.0, 200.0])
     made.append(
-        Point(begun_s=2.0, seconds=1.0, batches=3, samples=None, wait_ms=10.0, image_size=64)
+        ThroughputPoint(
+            begun_s=2.0, seconds=1.0, batches=3, samples=None, wait_ms=10.0, image_size=64
+        )
     )
-    made.append(Point(begun_s=3.0, seconds=0.0, batches=1, samples=8, wait_ms=10.0, image_size=64))
+    made.append(
+        ThroughputPoint(begun_s=3.0, seconds=0.0, batches=1, samples=8, wait_ms=10.0, image_size=64)
+    )
     course = build_history(made)
     assert [each.images_per_s for each in course.stretches] == [100.0, 200.0, None]
     (joined,) = merge_neighbours(course.stretches, 1)
@@ -126,7 +130,7 @@ runs = st.builds(
     seconds=st.floats(),
     course=st.lists(
         st.builds(
-            Point,
+            ThroughputPoint,
             begun_s=st.floats(),
             seconds=st.floats(),
             batches=st.integers(-5, 5),

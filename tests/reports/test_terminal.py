@@ -20,7 +20,7 @@ from feedline.report.terminal_timeline import (
     legend,
 )
 from feedline.report.timeline import timeline_of
-from feedline.trace.run import Event, Excerpt, Run, StageTime
+from feedline.trace.run import Event, Run, StageTime, TimelineSample
 
 
 def printed(view: RenderableType, width: int = 100) -> str:
@@ -116,7 +116,7 @@ def test_a_lane_shows_what_took_most_of_each_part() -> None:
         Event(lane="worker 0", stage="make", begun_ms=50, ended_ms=100, batch=1),
         Event(lane="ready", stage="queued", begun_ms=0, ended_ms=50, batch=1),
     ]
-    timeline = timeline_of(Excerpt(why="latest", begun_s=0.0, events=events), "steps")
+    timeline = timeline_of(TimelineSample(why="latest", begun_s=0.0, events=events), "steps")
     assert timeline is not None
     lines, used = lane_lines(timeline, BLOCKS, 31)
     assert [line.plain for line in lines] == [
@@ -135,7 +135,7 @@ def test_many_workers_are_not_all_drawn() -> None:
         Event(lane=f"worker {k}", stage="make", begun_ms=0, ended_ms=9, batch=k) for k in range(64)
     ]
     events.append(Event(lane="step", stage="compute", begun_ms=0, ended_ms=9, batch=0))
-    timeline = timeline_of(Excerpt(why="latest", begun_s=0.0, events=events), "steps")
+    timeline = timeline_of(TimelineSample(why="latest", begun_s=0.0, events=events), "steps")
     assert timeline is not None
     lines = [line.plain for line in lane_lines(timeline, BLOCKS, 60)[0]]
     assert len(lines) == 16 + 3 + 2

@@ -12,14 +12,14 @@ from runs import recorded
 from feedline.report.chart import describe_lane, lane_shapes
 from feedline.report.terminal_timeline import ASCII, BLOCKS, lane_lines
 from feedline.report.timeline import Span, Timeline, timeline_of, worst_step
-from feedline.trace.run import Event, Excerpt
+from feedline.trace.run import Event, TimelineSample
 
 LANES = ("worker 0", "worker 1", "ready", "copy", "step", "odd")
 
 
-def excerpt(*events: tuple[str, str, float, float]) -> Excerpt:
+def sample_timeline(*events: tuple[str, str, float, float]) -> TimelineSample:
     """Lane, stage, begun and ended of each event."""
-    return Excerpt(
+    return TimelineSample(
         why="latest",
         begun_s=3.0,
         events=[
@@ -30,7 +30,7 @@ def excerpt(*events: tuple[str, str, float, float]) -> Excerpt:
 
 
 def drawn(*events: tuple[str, str, float, float]) -> Timeline:
-    timeline = timeline_of(excerpt(*events), "steps")
+    timeline = timeline_of(sample_timeline(*events), "steps")
     assert timeline is not None
     return timeline
 
@@ -143,7 +143,7 @@ def test_the_worst_step_is_drawn_with_those_before_it_and_no_more() -> None:
         wait = 50 if k == 6 else 1
         at = 20.0 * k + (50 if k > 6 else 0)
         steps += [("step", "compute", at, at + 10), ("step", "wait", at + 10, at + 10 + wait)]
-    timeline = worst_step(excerpt(*steps, ("worker 0", "make", 0, 300)), before=2)
+    timeline = worst_step(sample_timeline(*steps, ("worker 0", "make", 0, 300)), before=2)
     assert timeline is not None
     assert timeline.title == "the longest wait of a step, 50.0 ms"
     assert timeline.begun_s == 3.0 + 0.080
@@ -163,8 +163,8 @@ def test_the_worst_step_is_drawn_with_those_before_it_and_no_more() -> None:
 def test_without_steps_there_is_nothing_to_draw(
     events: tuple[tuple[str, str, float, float], ...],
 ) -> None:
-    assert timeline_of(excerpt(*events), "steps") is None
-    assert worst_step(excerpt(*events)) is None
+    assert timeline_of(sample_timeline(*events), "steps") is None
+    assert worst_step(sample_timeline(*events)) is None
 
 
 def assert_covered(timeline: Timeline) -> None:
@@ -191,7 +191,10 @@ stages = st.sampled_from(("make", "wait", "compute", "copy", "queued"))
 def test_whatever_the_events_are_each_lane_is_covered_once(
     events: list[tuple[str, str, float, float]],
 ) -> None:
-    for timeline in (timeline_of(excerpt(*events), "steps"), worst_step(excerpt(*events))):
+    for timeline in (
+        timeline_of(sample_timeline(*events), "steps"),
+        worst_step(sample_timeline(*events)),
+    ):
         if timeline is not None:
             assert_covered(timeline)
             for glyphs in (BLOCKS, ASCII):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.trace.passes import Passes, Sizes
+from feedline.trace.passes import PassEntries, Passes
 from feedline.trace.run import Pass
 
 
-def begun(passes: Passes, loader: int = 0, epoch: int = 0) -> Sizes:
-    return Sizes(passes, Pass(loader=loader, epoch=epoch))
+def begun(passes: Passes, loader: int = 0, epoch: int = 0) -> PassEntries:
+    return PassEntries(passes, Pass(loader=loader, epoch=epoch))
 
 
 def step(entry: Pass) -> None:

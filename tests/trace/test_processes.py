@@ -52,8 +52,8 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proc:
 def test_what_the_trainer_did_before_the_run_does_not_count(proc: Proc) -> None:
     watch = ProcessWatch(proc.folder)
     proc.process(os.getpid(), cpu_s=103.0, queued_s=0.5, read=10**9 + 4096, faults=2)
-    watch.look([])
-    (trainer,) = watch.found()
+    watch.update([])
+    (trainer,) = watch.summarise()
     assert (trainer.role, trainer.cpu_s, trainer.queued_s) == ("trainer", 3.0, 0.5)
     assert (trainer.read_bytes, trainer.major_faults) == (4096, 2)
 
@@ -61,8 +61,8 @@ def test_what_the_trainer_did_before_the_run_does_not_count(proc: Proc) -> None:
 def test_a_worker_that_began_within_the_run_counts_from_its_beginning(proc: Proc) -> None:
     watch = ProcessWatch(proc.folder)
     proc.process(7, cpu_s=2.0, queued_s=1.0, read=500)
-    watch.look([7])
-    worker = watch.found()[1]
+    watch.update([7])
+    worker = watch.summarise()[1]
     assert (worker.cpu_s, worker.queued_s, worker.read_bytes) == (2.0, 1.0, 500)
     assert watch.worker_threads == 5
 
@@ -73,28 +73,28 @@ def test_a_worker_that_was_there_before_counts_from_then_on(
     monkeypatch.setattr(processes, "_age_s", lambda ticks: 3600.0)
     watch = ProcessWatch(proc.folder)
     proc.process(7, cpu_s=50.0)
-    watch.look([7])
+    watch.update([7])
     proc.process(7, cpu_s=51.5)
-    watch.look([7])
-    assert watch.found()[1].cpu_s == 1.5
+    watch.update([7])
+    assert watch.summarise()[1].cpu_s == 1.5
 
 
 def test_a_process_that_has_ended_keeps_what_was_known(proc: Proc) -> None:
     watch = ProcessWatch(proc.folder)
     proc.process(7, cpu_s=2.0)
-    watch.look([7])
+    watch.update([7])
     proc.end(7)
-    watch.look([7])
-    assert [process.cpu_s for process in watch.found()] == [0.0, 2.0]
+    watch.update([7])
+    assert [process.cpu_s for process in watch.summarise()] == [0.0, 2.0]
     assert watch.worker_starts == 1
 
 
 def test_a_number_that_comes_again_is_another_process(proc: Proc) -> None:
     watch = ProcessWatch(proc.folder)
     proc.process(7, cpu_s=9.0)
-    watch.look([7])
+    watch.update([7])
     proc.process(7, cpu_s=0.5)
-    watch.look([7])
+    watch.update([7])
     assert watch.worker_starts == 2
 
 
@@ -105,9 +105,9 @@ def test_thousands_of_workers_that_come_and_go_are_counted_once_and_bounded(proc
         for pid in pids:
             proc.process(pid, cpu_s=0.1)
         for _ in range(2):
-            watch.look(pids)
+            watch.update(pids)
     assert watch.worker_starts == 1200
-    assert len(watch.found()) == 64
+    assert len(watch.summarise()) == 64
     assert len(watch._watched) <= 133
 
 
@@ -117,24 +117,24 @@ def test_workers_beyond_what_is_told_are_still_followed(proc: Proc) -> None:
     for cpu_s in (0.1, 0.2, 0.3):
         for pid in pids:
             proc.process(pid, cpu_s=cpu_s)
-        watch.look(pids)
+        watch.update(pids)
     assert watch.worker_starts == 200
-    assert {process.cpu_s for process in watch.found()[1:]} == {0.3}
+    assert {process.cpu_s for process in watch.summarise()[1:]} == {0.3}
 
 
 def test_files_that_the_kernel_does_not_show_are_unknown_not_zero(proc: Proc) -> None:
     (proc.folder / str(os.getpid()) / "io").unlink()
     (proc.folder / str(os.getpid()) / "task" / str(os.getpid()) / "schedstat").unlink()
     watch = ProcessWatch(proc.folder)
-    watch.look([])
-    (trainer,) = watch.found()
+    watch.update([])
+    (trainer,) = watch.summarise()
     assert (trainer.read_bytes, trainer.queued_s) == (None, None)
 
 
 def test_without_a_proc_the_time_on_a_core_is_still_known(tmp_path: Path) -> None:
     watch = ProcessWatch(tmp_path / "none")
-    watch.look([])
-    (trainer,) = watch.found()
+    watch.update([])
+    (trainer,) = watch.summarise()
     assert trainer.cpu_s >= 0.0
     assert trainer.major_faults is None
 
@@ -147,22 +147,22 @@ def test_a_real_process_is_seen_to_work() -> None:
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        watch.look([process.pid])
+        watch.update([process.pid])
         process.communicate(b"\n")
-    worker = watch.found()[1]
+    worker = watch.summarise()[1]
     assert worker.pid == process.pid
     assert worker.cpu_s >= 0.29
     assert worker.seconds >= 0.29
     assert worker.queued_s is not None
-    watch.look([process.pid])
-    assert len(watch.found()) == 2
+    watch.update([process.pid])
+    assert len(watch.summarise()) == 2
 
 
 def test_a_process_that_ends_while_it_is_looked_at_keeps_what_was_known(proc: Proc) -> None:
     watch = ProcessWatch(proc.folder)
     proc.process(7, cpu_s=2.0, read=500)
-    watch.look([7])
+    watch.update([7])
     (proc.folder / "7" / "io").unlink()
-    watch.look([7])
-    assert watch.found()[1].read_bytes == 500
+    watch.update([7])
+    assert watch.summarise()[1].read_bytes == 500
     assert watch.disk_bytes() == 500

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.trace.look import Batch
+from feedline.trace.batch_probe import BatchInfo
 from feedline.trace.pass_record import PassRecord
-from feedline.trace.recorder import Recorder, Workers
+from feedline.trace.recorder import Recorder, WorkerObserver
 from feedline.trace.run import Loader, Pass
 from feedline.trace.run_file import read_run, write_run
-from feedline.trace.stage_page import Spent
+from feedline.trace.stage_timings import StageTimings
 
 MS = 1_000_000
 LOADER = Loader(kind="other", name="tests")
@@ -31,14 +31,14 @@ class Told:
     def __init__(self, recorder: Recorder, loader: Loader = LOADER, **options: Any) -> None:
         self.recorder = recorder
         self.now_ns = time.monotonic_ns()
-        number = recorder.loader(loader)
+        number = recorder.register_loader(loader)
         self.record: PassRecord = recorder.begin(number, None, self.now_ns, **options)
 
-    def batch(self, wait_ms: int, compute_ms: int = 0, batch: Batch | None = None) -> None:
+    def batch(self, wait_ms: int, compute_ms: int = 0, batch: BatchInfo | None = None) -> None:
         """Compute, then wait for a batch."""
         asked_ns = self.now_ns + compute_ms * MS
         self.now_ns = asked_ns + wait_ms * MS
-        self.record.handed_out(batch or Batch(64, 8, 1000, 500, False), asked_ns, self.now_ns)
+        self.record.add_batch(batch or BatchInfo(64, 8, 1000, 500, False), asked_ns, self.now_ns)
 
     def end(self, how: str = "exhausted") -> None:
         self.recorder.end(self.record, how)
@@ -78,7 +78,7 @@ def test_what_is_told_adds_up_whatever_the_sizes(told: list[tuple[int, int, int,
     recorder = Recorder()
     a_pass = Told(recorder)
     for wait_ms, compute_ms, size, samples in told:
-        a_pass.batch(wait_ms, compute_ms, Batch(size, samples, 10, 0, None))
+        a_pass.batch(wait_ms, compute_ms, BatchInfo(size, samples, 10, 0, None))
     a_pass.end()
     run = recorder.run()
     assert sum(entry.batches for entry in run.passes) == len(told)
@@ -95,9 +95,9 @@ def test_what_is_told_adds_up_whatever_the_sizes(told: list[tuple[int, int, int,
 def test_a_step_belongs_to_the_size_of_the_batch_that_it_computes_with() -> None:
     recorder = Recorder()
     told = Told(recorder)
-    told.batch(0, batch=Batch(64, 8))
-    told.batch(1, 10, Batch(96, 8))
-    told.batch(2, 40, Batch(96, 8))
+    told.batch(0, batch=BatchInfo(64, 8))
+    told.batch(1, 10, BatchInfo(96, 8))
+    told.batch(2, 40, BatchInfo(96, 8))
     told.end()
     small, large = recorder.run().passes
     assert (small.compute.total_ms, large.compute.total_ms) == (10.0, 40.0)
@@ -115,11 +115,11 @@ def test_steps_that_are_measured_late_go_to_their_own_size(late: int) -> None:
         if k:
             pending.append(float(sizes[k - 1]))
             if len(pending) > late:
-                told.record.measured(1.0, 2.0, pending.pop(0))
-        told.batch(0, batch=Batch(size, 8))
+                told.record.add_step(1.0, 2.0, pending.pop(0))
+        told.batch(0, batch=BatchInfo(size, 8))
     told.end()
     for ms in pending:
-        told.record.measured(1.0, 2.0, ms)
+        told.record.add_step(1.0, 2.0, ms)
     small, large = recorder.run().passes
     assert small.compute.total_ms == 64.0 * small.compute.count
     assert large.compute.total_ms == 96.0 * large.compute.count
@@ -132,14 +132,14 @@ def test_steps_of_a_pass_that_are_told_in_the_next_are_still_its_own() -> None:
     recorder = Recorder()
     first = Told(recorder, timed_elsewhere=True)
     for _ in range(3):
-        first.batch(0, batch=Batch(64, 8))
-    first.record.measured(0.0, 0.0, 64.0)
+        first.batch(0, batch=BatchInfo(64, 8))
+    first.record.add_step(0.0, 0.0, 64.0)
     first.end()
     second = Told(recorder, timed_elsewhere=True, before=first.record)
-    second.batch(0, batch=Batch(96, 8))
-    second.record.measured(0.0, 0.0, 64.0)
-    second.batch(0, batch=Batch(96, 8))
-    second.record.measured(0.0, 0.0, 96.0)
+    second.batch(0, batch=BatchInfo(96, 8))
+    second.record.add_step(0.0, 0.0, 64.0)
+    second.batch(0, batch=BatchInfo(96, 8))
+    second.record.add_step(0.0, 0.0, 96.0)
     second.end()
     small, large = recorder.run().passes
     assert (small.compute.total_ms, large.compute.total_ms) == (128.0, 96.0)
@@ -149,12 +149,12 @@ def test_batches_that_are_not_told_of_are_counted_and_their_steps_are_not_timed(
     told = Told(Recorder())
     told.batch(1)
     told.batch(1, 1)
-    told.record.rest(10)
+    told.record.count_unreported(10)
     told.now_ns += 1000 * MS
     told.batch(1, 1)
     told.batch(1, 1)
-    told.record.rest(10)
-    told.record.rested(4)
+    told.record.count_unreported(10)
+    told.record.uncount_unreported(4)
     told.end()
     found = only(told.recorder)
     assert (found.batches, found.samples) == (20, 160)
@@ -178,13 +178,13 @@ def test_an_exception_shows_unless_another_batch_comes() -> None:
     recorder = Recorder()
     told = Told(recorder)
     told.batch(1)
-    told.record.raised()
+    told.record.note_exception()
     told.batch(1, 1)
     told.end("left")
     assert only(recorder).ended == "left"
     told = Told(recorder)
     told.batch(1)
-    told.record.raised()
+    told.record.note_exception()
     told.end("left")
     assert [entry.ended for entry in recorder.run().passes] == ["left", "raised"]
 
@@ -193,13 +193,13 @@ def test_an_exception_shows_unless_another_batch_comes() -> None:
 def test_a_million_steps_of_alternating_sizes_stay_small() -> None:
     recorder = Recorder()
     told = Told(recorder)
-    batches = [Batch(size, 8, 1000) for size in (64, 96, 128)]
+    batches = [BatchInfo(size, 8, 1000) for size in (64, 96, 128)]
 
     def go(steps: int) -> None:
         for k in range(steps):
             asked_ns = told.now_ns + 20 * MS
             told.now_ns = asked_ns + (k % 7) * MS
-            told.record.handed_out(batches[k // 50 % 3], asked_ns, told.now_ns)
+            told.record.add_batch(batches[k // 50 % 3], asked_ns, told.now_ns)
 
     go(10_000)
     tracemalloc.start()
@@ -229,7 +229,8 @@ def test_a_thousand_epochs_of_rebuilt_loaders_are_one_loader() -> None:
 def test_loaders_that_differ_are_bounded() -> None:
     recorder = Recorder()
     numbers = {
-        recorder.loader(Loader(kind="other", name="x", batch_size=size)) for size in range(500)
+        recorder.register_loader(Loader(kind="other", name="x", batch_size=size))
+        for size in range(500)
     }
     assert numbers == set(range(64))
     assert len(recorder.run().loaders) == 64
@@ -238,13 +239,13 @@ def test_loaders_that_differ_are_bounded() -> None:
 def test_what_the_workers_of_a_gone_loader_have_spent_stays() -> None:
     recorder = Recorder()
     for k in range(3):
-        spent = Spent(tasks=2, tasks_ms=10.0, slowest=[(5.0 + k, k)])
-        workers = Workers(
+        spent = StageTimings(tasks=2, tasks_ms=10.0, slowest=[(5.0 + k, k)])
+        workers = WorkerObserver(
             spent=lambda spent=spent: {0: spent}, name=lambda n: f"file {n}", deaths=lambda: 1
         )
-        number = recorder.loader(LOADER, workers)
-        recorder.leave(number, workers)
-        recorder.leave(number, workers)
+        number = recorder.register_loader(LOADER, workers)
+        recorder.unregister_loader(number, workers)
+        recorder.unregister_loader(number, workers)
     run = recorder.run()
     assert (run.tasks, run.tasks_ms, run.use.worker_deaths) == (6, 30.0, 3)
     assert [(slow.name, slow.ms) for slow in run.slowest] == [
@@ -256,8 +257,8 @@ def test_what_the_workers_of_a_gone_loader_have_spent_stays() -> None:
 
 def test_the_longest_wait_has_an_excerpt_with_its_worker() -> None:
     recorder = Recorder()
-    spent = Spent(tasks=1)
-    recorder.loader(LOADER, Workers(spent=lambda: {3: spent}))
+    spent = StageTimings(tasks=1)
+    recorder.register_loader(LOADER, WorkerObserver(spent=lambda: {3: spent}))
     told = Told(recorder)
     for k in range(100):
         told.batch(80 if k == 60 else 0, 10)
@@ -296,7 +297,7 @@ def test_threads_may_tell_of_passes_of_their_own() -> None:
             for _ in range(20):
                 told = Told(recorder)
                 for k in range(50):
-                    told.batch(1, 1, Batch(64 + 32 * (k % 2), 8))
+                    told.batch(1, 1, BatchInfo(64 + 32 * (k % 2), 8))
                 told.end()
                 recorder.run()
         except BaseException as error:
@@ -323,8 +324,10 @@ def test_notes_are_kept_once_and_few() -> None:
 
 def test_a_run_with_a_sample_whose_path_is_no_text_is_written_and_read(tmp_path: Path) -> None:
     recorder = Recorder()
-    spent = Spent(tasks=1, tasks_ms=9.0, slowest=[(9.0, 0)])
-    recorder.loader(LOADER, Workers(spent=lambda: {0: spent}, name=lambda _: "caf\udce9.jpg"))
+    spent = StageTimings(tasks=1, tasks_ms=9.0, slowest=[(9.0, 0)])
+    recorder.register_loader(
+        LOADER, WorkerObserver(spent=lambda: {0: spent}, name=lambda _: "caf\udce9.jpg")
+    )
     write_run(recorder.run(), tmp_path)
     assert [each.name for each in read_run(tmp_path).slowest] == ["caf\\udce9.jpg"]
 
@@ -373,7 +376,7 @@ def test_a_run_may_be_asked_for_at_any_time_by_any_thread() -> None:
 def test_a_worker_that_several_loaders_see_is_one_and_is_known_at_the_end() -> None:
     recorder = Recorder()
     for _ in range(3):
-        recorder.loader(LOADER, Workers(pids=lambda: [11, 12]))
+        recorder.register_loader(LOADER, WorkerObserver(pids=lambda: [11, 12]))
     told = Told(recorder)
     told.batch(1)
     assert recorder.latest()["workers"] == 2.0
@@ -383,8 +386,8 @@ def test_a_worker_that_several_loaders_see_is_one_and_is_known_at_the_end() -> N
 
 def test_work_is_noted_for_the_pass_that_gets_batches() -> None:
     recorder = Recorder()
-    spent = Spent()
-    recorder.loader(LOADER, Workers(spent=lambda: {0: spent}))
+    spent = StageTimings()
+    recorder.register_loader(LOADER, WorkerObserver(spent=lambda: {0: spent}))
     training, validation = Told(recorder), Told(recorder)
     validation.batch(1)
     training.batch(1)
@@ -395,10 +398,10 @@ def test_work_is_noted_for_the_pass_that_gets_batches() -> None:
 
 def test_a_loader_that_changes_takes_what_its_workers_spent_along() -> None:
     recorder = Recorder()
-    workers = Workers(spent=lambda: {0: Spent(tasks=7)}, deaths=lambda: 1)
-    number = recorder.loader(LOADER, workers)
+    workers = WorkerObserver(spent=lambda: {0: StageTimings(tasks=7)}, deaths=lambda: 1)
+    number = recorder.register_loader(LOADER, workers)
     other = Loader(kind="other", name="another")
-    assert recorder.change(number, other, workers) == 1
+    assert recorder.change_loader(number, other, workers) == 1
     run = recorder.run()
     assert (run.loaders, run.tasks, run.use.worker_deaths) == ([LOADER, other], 7, 1)
 

@@ -37,11 +37,3 @@ def test_a_mean_of_steps_is_their_sum_over_their_number() -> None:
     mean = Totals(steps=4, wait_ms=2.0, copy_ms=4.0, compute_ms=10.0).mean()
     assert (mean.wait_ms, mean.copy_ms, mean.compute_ms, mean.step_ms) == (0.5, 1.0, 2.5, 4.0)
     assert Totals().mean().step_ms == 0.0
-
-
-def test_sums_go_on_from_those_of_another() -> None:
-    one, two = Timing(), Timing()
-    one.add(wait_ms=1.0, copy_ms=2.0, compute_ms=3.0)
-    two.go_on_from(one.totals())
-    two.add(wait_ms=1.0, copy_ms=2.0, compute_ms=3.0)
-    assert two.totals() == one.totals() + one.totals()

@@ -17,7 +17,7 @@ from feedline.errors import UsageError
 from feedline.forecast.rates import Rates
 from feedline.forecast.schedule import forecast
 from feedline.plan.schedule import Phase, Schedule
-from feedline.trace.stage_page import Spent
+from feedline.trace.stage_timings import StageTimings
 from feedline.tuning.metered import Metered
 from feedline.tuning.own_loader import OwnLoader
 from feedline.tuning.rates_of import rates_of
@@ -128,7 +128,7 @@ def test_torchs_workers_tell_what_they_did_and_where_not_that_is_said(
     assert phase.now.load.work_ms > 20
     (one,) = found.what_if("workers=1").phases
     assert one.limit == "workers"
-    monkeypatch.setattr(TorchLoader, "spent", lambda self: Spent())
+    monkeypatch.setattr(TorchLoader, "spent", lambda self: StageTimings())
     unseen = tune(loader, step_ms=4, budget_s=4)
     assert unseen.setting is not None
     assert unseen.rates == ()

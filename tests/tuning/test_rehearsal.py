@@ -12,7 +12,7 @@ import torch
 
 from feedline.errors import ResourceError
 from feedline.plan.schedule import Phase
-from feedline.trace.stage_page import Spent
+from feedline.trace.stage_timings import StageTimings
 from feedline.tuning import rehearsal as rehearsal_module
 from feedline.tuning import tune as tune_module
 from feedline.tuning.metered import Metered
@@ -50,8 +50,8 @@ class Ready:
             raise ResourceError("there is no process for one more")
         return 0
 
-    def spent(self) -> Spent:
-        return Spent()
+    def spent(self) -> StageTimings:
+        return StageTimings()
 
     def begin(self, phase: Phase) -> None:
         pass

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 
-from feedline.trace.look import Batch
+from feedline.trace.batch_probe import BatchInfo
 from feedline.trace.recorder import Recorder
 from feedline.trace.run import Loader
 from feedline.watching.device_clock import DeviceClock
@@ -27,7 +27,7 @@ class Mark:
 
 def test_whoever_asks_for_the_run_takes_no_step_twice_and_none_away() -> None:
     recorder = Recorder()
-    number = recorder.loader(Loader(kind="other", name="x"))
+    number = recorder.register_loader(Loader(kind="other", name="x"))
     record = recorder.begin(number, 0, time.monotonic_ns(), timed_elsewhere=True)
     marks = iter(range(1_000_000))
     clock = DeviceClock(lambda: Mark(float(next(marks))), record)
@@ -50,7 +50,7 @@ def test_whoever_asks_for_the_run_takes_no_step_twice_and_none_away() -> None:
             clock.asked()
             clock.got()
             now_ns = time.monotonic_ns()
-            record.handed_out(Batch(), now_ns, now_ns)
+            record.add_batch(BatchInfo(), now_ns, now_ns)
     finally:
         over.set()
         for thread in threads:

@@ -21,11 +21,11 @@ from torch.utils.data import DataLoader
 
 import feedline
 from feedline.errors import UsageError
-from feedline.trace.look import Batch
-from feedline.trace.recorder import Recorder, Workers
+from feedline.trace.batch_probe import BatchInfo
+from feedline.trace.recorder import Recorder, WorkerObserver
 from feedline.trace.run import Loader
 from feedline.trace.run_file import read_run
-from feedline.trace.stage_page import Spent
+from feedline.trace.stage_timings import StageTimings
 from feedline.watching import panel as panels
 from feedline.watching import tensorboard, trace_file
 from feedline.watching import watched as watching
@@ -67,7 +67,7 @@ def test_a_run_is_written_at_the_end_of_a_pass_and_when_it_is_asked_for(tmp_path
 
 def test_a_folder_that_cannot_be_written_is_an_error_before_the_loop(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="name another folder"):
+    with pytest.raises(UsageError, match="folder"):
         watch([], run=tmp_path / "file")
     with pytest.raises(UsageError, match="the trace cannot be written"):
         watch([], trace=tmp_path / "file" / "trace.json")
@@ -191,9 +191,9 @@ class Steps:
 
     def __init__(self) -> None:
         self.recorder = Recorder()
-        self.spent = Spent(tasks=1)
-        number = self.recorder.loader(
-            Loader(kind="other", name="x"), Workers(spent=lambda: {0: self.spent})
+        self.spent = StageTimings(tasks=1)
+        number = self.recorder.register_loader(
+            Loader(kind="other", name="x"), WorkerObserver(spent=lambda: {0: self.spent})
         )
         self.now_ns = 10**12
         self.record = self.recorder.begin(number, 0, self.now_ns)
@@ -202,7 +202,7 @@ class Steps:
         asked_ns = self.now_ns + compute_ms * MS
         self.now_ns = asked_ns + wait_ms * MS
         self.spent.latest = [(self.now_ns - 5 * MS, self.now_ns)]
-        self.record.handed_out(Batch(64, 8, 100), asked_ns, self.now_ns)
+        self.record.add_batch(BatchInfo(64, 8, 100), asked_ns, self.now_ns)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 import feedline
 from feedline.loader import recording
 from feedline.loader.recording import Recording
-from feedline.trace.switch import SWITCH
+from feedline.trace import RECORD_SWITCH
 from sets import Drawing, as_it_is
 
 EPOCHS = 3  # of 12 batches: each worker comes to a task that is timed
@@ -150,7 +150,7 @@ def test_tiny_batches_are_counted_and_some_are_timed(monkeypatch: pytest.MonkeyP
 
 def test_recording_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, jpeg_folder: Path) -> None:
     bare = [labels.tolist() for _, labels in native(jpeg_folder, 0)]
-    monkeypatch.setenv(SWITCH, "0")
+    monkeypatch.setenv(RECORD_SWITCH, "0")
     for kind in (native, dataset, iterable):
         for workers in (0, 1):
             with kind(jpeg_folder, workers) as loader:
@@ -223,7 +223,7 @@ def test_a_dataset_that_refuses_to_say_its_length_is_recorded() -> None:
 def test_nothing_is_told_where_nothing_is_recorded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(SWITCH, "0")
+    monkeypatch.setenv(RECORD_SWITCH, "0")
     told: list[Any] = []
     with feedline.DataLoader(Drawing(), 4) as loader:
         for each in (loader, [1, 2]):

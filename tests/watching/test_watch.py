@@ -380,7 +380,7 @@ def test_a_record_that_fails_ends_no_loop(
     def broken(*_: object) -> None:
         raise ArithmeticError("the record is broken")
 
-    monkeypatch.setattr(PassRecord, "handed_out", broken)
+    monkeypatch.setattr(PassRecord, "add_batch", broken)
     for loader in (DataLoader(Drawing(), 4), feedline.DataLoader(Drawing(), 4)):
         caplog.clear()
         watched = watch(loader)

@@ -24,7 +24,7 @@ from feedline.loader.dataloader import DataLoader
 from feedline.plan.row import Item
 from feedline.plan.seeds import mix
 from feedline.report.overlap import LoopTimes, Overlap, OverlapSettings
-from feedline.trace.run import Event, Excerpt
+from feedline.trace.run import Event, TimelineSample
 
 __all__ = ["measure_overlap"]
 
@@ -163,7 +163,7 @@ def _side(steps: list[_TimedStep], workers: int, batch_size: int) -> LoopTimes:
     )
 
 
-def _excerpt(steps: list[_TimedStep], workers: int) -> Excerpt:
+def _excerpt(steps: list[_TimedStep], workers: int) -> TimelineSample:
     """Events of some steps near the end; the batches of later steps were made meanwhile."""
     last = len(steps) - 2 * max(1, workers)  # batches are made this far ahead
     first = max(_WARMUP_STEPS, last - _DRAWN_STEPS)
@@ -192,4 +192,6 @@ def _excerpt(steps: list[_TimedStep], workers: int) -> Excerpt:
         if made_ns > start_ns and step.make_start < end_ns:
             lane = "loading" if step.worker < 0 else f"worker {step.worker}"
             event(lane, "make", step.make_start, made_ns, number)
-    return Excerpt(why="latest", begun_s=(start_ns - steps[0].requested) / 1e9, events=events)
+    return TimelineSample(
+        why="latest", begun_s=(start_ns - steps[0].requested) / 1e9, events=events
+    )

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from feedline.trace.stage_page import Spent
+from feedline.trace.stage_timings import StageTimings
 
 __all__ = ["Window", "error_of", "workers_for"]
 
@@ -53,8 +53,8 @@ class Window:
     @classmethod
     def between(
         cls,
-        before: Spent,
-        after: Spent,
+        before: StageTimings,
+        after: StageTimings,
         *,
         phase: Hashable,
         steps: int,
@@ -69,7 +69,7 @@ class Window:
 
         Where no task in it was timed, those before it tell what tasks take of a core.
         """
-        timed = before if after.timed > before.timed else Spent()
+        timed = before if after.timed > before.timed else StageTimings()
         timed_ms = after.timed_ms - timed.timed_ms
         on_core = queued = None
         if timed_ms > 0:

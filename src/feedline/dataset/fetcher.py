@@ -35,8 +35,7 @@ from feedline.errors import note
 from feedline.plan.batches import Batch
 from feedline.randomness import fingerprint, put_back_later, seed_all, seeded, unbroken
 from feedline.request import Request, requested, stand_at
-from feedline.trace import laps
-from feedline.trace.switch import recorded
+from feedline.trace import is_recording_enabled, stage_timer
 
 __all__ = ["DatasetFetcher", "Told"]
 
@@ -84,7 +83,7 @@ class DatasetFetcher:
     def open(self, worker: int, workers: int) -> None:
         """Become a worker, as torch's workers do."""
         self._worker = worker
-        if recorded():
+        if is_recording_enabled():
             time_steps()
         self._beginning.become(worker, workers)
         before = fingerprint()
@@ -174,7 +173,7 @@ class DatasetFetcher:
             if self._batched:
                 samples, keys = self._samples(keys, one, skipped, at)
                 batch = self._collated(samples, keys, space)
-                laps.lap("collate")
+                stage_timer.end_stage("collate")
             else:
                 if at is not None:
                     at(0)
@@ -204,11 +203,11 @@ class DatasetFetcher:
         together = getattr(self.dataset, "__getitems__", None)
         if together and one is None:
             samples = together(keys)
-            laps.lap("dataset")
+            stage_timer.end_stage("dataset")
             return samples, keys
         dataset, upcoming = self.dataset, iter(keys)
         try:
-            each = laps.each
+            each = stage_timer.each_sample
             if at is None and one is None and not each:
                 # The quickest loop there is: tiny samples feel it.
                 return [dataset[key] for key in upcoming], keys
@@ -218,7 +217,7 @@ class DatasetFetcher:
                     at(k)
                 samples.append(dataset[key] if one is None else one(k, key))
                 if each:
-                    laps.sample(key, "dataset")
+                    stage_timer.end_sample(key, "dataset")
             return samples, keys
         except (Exception, SystemExit) as error:
             blame(error, self.dataset, keys[len(keys) - length_hint(upcoming) - 1])
@@ -236,8 +235,8 @@ class DatasetFetcher:
                 try:
                     samples.append(self._sample(one, k, key))
                     made.append(key)
-                    if laps.each:
-                        laps.sample(key, "dataset")
+                    if stage_timer.each_sample:
+                        stage_timer.end_sample(key, "dataset")
                 except Exception as error:
                     first = error if first is None else first
                     skipped.append((repr(key), f"{type(error).__name__}: {said(error)}"))

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from feedline.trace.laps import decoded, lap, timing
+from feedline.trace.stage_timer import end_stage, is_timing, note_decoded
 
 __all__ = ["time_steps"]
 
@@ -59,7 +59,7 @@ def _around(module: str, kind: str, method: str, how: Callable[..., Any]) -> Non
 
     @functools.wraps(original)
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not timing():
+        if not is_timing():
             return original(self, *args, **kwargs)
         return how(original, self, *args, **kwargs)
 
@@ -74,14 +74,14 @@ def _around_function(module: str, name: str) -> None:
 
     @functools.wraps(original)
     def called(*args: Any, **kwargs: Any) -> Any:
-        if not timing():
+        if not is_timing():
             return original(*args, **kwargs)
-        lap("open")
+        end_stage("open")
         made = original(*args, **kwargs)
-        lap("read and decode" if "read" in name else "decode")
+        end_stage("read and decode" if "read" in name else "decode")
         shape = getattr(made, "shape", ())
         if len(shape) == 3:
-            decoded(*sorted(shape)[1:])  # channels are the fewest
+            note_decoded(*sorted(shape)[1:])  # channels are the fewest
         return made
 
     setattr(sys.modules[module], name, called)
@@ -91,7 +91,7 @@ def _composed(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
     steps = self.transforms
     if type(steps) is not list:
         return original(self, *args, **kwargs)
-    lap("before the transform")
+    end_stage("before the transform")
     self.transforms = [_noted(step) for step in steps]
     try:
         return original(self, *args, **kwargs)
@@ -104,32 +104,32 @@ def _noted(step: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*args: Any) -> Any:
         made = step(*args)
-        lap(f"transform: {name}")
+        end_stage(f"transform: {name}")
         return made
 
     return call
 
 
 def _step(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    lap("before the transform")
+    end_stage("before the transform")
     made = original(self, *args, **kwargs)
-    lap(f"transform: {type(self).__qualname__}")
+    end_stage(f"transform: {type(self).__qualname__}")
     return made
 
 
 def _loaded(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     if not getattr(self, "tile", None):  # it is loaded already
         return original(self, *args, **kwargs)
-    lap("open")
+    end_stage("open")
     made = original(self, *args, **kwargs)
-    lap("read and decode")
+    end_stage("read and decode")
     if type(self.size) is tuple:
-        decoded(*self.size)
+        note_decoded(*self.size)
     return made
 
 
 def _mixed(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    lap("collate")
+    end_stage("collate")
     made = original(self, *args, **kwargs)
-    lap(f"mix: {type(self).__qualname__}")
+    end_stage(f"mix: {type(self).__qualname__}")
     return made

@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 
 from feedline.dataset.timed_steps import time_steps
 from feedline.engine.memory import nameless_file
-from feedline.trace import laps
-from feedline.trace.stage_page import (
+from feedline.trace import stage_timer
+from feedline.trace.stage_timings import (
     PAGE_BYTES,
     PAGE_WORDS,
-    Spent,
     StagePage,
+    StageTimings,
     read_pages,
     worker_pids,
 )
@@ -58,7 +58,7 @@ class TorchWorkers:
         self.pages = _mapped(self._path, self._seats)
         self._end = weakref.finalize(self, let_go)
 
-    def spent(self) -> dict[int, Spent]:
+    def spent(self) -> dict[int, StageTimings]:
         """What the workers have spent their time on, by their ids."""
         return read_pages(self.pages)
 
@@ -137,19 +137,19 @@ def _note(fetcher: Any, page: StagePage) -> None:
 
     def noted_collate(samples: Any) -> Any:
         if stays:
-            laps.lap("dataset")
+            stage_timer.end_stage("dataset")
         made = collate(samples)
-        laps.lap("collate")
+        stage_timer.end_stage("collate")
         return made
 
     def noted_fetch(keys: Any) -> Any:
         whole: Any = fetch()  # it is there: this is called through it
-        begun = laps.begin(page)
+        begun = stage_timer.begin_task(page)
         try:
             return whole(keys)
         finally:
             if begun:
-                laps.done()
+                stage_timer.end_task()
 
     fetcher.collate_fn, fetcher.fetch = noted_collate, noted_fetch
 
@@ -171,8 +171,8 @@ class _NotedDataset(_Noted):
 
     def __getitem__(self, key: Any) -> Any:
         made = self._of[key]
-        if laps.each:
-            laps.sample(key, "dataset")
+        if stage_timer.each_sample:
+            stage_timer.end_sample(key, "dataset")
         return made
 
 
@@ -181,7 +181,7 @@ class _NotedBatches(_NotedDataset):
 
     def __getitems__(self, keys: Any) -> Any:
         made = self._of.__getitems__(keys)
-        laps.lap("dataset")
+        stage_timer.end_stage("dataset")
         return made
 
 
@@ -193,8 +193,8 @@ class _NotedIterator(_Noted):
 
     def __next__(self) -> Any:
         made = next(self._of)
-        if laps.each:
-            laps.sample(None, "dataset")
+        if stage_timer.each_sample:
+            stage_timer.end_sample(None, "dataset")
         return made
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from feedline.diagnose.finding import Thresholds
 from feedline.diagnose.lanes import WorkerLanes, summarise_cores, summarise_lanes
 from feedline.diagnose.phases import PhaseFacts, summarise_phases
-from feedline.trace.run import Loader, Machine, Pass, Process, Run, SlowSample, Use
+from feedline.trace.run import Loader, Machine, Pass, Process, ResourceUse, Run, SlowSample
 
 __all__ = ["RunFacts", "Stalls", "Starts", "summarise_run", "summarise_stalls", "summarise_starts"]
 
@@ -53,7 +53,7 @@ class RunFacts:
 
     machine: Machine
     loader: Loader
-    use: Use
+    use: ResourceUse
     loaders: int
     passes: list[Pass]
     phases: list[PhaseFacts]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.trace.stage_page import PAGE_BYTES, PAGE_WORDS
+from feedline.trace.stage_timings import PAGE_BYTES, PAGE_WORDS
 
 __all__ = ["BOARD_BYTES", "MAX_SEATS", "board_of", "pages_of"]
 
@@ -33,5 +33,5 @@ def board_of(block: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def pages_of(block: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The workers' pages: shape (MAX_SEATS, PAGE_WORDS), int64; see `trace.stage_page`."""
+    """The workers' pages: shape (MAX_SEATS, PAGE_WORDS), int64; see `trace.stage_timings`."""
     return block[_LINES_BYTES:BOARD_BYTES].view(np.int64).reshape(MAX_SEATS, PAGE_WORDS)

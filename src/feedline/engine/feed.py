@@ -28,7 +28,7 @@ from feedline.engine.slots import SlotTooSmall
 from feedline.engine.tasks import PieceTasks, Span, Tasks
 from feedline.errors import LoadTimeoutError
 from feedline.plan.batches import Batch
-from feedline.trace.stage_page import Spent, read_pages
+from feedline.trace.stage_timings import StageTimings, read_pages
 
 __all__ = ["Feed"]
 
@@ -114,7 +114,7 @@ class Feed:
         """Process ids of the live workers."""
         return self._crew.pids
 
-    def spent(self) -> dict[int, Spent]:
+    def spent(self) -> dict[int, StageTimings]:
         """What the workers have spent their time on, by seat."""
         block = self._crew.block
         return read_pages(pages_of(block)) if len(block) else {}

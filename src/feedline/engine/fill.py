@@ -19,8 +19,8 @@ from feedline.engine.source import Source
 from feedline.plan.row import Item
 from feedline.plan.seeds import extend, mix
 from feedline.stores.reading import reading
-from feedline.trace import laps
-from feedline.trace.stage_page import StagePage
+from feedline.trace import stage_timer
+from feedline.trace.stage_timings import StagePage
 
 __all__ = ["fill"]
 
@@ -43,12 +43,12 @@ def fill(
         seat: this worker's number, for the report.
         page: where it notes what its time goes to; None where nobody asks.
     """
-    noted = laps.begin(page)
+    noted = stage_timer.begin_task(page)
     try:
-        return _filled(piece, source, block, line, seat, laps.each)
+        return _filled(piece, source, block, line, seat, stage_timer.each_sample)
     finally:
         if noted:
-            laps.done()
+            stage_timer.end_task()
 
 
 def _filled(
@@ -63,7 +63,7 @@ def _filled(
     if (prepare := getattr(source, "prepare", None)) is not None:
         with reading, contextlib.suppress(Exception):
             prepare(samples, piece.image_size)
-        laps.lap("fetch")
+        stage_timer.end_stage("fetch")
     # To wait for another machine is no work: pieces that wait long must not become shorter for it.
     started_ns = time.monotonic_ns()
     failures: list[Failure] = []
@@ -85,7 +85,7 @@ def _filled(
             failures.append(Failure.of(row, error))
         if each:  # by hand, as for small rows a call is felt
             now_ns = clock()
-            if now_ns - before_ns > slow_ns or laps.timed:
-                slow_ns = laps.sample_took(sample, now_ns - before_ns)
+            if now_ns - before_ns > slow_ns or stage_timer.timed:
+                slow_ns = stage_timer.note_sample(sample, now_ns - before_ns)
             before_ns = now_ns
     return Report(seat, piece.id, started_ns, time.monotonic_ns(), tuple(failures))

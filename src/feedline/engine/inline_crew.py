@@ -12,8 +12,8 @@ from feedline.engine.crew import CurrentRow, Death
 from feedline.engine.fill import fill
 from feedline.engine.messages import Piece, Report, Task
 from feedline.engine.source import Source
-from feedline.trace.stage_page import StagePage
-from feedline.trace.switch import recorded
+from feedline.trace import is_recording_enabled
+from feedline.trace.stage_timings import StagePage
 
 __all__ = ["InlineCrew"]
 
@@ -32,7 +32,7 @@ class InlineCrew:
     def __init__(self, source: Source, slots_bytes: int) -> None:
         self._source = source
         self.block: NDArray[np.uint8] = np.zeros(BOARD_BYTES + slots_bytes, np.uint8)
-        self._page = StagePage(pages_of(self.block)[0]) if recorded() else None
+        self._page = StagePage(pages_of(self.block)[0]) if is_recording_enabled() else None
         self._queue: deque[Piece] = deque()
 
     @property

@@ -19,8 +19,8 @@ from feedline.engine.memory import Memfd
 from feedline.engine.messages import BatchTask, Failure, Report
 from feedline.engine.source import BatchSource
 from feedline.engine.space import Space
-from feedline.trace import laps
-from feedline.trace.stage_page import StagePage
+from feedline.trace import stage_timer
+from feedline.trace.stage_timings import StagePage
 
 __all__ = ["MappedMemory", "PrivateMemory", "SlotMemory", "make_batch"]
 
@@ -112,12 +112,12 @@ def make_batch(
         seat: this worker's number, for the report.
         page: where it notes what its time goes to; None where nobody asks.
     """
-    noted = laps.begin(page)
+    noted = stage_timer.begin_task(page)
     try:
         return _made(task, source, memory, line, seat)
     finally:
         if noted:
-            laps.done()
+            stage_timer.end_task()
 
 
 def _made(
@@ -132,7 +132,7 @@ def _made(
         keys = task.keys or there[: task.kept].tobytes()
         space = Space(there)
         shell = source.pack(keys, task, space, at)
-        laps.lap("pack")
+        stage_timer.end_stage("pack")
         if not space.fits:
             space.move(partial(memory.larger, task.slot))
         report.used, report.shell = space.used, shell

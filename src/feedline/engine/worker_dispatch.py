@@ -15,8 +15,8 @@ from feedline.engine.messages import BatchTask, Piece, Report
 from feedline.engine.process import keep_freed_memory
 from feedline.engine.source import AnySource, BatchSource, Source, packs
 from feedline.stores.reading import reading
-from feedline.trace.stage_page import StagePage
-from feedline.trace.switch import recorded
+from feedline.trace import is_recording_enabled
+from feedline.trace.stage_timings import StagePage
 
 __all__ = ["Work", "work_for"]
 
@@ -43,7 +43,7 @@ def work_for(
         workers: how many there are to be.
     """
     reading.show_in(line[READING : READING + 1])
-    page = StagePage(pages_of(block)[seat]) if recorded() else None
+    page = StagePage(pages_of(block)[seat]) if is_recording_enabled() else None
     if not packs(source):
         rows = cast(Source, source)
         if (begin := getattr(rows, "open", None)) is not None:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feedline.loader import DataLoader
+from feedline.trace import is_recording_enabled
 from feedline.trace.recorder import Recorder
 from feedline.trace.run import Run
-from feedline.trace.switch import recorded
 from feedline.watching.metrics import Tracker
 from feedline.watching.outlets import Outlets
 from feedline.watching.source import Source, source_of
@@ -85,7 +85,7 @@ class WatchCallback(Callback):
         loader = trainer.train_dataloader
         if isinstance(loader, DataLoader):
             self._own, self.recorder = loader, loader.recorder
-        elif recorded():
+        elif is_recording_enabled():
             self._source = source_of(loader, self.recorder)
         self._outlets = Outlets(
             folder=self._folder,

@@ -29,7 +29,7 @@ from feedline.stores.chosen_store import ChosenStore
 from feedline.stores.file_store import FileStore
 from feedline.stores.reading import reading
 from feedline.stores.store import Pixels, SampleStore
-from feedline.trace import laps
+from feedline.trace import stage_timer
 
 Store = TypeVar("Store", bound=SampleStore)
 
@@ -164,8 +164,8 @@ class RowPipeline(Generic[Store]):
         image, placement = self._part(item)
         fill(row[0], image, placement)
         row[1][()] = self.store.label(item.sample)
-        if laps.timed:
-            laps.lap("resize")
+        if stage_timer.timed:
+            stage_timer.end_stage("resize")
         retouch = getattr(self.transform, "retouch", None)
         if retouch is not None:
             retouch(row[0], item)
@@ -178,8 +178,8 @@ class RowPipeline(Generic[Store]):
             wanted = wanted_side(self.transform, item.side)
             with reading:
                 image = self.store.read(item.sample, wanted)
-            if laps.timed:
-                laps.lap("read")
+            if stage_timer.timed:
+                stage_timer.end_stage("read")
             if not isinstance(image, np.ndarray):
                 try:
                     return self._decoded(image, item)
@@ -209,9 +209,9 @@ class RowPipeline(Generic[Store]):
             by = placement.shrink(height, width, item.side)
             placement = placement.on(-(-height // by), -(-width // by), of=(height, width))
         part = decoder.read(by, placement.part)
-        if laps.timed:
-            laps.lap("decode")
-            laps.decoded(height, width)
+        if stage_timer.timed:
+            stage_timer.end_stage("decode")
+            stage_timer.note_decoded(height, width)
         return part, placement
 
     def _placement(self, height: int, width: int, item: Item) -> Placement:

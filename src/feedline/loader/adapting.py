@@ -30,7 +30,7 @@ from feedline.loader.settings import Settings
 from feedline.plan.batches import Batch
 from feedline.plan.planned_cursor import PlannedCursor
 from feedline.system import available_memory_bytes, usable_cores
-from feedline.trace.stage_page import Spent
+from feedline.trace.stage_timings import StageTimings
 
 __all__ = ["Adapting"]
 
@@ -142,7 +142,7 @@ class Adapting:
             self._decided_with = live
         self._begin_anew(self._phase)
 
-    def _window(self, backend: Backend, live: LiveSettings, spent: Spent) -> Window:
+    def _window(self, backend: Backend, live: LiveSettings, spent: StageTimings) -> Window:
         return Window.between(
             self._before,
             spent,
@@ -177,8 +177,8 @@ class Adapting:
         to_take = self._session.backend.under_way
         self._settling = 1 + to_take * (_TO_FILL if decision.what == "prefetch" else 1)
 
-    def _spent(self) -> Spent:
-        total = Spent()
+    def _spent(self) -> StageTimings:
+        total = StageTimings()
         for spent in self._session.backend.spent().values():
             total += spent
         return total

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from feedline.loader.backends.backend import Backend, Skipped
-from feedline.trace.stage_page import Spent, joined
+from feedline.trace.stage_timings import StageTimings, merge_timings
 
 __all__ = ["EndedWorkers"]
 
@@ -18,7 +18,7 @@ class EndedWorkers:
     def __init__(self) -> None:
         self._skipped: list[Skipped] = []
         self._deaths: list[str] = []
-        self._spent: dict[int, Spent] = {}
+        self._spent: dict[int, StageTimings] = {}
 
     def add(self, backend: Backend) -> None:
         """The workers of a backend are about to end."""
@@ -34,6 +34,6 @@ class EndedWorkers:
         """How each worker died that had to be replaced."""
         return [*self._deaths, *at_work.deaths]
 
-    def spent(self, at_work: Backend) -> dict[int, Spent]:
+    def spent(self, at_work: Backend) -> dict[int, StageTimings]:
         """What the workers have spent their time on, by seat."""
-        return joined(self._spent, at_work.spent())
+        return merge_timings(self._spent, at_work.spent())

@@ -17,12 +17,12 @@ from typing import Any, Protocol
 from feedline.loader.backends.torch_engine import TorchBackend
 from feedline.loader.decide import Decision, workers_live_on
 from feedline.loader.settings import Settings
-from feedline.trace.look import Looker
+from feedline.trace import is_recording_enabled
+from feedline.trace.batch_probe import BatchProbe
 from feedline.trace.pass_record import PassRecord
-from feedline.trace.recorder import Recorder, Workers
+from feedline.trace.recorder import Recorder, WorkerObserver
 from feedline.trace.run import Loader
-from feedline.trace.stage_page import Spent
-from feedline.trace.switch import recorded
+from feedline.trace.stage_timings import StageTimings
 
 __all__ = ["Recording", "described"]
 
@@ -49,7 +49,7 @@ class _Session(Protocol):
 
     def decision(self) -> Decision: ...
 
-    def spent(self) -> dict[int, Spent]: ...
+    def spent(self) -> dict[int, StageTimings]: ...
 
 
 class Recording:
@@ -61,7 +61,7 @@ class Recording:
 
     def __init__(self, session: _Session) -> None:
         self._session = session
-        self._on = recorded()
+        self._on = is_recording_enabled()
         self.rest = 0
         """How many of the next batches are not to be told of."""
         self._begin_anew()
@@ -69,10 +69,10 @@ class Recording:
     def _begin_anew(self) -> None:
         self._owner = os.getpid()
         self.recorder = Recorder()
-        self._looker = Looker()
+        self._looker = BatchProbe()
         self._pass: PassRecord | None = None
         self._said: Loader | None = None
-        self._workers = Workers()
+        self._workers = WorkerObserver()
         self._names: dict[int, str] = {}
         self._number = 0
         self._backend: Any = None
@@ -95,15 +95,15 @@ class Recording:
         session, recorder = self._session, self.recorder
         said = described(session.settings, session.decision())
         if self._said is None:
-            self._workers = Workers(
+            self._workers = WorkerObserver(
                 pids=lambda: list(session.backend.pids),
                 spent=session.spent,
                 name=self._name,
                 deaths=lambda: len(session.deaths),
             )
-            self._number = recorder.loader(said, self._workers)
+            self._number = recorder.register_loader(said, self._workers)
         elif said != self._said:
-            self._number = recorder.change(self._number, said, self._workers)
+            self._number = recorder.change_loader(self._number, said, self._workers)
         self._said = said
         same, self._backend = self._backend is session.backend, session.backend
         carrier = getattr(session.backend, "carrier", None)
@@ -127,10 +127,10 @@ class Recording:
             return
         try:
             got_ns = time.monotonic_ns()
-            rested = record.resting
+            rested = record.has_unreported
             if rested:
                 self._session.timing.listener = self._measured
-            record.handed_out(self._looker.look_at(batch), asked_ns, got_ns, asked_cpu_ns)
+            record.add_batch(self._looker.inspect(batch), asked_ns, got_ns, asked_cpu_ns)
             took_ns, self._got_ns = got_ns - self._got_ns, got_ns
             if not rested and took_ns > _QUICK_NS:
                 self._quick = max(0, self._quick - _QUICK_STEPS // 4)
@@ -140,7 +140,7 @@ class Recording:
                     # The next one after the rest begins a step, and the one after that ends it.
                     self._quick = _QUICK_STEPS - 2
                     self.rest = _REST
-                    record.rest(_REST)
+                    record.count_unreported(_REST)
                     self._session.timing.listener = None
         except Exception as error:
             self._fail(error)
@@ -148,7 +148,7 @@ class Recording:
     def _measured(self, wait_ms: float, copy_ms: float, compute_ms: float) -> None:
         try:
             if self._pass is not None:
-                self._pass.measured(wait_ms, copy_ms, compute_ms)
+                self._pass.add_step(wait_ms, copy_ms, compute_ms)
         except Exception as error:
             self._fail(error)
 
@@ -164,7 +164,7 @@ class Recording:
         """Instead of a batch came an exception."""
         try:
             if self._pass is not None and not self._pass.over:
-                self._pass.raised()
+                self._pass.note_exception()
         except Exception as error:
             self._fail(error)
 
@@ -174,7 +174,7 @@ class Recording:
         if record is None or record.over or os.getpid() != self._owner:
             return
         try:
-            record.rested(self.rest)
+            record.uncount_unreported(self.rest)
             self.rest = 0
             self.recorder.end(record, how)
             for spent in self._session.spent().values():  # while the dataset is as it was

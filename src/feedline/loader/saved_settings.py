@@ -19,7 +19,7 @@ import torch
 from feedline.engine.board import MAX_SEATS
 from feedline.errors import UsageError
 from feedline.stores.read_file import read_small
-from feedline.trace.this_machine import this_machine
+from feedline.trace.machine import this_machine
 
 __all__ = ["SavedSettings", "naming_file", "warn_of_useless", "with_saved"]
 

@@ -48,7 +48,7 @@ from feedline.plan.planned_cursor import PlannedCursor
 from feedline.plan.state import check_state, is_size
 from feedline.sampling.sampled_cursor import SampledCursor
 from feedline.trace.split import Timing
-from feedline.trace.stage_page import Spent
+from feedline.trace.stage_timings import StageTimings
 
 __all__ = ["Session"]
 
@@ -387,7 +387,7 @@ class Session:
         """How each worker died that had to be replaced."""
         return self._ended.deaths(self.backend)
 
-    def spent(self) -> dict[int, Spent]:
+    def spent(self) -> dict[int, StageTimings]:
         """What the workers have spent their time on, by seat."""
         return self._ended.spent(self.backend)
 

@@ -27,7 +27,7 @@ from feedline.recognition.picture import Picture
 from feedline.recognition.recognised_pair import RecognisedPair
 from feedline.recognition.steps import words
 from feedline.request import Request, augmentation_strength, image_size, requested
-from feedline.trace import laps
+from feedline.trace import stage_timer
 
 __all__ = ["Pair", "pair"]
 
@@ -139,8 +139,8 @@ class Pair:
     def _named(self, sample: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """What is made; an exception says of which file."""
         file = file_of(sample[0]) if sample else None
-        if laps.timed and file is not None:
-            laps.lap("read")
+        if stage_timer.timed and file is not None:
+            stage_timer.end_stage("read")
         try:
             return self._made(file, sample, named)
         except Exception as error:
@@ -176,8 +176,8 @@ class Pair:
         pixels = recognised.pixels(drawn, picture.read)
         leaves, spec = tree_flatten(rest)
         moved = [recognised.moved(drawn, leaf) for leaf in leaves]
-        if laps.timed:
-            laps.lap("mask")
+        if stage_timer.timed:
+            stage_timer.end_stage("mask")
         return recognised.finish(pixels, tree_unflatten(moved, spec))
 
     def explain(self) -> str:

@@ -17,7 +17,7 @@ from feedline.images.placement import Part
 from feedline.recognition.given import FileBytes, opened, pixels_of, unread_jpeg
 from feedline.recognition.pillow_reading import PillowSettings
 from feedline.stores.store import Pixels
-from feedline.trace import laps
+from feedline.trace import stage_timer
 
 __all__ = ["Picture", "threads_decoder"]
 
@@ -77,15 +77,15 @@ class Picture:
         if self._file is not None:
             try:
                 pixels = self._decoder.read(1, part)
-                if laps.timed:
-                    laps.lap("decode")
-                    laps.decoded(*self.size)
+                if stage_timer.timed:
+                    stage_timer.end_stage("decode")
+                    stage_timer.note_decoded(*self.size)
                 return pixels
             except ImageError as why:
                 self._leave_to_pillow(why)
         pixels = pixels_of(self._image, part)
-        if laps.timed:
-            laps.lap("decode")
+        if stage_timer.timed:
+            stage_timer.end_stage("decode")
         return pixels
 
     def _leave_to_pillow(self, why: ImageError) -> None:

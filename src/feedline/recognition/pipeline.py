@@ -29,7 +29,7 @@ from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.request import Request
 from feedline.stores.file_store import FileStore
 from feedline.stores.store import Pixels, SampleStore
-from feedline.trace import laps
+from feedline.trace import stage_timer
 
 __all__ = ["STEPS", "ImagePipeline", "SamplePipeline"]
 
@@ -123,8 +123,8 @@ class SamplePipeline(RowPipeline[SampleStore]):
         request = Request(item.image_size, item.strength)
         with request, unbroken(), seeded(extend(item.seed, _TARGET)):
             made = self.target_transform(sample_label(number))
-        if laps.timed:
-            laps.lap("target_transform")
+        if stage_timer.timed:
+            stage_timer.end_stage("target_transform")
         return made
 
     def _counted(self, item: Item) -> Item:

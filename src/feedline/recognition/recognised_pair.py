@@ -26,7 +26,7 @@ from feedline.recognition.joint_steps import Drawn, draw, scaled
 from feedline.recognition.recognised_transform import names_of
 from feedline.recognition.transform_tail import Step, TransformTail
 from feedline.stores.store import Pixels
-from feedline.trace import laps
+from feedline.trace import stage_timer
 
 __all__ = ["RecognisedPair"]
 
@@ -86,8 +86,8 @@ class RecognisedPair:
     def pixels(self, drawn: Drawn, read: Callable[[Part | None], Pixels]) -> Pixels:
         """The pixels that the tail begins with; `read` gives a part of the image."""
         made = image_on(drawn.canvas, read, self.filter, self.resize_mode, self.colour)
-        if laps.timed:
-            laps.lap("resize")
+        if stage_timer.timed:
+            stage_timer.end_stage("resize")
         return made
 
     def moved(self, drawn: Drawn, thing: Any) -> Any:
@@ -124,8 +124,8 @@ class RecognisedPair:
             return image
         for step in self.after:
             given = step(*given)
-            if laps.timed:
-                laps.lap(f"transform: {type(step).__name__}")
+            if stage_timer.timed:
+                stage_timer.end_stage(f"transform: {type(step).__name__}")
         return given
 
     def __str__(self) -> str:

@@ -20,7 +20,7 @@ from feedline.images.stable_repr import without_addresses
 from feedline.recognition.steps import in_full
 from feedline.recognition.transform_tail import TransformTail
 from feedline.stores.store import Pixels
-from feedline.trace import laps
+from feedline.trace import stage_timer
 
 __all__ = ["RecognisedTransform", "names_of"]
 
@@ -84,8 +84,8 @@ class RecognisedTransform:
         """
         pixels = np.empty((*self.shape_at(size), 3), np.uint8) if into is None else into
         fill_as(self.resize_mode, pixels, image, placement)
-        if laps.timed:
-            laps.lap("resize")
+        if stage_timer.timed:
+            stage_timer.end_stage("resize")
         return pixels
 
     def identity(self) -> str:

@@ -30,7 +30,7 @@ from feedline.recognition.pixel_steps import PixelStep
 from feedline.recognition.replacements import Replacements
 from feedline.recognition.steps import is_librarys, said, well_behaved, words
 from feedline.stores.store import Pixels
-from feedline.trace.laps import lap, timing
+from feedline.trace.stage_timer import end_stage, is_timing
 
 __all__ = ["Form", "Step", "TransformTail", "tail_of", "unfit"]
 
@@ -109,7 +109,7 @@ class TransformTail:
         """
         if self.table is not None and not self.draws:
             apply_lut(pixels, self.table, row)
-            lap("to values")
+            end_stage("to values")
             return
         output = self.run(pixels, seed, row)
         if wrong := unfit(output) or _differs(output, row):
@@ -122,7 +122,7 @@ class TransformTail:
             values.strides != row.strides
         ):
             np.copyto(row, values)
-            lap("to values")
+            end_stage("to values")
 
     def run(self, pixels: Pixels, seed: int | None, row: np.ndarray[Any, Any] | None = None) -> Any:
         """What the pipeline gives: in memory of its own, or in `row` if that is possible.
@@ -158,7 +158,7 @@ class TransformTail:
                 "device: leave `device` out of the loader"
             )
         np.copyto(row, left)
-        lap("resize")
+        end_stage("resize")
 
     def _changed(self, pixels: Pixels) -> tuple[Pixels | None, Any]:
         """What the first steps leave: pixels, or None and what the last one gave.
@@ -175,8 +175,8 @@ class TransformTail:
                 left = None
             else:
                 left = fast(left)
-            if timing():
-                lap(f"transform: {type(step).__name__}")
+            if is_timing():
+                end_stage(f"transform: {type(step).__name__}")
         if left is None and self.table is not None:
             left = _pixels_of(value, self.held)
         return left, value
@@ -200,7 +200,7 @@ class TransformTail:
                 row = np.empty(shape, dtype)
             apply_lut(pixels, self.table, row)
             value = _as(torch.from_numpy(row), self.form)
-        lap("to values")
+        end_stage("to values")
         return value
 
 
@@ -208,8 +208,8 @@ def _done(steps: tuple[Step, ...], value: Any) -> Any:
     """What steps make of a value, one after another."""
     for step in steps:
         value = step(value)
-        if timing():
-            lap(f"transform: {type(step).__name__}")
+        if is_timing():
+            end_stage(f"transform: {type(step).__name__}")
     return value
 
 

@@ -32,7 +32,7 @@ from feedline.recognition.view_crops import ViewCrops, crops_of
 from feedline.recognition.view_form import Wrapped, arranged
 from feedline.request import Request, augmentation_strength, image_size, requested
 from feedline.stores.store import Pixels
-from feedline.trace import laps
+from feedline.trace import stage_timer
 
 __all__ = ["Views"]
 
@@ -73,8 +73,8 @@ class Views:
         file = file_of(images[0]) if images else None
         if file is None:
             return arranged(self.calls.form, self._made(None, images, named))
-        if laps.timed:
-            laps.lap("read")
+        if stage_timer.timed:
+            stage_timer.end_stage("read")
         try:
             return arranged(self.calls.form, self._made(file, images, named))
         except ImageError:
@@ -104,8 +104,8 @@ class Views:
                 ]
         if file is not None:
             images = opened(file, why), *images[1:]
-            if laps.timed:
-                laps.lap("decode")
+            if stage_timer.timed:
+                stage_timer.end_stage("decode")
         if item is not None:
             return self._of_image(images[0], item)
         if self._crops.crops and images and isinstance(images[0], io.IOBase):
@@ -138,9 +138,9 @@ class Views:
             raise ImageError("what was opened has another size than its file")
         placed = self._crops.place(height, width, item)
         part = decoder.read(1, placed.part)
-        if laps.timed:
-            laps.lap("decode")
-            laps.decoded(height, width)
+        if stage_timer.timed:
+            stage_timer.end_stage("decode")
+            stage_timer.note_decoded(height, width)
         sides = self._crops.sides_at(item.side)
         return [
             each.recognised.resized(own, placement, side)
@@ -153,8 +153,8 @@ class Views:
     def _of_image(self, image: Any, item: Item) -> list[Any]:
         """The views of an RGB image, each cut out of it at its turn."""
         image.load()
-        if laps.timed:
-            laps.lap("decode")
+        if stage_timer.timed:
+            stage_timer.end_stage("decode")
         recognised = iter(enumerate(self._crops.sides_at(item.side)))
         made = []
         for each in self.fused:

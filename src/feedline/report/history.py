@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from feedline.report.figures import finite
-from feedline.trace.run import Point
+from feedline.trace.run import ThroughputPoint
 
 __all__ = ["HistoryPhase", "RateInterval", "ThroughputHistory", "build_history", "merge_neighbours"]
 
@@ -60,7 +60,7 @@ class ThroughputHistory:
     phases: list[HistoryPhase]
 
 
-def build_history(points: Sequence[Point]) -> ThroughputHistory:
+def build_history(points: Sequence[ThroughputPoint]) -> ThroughputHistory:
     """Build the history from recorded points."""
     stretches = merge_neighbours(
         [_stretch(point) for point in points if _is_valid(point)], _MAX_INTERVALS
@@ -113,12 +113,12 @@ def _mean(group: Sequence[RateInterval], values: Sequence[float | None]) -> floa
     return sum(each.seconds * value for each, value in zip(group, known, strict=True)) / total
 
 
-def _is_valid(point: Point) -> bool:
+def _is_valid(point: ThroughputPoint) -> bool:
     """Return True if a point is possible: a file may contain anything."""
     return 0 < point.seconds < _LONG_S and abs(point.begun_s) < _LONG_S and point.batches > 0
 
 
-def _stretch(point: Point) -> RateInterval:
+def _stretch(point: ThroughputPoint) -> RateInterval:
     rate = None
     if point.samples is not None and point.samples >= 0:
         rate = finite(min(point.samples, 10**18) / point.seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from feedline.trace.run import Excerpt
+from feedline.trace.run import TimelineSample
 
 __all__ = ["LoopTimes", "Overlap", "OverlapSettings"]
 
@@ -50,7 +50,7 @@ class LoopTimes:
     wait_ms: float
     compute_ms: float
     load_ms: float
-    excerpt: Excerpt
+    excerpt: TimelineSample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,15 @@ from feedline.report.epoch_metrics import EpochMetrics, read_epoch_metrics
 from feedline.report.figures import encodable, finite
 from feedline.report.history import ThroughputHistory, build_history
 from feedline.report.timeline import Timeline, timeline_of, too_large, worst_step
-from feedline.trace.run import Excerpt, Loader, Machine, Run, SlowSample, StageTime, Use
+from feedline.trace.run import (
+    Loader,
+    Machine,
+    ResourceUse,
+    Run,
+    SlowSample,
+    StageTime,
+    TimelineSample,
+)
 from feedline.trace.run_file import read_run
 
 __all__ = ["ReportData", "StageSummary", "build_report", "load_report"]
@@ -103,7 +111,7 @@ class ReportData:
     loaders: list[Loader]
     settings: dict[str, str]
     machine: Machine
-    use: Use
+    use: ResourceUse
     started: float
     seconds: float
     rank: int
@@ -169,7 +177,7 @@ def _resume_epoch(run: Run) -> int | None:
     return epoch if epoch > 0 else None
 
 
-def _timeline(excerpt: Excerpt) -> Timeline | None:
+def _timeline(excerpt: TimelineSample) -> Timeline | None:
     if excerpt.why == "latest":
         return timeline_of(excerpt, "the latest steps")
     return worst_step(excerpt)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal
 
-from feedline.trace.run import Event, Excerpt
+from feedline.trace.run import Event, TimelineSample
 
 __all__ = [
     "CAUSES",
@@ -38,7 +38,7 @@ _MAX_EVENTS, _MAX_LANES = 20_000, 200
 _LANES = ("loading", "worker", "ready", "copy", "step")
 
 
-def timeline_of(excerpt: Excerpt, title: str) -> Timeline | None:
+def timeline_of(excerpt: TimelineSample, title: str) -> Timeline | None:
     """Return the timeline of all steps of a sample; None if it has none."""
     steps = [event for event in excerpt.events if event.lane == "step" and _is_valid(event)]
     if not steps:
@@ -47,7 +47,7 @@ def timeline_of(excerpt: Excerpt, title: str) -> Timeline | None:
     return _between(excerpt, title, begun, ended)
 
 
-def worst_step(excerpt: Excerpt, before: int = 2) -> Timeline | None:
+def worst_step(excerpt: TimelineSample, before: int = 2) -> Timeline | None:
     """Return the timeline of the longest-waiting step and some before it; None if none waited."""
     steps = sorted(
         (event for event in excerpt.events if event.lane == "step" and _is_valid(event)),
@@ -65,7 +65,7 @@ def worst_step(excerpt: Excerpt, before: int = 2) -> Timeline | None:
     return _between(excerpt, title, begun, ended)
 
 
-def too_large(excerpt: Excerpt) -> bool:
+def too_large(excerpt: TimelineSample) -> bool:
     """Return True if a sample has more events than a recorder writes."""
     lanes = {event.lane for event in excerpt.events}
     return len(excerpt.events) > _MAX_EVENTS or len(lanes) > _MAX_LANES
@@ -79,7 +79,7 @@ def _length(event: Event) -> float:
     return event.ended_ms - event.begun_ms
 
 
-def _between(excerpt: Excerpt, title: str, begun: float, ended: float) -> Timeline | None:
+def _between(excerpt: TimelineSample, title: str, begun: float, ended: float) -> Timeline | None:
     """Return the part of a sample between two moments."""
     if not ended - begun > NOISE_MS:
         return None

@@ -1,7 +1,7 @@
-"""How long something took, many times over: counts in bins that grow with the time.
+"""Histogram of durations, with logarithmic bins.
 
-Guarantees: memory that does not grow, whatever is added; histograms add up; a quantile is within
-5% of the true one, and never beyond the longest time.
+Guarantees: constant memory; histograms can be added; a quantile is within 5% of the true one, and
+never beyond the longest duration.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 
 __all__ = ["Histogram"]
 
-_PER_OCTAVE = 8  # a bin's upper edge is 9% above its lower one
-_LEAST_MS = 2.0**-10  # about a microsecond: all below shares the first bin
+_PER_OCTAVE = 8  # the upper edge of a bin is 9% above its lower one
+_MIN_MS = 2.0**-10  # about a microsecond: all shorter durations share the first bin
 _FEW = 16
-BINS = 32 * _PER_OCTAVE  # up to 70 minutes: all above shares the last one
+BINS = 32 * _PER_OCTAVE  # up to 70 minutes: all longer durations share the last one
 
 
 @dataclass(slots=True)
@@ -24,10 +24,10 @@ class Histogram:
     """Durations, in milliseconds.
 
     Args:
-        count: how many there were.
-        total_ms: their sum.
-        longest_ms: the longest.
-        bins: how many fell into each bin that holds any: bin k begins at 2**(k / 8 - 10) ms.
+        count: number of durations.
+        total_ms: sum.
+        longest_ms: longest duration.
+        bins: counts of the bins that are not empty: bin k begins at 2**(k / 8 - 10) ms.
     """
 
     count: int = 0
@@ -36,7 +36,7 @@ class Histogram:
     bins: dict[int, int] = field(default_factory=dict)
 
     def add(self, ms: float) -> None:
-        """One duration."""
+        """Add one duration."""
         self.count += 1
         self.total_ms += ms
         if ms > self.longest_ms:
@@ -45,7 +45,7 @@ class Histogram:
         self.bins[k] = self.bins.get(k, 0) + 1
 
     def add_all(self, times_ms: list[float]) -> None:
-        """Many durations, for a fraction of what `add` takes for each."""
+        """Add many durations, in a fraction of the time that `add` takes."""
         if len(times_ms) < _FEW:
             for ms in times_ms:
                 self.add(ms)
@@ -54,7 +54,7 @@ class Histogram:
         self.count += len(times_ms)
         self.total_ms += float(times.sum())
         self.longest_ms = max(self.longest_ms, float(times.max()))
-        bins = (np.log2(np.maximum(times / _LEAST_MS, 1.0)) * _PER_OCTAVE).astype(np.int64)
+        bins = (np.log2(np.maximum(times / _MIN_MS, 1.0)) * _PER_OCTAVE).astype(np.int64)
         numbers, counts = np.unique(np.minimum(bins, BINS - 1), return_counts=True)
         for k, count in zip(numbers.tolist(), counts.tolist(), strict=True):
             self.bins[k] = self.bins.get(k, 0) + count
@@ -68,8 +68,8 @@ class Histogram:
         return self
 
     @property
-    def sound(self) -> bool:
-        """Whether it can have been added up: a file may hold anything."""
+    def is_valid(self) -> bool:
+        """True if adding durations can produce it: a file may contain anything."""
         counts = [self.count, *self.bins.values()]
         return min([self.total_ms, self.longest_ms, *counts]) >= 0 and all(
             0 <= k < BINS for k in self.bins
@@ -77,31 +77,31 @@ class Histogram:
 
     @property
     def mean_ms(self) -> float | None:
-        """The mean; None where nothing was added."""
+        """Mean; None if it is empty."""
         return self.total_ms / self.count if self.count else None
 
     def times(self) -> list[tuple[float, int]]:
-        """The middle of each bin, on a scale of logarithms, in ms, and how many fell into it."""
+        """Geometric middle of each bin in ms, with its count."""
         return [(min(_middle(k), self.longest_ms), count) for k, count in self.bins.items()]
 
     def quantile(self, q: float) -> float | None:
-        """The time that a share `q` of all, 0 to 1, does not exceed; None where nothing was added.
+        """Duration that a share `q` of all, 0 to 1, does not exceed; None if it is empty.
 
-        It is the middle of the bin, on a scale of logarithms, that the share ends in.
+        It is the geometric middle of the bin in which the share ends.
         """
-        left = q * self.count
+        remaining = q * self.count
         for k in sorted(self.bins):
-            left -= self.bins[k]
-            if left <= 0:
+            remaining -= self.bins[k]
+            if remaining <= 0:
                 return min(_middle(k), self.longest_ms)
         return self.longest_ms if self.count else None
 
 
 def _middle(k: int) -> float:
-    return math.pow(2.0, (k + 0.5) / _PER_OCTAVE) * _LEAST_MS if k else 0.0
+    return math.pow(2.0, (k + 0.5) / _PER_OCTAVE) * _MIN_MS if k else 0.0
 
 
 def _bin(ms: float) -> int:
-    if ms <= _LEAST_MS:
+    if ms <= _MIN_MS:
         return 0
-    return min(BINS - 1, int(math.log2(ms / _LEAST_MS) * _PER_OCTAVE))
+    return min(BINS - 1, int(math.log2(ms / _MIN_MS) * _PER_OCTAVE))

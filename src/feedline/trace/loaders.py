@@ -1,8 +1,8 @@
-"""The loaders of a run, and what their workers have spent.
+"""Loaders of a run, and the stage timings of their workers.
 
-Guarantees: memory is bounded, however many loaders come: one that is like an earlier one counts as
-that one, and from the 65th on all count as the last. What workers have spent stays known when they
-and their loader are gone; nothing here keeps a loader alive, if its `Workers` do not.
+Guarantees: memory is bounded, however many loaders are registered: one equal to an earlier one
+counts as that one, and from the 65th on all count as the last. Timings stay known after the workers
+and their loader are gone; nothing here keeps a loader alive, unless its `WorkerObserver` do.
 """
 
 from __future__ import annotations
@@ -11,53 +11,53 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from feedline.trace.run import Loader, SlowSample
-from feedline.trace.stage_page import Spent
+from feedline.trace.stage_timings import StageTimings
 
-__all__ = ["Loaders", "Workers"]
+__all__ = ["LoaderRegistry", "WorkerObserver"]
 
-_MOST = 64
+_MAX_LOADERS = 64
 _SLOWEST = 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Workers:
-    """How a loader's workers are seen.
+class WorkerObserver:
+    """Callbacks that observe a loader's workers.
 
     Args:
-        pids: their process ids now.
-        spent: what each has spent its time on, by seat; empty where it was not measured.
-        name: what a sample is called, by its number.
-        deaths: how many have died and were replaced.
+        pids: returns their current process ids.
+        spent: returns the stage timings of each, by worker id; empty if not measured.
+        name: returns the name of a sample, by its number.
+        deaths: returns the number of workers that died and were replaced.
     """
 
     pids: Callable[[], list[int]] = list
-    spent: Callable[[], dict[int, Spent]] = dict
+    spent: Callable[[], dict[int, StageTimings]] = dict
     name: Callable[[int], str] = str
     deaths: Callable[[], int] = int
 
 
 @dataclass(slots=True)
 class _Loader:
-    said: Loader
-    workers: list[Workers] = field(default_factory=list)
+    loader: Loader
+    workers: list[WorkerObserver] = field(default_factory=list)
     passes: int = 0
     built: int = 0
 
 
-class Loaders:
-    """All loaders of a run, by their numbers."""
+class LoaderRegistry:
+    """All loaders of a run, by number."""
 
     def __init__(self) -> None:
         self._loaders: list[_Loader] = []
-        self._spent = Spent()  # by workers that are gone
+        self._spent = StageTimings()  # by workers that are gone
         self._slowest: list[SlowSample] = []
         self._deaths = 0
 
-    def come(self, said: Loader, workers: Workers) -> int:
-        """A loader comes; its number among the run's."""
-        alike = [k for k, known in enumerate(self._loaders) if known.said == said]
-        if not alike and len(self._loaders) < _MOST:
-            self._loaders.append(_Loader(said))
+    def register(self, loader: Loader, workers: WorkerObserver) -> int:
+        """Register a loader. Returns its number in the run."""
+        alike = [k for k, known in enumerate(self._loaders) if known.loader == loader]
+        if not alike and len(self._loaders) < _MAX_LOADERS:
+            self._loaders.append(_Loader(loader))
         number = alike[0] if alike else len(self._loaders) - 1
         known = self._loaders[number]
         if not any(each is workers for each in known.workers):
@@ -65,61 +65,61 @@ class Loaders:
             known.built += 1
         return number
 
-    def take(self, number: int, workers: Workers) -> bool:
-        """Take workers from a loader, which is another one from now on; whether it had them."""
+    def detach_workers(self, number: int, workers: WorkerObserver) -> bool:
+        """Detach the workers from a loader. Returns True if it had them."""
         known = self._loaders[number]
-        had = len(known.workers)
+        before = len(known.workers)
         known.workers = [each for each in known.workers if each is not workers]
-        return len(known.workers) < had
+        return len(known.workers) < before
 
-    def leave(self, number: int, workers: Workers) -> None:
-        """A loader is gone; its workers can be seen for the last time."""
-        if self.take(number, workers):
+    def unregister(self, number: int, workers: WorkerObserver) -> None:
+        """Unregister a loader; its workers are observed for the last time."""
+        if self.detach_workers(number, workers):
             own = _sum(workers)
             self._spent += own
             self._slowest = _slowest([*self._slowest, *_named(own, workers)])
             self._deaths += workers.deaths()
 
     def next_epoch(self, number: int) -> int:
-        """Count a pass over a loader; how many there were before it."""
+        """Count a pass over a loader. Returns the number of earlier passes."""
         known = self._loaders[number]
         known.passes += 1
         return known.passes - 1
 
     def built(self, number: int) -> int:
-        """How many have come that count as this loader."""
+        """Number of loaders that were registered under this number."""
         return self._loaders[number].built
 
     def tasks(self) -> tuple[int, float]:
-        """How many tasks all workers have made, and how long these took in ms."""
+        """Number of tasks of all workers, and their total time in ms."""
         spents = [self._spent]
         for workers in self._at_work():
             spents += workers.spent().values()
         return sum(each.tasks for each in spents), sum(each.tasks_ms for each in spents)
 
-    def said(self) -> list[Loader]:
-        """What is said of each."""
-        return [each.said for each in self._loaders]
+    def descriptions(self) -> list[Loader]:
+        """Descriptions of all loaders, by number."""
+        return [each.loader for each in self._loaders]
 
     def pids(self, number: int) -> list[int]:
-        """The workers of a loader now, each once."""
+        """Current workers of a loader, without duplicates."""
         seen = (pid for workers in self._loaders[number].workers for pid in workers.pids())
         return list(dict.fromkeys(seen))
 
     def latest_tasks(self, number: int) -> dict[int, list[tuple[int, int]]]:
-        """The latest tasks of a loader's workers, by seat; see `stage_page.Spent.latest`."""
+        """Latest tasks of a loader's workers, by worker id; see `StageTimings.latest`."""
         if not self._loaders:
             return {}
         workers = self._loaders[number].workers
-        return {seat: spent.latest for each in workers for seat, spent in each.spent().items()}
+        return {worker: spent.latest for each in workers for worker, spent in each.spent().items()}
 
     def deaths(self) -> int:
-        """Workers that died and were replaced."""
+        """Number of workers that died and were replaced."""
         return self._deaths + sum(workers.deaths() for workers in self._at_work())
 
-    def spent(self) -> tuple[Spent, list[SlowSample]]:
-        """What all workers have spent, and the slowest samples by their names."""
-        total = Spent()
+    def spent(self) -> tuple[StageTimings, list[SlowSample]]:
+        """Timings of all workers, and the slowest samples by name."""
+        total = StageTimings()
         total += self._spent
         slowest = list(self._slowest)
         for workers in self._at_work():
@@ -128,19 +128,19 @@ class Loaders:
             total += own
         return total, _slowest(slowest)
 
-    def _at_work(self) -> list[Workers]:
+    def _at_work(self) -> list[WorkerObserver]:
         return [workers for each in self._loaders for workers in each.workers]
 
 
-def _sum(workers: Workers) -> Spent:
-    own = Spent()
+def _sum(workers: WorkerObserver) -> StageTimings:
+    own = StageTimings()
     for spent in workers.spent().values():
         own += spent
     return own
 
 
-def _named(spent: Spent, workers: Workers) -> list[SlowSample]:
-    # A path may hold bytes that are no text, which no file of a run could hold: they are spelt.
+def _named(spent: StageTimings, workers: WorkerObserver) -> list[SlowSample]:
+    # A path may contain undecodable bytes, which a run file cannot store: they are escaped.
     return [
         SlowSample(name=workers.name(number).encode("utf-8", "backslashreplace").decode(), ms=ms)
         for ms, number in spent.slowest
@@ -148,7 +148,7 @@ def _named(spent: Spent, workers: Workers) -> list[SlowSample]:
 
 
 def _slowest(samples: list[SlowSample]) -> list[SlowSample]:
-    """The slowest, each once."""
+    """Slowest samples, without duplicates."""
     by_name: dict[str, SlowSample] = {}
     for sample in sorted(samples, key=lambda sample: -sample.ms):
         by_name.setdefault(sample.name, sample)

@@ -1,28 +1,39 @@
-"""Where a run was, and what it used there."""
+"""Machine of a run, and its use.
+
+Guarantees: torch is not imported, and no device is initialised; unknown values are None.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
+import math
+import platform
+import socket
+import sys
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Machine", "Process", "Use"]
+from feedline.system import core_limits, cpu_model, memory_limits
+
+__all__ = ["Machine", "Process", "ResourceUse", "device_name", "this_machine"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """Where the run was. Only runs on machines that say the same here can be compared.
+    """Machine of a run. Only runs on machines that are equal here can be compared.
 
     Args:
-        host: the machine's name.
-        cpu: what the processor is called.
-        cores: logical cores it has.
-        usable_cores: those this process could use.
+        host: host name.
+        cpu: name of the processor.
+        cores: number of logical cores.
+        usable_cores: number of cores this process could use.
         quota_cores: CPU quota of the cgroup, in cores; None without one.
-        memory_bytes: of the machine, or what the cgroup leaves of it.
-        gpu: what the device is called; None without one.
-        platform: of the operating system.
-        versions: of feedline, Python, torch and the like.
-        shared_by: training processes of this machine that `usable_cores` was divided among.
+        memory_bytes: of the machine, or the limit of the cgroup.
+        gpu: name of the device; None without one.
+        platform: operating system.
+        versions: of feedline, Python, torch and other libraries.
+        shared_by: training processes of this machine that share the cores.
     """
 
     host: str
@@ -39,17 +50,17 @@ class Machine:
 
 @dataclass(kw_only=True, slots=True)
 class Process:
-    """What one process did while the run went on, by the kernel's count.
+    """Activity of one process during the run, from the kernel's counters.
 
     Args:
         role: "trainer" or "worker".
-        pid: its id.
-        seconds: over which it was watched.
-        cpu_s: on a core, all its threads.
-        queued_s: ready to run, and no core was free; None where the kernel does not say.
-        read_bytes: that came from a disk; None where the kernel does not say.
-        major_faults: pages that had to be read from a disk.
-        called_bytes: that it read by calls, from files and pipes, wherever they came from.
+        pid: process id.
+        seconds: observed time.
+        cpu_s: CPU time, all threads.
+        queued_s: time ready to run without a free core; None if the kernel does not report it.
+        read_bytes: read from a disk; None if the kernel does not report it.
+        major_faults: pages read from a disk.
+        called_bytes: read by calls, from files and pipes of any kind.
     """
 
     role: Literal["trainer", "worker"]
@@ -63,20 +74,20 @@ class Process:
 
 
 @dataclass(kw_only=True, slots=True)
-class Use:
-    """What the run used.
+class ResourceUse:
+    """Use of the machine by the run.
 
     Args:
-        processes: the trainer, and those workers that lived longest, at most 64.
-        worker_starts: worker processes that were seen, in all.
-        worker_deaths: those that died and were replaced.
-        throttled_s: how long the CPU quota held processes up; None without a quota.
-        gpu_busy: share of the time, 0 to 1, that the device was busy, by its own count.
-        threads: threads that torch computes with, in the trainer.
-        worker_threads: threads of the busiest worker.
-        shared_memory_bytes: size of /dev/shm; None where there is none.
-        cacheable_bytes: memory that files could take.
-        dataset_bytes: of all samples, by the size of some; None where they are no files.
+        processes: the trainer, and the longest-lived workers, at most 64.
+        worker_starts: number of observed worker processes.
+        worker_deaths: number of workers that died and were replaced.
+        throttled_s: time for which the CPU quota throttled processes; None without a quota.
+        gpu_busy: share of the time, 0 to 1, that the device was busy, by its own counter.
+        threads: number of threads that torch computes with, in the trainer.
+        worker_threads: number of threads of the busiest worker.
+        shared_memory_bytes: size of /dev/shm; None if there is none.
+        cacheable_bytes: memory available for cached files.
+        dataset_bytes: of all samples, estimated from some; None if they are not files.
     """
 
     processes: list[Process] = field(default_factory=list)
@@ -89,3 +100,39 @@ class Use:
     shared_memory_bytes: int | None = None
     cacheable_bytes: int | None = None
     dataset_bytes: int | None = None
+
+
+def this_machine() -> Machine:
+    """Describe the machine in its current state."""
+    limits, memory = core_limits(), memory_limits()
+    return Machine(
+        host=socket.gethostname(),
+        cpu=cpu_model(),
+        cores=limits.machine,
+        usable_cores=limits.usable,
+        quota_cores=None if math.isinf(limits.quota) else limits.quota,
+        memory_bytes=memory.machine if memory.limit is None else memory.limit,
+        gpu=device_name(),
+        platform=platform.platform(),
+        versions=_versions(),
+        shared_by=limits.processes,
+    )
+
+
+def device_name() -> str | None:
+    """Name of the device in use; None if the program has not initialised one."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return str(torch.cuda.get_device_name())
+
+
+@functools.cache
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in ("feedline", "torch", "torchvision", "numpy", "pillow"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found

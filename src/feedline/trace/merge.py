@@ -1,23 +1,23 @@
-"""One run made of several starts: what an interrupted and resumed training recorded.
+"""Merge the records of an interrupted and resumed training to one run.
 
-Guarantees: no step is lost, and the number of passes stays bounded. Times count on as if one start
-had followed the other at once. The machine and its use are those of the later start.
+Guarantees: no step is lost, and the number of passes stays bounded. Times continue as if the starts
+had followed each other without a gap. Machine and its use are those of the later start.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from feedline.trace.passes import bounded
-from feedline.trace.run import Excerpt, Run, StageTime
+from feedline.trace.passes import limit_passes
+from feedline.trace.run import Run, StageTime, TimelineSample
 
-__all__ = ["merged"]
+__all__ = ["merge_runs"]
 
 _SLOWEST = 20
-_COURSE = 400
+_MAX_POINTS = 400
 
 
-def merged(earlier: Run, later: Run) -> Run:
+def merge_runs(earlier: Run, later: Run) -> Run:
     """Merge the record of an earlier start into that of a later one."""
     after_s = earlier.seconds
     loaders = list(earlier.loaders)
@@ -39,8 +39,8 @@ def merged(earlier: Run, later: Run) -> Run:
     excerpts = [replace(each, begun_s=each.begun_s + after_s) for each in later.excerpts]
     sizes = dict(earlier.sample_sizes)
     for k, (count, total_ms) in later.sample_sizes.items():
-        had, had_ms = sizes.get(k, (0, 0.0))
-        sizes[k] = had + count, had_ms + total_ms
+        count_before, ms_before = sizes.get(k, (0, 0.0))
+        sizes[k] = count_before + count, ms_before + total_ms
     slowest = sorted([*earlier.slowest, *later.slowest], key=lambda sample: -sample.ms)
     decoded = earlier.decoded + later.decoded
     decoded_px = sum((r.decoded_px or 0.0) * r.decoded for r in (earlier, later))
@@ -51,8 +51,8 @@ def merged(earlier: Run, later: Run) -> Run:
         seconds=after_s + later.seconds,
         settings=later.settings or earlier.settings,
         loaders=loaders,
-        passes=bounded([replace(each) for each in earlier.passes] + passes),
-        course=[*earlier.course, *course][-_COURSE:],
+        passes=limit_passes([replace(each) for each in earlier.passes] + passes),
+        course=[*earlier.course, *course][-_MAX_POINTS:],
         stages=_stages(earlier.stages, later.stages),
         tasks=earlier.tasks + later.tasks,
         tasks_ms=earlier.tasks_ms + later.tasks_ms,
@@ -72,23 +72,23 @@ def merged(earlier: Run, later: Run) -> Run:
 def _stages(earlier: list[StageTime], later: list[StageTime]) -> list[StageTime]:
     by_name = {stage.name: stage for stage in earlier}
     for stage in later:
-        had = by_name.get(stage.name)
-        by_name[stage.name] = stage if had is None else _both(had, stage)
+        known = by_name.get(stage.name)
+        by_name[stage.name] = stage if known is None else _add(known, stage)
     return sorted(by_name.values(), key=lambda stage: -stage.total_ms)
 
 
-def _both(had: StageTime, stage: StageTime) -> StageTime:
-    known = had.cpu_ms is not None and stage.cpu_ms is not None
+def _add(first: StageTime, second: StageTime) -> StageTime:
+    known = first.cpu_ms is not None and second.cpu_ms is not None
     return StageTime(
-        name=stage.name,
-        count=had.count + stage.count,
-        total_ms=had.total_ms + stage.total_ms,
-        longest_ms=max(had.longest_ms, stage.longest_ms),
-        cpu_ms=(had.cpu_ms or 0.0) + (stage.cpu_ms or 0.0) if known else None,
+        name=second.name,
+        count=first.count + second.count,
+        total_ms=first.total_ms + second.total_ms,
+        longest_ms=max(first.longest_ms, second.longest_ms),
+        cpu_ms=(first.cpu_ms or 0.0) + (second.cpu_ms or 0.0) if known else None,
     )
 
 
-def _excerpts(earlier: list[Excerpt], later: list[Excerpt]) -> list[Excerpt]:
-    """Of each kind the later one."""
+def _excerpts(earlier: list[TimelineSample], later: list[TimelineSample]) -> list[TimelineSample]:
+    """Return the latest sample of each kind."""
     by_why = {each.why: each for each in [*earlier, *later]}
     return list(by_why.values())

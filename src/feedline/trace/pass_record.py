@@ -1,12 +1,12 @@
-"""What is written down of one pass over a loader, while it goes on.
+"""Record of one pass over a loader, while it runs.
 
-A step is timed when a batch is handed out: the computing since the batch before it was, and the
-waiting for this one. It belongs to the batch that it computes with. The first batch of a pass is
-its start, and in no step.
+A step is timed when a batch is delivered: the computing since the previous batch was delivered, and
+the waiting for this one. It belongs to the batch that it computes with. The first batch of a pass
+is its start, and in no step.
 
-Guarantees: a step costs about two microseconds; sums are in the run's entries whenever `flush` was
-called, which is four times a second at least while batches come. Any thread may call `flush`.
-Relies on: being told in the order of events, by one thread at a time.
+Guarantees: a step costs about two microseconds; sums are in the run's entries after each `flush`,
+which happens at least four times a second while batches arrive. Any thread may call `flush`.
+Relies on: calls in the order of events, by one thread at a time.
 """
 
 from __future__ import annotations
@@ -16,48 +16,48 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from feedline.trace.batch_probe import BatchInfo
 from feedline.trace.histogram import Histogram
-from feedline.trace.look import Batch
-from feedline.trace.passes import Sizes
-from feedline.trace.recent import Recent, Step
+from feedline.trace.passes import PassEntries
 from feedline.trace.run import Pass
 
-__all__ = ["Cycle", "PassRecord", "Tell"]
+__all__ = ["BatchCallback", "HostStep", "PassRecord", "RecentSteps", "Step"]
 
-Cycle = tuple[int, int, int, int]
-"""A step as the host saw it: its number, and in ns when its batch was handed out, when the next one
-was asked for, and when that was there."""
 
-Tell = Callable[["PassRecord", int, int, "int | None", float], None]
-"""Told of batches: of which pass, until when in ns, how many, their samples, exposed wait in ms."""
+HostStep = tuple[int, int, int, int]
+"""Step as seen by the host: its number, and the times in ns at which its batch was delivered, the
+next one was requested, and the next one was received."""
+
+BatchCallback = Callable[["PassRecord", int, int, "int | None", float], None]
+"""Callback for batches: pass, end in ns, number of batches, their samples, data wait in ms."""
 
 _FLUSH_NS = 250_000_000
 _FIRST_STEPS = 8
-_MOST_PENDING = 512
-_MOST_STEPS = 512
+_MAX_PENDING = 512
+_MAX_STEPS = 512
 
 
 class PassRecord:
-    """One pass.
+    """Record of one pass.
 
     Args:
         sizes: its entries.
-        opening_ms: how long it took until the first batch could be asked for.
-        cycles: where steps go as the host saw them.
-        recent: where steps go as they were timed.
-        tell: is told of batches, now and then.
-        lock: the recorder's, as whoever asks for the run flushes, too.
-        timed_elsewhere: steps are told by `measured`, by who knows better than the host.
-        before: a pass of which steps may still be measured, before those of this one.
+        opening_ms: time until the first batch could be requested.
+        cycles: receives the steps as the host saw them.
+        recent: receives the timed steps.
+        tell: callback for batches, called now and then.
+        lock: the recorder's, as reading the run flushes, too.
+        timed_elsewhere: steps are reported by `add_step`, from a better clock than the host's.
+        before: pass whose pending steps are measured before those of this one.
     """
 
     def __init__(
         self,
-        sizes: Sizes,
+        sizes: PassEntries,
         opening_ms: float,
-        cycles: deque[Cycle],
-        recent: Recent,
-        tell: Tell,
+        cycles: deque[HostStep],
+        recent: RecentSteps,
+        tell: BatchCallback,
         lock: threading.RLock,
         *,
         timed_elsewhere: bool,
@@ -73,35 +73,36 @@ class PassRecord:
         self._tell = tell
         self._lock = lock
         self._number = 0
-        self._ready_ns = 0  # when the latest batch was handed out; 0 before the first
-        self.resting = False  # batches are handed out that are not told of
-        self._pending: deque[Pass] = deque(maxlen=_MOST_PENDING)  # of steps not measured yet
+        self._ready_ns = 0  # time of the latest delivery; 0 before the first
+        self.has_unreported = False  # batches are delivered without being reported
+        self._pending: deque[Pass] = deque(maxlen=_MAX_PENDING)  # of steps not measured yet
         if before is not None:
-            self._pending.extend(list(before._pending)[:-1])  # the last batch's is none
-        self._steps: list[Step] = []  # that their entry does not know yet
+            self._pending.extend(list(before._pending)[:-1])  # the last batch's has no step
+        self._steps: list[Step] = []  # not yet in their entry
         self._steps_of = self.entry
-        # Batches that are not in the entry yet, all alike.
-        self._alike = Batch()
+        # Batches not yet in the entry, all of the same kind.
+        self._alike = BatchInfo()
         self._batches = 0
         self._wait_ns = 0
         self._flush_ns = 0
-        self._ready_cpu_ns = 0  # for how long the thread had been on a core then; 0 for unknown
+        self._ready_cpu_ns = 0  # CPU time of the thread at that time; 0 if unknown
         self._wait_cpu_ns = self._compute_cpu_ns = 0
 
-    def handed_out(self, batch: Batch, asked_ns: int, got_ns: int, asked_cpu_ns: int = 0) -> None:
-        """A batch is handed out.
+    def add_batch(
+        self, batch: BatchInfo, asked_ns: int, got_ns: int, asked_cpu_ns: int = 0
+    ) -> None:
+        """Record the delivery of a batch.
 
         Args:
-            batch: what is seen of it.
-            asked_ns: when it was asked for, on the monotonic clock; likewise
-            got_ns: when it was there.
-            asked_cpu_ns: for how long this thread had been on a core when it was asked for; 0
-                where that was not looked at.
+            batch: its properties.
+            asked_ns: time of the request, on the monotonic clock.
+            got_ns: time of receipt, on the monotonic clock.
+            asked_cpu_ns: CPU time of this thread at the request; 0 if unknown.
         """
         with self._lock:
-            self._handed_out(batch, asked_ns, got_ns, asked_cpu_ns)
+            self._add_batch(batch, asked_ns, got_ns, asked_cpu_ns)
 
-    def _handed_out(self, batch: Batch, asked_ns: int, got_ns: int, asked_cpu_ns: int) -> None:
+    def _add_batch(self, batch: BatchInfo, asked_ns: int, got_ns: int, asked_cpu_ns: int) -> None:
         ready_ns = self._ready_ns
         if asked_cpu_ns:
             got_cpu_ns = time.thread_time_ns()
@@ -109,8 +110,8 @@ class PassRecord:
                 self._wait_cpu_ns += got_cpu_ns - asked_cpu_ns
                 self._compute_cpu_ns += asked_cpu_ns - self._ready_cpu_ns
             self._ready_cpu_ns = got_cpu_ns
-        if self.resting:  # the step was not seen to begin
-            self.resting = False
+        if self.has_unreported:  # the start of the step was not recorded
+            self.has_unreported = False
         elif ready_ns:
             if not self.timed_elsewhere:
                 self._step(self.entry, (got_ns - asked_ns) / 1e6, None, (asked_ns - ready_ns) / 1e6)
@@ -130,13 +131,13 @@ class PassRecord:
         if self.timed_elsewhere:
             self._pending.append(self.entry)
         if not ready_ns:
-            self._flush()  # workers of a short pass are seen now or never
+            self._flush()  # the only chance to observe the workers of a short pass
 
-    def measured(self, wait_ms: float, copy_ms: float | None, compute_ms: float) -> None:
-        """The oldest step that was not told of yet was timed by who knows better.
+    def add_step(self, wait_ms: float, copy_ms: float | None, compute_ms: float) -> None:
+        """Record the oldest pending step, timed by a better clock than the host's.
 
-        For those who set `timed_elsewhere`: the device, or a loader that knows its copies. It may
-        come before the batch behind the step is handed out, or some steps later.
+        For callers that set `timed_elsewhere`: the device, or a loader that times its copies. The
+        call may come before the delivery of the batch after the step, or some steps later.
         """
         with self._lock:
             to = self._pending.popleft() if self._pending else self.entry
@@ -145,13 +146,13 @@ class PassRecord:
                 self._add_steps()
 
     def _step(self, to: Pass, wait_ms: float, copy_ms: float | None, compute_ms: float) -> None:
-        if to is not self._steps_of or len(self._steps) >= _MOST_STEPS:
+        if to is not self._steps_of or len(self._steps) >= _MAX_STEPS:
             self._add_steps()
             self._steps_of = to
         self._steps.append((wait_ms, copy_ms, compute_ms))
 
     def _add_steps(self) -> None:
-        """Let the entry know all steps so far."""
+        """Move all steps so far to their entry."""
         to, steps = self._steps_of, self._steps
         if not steps:
             return
@@ -165,30 +166,30 @@ class PassRecord:
             to.copy = to.copy or Histogram()
             to.copy.add_all([max(0.0, copy) for copy in copies])
         if len(to.first_steps_ms) < _FIRST_STEPS:
-            left = _FIRST_STEPS - len(to.first_steps_ms)
-            to.first_steps_ms += [round(ms, 3) for ms in computes[:left]]
+            missing = _FIRST_STEPS - len(to.first_steps_ms)
+            to.first_steps_ms += [round(ms, 3) for ms in computes[:missing]]
 
     def forget_pending(self) -> None:
-        """Steps that were not measured yet never will be."""
+        """Discard steps that were not measured yet."""
         self._pending.clear()
 
-    def rest(self, batches: int) -> None:
-        """So many batches will come like the one before, and will not be told of."""
+    def count_unreported(self, batches: int) -> None:
+        """Count batches that will arrive like the previous one, without being reported."""
         with self._lock:
-            self.resting = True
+            self.has_unreported = True
             self._number += batches
             self._batches += batches
             self._ready_cpu_ns = 0
 
-    def rested(self, less: int) -> None:
-        """So many of them did not come."""
+    def uncount_unreported(self, less: int) -> None:
+        """Subtract batches counted by `count_unreported` that did not arrive."""
         with self._lock:
-            if self.resting:
+            if self.has_unreported:
                 self._batches -= less
                 self._number -= less
 
     def flush(self) -> None:
-        """Let the entry know all batches and steps so far."""
+        """Move all batches and steps so far to their entry."""
         with self._lock:
             self._flush()
 
@@ -216,15 +217,33 @@ class PassRecord:
             entry.batch_size = max(entry.batch_size or 0, batch.samples)
         self._tell(self, self._ready_ns, count, samples, wait_ms)
 
-    def raised(self) -> None:
-        """Instead of a batch came an exception, which may or may not end the pass."""
+    def note_exception(self) -> None:
+        """Record that an exception came instead of a batch; it may or may not end the pass."""
         with self._lock:
             self._flush()
             self.entry.ended = "raised"
 
     def end(self, how: str) -> None:
-        """The pass is over: "exhausted", "left", or "raised", which one that raised last is."""
+        """End the pass: "exhausted", "left" or "raised" (also "left" after an exception)."""
         if not self.over:
             self.over = True
             self.flush()
             self._sizes.end("raised" if how == "left" and self.entry.ended == "raised" else how)
+
+
+Step = tuple[float, "float | None", float]
+"""Wait, copy and compute of a step, in ms."""
+
+
+class RecentSteps(deque[Step]):
+    """The latest 1024 steps, oldest first."""
+
+    def __init__(self) -> None:
+        super().__init__(maxlen=1024)
+        self.steps = 0
+        """Number of steps ever added by `step`."""
+
+    def step(self, steps: list[Step]) -> None:
+        """Add steps."""
+        self.steps += len(steps)
+        self.extend(steps)

@@ -1,8 +1,8 @@
-"""The passes of a run, in a number of entries that stays bounded.
+"""Passes of a run, in a bounded number of entries.
 
-Guarantees: each pass has an entry for each image size that it had, up to 32; where entries become
-too many, old ones of the same loader and size are summed up, so that no step is lost. An entry of a
-pass that goes on stays as it is.
+Guarantees: each pass has an entry for each of its image sizes, up to 32; if there are too many
+entries, old ones of the same loader and size are summed up, so that no step is lost. Entries of
+unfinished passes are never merged.
 """
 
 from __future__ import annotations
@@ -10,37 +10,37 @@ from __future__ import annotations
 from feedline.trace.histogram import Histogram
 from feedline.trace.run import Pass
 
-__all__ = ["Passes", "Sizes", "bounded"]
+__all__ = ["PassEntries", "Passes", "limit_passes"]
 
-_MOST = 200
-_MOST_SIZES = 32
+_MAX_ENTRIES = 200
+_MAX_SIZES = 32
 
 
 class Passes:
-    """Entries, in the order in which they came."""
+    """Entries, in order."""
 
     def __init__(self) -> None:
         self.entries: list[Pass] = []
-        self._going: list[Pass] = []
+        self._unfinished: list[Pass] = []
 
     def enter(self, entry: Pass) -> None:
-        """Another entry, of a pass that goes on."""
+        """Add an entry of an unfinished pass."""
         self.entries.append(entry)
-        self._going.append(entry)
-        if len(self.entries) > _MOST:
-            self.entries = _summed_up(self.entries, self._going)
+        self._unfinished.append(entry)
+        if len(self.entries) > _MAX_ENTRIES:
+            self.entries = _summed_up(self.entries, self._unfinished)
 
-    def over(self, entries: list[Pass]) -> None:
-        """A pass is over that had these."""
-        self._going = [each for each in self._going if not any(each is over for over in entries)]
+    def finish(self, entries: list[Pass]) -> None:
+        """Mark the entries of a pass as finished."""
+        self._unfinished = [e for e in self._unfinished if not any(e is each for each in entries)]
 
 
-class Sizes:
-    """The entries of one pass, by image size.
+class PassEntries:
+    """Entries of one pass, by image size.
 
     Args:
-        passes: where they are entered.
-        first: the entry it begins with, of a size that its first batch shows.
+        passes: collects all entries.
+        first: the first entry; its size is that of the first batch.
     """
 
     def __init__(self, passes: Passes, first: Pass) -> None:
@@ -50,14 +50,14 @@ class Sizes:
         passes.enter(first)
 
     def change(self, size: int | None) -> Pass:
-        """The entry for a batch of a size that is not the one before's, or is the first."""
+        """Return the entry for a batch of a new size, or for the first batch."""
         now = self.now
         if not self._by_size:
             now.image_size = size
             self._by_size[size] = now
             return now
-        if len(self._by_size) >= _MOST_SIZES and size not in self._by_size:
-            size = None  # one entry for all that is beyond
+        if len(self._by_size) >= _MAX_SIZES and size not in self._by_size:
+            size = None  # one entry for all further sizes
         known = self._by_size.get(size)
         if known is now:
             return now
@@ -79,22 +79,22 @@ class Sizes:
         return known
 
     def end(self, how: str) -> None:
-        """The pass is over."""
+        """End the pass."""
         self.now.ended = how
-        self._passes.over([self.now, *self._by_size.values()])
+        self._passes.finish([self.now, *self._by_size.values()])
 
 
-def bounded(passes: list[Pass]) -> list[Pass]:
-    """Entries of passes that are over, old ones summed up if they are too many."""
-    while len(passes) > _MOST:
+def limit_passes(passes: list[Pass]) -> list[Pass]:
+    """Limit the number of entries of finished passes, by summing up old ones."""
+    while len(passes) > _MAX_ENTRIES:
         passes = _summed_up(passes, [])
     return passes
 
 
-def _summed_up(passes: list[Pass], going: list[Pass]) -> list[Pass]:
-    """Let old entries of the same loader and size be one, or, where that is not enough, any two."""
+def _summed_up(passes: list[Pass], unfinished: list[Pass]) -> list[Pass]:
+    """Merge old entries of the same loader and size, or, if that is not enough, any two."""
     old, recent = passes[: len(passes) // 2], passes[len(passes) // 2 :]
-    stay = [each for each in old if any(each is one for one in going)]
+    stay = [each for each in old if any(each is one for one in unfinished)]
     kept: dict[tuple[int, int | None], Pass] = {}
     for each in old:
         if any(each is one for one in stay):
@@ -103,7 +103,7 @@ def _summed_up(passes: list[Pass], going: list[Pass]) -> list[Pass]:
         if known is not each:
             _join(known, each)
     joined = list(kept.values())
-    while len(joined) > _MOST // 4:
+    while len(joined) > _MAX_ENTRIES // 4:
         first, second = joined[-2:]
         _join(first, second)
         joined.pop()

@@ -1,9 +1,9 @@
-"""What the kernel counts of processes: time on a core, time in wait for one, what came from a disk.
+"""Counters of the kernel for processes: CPU time, time without a core, disk reads.
 
-Guarantees: a few small files are read for each process, no library call waits; a process that has
-ended keeps what was read of it last; what the kernel does not tell is None; memory does not grow
-with the number of workers that come and go.
-Relies on: /proc of Linux; elsewhere only the time on a core is known, from psutil.
+Guarantees: a few small files are read per process, without waiting; a process that has ended keeps
+its latest counters; values that the kernel does not report are None; memory does not grow with the
+number of workers that start and end.
+Relies on: /proc of Linux; elsewhere only the CPU time is known, from psutil.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from feedline.trace.run import Process
 __all__ = ["ProcessWatch"]
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-_MOST = 64
-_ROUNDED_S = 2 / _TICKS  # the kernel tells a process's beginning in ticks
+_MAX_PROCESSES = 64
+_ROUNDED_S = 2 / _TICKS  # the kernel reports the start of a process in ticks
 
 
 @dataclass(slots=True)
@@ -38,10 +38,10 @@ class _Count:
 
 
 def _count(pid: int, proc: Path) -> _Count | None:
-    """What is counted of a process since it began; None where it has ended."""
+    """Read the counters of a process since its start; None if it has ended."""
     folder = proc / str(pid)
     try:
-        # Behind the name, which may hold anything: utime and stime are the 14th and 15th field.
+        # After the name, which may contain anything: utime and stime are fields 14 and 15.
         stat = (folder / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         if proc.is_dir():
@@ -57,23 +57,23 @@ def _count(pid: int, proc: Path) -> _Count | None:
             with contextlib.suppress(OSError):  # the thread has ended
                 queued += int((folder / "task" / thread / "schedstat").read_bytes().split()[1])
                 known = True
-    said: dict[bytes, int] = {}
+    io: dict[bytes, int] = {}
     with contextlib.suppress(OSError, ValueError, IndexError):
         lines = (folder / "io").read_bytes().splitlines()
-        said = {line.split()[0]: int(line.split()[1]) for line in lines}
+        io = {line.split()[0]: int(line.split()[1]) for line in lines}
     return _Count(
         (int(stat[11]) + int(stat[12])) / _TICKS,
         queued / 1e9 if known else None,
-        said.get(b"read_bytes:"),
+        io.get(b"read_bytes:"),
         int(stat[9]),
-        said.get(b"rchar:"),
+        io.get(b"rchar:"),
         threads=int(stat[17]),
         age_s=_age_s(int(stat[19])),
     )
 
 
 def _age_s(started_ticks: int) -> float | None:
-    """How long ago a process began, by its start in ticks since the machine's."""
+    """Age of a process, from its start in ticks since boot."""
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return None
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / _TICKS)
@@ -89,10 +89,10 @@ class _Watched:
 
 
 class ProcessWatch:
-    """Follows the trainer and its workers.
+    """Tracks the trainer and its workers.
 
     Args:
-        proc: where the kernel tells of processes.
+        proc: folder with the kernel's counters.
     """
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
@@ -101,11 +101,11 @@ class ProcessWatch:
         self._watched: dict[int, _Watched] = {}
         self.worker_starts = 0
         self.worker_threads: int | None = None
-        """The most threads that a worker was seen with."""
-        self.look([])
+        """Largest number of threads of a worker."""
+        self.update([])
 
-    def look(self, workers: list[int]) -> None:
-        """Count anew, with these workers; about 50 us a process."""
+    def update(self, workers: list[int]) -> None:
+        """Read the counters, with these workers; about 50 us per process."""
         roles = {os.getpid(): "trainer", **dict.fromkeys(workers, "worker")}
         now_s = time.monotonic()
         for pid, role in roles.items():
@@ -115,19 +115,19 @@ class ProcessWatch:
             if role == "worker" and count.threads is not None:
                 self.worker_threads = max(count.threads, self.worker_threads or 0)
             known = self._watched.get(pid)
-            if known is None or count.cpu_s < known.last.cpu_s:  # new, or the number came again
+            if known is None or count.cpu_s < known.last.cpu_s:  # new, or a reused pid
                 self.worker_starts += role == "worker"
-                self._watched[pid] = self._begun(role, now_s, count)
+                self._watched[pid] = self._start(role, now_s, count)
             elif count.read_bytes is not None or known.last.read_bytes is None:
                 known.seen_s, known.last = now_s, count
-            # else: it has ended while this looked at it, and keeps what was known
-        if len(self._watched) > 2 * _MOST + len(roles):
-            kept = {process.pid for process in self.found()} | set(roles)
+            # else: it ended during the read, and keeps its latest counters
+        if len(self._watched) > 2 * _MAX_PROCESSES + len(roles):
+            kept = {process.pid for process in self.summarise()} | set(roles)
             self._watched = {pid: each for pid, each in self._watched.items() if pid in kept}
 
-    def _begun(self, role: str, now_s: float, count: _Count) -> _Watched:
+    def _start(self, role: str, now_s: float, count: _Count) -> _Watched:
         young = count.age_s is not None and now_s - count.age_s >= self._begun_s - _ROUNDED_S
-        if role == "worker" and young:  # all of its life has been in this run
+        if role == "worker" and young:  # it started in this run
             nothing = _Count(
                 0.0,
                 None if count.queued_s is None else 0.0,
@@ -138,8 +138,8 @@ class ProcessWatch:
             return _Watched(role, now_s - (count.age_s or 0.0), now_s, nothing, count)
         return _Watched(role, now_s, now_s, count, count)
 
-    def found(self) -> list[Process]:
-        """The trainer first, then those workers that were watched longest, at most 64."""
+    def summarise(self) -> list[Process]:
+        """Return the trainer first, then the longest-lived workers, at most 64."""
         processes = [
             Process(
                 role="trainer" if each.role == "trainer" else "worker",
@@ -154,10 +154,10 @@ class ProcessWatch:
             for pid, each in self._watched.items()
         ]
         processes.sort(key=lambda each: (each.role != "trainer", -each.seconds))
-        return processes[:_MOST]
+        return processes[:_MAX_PROCESSES]
 
     def disk_bytes(self) -> int | None:
-        """What came from a disk so far, for those watched; None where the kernel does not say."""
+        """Bytes read from a disk by observed processes; None if the kernel does not report it."""
         read = [
             _less(each.last.read_bytes, each.first.read_bytes) for each in self._watched.values()
         ]
@@ -165,5 +165,5 @@ class ProcessWatch:
 
 
 def _less(last: float | int | None, first: float | int | None) -> Any:
-    """The difference; None where either is unknown. Threads that ended took theirs along."""
+    """Difference; None if either is unknown. It is at least 0, as ended threads lose theirs."""
     return None if last is None or first is None else max(type(last)(0), last - first)

@@ -1,8 +1,8 @@
-"""What is known of a run: who made its batches, and where the time of its steps went.
+"""Data of a run: its loaders, and the time of its steps.
 
-Guarantees: bounded in size, however long a run is; `None` stands for what was not measured, never
-0. All times count from the run's beginning, on one clock that all processes of a machine share.
-Everything that is said of a run, in a terminal, a page or as JSON, is said from this alone.
+Guarantees: bounded in size, however long a run is; `None` is a value that was not measured, never
+0. All times count from the run's start, on one clock that all processes of a machine share.
+Everything that is reported of a run, in a terminal, on a page or as JSON, follows from this alone.
 """
 
 from __future__ import annotations
@@ -11,49 +11,49 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from feedline.trace.histogram import Histogram
-from feedline.trace.machine import Machine, Process, Use
+from feedline.trace.machine import Machine, Process, ResourceUse
 
 __all__ = [
     "RUN_VERSION",
     "Event",
-    "Excerpt",
     "Loader",
     "Machine",
     "Pass",
-    "Point",
     "Process",
+    "ResourceUse",
     "Run",
     "SlowSample",
     "StageTime",
-    "Use",
+    "ThroughputPoint",
+    "TimelineSample",
 ]
 
 RUN_VERSION = 1
-"""Of the form below, as a file has it."""
+"""Version of the format of a run file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loader:
-    """What made the batches: its type and its settings, as far as they can be read.
+    """Description of a loader: its type and its settings, as far as they are known.
 
     Args:
-        kind: "feedline", "torch" for torch's DataLoader and what derives from it, or "other".
+        kind: "feedline", "torch" for torch's DataLoader and its subclasses, or "other".
         name: its class, with the module.
-        dataset: the dataset's class.
-        samples: how many there are.
-        workers: worker processes; 0 for none.
-        prefetch_factor: batches ahead for each worker.
-        persistent_workers: whether workers live on from epoch to epoch.
-        pin_memory: whether batches come in pinned memory.
-        batch_size: as it was asked for.
+        dataset: class of the dataset.
+        samples: number of samples.
+        workers: number of worker processes; 0 for none.
+        prefetch_factor: batches ahead per worker.
+        persistent_workers: True if workers are kept between epochs.
+        pin_memory: True if batches are in pinned memory.
+        batch_size: requested batch size.
         start_method: "fork", "spawn" or "forkserver".
-        collate: the name of what makes a batch of samples, "" for torch's default.
-        made_by: whose code makes the batches, in feedline's words; "" where it is not feedline.
-        copies: where the copies lie that are read in the place of originals, "" for none.
-        because: why feedline makes no more of the batches itself, sentences.
-        uncompiled: whether the transform of a folder of images runs unchanged under a schedule.
-        accepts: which of "cache" and "device" the loader may be given; None where it is not
-            feedline's.
+        collate: name of the collate function, "" for torch's default.
+        made_by: feedline's engine; "" for other loaders.
+        copies: path of the cache that is read instead of the originals, "" for none.
+        because: reasons why feedline does not make more of the batches itself.
+        uncompiled: True if the transform of a folder of images runs uncompiled under a schedule.
+        accepts: the arguments among "cache" and "device" that the loader accepts; None for other
+            loaders.
     """
 
     kind: Literal["feedline", "torch", "other"]
@@ -76,40 +76,40 @@ class Loader:
 
 @dataclass(kw_only=True, slots=True)
 class Pass:
-    """One pass over a loader, as far as it had one image size; several, where they are many.
+    """One pass over a loader at one image size, or several passes summed up.
 
-    A step begins when its batch is handed out and ends when the next one is: it computes first
-    and then waits. The first batch of a pass is waited for by no step, and counts as its start.
+    A step begins when its batch is delivered and ends when the next one is: it computes first and
+    then waits. No step waits for the first batch of a pass; it counts as the pass's start.
 
     Args:
-        loader: which of the run's loaders, from 0.
+        loader: number of the loader in the run, from 0.
         epoch: counted from 0.
-        image_size: of the batches, in pixels; None where they are no images of one size.
+        image_size: of the batches, in pixels; None if they are not images of one size.
         batch_size: samples of the largest batch.
-        passes: how many are summed up here.
-        begun_s: when the first batch was asked for.
-        ended_s: when the last step had ended.
-        start_ms: from asking for the first batch to having it, of each pass that began here.
-        batches: that were handed out.
-        samples: in them; None where they could not be counted.
-        bytes: of all tensors in them.
-        float_bytes: of those that are floats and were pixels.
-        pinned: whether they lay in pinned memory; None where that was not looked at.
-        wait: exposed: the step waited for workers to finish its batch.
-        copy: exposed: the step waited for its finished batch to be copied; None where that
-            cannot be told from waiting.
-        compute: all the rest of each step.
+        passes: number of passes that are summed up.
+        begun_s: time of the request for the first batch.
+        ended_s: end of the last step.
+        start_ms: from requesting to receiving the first batch, of each pass that began here.
+        batches: number of delivered batches.
+        samples: number of their samples; None if they could not be counted.
+        bytes: of all their tensors.
+        float_bytes: of images as floats.
+        pinned: True if they were in pinned memory; None if unknown.
+        wait: data wait of the steps: workers had not finished the batch.
+        copy: wait of the steps for the copy of a finished batch; None if it was not measured
+            separately.
+        compute: the rest of each step.
         first_steps_ms: the first steps at this size, in order, at most 8, without their waits.
-        wait_cpu_ms: for how long of the waiting the training thread was on a core itself: it took
-            batches over, or made them. None where that was not measured; likewise
-        compute_cpu_ms: for how long of the computing.
-        built: the loader's number among all that were built like it, from 1; 0: unknown.
-        tasks: pieces or batches that workers made meanwhile,
-        tasks_ms: and how long these took. None where it was not measured.
-        disk_bytes: that came from a disk meanwhile, for all processes; None where the kernel does
-            not say.
-        ended: how: "exhausted", "left" (the loop broke off), "raised", or "" while it goes on.
-        device_clock: whether the device's own events timed it.
+        wait_cpu_ms: part of the waiting in which the training thread was on a core itself, to take
+            batches over or to make them; None if not measured.
+        compute_cpu_ms: part of the computing in which it was on a core; None if not measured.
+        built: number of the loader among all equal ones, from 1; 0: unknown.
+        tasks: number of tasks that workers finished meanwhile; None if not measured.
+        tasks_ms: total time of these tasks; None if not measured.
+        disk_bytes: read from a disk meanwhile, by all processes; None if the kernel does not
+            report it.
+        ended: "exhausted", "left" (the loop ended early), "raised", or "" while it runs.
+        device_clock: True if the device's own events timed it.
     """
 
     loader: int
@@ -140,15 +140,15 @@ class Pass:
 
 
 @dataclass(kw_only=True, slots=True)
-class Point:
-    """A stretch of the run, for its course over time.
+class ThroughputPoint:
+    """Interval of the run, for its throughput history.
 
     Args:
-        begun_s: when it began.
-        seconds: how long it was.
-        batches: handed out in it.
-        samples: in these; None where they could not be counted.
-        wait_ms: exposed waiting, in sum.
+        begun_s: start.
+        seconds: length.
+        batches: number of delivered batches.
+        samples: number of their samples; None if they could not be counted.
+        wait_ms: sum of the data wait.
         image_size: at its end.
     """
 
@@ -162,14 +162,14 @@ class Point:
 
 @dataclass(kw_only=True, slots=True)
 class StageTime:
-    """One stage of making samples, in the workers' tasks that were timed.
+    """One stage of making samples, in the workers' timed tasks.
 
     Args:
         name: of the stage; a step of a transform begins with "transform: ".
-        count: how often it was passed.
-        total_ms: how long it took in all.
-        longest_ms: at most.
-        cpu_ms: for how long of it the worker was on a core; None where that was not measured.
+        count: number of times it ran.
+        total_ms: total time.
+        longest_ms: longest time.
+        cpu_ms: part on a core; None if not measured.
     """
 
     name: str
@@ -181,7 +181,7 @@ class StageTime:
 
 @dataclass(kw_only=True, slots=True)
 class SlowSample:
-    """A sample that took long, by its name: a path where it has one."""
+    """Slow sample, with its name: a path if it has one."""
 
     name: str
     ms: float
@@ -189,14 +189,14 @@ class SlowSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """Something that took place: who did it, what, and when.
+    """Interval of a lane's activity.
 
     Args:
         lane: "worker 0" and so on, or "step".
-        stage: "make" of a worker's; "wait" or "compute" of a step's.
-        begun_ms: from the excerpt's beginning.
-        ended_ms: likewise.
-        batch: counted from the beginning of its pass; -1 for none that is known.
+        stage: "make" of a worker; "wait" or "compute" of a step.
+        begun_ms: start, from the sample's start.
+        ended_ms: end, from the sample's start.
+        batch: counted from the start of its pass; -1 if unknown.
     """
 
     lane: str
@@ -207,13 +207,13 @@ class Event:
 
 
 @dataclass(kw_only=True, slots=True)
-class Excerpt:
-    """Some steps with all that happened meanwhile.
+class TimelineSample:
+    """Some steps with the activity of all lanes.
 
     Args:
         why: "latest" or "longest wait".
-        begun_s: when it begins.
-        events: at most some thousand.
+        begun_s: start.
+        events: at most a few thousand.
     """
 
     why: str
@@ -223,32 +223,34 @@ class Excerpt:
 
 @dataclass(kw_only=True, slots=True)
 class Run:
-    """A run of one process.
+    """Run of one process.
 
     Args:
         started: seconds since 1970, by the machine's clock.
-        seconds: how long it has been watched.
-        rank: of the process, and of how many.
-        machine: where it was.
-        settings: what a recipe was set to, by name; empty for a loop of the user's own.
-        loaders: in the order in which they came.
-        passes: in the order in which they came; the oldest are summed up where they are many.
-        course: throughput over time, at most some hundred points.
+        seconds: length of the recording.
+        rank: of the process.
+        world_size: number of processes.
+        machine: machine of the run.
+        settings: of the recipe, by name; empty for a custom training loop.
+        loaders: in order of registration.
+        passes: in order; the oldest are summed up if there are many.
+        course: throughput history, at most a few hundred points.
         stages: of the workers, most expensive first.
-        tasks: pieces or batches that workers made,
-        tasks_ms: and how long these took.
-        timed: of them, those that were timed stage by stage,
-        timed_ms: how long these took,
-        timed_cpu_ms: and for how long of that their workers were on a core,
-        timed_queued_ms: or ready while no core was free; None where the kernel does not say.
-        decoded: images that were decoded in these,
-        decoded_px: and the mean of their shorter sides; None where no decoding was seen.
-        sample_sizes: of these, samples by how long they took: to k, how many took from 2**k ns to
-            less than twice that, and how long they took together, in ms.
-        slowest: samples.
+        tasks: number of tasks that workers finished.
+        tasks_ms: total time of these tasks.
+        timed: number of tasks that were timed stage by stage.
+        timed_ms: total time of these.
+        timed_cpu_ms: part of `timed_ms` on a core.
+        timed_queued_ms: part of `timed_ms` ready without a free core; None if the kernel does not
+            report it.
+        decoded: number of images decoded in timed tasks.
+        decoded_px: mean of their shorter sides; None if no decoding was recorded.
+        sample_sizes: samples of timed tasks by duration: for k, the number of samples that took
+            from 2**k ns to less than twice that, and their total time in ms.
+        slowest: slowest samples.
         use: of the machine.
-        excerpts: for a picture of what overlaps.
-        notes: what could not be measured, and why.
+        excerpts: timeline samples.
+        notes: missing measurements, with reasons.
     """
 
     started: float = 0.0
@@ -259,7 +261,7 @@ class Run:
     settings: dict[str, str] = field(default_factory=dict)
     loaders: list[Loader] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
-    course: list[Point] = field(default_factory=list)
+    course: list[ThroughputPoint] = field(default_factory=list)
     stages: list[StageTime] = field(default_factory=list)
     tasks: int = 0
     tasks_ms: float = 0.0
@@ -271,6 +273,6 @@ class Run:
     decoded_px: float | None = None
     sample_sizes: dict[int, tuple[int, float]] = field(default_factory=dict)
     slowest: list[SlowSample] = field(default_factory=list)
-    use: Use = field(default_factory=Use)
-    excerpts: list[Excerpt] = field(default_factory=list)
+    use: ResourceUse = field(default_factory=ResourceUse)
+    excerpts: list[TimelineSample] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

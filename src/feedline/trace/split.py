@@ -1,8 +1,8 @@
-"""The mean step, split into waiting, copying and computing.
+"""Mean step, split into waiting, copying and computing.
 
-Guarantees: the three parts add up to the time from one batch handed out to the next; only
-exposed time counts as wait or copy (work hidden behind the step is not seen here). Sums only grow,
-so any number of readers can each take the difference of two readings.
+Guarantees: the three parts add up to the time from one delivered batch to the next; only time that
+a step waited counts as wait or copy, not work done meanwhile. Sums only grow, so each reader can
+take the difference of two readings.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Split:
     """Means over some steps, in milliseconds.
 
     Args:
-        steps: how many steps were measured; with 0 the means are 0 and say nothing.
-        wait_ms: the step waited for workers to finish its batch.
-        copy_ms: the step waited for its finished batch to be copied and normalised.
-        compute_ms: all the rest: the user's own work.
+        steps: number of measured steps; if 0, the means are 0 and have no meaning.
+        wait_ms: wait for workers to finish the batch.
+        copy_ms: wait for the finished batch to be copied and normalised.
+        compute_ms: the rest: the training step's own work.
     """
 
     steps: int
@@ -34,13 +34,13 @@ class Split:
 
     @property
     def step_ms(self) -> float:
-        """The whole step."""
+        """Whole step."""
         return self.wait_ms + self.copy_ms + self.compute_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over some steps, in milliseconds. The parts are those of `Split`."""
+    """Sums over some steps, in milliseconds. For the parts see `Split`."""
 
     steps: int = 0
     wait_ms: float = 0.0
@@ -51,11 +51,11 @@ class Totals:
         return Totals(*map(operator.add, _values(self), _values(other)))
 
     def __sub__(self, earlier: Totals) -> Totals:
-        """The steps since an earlier reading."""
+        """Steps since an earlier reading."""
         return Totals(*map(operator.sub, _values(self), _values(earlier)))
 
     def mean(self) -> Split:
-        """The mean step."""
+        """Mean step."""
         steps = max(1, self.steps)
         return Split(
             steps=self.steps,
@@ -66,13 +66,13 @@ class Totals:
 
 
 class Timing:
-    """Sums up steps."""
+    """Sums of all steps."""
 
     def __init__(self) -> None:
         self._steps = 0
         self._wait_ms = self._copy_ms = self._compute_ms = 0.0
         self.listener: Callable[[float, float, float], None] | None = None
-        """Is told of each step: wait, copy, compute, in milliseconds."""
+        """Called with each step: wait, copy, compute, in milliseconds."""
 
     def add(self, *, wait_ms: float, copy_ms: float, compute_ms: float) -> None:
         """Add one step, in milliseconds."""
@@ -83,13 +83,6 @@ class Timing:
         if self.listener is not None:
             self.listener(wait_ms, copy_ms, compute_ms)
 
-    def go_on_from(self, totals: Totals) -> None:
-        """Count steps that were summed up elsewhere."""
-        self._steps += totals.steps
-        self._wait_ms += totals.wait_ms
-        self._copy_ms += totals.copy_ms
-        self._compute_ms += totals.compute_ms
-
     def totals(self) -> Totals:
-        """All steps so far."""
+        """Return the sums of all steps so far."""
         return Totals(self._steps, self._wait_ms, self._copy_ms, self._compute_ms)

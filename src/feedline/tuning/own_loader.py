@@ -18,7 +18,7 @@ from feedline.loader.session import Session
 from feedline.plan.pieces import PIECE_NS
 from feedline.plan.planned_cursor import PlannedCursor
 from feedline.plan.schedule import Phase, Schedule
-from feedline.trace.stage_page import Spent
+from feedline.trace.stage_timings import StageTimings
 from feedline.tuning.search import Choices
 from feedline.tuning.setting import Setting
 from feedline.tuning.tunable import NO_BATCH
@@ -134,9 +134,9 @@ class OwnLoader:
         _rehearse(self._loader._session, phase)
         self._batches = self._endless()
 
-    def spent(self) -> Spent:
+    def spent(self) -> StageTimings:
         """What the workers have spent their time on."""
-        return reduce(iadd, self._loader._session.spent().values(), Spent())
+        return reduce(iadd, self._loader._session.spent().values(), StageTimings())
 
     def close(self) -> None:
         """Leave the loader as it was, where it stood."""

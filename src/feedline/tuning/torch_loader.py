@@ -24,7 +24,7 @@ from feedline.engine.process import interrupt_held
 from feedline.errors import ResourceError, UsageError
 from feedline.loader.checks import worker_count
 from feedline.plan.schedule import Phase
-from feedline.trace.stage_page import Spent
+from feedline.trace.stage_timings import StageTimings
 from feedline.tuning.search import Choices
 from feedline.tuning.setting import Setting
 from feedline.tuning.tunable import NO_BATCH
@@ -127,10 +127,10 @@ class TorchLoader:
                 ) from error
         return setting.workers  # they begin at the same time, and so end together at first
 
-    def spent(self) -> Spent:
+    def spent(self) -> StageTimings:
         """What the workers have spent their time on."""
         now = {} if self._pages is None else self._pages.spent()
-        return reduce(iadd, now.values(), Spent())
+        return reduce(iadd, now.values(), StageTimings())
 
     @property
     def phases(self) -> list[Phase]:

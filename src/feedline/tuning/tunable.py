@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from feedline.plan.schedule import Phase
-from feedline.trace.stage_page import Spent
+from feedline.trace.stage_timings import StageTimings
 from feedline.tuning.search import Choices
 from feedline.tuning.setting import Setting
 
@@ -69,7 +69,7 @@ class Tunable(Protocol):
         """Seconds until the workers that were started last gave a batch; None where they lived."""
         ...
 
-    def spent(self) -> Spent:
+    def spent(self) -> StageTimings:
         """What all workers have spent their time on; nothing where that is not known."""
         ...
 

@@ -26,7 +26,7 @@ from typing import Any
 from feedline.dataset.sample_paths import sample_path
 from feedline.diagnose.finding import UpperBound
 from feedline.errors import UsageError
-from feedline.trace.look import look_at
+from feedline.trace.batch_probe import inspect_batch
 from feedline.watching.described import torch_loader
 from feedline.watching.watched import Watched
 
@@ -156,7 +156,7 @@ def _timed(batches: Iterator[Any], step: Callable[[Any], object], steps: int) ->
     _synchronise()
     begun_s = time.perf_counter()
     for batch in itertools.islice(batches, steps):
-        images += look_at(batch).samples or 1
+        images += inspect_batch(batch).samples or 1
         step(batch)
         del batch
     _synchronise()
@@ -171,7 +171,7 @@ def _synchronise() -> None:
 
 
 def _fits(batch: Any, count: int) -> bool:
-    return look_at(batch).bytes * count <= _KEPT_BYTES
+    return inspect_batch(batch).bytes * count <= _KEPT_BYTES
 
 
 def _copied(batch: Any) -> Any:

@@ -56,7 +56,7 @@ class DeviceClock:
         try:
             while self._steps and self._steps[0][2].query():
                 before, asked, going = self._steps.popleft()
-                self._record.measured(asked.elapsed_time(going), None, before.elapsed_time(asked))
+                self._record.add_step(asked.elapsed_time(going), None, before.elapsed_time(asked))
             if len(self._steps) > _MOST_AHEAD:
                 self._steps.clear()
                 self._record.forget_pending()

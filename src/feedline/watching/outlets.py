@@ -21,11 +21,11 @@ from typing import Any, Protocol
 from feedline.errors import UsageError
 from feedline.randomness import seeded, unbroken
 from feedline.system import rank_and_world
-from feedline.trace.merge import merged
+from feedline.trace import is_recording_enabled
+from feedline.trace.merge import merge_runs
 from feedline.trace.recorder import Recorder
 from feedline.trace.run import Run
 from feedline.trace.run_file import check_folder, run_file, write_run
-from feedline.trace.switch import recorded
 from feedline.watching.failed import failed
 from feedline.watching.metrics import Metrics, Tracker
 from feedline.watching.pace import Pace
@@ -86,7 +86,7 @@ class Outlets:
         if self._began:
             return
         self._owner = os.getpid()
-        if not recorded():
+        if not is_recording_enabled():
             return
         rank, _ = rank_and_world()
         self._files = self._named(rank)
@@ -161,7 +161,7 @@ class Outlets:
     def run(self) -> Run:
         """What is known of the run, its earlier starts included."""
         run = self._recorder.run()
-        return run if self.earlier is None else merged(self.earlier, run)
+        return run if self.earlier is None else merge_runs(self.earlier, run)
 
     def drop(self) -> None:
         """The loop's loader is gone: write what was not written, unless the folder is gone too."""

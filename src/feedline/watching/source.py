@@ -19,8 +19,8 @@ import psutil
 from feedline.dataset.sample_paths import sample_bytes, sample_path
 from feedline.dataset.torch_workers import TorchWorkers
 from feedline.loader import DataLoader
-from feedline.trace.recorder import Recorder, Workers
-from feedline.trace.stage_page import Spent
+from feedline.trace.recorder import Recorder, WorkerObserver
+from feedline.trace.stage_timings import StageTimings
 from feedline.watching.described import described, torch_loader
 
 __all__ = ["Source", "source_of"]
@@ -50,7 +50,7 @@ def _leave(recorder: Recorder, key: int, source: Source) -> None:
     known = _sources.get(recorder, {})
     if known.get(key) is source:
         del known[key]
-    recorder.leave(source.number, source.workers)
+    recorder.unregister_loader(source.number, source.workers)
 
 
 class Source:
@@ -77,10 +77,10 @@ class Source:
         if inner is not None and self._own is None:
             with contextlib.suppress(OSError):  # no memory for a few pages
                 self._pages = TorchWorkers(said.workers or 0)
-        self.workers = Workers(pids=self._worker_pids, spent=self._spent, name=self.name)
+        self.workers = WorkerObserver(pids=self._worker_pids, spent=self._spent, name=self.name)
         if self._iterable() is None:
             self.workers = _ANY
-        self.number = recorder.loader(said, self.workers)
+        self.number = recorder.register_loader(said, self.workers)
         if recorder.use.dataset_bytes is None and inner is not None:
             recorder.use.dataset_bytes = sample_bytes(inner.dataset)
 
@@ -135,7 +135,7 @@ class Source:
         self._names[number] = path
         return path
 
-    def _spent(self) -> dict[int, Spent]:
+    def _spent(self) -> dict[int, StageTimings]:
         own = None if self._own is None else self._own()
         if own is not None:
             return own._session.spent()
@@ -166,6 +166,6 @@ def _children(proc: Path = Path("/proc")) -> list[int]:
     return found
 
 
-_ANY = Workers(pids=_children)
+_ANY = WorkerObserver(pids=_children)
 """Of what has no weak references, as a list, and so could not be said to be gone: its workers may
 be any process that this one has started."""

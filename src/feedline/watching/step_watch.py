@@ -10,7 +10,7 @@ import contextlib
 import time
 from typing import Any
 
-from feedline.trace.look import Looker
+from feedline.trace.batch_probe import BatchProbe
 from feedline.trace.pass_record import PassRecord
 from feedline.trace.recorder import Recorder
 from feedline.watching.device_clock import DeviceClock, device_event
@@ -33,7 +33,7 @@ class StepWatch:
         self, recorder: Recorder, loader: int, began_ns: int, epoch: int | None = None
     ) -> None:
         self._recorder = recorder
-        self._looker = Looker()
+        self._looker = BatchProbe()
         self._record: PassRecord | None = None
         self._asked_cpu_ns = 0
         self.clock: DeviceClock | None = None
@@ -65,9 +65,9 @@ class StepWatch:
             try:
                 if self.clock is not None:
                     self.clock.got()
-                seen = self._looker.look_at(batch)
+                seen = self._looker.inspect(batch)
                 got_ns = time.monotonic_ns()
-                self._record.handed_out(seen, asked_ns, got_ns, self._asked_cpu_ns)
+                self._record.add_batch(seen, asked_ns, got_ns, self._asked_cpu_ns)
             except Exception as error:
                 self._fail(error)
 
@@ -75,7 +75,7 @@ class StepWatch:
         """Instead of a batch came an exception."""
         if self._record is not None:
             with contextlib.suppress(Exception):
-                self._record.raised()
+                self._record.note_exception()
 
     def end(self, how: str) -> None:
         """The pass is over; see `run.Pass.ended`."""

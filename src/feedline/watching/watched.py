@@ -18,10 +18,10 @@ from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from feedline.report.print_why import print_why
 from feedline.system import rank_and_world
+from feedline.trace import is_recording_enabled
 from feedline.trace.recorder import Recorder
 from feedline.trace.run import Run
 from feedline.trace.run_file import read_run, run_file
-from feedline.trace.switch import recorded
 from feedline.watching.device_clock import DeviceClock
 from feedline.watching.metrics import Tracker
 from feedline.watching.outlets import Outlets
@@ -125,7 +125,9 @@ class Watched(Generic[_T]):
             self._source = None
         else:
             self.recorder = _recorders.setdefault((self._owner, self._name), Recorder())
-            self._source = source_of(self.iterable, self.recorder) if recorded() else None
+            self._source = (
+                source_of(self.iterable, self.recorder) if is_recording_enabled() else None
+            )
         self._outlets.open(self.recorder)
 
     def __len__(self) -> int:

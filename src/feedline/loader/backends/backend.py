@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from feedline.engine.live_settings import LiveSettings
 from feedline.loader.backends.worker_handle import WorkerHandle
 from feedline.plan.batches import Batch
-from feedline.trace.stage_page import Spent
+from feedline.trace.stage_timings import StageTimings
 
 __all__ = ["IDLE", "Backend", "Skipped"]
 
@@ -76,7 +76,7 @@ class Backend:
         """How each worker died that had to be replaced."""
         return []
 
-    def spent(self) -> dict[int, Spent]:
+    def spent(self) -> dict[int, StageTimings]:
         """What the workers have spent their time on, by seat, as far as it is noted."""
         return {}
 

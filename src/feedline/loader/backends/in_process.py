@@ -17,10 +17,9 @@ from feedline.dataset.worker_exception import SkippedBatch, say_notes
 from feedline.loader.backends.backend import Backend, Skipped
 from feedline.loader.cursor import BatchCursor
 from feedline.plan.batches import Batch
-from feedline.trace import laps
+from feedline.trace import is_recording_enabled, stage_timer
 from feedline.trace.split import Timing
-from feedline.trace.stage_page import PAGE_WORDS, Spent, StagePage, read_page
-from feedline.trace.switch import recorded
+from feedline.trace.stage_timings import PAGE_WORDS, StagePage, StageTimings, read_page
 
 __all__ = ["InProcessBackend"]
 
@@ -44,32 +43,32 @@ class InProcessBackend(Backend):
         self._timing = timing
         self._handed_out_s = 0.0
         self._memory = np.zeros(PAGE_WORDS, np.int64)
-        self._page = StagePage(self._memory) if recorded() else None
+        self._page = StagePage(self._memory) if is_recording_enabled() else None
         self._left_out: list[Skipped] = []  # of the batch made last
         self._quick = 0  # batches one after another that took no time
 
-    def spent(self) -> dict[int, Spent]:
+    def spent(self) -> dict[int, StageTimings]:
         """What this process has spent its time on, as if it were a worker."""
         return {0: read_page(self._memory)}
 
     def _made(self, batch: Batch) -> Any:
         """Make a batch, and note what that takes; of tiny ones every 64th."""
-        laps.drop(self._page)
+        stage_timer.drop_task(self._page)
         if self._page is None or (self._quick > _QUICK and self._quick % _QUICK):
             self._quick += 1
             return self._make(batch)
         began_ns = time.monotonic_ns()
-        noted = laps.begin(self._page)
+        noted = stage_timer.begin_task(self._page)
         try:
             return self._make(batch)
         finally:
             if noted:
-                laps.done()
+                stage_timer.end_task()
             self._quick = self._quick + 1 if time.monotonic_ns() - began_ns < _QUICK_NS else 0
 
     def close(self) -> None:
         """There is nothing to end but a task that was broken off."""
-        laps.drop(self._page)
+        stage_timer.drop_task(self._page)
 
     def begin(self, restart: bool) -> None:
         """An iteration has begun at the cursor."""

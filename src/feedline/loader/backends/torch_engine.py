@@ -32,8 +32,8 @@ from feedline.plan.state import (
     position_in,
 )
 from feedline.sampling.random_states import RandomStates
-from feedline.trace.stage_page import Spent
-from feedline.trace.switch import recorded
+from feedline.trace import is_recording_enabled
+from feedline.trace.stage_timings import StageTimings
 
 __all__ = ["TorchBackend"]
 
@@ -130,10 +130,12 @@ class TorchBackend(Backend):
         """Where the workers note what their time goes to; None where that cannot be."""
         if self._pages is None or self._pages.owner != os.getpid():
             with contextlib.suppress(OSError):
-                self._pages = TorchWorkers(self._loader.num_workers) if recorded() else None
+                self._pages = (
+                    TorchWorkers(self._loader.num_workers) if is_recording_enabled() else None
+                )
         return self._pages
 
-    def spent(self) -> dict[int, Spent]:
+    def spent(self) -> dict[int, StageTimings]:
         """What the workers have spent their time on, by their ids."""
         return {} if self._pages is None else self._pages.spent()
 

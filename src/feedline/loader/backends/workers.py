@@ -23,7 +23,7 @@ from feedline.errors import SampleError, UsageError
 from feedline.loader.backends.backend import Backend, Skipped
 from feedline.loader.cursor import BatchCursor
 from feedline.plan.batches import Batch
-from feedline.trace.stage_page import Spent
+from feedline.trace.stage_timings import StageTimings
 
 __all__ = ["WorkerBackend"]
 
@@ -99,7 +99,7 @@ class WorkerBackend(Backend):
         """What is allocated for one, on average; 0 where none has been made."""
         return self.feed.slots.memory_bytes // self.feed.slots.slots
 
-    def spent(self) -> dict[int, Spent]:
+    def spent(self) -> dict[int, StageTimings]:
         """What the workers have spent their time on, by seat."""
         return self.feed.spent()
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from feedline.trace import machine_use
-from feedline.trace.device_use import DeviceUse
-from feedline.trace.machine_use import MachineUse
+from feedline.trace import resource_watch
 from feedline.trace.processes import ProcessWatch
+from feedline.trace.resource_watch import DeviceWatch, ResourceWatch
 
 
 class Nvml(SimpleNamespace):
@@ -49,17 +48,17 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
 
 
 def test_the_device_in_use_is_asked_by_its_own_id(nvml: Nvml) -> None:
-    use = DeviceUse()
+    use = DeviceWatch()
     for _ in range(3):
-        use.look()
+        use.update()
     assert (nvml.begun, nvml.asked) == (1, ["GPU-abc-1"])
     assert (use.busy, use.latest) == (pytest.approx(0.4), 0.6)
 
 
 def test_a_device_that_is_lost_leaves_what_was_known(nvml: Nvml) -> None:
-    use = DeviceUse()
+    use = DeviceWatch()
     for _ in range(20):
-        use.look()
+        use.update()
     assert use.busy == pytest.approx(0.6)
     assert nvml.busy == 120, "it was asked no more"
 
@@ -68,41 +67,41 @@ def test_nothing_is_asked_before_the_program_has_set_cuda_up(
     nvml: Nvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    use = DeviceUse()
-    use.look()
+    use = DeviceWatch()
+    use.update()
     assert (nvml.begun, use.busy) == (0, None)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    use.look()
+    use.update()
     assert use.busy == pytest.approx(0.2)
 
 
 def test_without_the_library_nothing_is_known(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    use = DeviceUse()
-    use.look()
-    use.look()
+    use = DeviceWatch()
+    use.update()
+    use.update()
     assert use.busy is None
 
 
 def test_throttling_counts_from_the_runs_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     held_up = [5.0]
-    monkeypatch.setattr(machine_use, "throttled_s", lambda: held_up[0])
-    use = MachineUse()
+    monkeypatch.setattr(resource_watch, "throttled_s", lambda: held_up[0])
+    use = ResourceWatch()
     held_up[0] = 7.5
-    use.look()
-    assert use.found(ProcessWatch(), 2).throttled_s == 2.5
-    assert use.found(ProcessWatch(), 2).worker_deaths == 2
+    use.update()
+    assert use.summarise(ProcessWatch(), 2).throttled_s == 2.5
+    assert use.summarise(ProcessWatch(), 2).worker_deaths == 2
 
 
 def test_without_a_quota_throttling_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_use, "throttled_s", lambda: None)
-    use = MachineUse()
-    use.look()
-    assert use.found(ProcessWatch(), 0).throttled_s is None
+    monkeypatch.setattr(resource_watch, "throttled_s", lambda: None)
+    use = ResourceWatch()
+    use.update()
+    assert use.summarise(ProcessWatch(), 0).throttled_s is None
 
 
 def test_threads_and_memory_are_this_machines() -> None:
-    found = MachineUse().found(ProcessWatch(), 0)
+    found = ResourceWatch().summarise(ProcessWatch(), 0)
     assert found.threads == torch.get_num_threads()
     assert found.cacheable_bytes is not None
     assert found.cacheable_bytes > 0

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.trace import stage_page
-from feedline.trace.stage_page import (
-    MOST_STAGES,
+from feedline.trace import stage_timings
+from feedline.trace.stage_timings import (
+    MAX_STAGES,
     PAGE_WORDS,
-    Spent,
-    Stage,
     StagePage,
-    joined,
+    StageSums,
+    StageTimings,
     latest_tasks,
+    merge_timings,
     read_page,
     read_pages,
     worker_pids,
@@ -55,12 +55,12 @@ def test_stages_are_read_as_they_were_noted(noted: list[tuple[str, int]]) -> Non
 def test_stages_beyond_the_room_are_counted_as_more() -> None:
     words = memory()
     page = StagePage(words)
-    for k in range(3 * MOST_STAGES):
+    for k in range(3 * MAX_STAGES):
         page.note(f"stage {k}", MS)
     found = read_page(words).stages
-    assert len(found) == MOST_STAGES
-    assert sum(stage.count for stage in found.values()) == 3 * MOST_STAGES
-    assert found["more"].count == 2 * MOST_STAGES + 1
+    assert len(found) == MAX_STAGES
+    assert sum(stage.count for stage in found.values()) == 3 * MAX_STAGES
+    assert found["more"].count == 2 * MAX_STAGES + 1
 
 
 def test_names_that_are_cut_to_the_same_one_add_up() -> None:
@@ -68,7 +68,7 @@ def test_names_that_are_cut_to_the_same_one_add_up() -> None:
     page = StagePage(words)
     page.note("y" * 50 + "1", 2 * MS)
     page.note("y" * 50 + "2", 3 * MS)
-    assert read_page(words).stages == {"y" * 48: Stage(2, 5.0, 3.0)}
+    assert read_page(words).stages == {"y" * 48: StageSums(2, 5.0, 3.0)}
 
 
 def test_a_worker_in_a_dead_ones_seat_goes_on_adding() -> None:
@@ -81,7 +81,7 @@ def test_a_worker_in_a_dead_ones_seat_goes_on_adding() -> None:
     second.note("decode", 2 * MS)
     second.task(30, 50)
     found = read_page(words)
-    assert found.stages == {"decode": Stage(2, 3.0, 2.0), "resize": Stage(1, 1.0, 1.0)}
+    assert found.stages == {"decode": StageSums(2, 3.0, 2.0), "resize": StageSums(1, 1.0, 1.0)}
     assert (found.tasks, found.latest) == (2, [(10, 20), (30, 50)])
 
 
@@ -97,7 +97,7 @@ def test_of_many_tasks_the_latest_32_are_known() -> None:
 def test_a_task_that_is_half_written_is_not_read() -> None:
     words = memory()
     StagePage(words).task(100, 200)
-    words[stage_page._RING] = 300  # a new one's begin, with the old one's end
+    words[stage_timings._RING] = 300  # a new one's begin, with the old one's end
     assert latest_tasks(words) == []
 
 
@@ -134,7 +134,9 @@ def test_pages_are_read_by_seat_and_joined() -> None:
     assert worker_pids(pages) == [os.getpid()]
     found = read_pages(pages)
     assert list(found) == [2]
-    both = joined(found, {1: Spent(tasks=1, tasks_ms=5.0), 2: Spent(tasks=3, tasks_ms=7.0)})
+    both = merge_timings(
+        found, {1: StageTimings(tasks=1, tasks_ms=5.0), 2: StageTimings(tasks=3, tasks_ms=7.0)}
+    )
     assert {seat: (spent.tasks, spent.tasks_ms) for seat, spent in both.items()} == {
         1: (1, 5.0),
         2: (4, 9.0),

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from feedline.trace import laps
-from feedline.trace.stage_page import PAGE_WORDS, Spent, StagePage, read_page
+from feedline.trace import stage_timer
+from feedline.trace.stage_timings import PAGE_WORDS, StagePage, StageTimings, read_page
 
 FIRST_TIMED = 3  # the tasks before it are not timed
 
@@ -28,7 +28,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(laps, "_clock", clock)
+    monkeypatch.setattr(stage_timer, "_clock", clock)
     return clock
 
 
@@ -41,34 +41,34 @@ class Noted:
 
     def skip(self, tasks: int) -> None:
         for _ in range(tasks):
-            assert laps.begin(self.page)
-            laps.done()
+            assert stage_timer.begin_task(self.page)
+            stage_timer.end_task()
 
-    def read(self) -> Spent:
+    def read(self) -> StageTimings:
         return read_page(self.memory)
 
 
 @pytest.fixture
 def noted() -> Iterator[Noted]:
     yield Noted()
-    assert not laps.each
-    assert not laps.timed
+    assert not stage_timer.each_sample
+    assert not stage_timer.timed
 
 
 def test_laps_divide_a_timed_task_among_its_stages(noted: Noted, clock: Clock) -> None:
     noted.skip(FIRST_TIMED)
-    laps.begin(noted.page)
-    assert laps.timed
-    assert laps.timing()
+    stage_timer.begin_task(noted.page)
+    assert stage_timer.timed
+    assert stage_timer.is_timing()
     clock.ns += 100
-    laps.lap("read")
+    stage_timer.end_stage("read")
     clock.ns += 30
-    laps.lap("decode")
+    stage_timer.end_stage("decode")
     clock.ns += 5
-    laps.sample(7)
+    stage_timer.end_sample(7)
     clock.ns += 1000
-    laps.sample(np.int64(8), "dataset")
-    laps.done()
+    stage_timer.end_sample(np.int64(8), "dataset")
+    stage_timer.end_task()
     found = noted.read()
     assert {name: round(1e6 * stage.total_ms) for name, stage in found.stages.items()} == {
         "read": 100,
@@ -83,12 +83,12 @@ def test_laps_divide_a_timed_task_among_its_stages(noted: Noted, clock: Clock) -
 def test_other_tasks_are_timed_as_a_whole_and_their_slow_samples_known(
     noted: Noted, clock: Clock
 ) -> None:
-    laps.begin(noted.page)
-    assert not laps.timed
+    stage_timer.begin_task(noted.page)
+    assert not stage_timer.timed
     clock.ns += 50
-    laps.lap("read")
-    laps.sample("a key")
-    laps.done()
+    stage_timer.end_stage("read")
+    stage_timer.end_sample("a key")
+    stage_timer.end_task()
     found = noted.read()
     assert (found.tasks, found.timed, found.stages, found.sizes) == (1, 0, {}, {})
     assert found.tasks_ms == 50 / 1e6
@@ -98,9 +98,9 @@ def test_other_tasks_are_timed_as_a_whole_and_their_slow_samples_known(
 def test_one_task_of_eight_is_timed(noted: Noted) -> None:
     timed = []
     for _ in range(24):
-        laps.begin(noted.page)
-        timed.append(laps.timed)
-        laps.done()
+        stage_timer.begin_task(noted.page)
+        timed.append(stage_timer.timed)
+        stage_timer.end_task()
     assert [k for k, each in enumerate(timed) if each] == [3, 11, 19]
 
 
@@ -113,89 +113,89 @@ def test_all_but_the_first_of_long_tasks_are_timed(
 ) -> None:
     found = []
     for task in range(20):
-        laps.begin(noted.page)
-        if laps.timed:
+        stage_timer.begin_task(noted.page)
+        if stage_timer.timed:
             found.append(task)
         for key in range(round(task_ms / sample_ms)):
             clock.ns += round(1e6 * sample_ms)
-            if laps.each:
-                laps.sample(key, "dataset")
-        laps.done()
+            if stage_timer.each_sample:
+                stage_timer.end_sample(key, "dataset")
+        stage_timer.end_task()
     assert found == list(timed)
 
 
 def test_a_task_within_a_task_is_a_part_of_it(noted: Noted) -> None:
-    assert laps.begin(noted.page)
-    assert not laps.begin(noted.page)
-    laps.done()
+    assert stage_timer.begin_task(noted.page)
+    assert not stage_timer.begin_task(noted.page)
+    stage_timer.end_task()
     assert noted.read().tasks == 1
 
 
 def test_a_task_that_was_broken_off_is_dropped_by_its_page_alone(noted: Noted) -> None:
-    assert laps.begin(noted.page)
-    laps.drop(None)
-    laps.drop(StagePage(np.zeros(PAGE_WORDS, np.int64)))
-    assert not laps.begin(noted.page)
-    laps.drop(noted.page)
-    assert laps.begin(noted.page)
-    laps.done()
+    assert stage_timer.begin_task(noted.page)
+    stage_timer.drop_task(None)
+    stage_timer.drop_task(StagePage(np.zeros(PAGE_WORDS, np.int64)))
+    assert not stage_timer.begin_task(noted.page)
+    stage_timer.drop_task(noted.page)
+    assert stage_timer.begin_task(noted.page)
+    stage_timer.end_task()
     assert noted.read().tasks == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_process_is_at_no_task(noted: Noted) -> None:
-    assert laps.begin(noted.page)
+    assert stage_timer.begin_task(noted.page)
     if (child := os.fork()) == 0:
-        os._exit(0 if laps.begin(noted.page) else 1)
-    laps.done()
+        os._exit(0 if stage_timer.begin_task(noted.page) else 1)
+    stage_timer.end_task()
     assert os.waitpid(child, 0)[1] == 0
 
 
 def test_nothing_is_noted_without_a_page_or_outside_of_tasks(noted: Noted) -> None:
-    assert not laps.begin(None)
-    laps.lap("read")
-    laps.sample(1)
-    laps.sample_took(1, 10**9)
-    assert noted.read() == Spent()
+    assert not stage_timer.begin_task(None)
+    stage_timer.end_stage("read")
+    stage_timer.end_sample(1)
+    stage_timer.note_sample(1, 10**9)
+    assert noted.read() == StageTimings()
 
 
 def test_a_thread_that_a_sample_starts_notes_nothing(noted: Noted, clock: Clock) -> None:
     noted.skip(FIRST_TIMED)
-    laps.begin(noted.page)
+    stage_timer.begin_task(noted.page)
 
     def work() -> None:
-        assert not laps.timing()
-        assert not laps.begin(StagePage(np.zeros(PAGE_WORDS, np.int64)))
+        assert not stage_timer.is_timing()
+        assert not stage_timer.begin_task(StagePage(np.zeros(PAGE_WORDS, np.int64)))
         clock.ns += 10
-        laps.lap("of another thread")
-        laps.sample(99)
+        stage_timer.end_stage("of another thread")
+        stage_timer.end_sample(99)
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    laps.done()
+    stage_timer.end_task()
     found = noted.read()
     assert (found.stages, found.slowest) == ({}, [])
 
 
 def test_a_sample_that_is_quicker_than_the_slowest_twelve_costs_no_note(noted: Noted) -> None:
-    laps.begin(noted.page)
+    stage_timer.begin_task(noted.page)
     slow_ns = 0
     for number in range(12):
-        slow_ns = laps.sample_took(number, 1000 + number)
+        slow_ns = stage_timer.note_sample(number, 1000 + number)
     assert slow_ns == 1000
-    laps.done()
+    stage_timer.end_task()
 
 
 def test_of_many_tasks_of_tiny_samples_fewer_are_timed(noted: Noted, clock: Clock) -> None:
     timed = []
     for _ in range(300):
-        laps.begin(noted.page)
-        timed.append(laps.timed)
+        stage_timer.begin_task(noted.page)
+        timed.append(stage_timer.timed)
         clock.ns += 20_000
-        if laps.each:
-            laps.sample(1)
-        laps.done()
+        if stage_timer.each_sample:
+            stage_timer.end_sample(1)
+        stage_timer.end_task()
     assert [k for k, each in enumerate(timed) if each] == [3, 11, 19, 27, 35, 43, 51, 59] + [
         3 + 64 * k for k in range(1, 5)
     ]
@@ -204,13 +204,13 @@ def test_of_many_tasks_of_tiny_samples_fewer_are_timed(noted: Noted, clock: Cloc
 def test_tiny_samples_are_told_of_in_timed_tasks_only(noted: Noted, clock: Clock) -> None:
     told = []
     for ns in [10_000] * 16 + [200_000] * 24:
-        laps.begin(noted.page)
-        told.append(laps.each)
-        if laps.each:
+        stage_timer.begin_task(noted.page)
+        told.append(stage_timer.each_sample)
+        if stage_timer.each_sample:
             for number in range(32):
                 clock.ns += ns
-                laps.sample(number)
-        laps.done()
+                stage_timer.end_sample(number)
+        stage_timer.end_task()
     # As if they were long until a timed task shows that they are not; and later that they are.
     assert told[:16] == [True] * 4 + [False] * 7 + [True] + [False] * 4
     assert told[16:] == [False] * 3 + [True] * 21
@@ -220,10 +220,10 @@ def test_tiny_samples_are_told_of_in_timed_tasks_only(noted: Noted, clock: Clock
 def test_keys_that_a_page_cannot_hold_have_no_number(
     noted: Noted, clock: Clock, key: object
 ) -> None:
-    laps.begin(noted.page)
+    stage_timer.begin_task(noted.page)
     clock.ns += 50
-    laps.sample(key)
-    laps.done()
+    stage_timer.end_sample(key)
+    stage_timer.end_task()
     assert noted.read().slowest == [(50 / 1e6, -1)]
 
 
@@ -232,8 +232,8 @@ def test_a_key_that_raises_where_it_is_asked_has_no_number(noted: Noted, clock: 
         def __index__(self) -> int:
             raise LookupError("not now")
 
-    laps.begin(noted.page)
+    stage_timer.begin_task(noted.page)
     clock.ns += 50
-    laps.sample(Key())
-    laps.done()
+    stage_timer.end_sample(Key())
+    stage_timer.end_task()
     assert noted.read().slowest == [(50 / 1e6, -1)]

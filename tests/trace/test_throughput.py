@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.trace.course import Course
+from feedline.trace.throughput import ThroughputRecorder
 
 added = st.lists(
     st.tuples(st.floats(0.001, 100.0), st.integers(1, 9), st.integers(0, 99), st.floats(0.0, 5.0)),
@@ -16,7 +16,7 @@ added = st.lists(
 
 @given(added)
 def test_every_batch_is_in_one_point(steps: list[tuple[float, int, int, float]]) -> None:
-    course, now_s = Course(), 0.0
+    course, now_s = ThroughputRecorder(), 0.0
     course.begin(0.0)
     for seconds, batches, samples, wait_ms in steps:
         now_s += seconds
@@ -31,7 +31,7 @@ def test_every_batch_is_in_one_point(steps: list[tuple[float, int, int, float]])
 
 
 def test_points_stay_few_over_ten_hours() -> None:
-    course = Course()
+    course = ThroughputRecorder()
     course.begin(0.0)
     for k in range(1, 360_001):
         course.add(k / 10, 1, 32, 0.0, 64)
@@ -45,7 +45,7 @@ def test_points_stay_few_over_ten_hours() -> None:
 
 
 def test_what_lies_between_passes_is_in_no_point() -> None:
-    course = Course()
+    course = ThroughputRecorder()
     course.begin(0.0)
     course.add(1.0, 1, 8, 0.0, 64)
     course.end(2.0)
@@ -61,7 +61,7 @@ def test_what_lies_between_passes_is_in_no_point() -> None:
 
 
 def test_a_batch_that_lay_ready_counts_for_the_time_of_its_step() -> None:
-    course = Course()
+    course = ThroughputRecorder()
     for begun in (0.0, 100.0):
         course.begin(begun)
         for step in range(4):
@@ -73,7 +73,7 @@ def test_a_batch_that_lay_ready_counts_for_the_time_of_its_step() -> None:
 
 
 def test_a_pass_that_is_left_in_its_first_step_has_no_rate() -> None:
-    course = Course()
+    course = ThroughputRecorder()
     course.begin(0.0)
     course.add(0.01, 1, 64, 0.0, 32)
     course.end()
@@ -81,7 +81,7 @@ def test_a_pass_that_is_left_in_its_first_step_has_no_rate() -> None:
 
 
 def test_samples_that_cannot_be_counted_make_a_point_without_a_number() -> None:
-    course = Course()
+    course = ThroughputRecorder()
     course.begin(0.0)
     course.add(0.1, 1, 8, 0.0, 64)
     course.add(0.2, 1, None, 0.0, None)
@@ -91,7 +91,7 @@ def test_samples_that_cannot_be_counted_make_a_point_without_a_number() -> None:
 
 
 def test_batches_that_are_known_late_shorten_no_point() -> None:
-    course = Course()
+    course = ThroughputRecorder()
     course.begin(0.0)
     course.add(1.0, 4, 32, 0.0, 64)
     course.begin(5.0)  # of another pass, within this one

@@ -1,7 +1,7 @@
-"""What can be seen of a batch without touching its values: size, bytes, form.
+"""Size, bytes and layout of a batch, read without its values.
 
-Guarantees: no copy, no wait for a device, nothing in the batch is changed; about a microsecond for
-a batch of a few tensors; a form that is not known gives None, not a guess; nothing is raised.
+Guarantees: no copy, no wait for a device, no change of the batch; about a microsecond for a batch
+of a few tensors; an unknown layout gives None; no exception.
 """
 
 from __future__ import annotations
@@ -14,25 +14,24 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Batch", "Looker", "look_at"]
+__all__ = ["BatchInfo", "BatchProbe", "inspect_batch"]
 
-_MOST_PARTS = 64
-_MOST_LOOKS = 256
+_MAX_PARTS = 64
+_MAX_VISITS = 256
 _FEW = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """What is seen of a batch that is handed out.
+class BatchInfo:
+    """Properties of a delivered batch.
 
     Args:
-        image_size: side of its images in pixels; None where it has none, or of several sizes.
-        samples: how many; None where that cannot be told.
+        image_size: side of its images in pixels; None if it has none, or several sizes.
+        samples: number of samples; None if unknown.
         bytes: of all its tensors and arrays.
-        float_bytes: of those that are images as floats, on the CPU: to a device they may have come
-            as pixels.
-        pinned: whether its images lie in pinned memory or on a device already; None where it has
-            none that are tensors.
+        float_bytes: of images as floats on the CPU: on a device they may have arrived as pixels.
+        pinned: True if its images are in pinned memory or on a device; None if it has no image
+            tensors.
     """
 
     image_size: int | None = None
@@ -42,16 +41,17 @@ class Batch:
     pinned: bool | None = None
 
 
-class Looker:
-    """Looks at batches one after another, most of which have the form of the one before."""
+class BatchProbe:
+    """Inspects consecutive batches, most of which have the layout of the previous one."""
 
     def __init__(self) -> None:
         self._kind: Any = None
-        self._forms: list[tuple[Any, Any]] = []  # of the tensors in the one before
-        self._seen = Batch()
+        self._forms: list[tuple[Any, Any]] = []  # shape and dtype of the previous batch's tensors
+        self._seen = BatchInfo()
 
-    def look_at(self, batch: Any) -> Batch:
-        """As `look_at`; the same object again where a batch has the form of the one before."""
+    def inspect(self, batch: Any) -> BatchInfo:
+        """As `inspect_batch`; returns the same object if the layout is that of the previous "
+        "batch."""
         if type(batch) is self._kind and len(batch) == len(self._forms):
             tensor = sys.modules["torch"].Tensor
             with contextlib.suppress(RuntimeError):  # a nested tensor has no shape
@@ -60,7 +60,7 @@ class Looker:
                         break
                 else:
                     return self._seen
-        self._seen = look_at(batch)
+        self._seen = inspect_batch(batch)
         torch = sys.modules.get("torch")
         self._kind = None
         if torch is not None and type(batch) in (tuple, list) and 0 < len(batch) <= _FEW:
@@ -70,19 +70,19 @@ class Looker:
         return self._seen
 
 
-def look_at(batch: Any) -> Batch:
-    """Look at a batch: tensors and arrays, in tuples, lists, dicts and objects that are such.
+def inspect_batch(batch: Any) -> BatchInfo:
+    """Inspect a batch: tensors and arrays, in tuples, lists, dicts and other such containers.
 
-    A tensor of four dimensions is images, (N, C, H, W) or (N, H, W, C) where C is 1, 3 or 4; their
-    size is known where H = W. The number of samples is the first dimension of the first tensor.
+    A tensor of four dimensions is images, (N, C, H, W), or (N, H, W, C) if C is 1, 3 or 4; their
+    size is known if H = W. The number of samples is the first dimension of the first tensor.
     """
     try:
-        return _looked_at(batch)
-    except Exception:  # of a user's class that is no plain container
-        return Batch()
+        return _inspect(batch)
+    except Exception:  # a custom class that is not a plain container
+        return BatchInfo()
 
 
-def _looked_at(batch: Any) -> Batch:
+def _inspect(batch: Any) -> BatchInfo:
     torch = sys.modules.get("torch")
     size: int | None = None
     samples: int | None = None
@@ -103,33 +103,33 @@ def _looked_at(batch: Any) -> Batch:
             height, width = shape[1:3] if channels_last else shape[2:]
             size = height if height == width else None
             if torch is not None and isinstance(part, torch.Tensor):
-                here = part.device.type == "cpu"
-                pinned = not here or _pinned(part)
-                floats += nbytes if here and part.dtype.is_floating_point else 0
+                on_cpu = part.device.type == "cpu"
+                pinned = not on_cpu or _pinned(part)
+                floats += nbytes if on_cpu and part.dtype.is_floating_point else 0
             elif part.dtype.kind == "f":
                 floats += nbytes
-    return Batch(size, samples, total, floats, pinned)
+    return BatchInfo(size, samples, total, floats, pinned)
 
 
 def _pinned(tensor: Any) -> bool:
-    """Whether a tensor on the CPU is pinned. To answer that, torch may set up CUDA, so where the
-    program has not done so, none is.
+    """Return True if a CPU tensor is pinned. The check may initialise CUDA, so if the program has
+    not done so, the answer is False.
     """
     return bool(sys.modules["torch"].cuda.is_initialized() and tensor.is_pinned())
 
 
 def _parts(batch: Any) -> Iterator[Any]:
-    """The first tensors and arrays of a batch."""
+    """Yield the first tensors and arrays of a batch."""
     torch = sys.modules.get("torch")
     kinds = (np.ndarray,) if torch is None else (torch.Tensor, np.ndarray)
-    left, found, looks = [batch], 0, 0
-    while left and found < _MOST_PARTS and looks < _MOST_LOOKS:
-        looks += 1
-        part = left.pop()
+    remaining, found, visits = [batch], 0, 0
+    while remaining and found < _MAX_PARTS and visits < _MAX_VISITS:
+        visits += 1
+        part = remaining.pop()
         if isinstance(part, kinds):
             found += 1
             yield part
         elif isinstance(part, Mapping):
-            left.extend(reversed(list(part.values())[:_MOST_PARTS]))
+            remaining.extend(reversed(list(part.values())[:_MAX_PARTS]))
         elif isinstance(part, Sequence) and not isinstance(part, (str, bytes, bytearray)):
-            left.extend(reversed(part[:_MOST_PARTS]))
+            remaining.extend(reversed(part[:_MAX_PARTS]))

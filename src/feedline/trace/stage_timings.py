@@ -1,8 +1,8 @@
-"""What a worker has spent its time on, in a page of memory that the trainer reads.
+"""Stage timings of a worker, in a page of shared memory that the trainer reads.
 
-Guarantees: fixed memory, a page a worker, whatever is noted; the trainer reads without a lock, and
-what it reads is at most one note behind. A worker that takes a dead one's seat goes on adding.
-Relies on: one writer a page.
+Guarantees: fixed memory, one page per worker; the trainer reads without a lock, and is at most one
+record behind. A worker that replaces a dead one continues its page.
+Relies on: one writer per page.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 __all__ = [
     "PAGE_BYTES",
     "PAGE_WORDS",
-    "Spent",
-    "Stage",
     "StagePage",
-    "joined",
+    "StageSums",
+    "StageTimings",
     "latest_tasks",
+    "merge_timings",
     "read_page",
     "read_pages",
     "worker_pids",
@@ -29,8 +29,8 @@ __all__ = [
 PAGE_BYTES = 4096
 PAGE_WORDS = PAGE_BYTES // 8
 
-MOST_STAGES = 30
-"""Stages a page has room for; what comes beyond them is counted as the last one, "more"."""
+MAX_STAGES = 30
+"""Stages that fit into a page; further ones are counted as the last one, "more"."""
 
 _NAME_WORDS = 6
 _SLOWEST = 12
@@ -38,26 +38,26 @@ _LATEST = 32
 OCTAVES = 40  # up to 18 minutes
 _PER_STAGE = 4
 
-# Where what lies, in words.
+# Positions in a page, in words.
 _STAGES, _TASKS, _TASKS_NS, _TIMED, _TIMED_NS, _TIMED_CPU_NS, _PID, _DECODED = range(8)
 _SLOW = 8  # pairs: ns, sample
-_SIZES = _SLOW + 2 * _SLOWEST  # pairs: how many samples took from 2**k ns to less than twice that
+_SIZES = _SLOW + 2 * _SLOWEST  # pairs: samples that took from 2**k ns to less than twice that; ns
 _TOTALS = _SIZES + 2 * OCTAVES  # fours: count, ns, longest ns, ns on a core
-_NAMES = _TOTALS + _PER_STAGE * MOST_STAGES
-_RING = _NAMES + _NAME_WORDS * MOST_STAGES  # pairs: begun ns, done ns
+_NAMES = _TOTALS + _PER_STAGE * MAX_STAGES
+_RING = _NAMES + _NAME_WORDS * MAX_STAGES  # pairs: start ns, end ns
 _DECODED_PX, _TIMED_QUEUED_NS = range(_RING + 2 * _LATEST, _RING + 2 * _LATEST + 2)
 assert _TIMED_QUEUED_NS < PAGE_WORDS
 
 
 @dataclass(slots=True)
-class Stage:
-    """One stage of making samples, in the tasks that were timed.
+class StageSums:
+    """One stage of making samples, in timed tasks.
 
     Args:
-        count: how often it was passed.
-        total_ms: how long it took in all.
-        longest_ms: at most.
-        cpu_ms: for how long of it the worker was on a core.
+        count: number of times it ran.
+        total_ms: total time.
+        longest_ms: longest time.
+        cpu_ms: part on a core.
     """
 
     count: int = 0
@@ -67,24 +67,24 @@ class Stage:
 
 
 @dataclass(slots=True)
-class Spent:
-    """What workers have spent their time on.
+class StageTimings:
+    """Stage timings of workers.
 
     Args:
-        tasks: pieces or batches they have made.
-        tasks_ms: how long these took.
-        timed: how many of them were timed stage by stage,
-        timed_ms: how long those took,
-        timed_cpu_ms: and for how long of it the worker was on a core,
-        timed_queued_ms: or ready while no core was free; None where the kernel does not say.
-        decoded: images that were decoded in these,
-        decoded_px: and the sum of their shorter sides, in pixels.
-        stages: of these, by name, in the order in which they were first passed.
-        sizes: of these, samples by how long they took: k, how many took from 2**k ns to less than
-            twice that, and how long they took together in ms.
-        slowest: the slowest samples, longest first: milliseconds, number.
-        latest: the latest tasks, oldest first: when each began and was done, in ns on the
-            monotonic clock.
+        tasks: number of finished tasks.
+        tasks_ms: their total time.
+        timed: number of tasks that were timed stage by stage.
+        timed_ms: their total time.
+        timed_cpu_ms: part of `timed_ms` on a core.
+        timed_queued_ms: part of `timed_ms` ready without a free core; None if the kernel does not
+            report it.
+        decoded: number of images decoded in timed tasks.
+        decoded_px: sum of their shorter sides, in pixels.
+        stages: of timed tasks, by name, in order of their first run.
+        sizes: samples of timed tasks by duration: for k, the number of samples that took from
+            2**k ns to less than twice that, and their total time in ms.
+        slowest: slowest samples, longest first: milliseconds, number.
+        latest: latest tasks, oldest first: start and end, in ns on the monotonic clock.
     """
 
     tasks: int = 0
@@ -95,12 +95,12 @@ class Spent:
     timed_queued_ms: float | None = 0.0
     decoded: int = 0
     decoded_px: int = 0
-    stages: dict[str, Stage] = field(default_factory=dict)
+    stages: dict[str, StageSums] = field(default_factory=dict)
     sizes: dict[int, tuple[int, float]] = field(default_factory=dict)
     slowest: list[tuple[float, int]] = field(default_factory=list)
     latest: list[tuple[int, int]] = field(default_factory=list)
 
-    def __iadd__(self, other: Spent) -> Spent:
+    def __iadd__(self, other: StageTimings) -> StageTimings:
         self.tasks += other.tasks
         self.tasks_ms += other.tasks_ms
         self.timed += other.timed
@@ -112,14 +112,14 @@ class Spent:
         self.decoded += other.decoded
         self.decoded_px += other.decoded_px
         for name, stage in other.stages.items():
-            own = self.stages.setdefault(name, Stage())
+            own = self.stages.setdefault(name, StageSums())
             own.count += stage.count
             own.total_ms += stage.total_ms
             own.longest_ms = max(own.longest_ms, stage.longest_ms)
             own.cpu_ms += stage.cpu_ms
         for k, (count, ms) in other.sizes.items():
-            had, had_ms = self.sizes.get(k, (0, 0.0))
-            self.sizes[k] = had + count, had_ms + ms
+            own_count, own_ms = self.sizes.get(k, (0, 0.0))
+            self.sizes[k] = own_count + count, own_ms + ms
         longest: dict[int, float] = {}
         for ms, sample in (*self.slowest, *other.slowest):
             longest[sample] = max(ms, longest.get(sample, 0.0))
@@ -130,33 +130,33 @@ class Spent:
 
 
 class StagePage:
-    """A worker's side of its page.
+    """Worker's side of its page.
 
     Args:
-        memory: of the page, shape (PAGE_WORDS,), int64, zeros at first.
+        memory: of the page, shape (PAGE_WORDS,), int64, initially zero.
     """
 
     def __init__(self, memory: NDArray[np.int64]) -> None:
         self._bytes = memory.view(np.uint8)
-        self._words = memory.data  # an item of it is twice as quick as an array's
+        self._words = memory.data  # indexing it is twice as fast as an array
         self.sample_ns = 1 << 62
-        """How long samples take that were told of lately; before the first, as if it were long."""
+        """Running mean of the durations of samples; before the first one a large value."""
         self.slow_ns = min(memory[_SLOW : _SLOW + 2 * _SLOWEST : 2].tolist())
         self._places = {name: _place(k) for k, name in enumerate(_names(memory))}
         self._words[_PID] = os.getpid()
 
     @property
     def tasks(self) -> int:
-        """How many are done."""
+        """Number of finished tasks."""
         return self._words[_TASKS]
 
     @property
     def tasks_ns(self) -> int:
-        """How long these took."""
+        """Total time of the finished tasks."""
         return self._words[_TASKS_NS]
 
     def task(self, begun_ns: int, done_ns: int) -> None:
-        """A task is done."""
+        """Record a finished task."""
         words = self._words
         place = _RING + 2 * (words[_TASKS] % _LATEST)
         words[place], words[place + 1] = begun_ns, done_ns
@@ -164,7 +164,7 @@ class StagePage:
         words[_TASKS_NS] += done_ns - begun_ns
 
     def note(self, stage: str, ns: int, cpu_ns: int = 0) -> None:
-        """A stage was passed, for some time of it on a core. Its name is cut to 48 bytes."""
+        """Record a run of a stage, with its CPU time. Its name is cut to 48 bytes."""
         place = self._places.get(stage)
         if place is None:
             place = self._new(stage)
@@ -176,13 +176,13 @@ class StagePage:
         words[place + 3] += cpu_ns
 
     def decoded(self, short_px: int) -> None:
-        """An image of this shorter side was decoded."""
+        """Record a decoded image with its shorter side."""
         words = self._words
         words[_DECODED] += 1
         words[_DECODED_PX] += short_px
 
     def sample(self, ns: int) -> None:
-        """A sample of a timed task is made."""
+        """Record a sample of a timed task."""
         mean_ns = self.sample_ns
         self.sample_ns = ns if mean_ns == 1 << 62 else mean_ns + (ns - mean_ns) // 16
         words = self._words
@@ -191,7 +191,7 @@ class StagePage:
         words[place + 1] += ns
 
     def timed(self, ns: int, cpu_ns: int, queued_ns: int | None = None) -> None:
-        """A task was timed: how long it took, on a core, and in wait for one (None: unknown)."""
+        """Record a timed task: total time, CPU time, time without a core (None: unknown)."""
         words = self._words
         words[_TIMED] += 1
         words[_TIMED_NS] += ns
@@ -202,7 +202,7 @@ class StagePage:
             words[_TIMED_QUEUED_NS] += queued_ns
 
     def keep(self, number: int, ns: int) -> None:
-        """A sample took longer than `slow_ns`: it may be among the slowest."""
+        """Record a sample slower than `slow_ns`, which may be among the slowest."""
         words = self._words
         slow = [(words[_SLOW + 2 * k], words[_SLOW + 2 * k + 1]) for k in range(_SLOWEST)]
         same = [k for k, (had, sample) in enumerate(slow) if had and sample == number]
@@ -213,31 +213,31 @@ class StagePage:
 
     def _new(self, stage: str) -> int:
         known = len(self._places)
-        if known >= MOST_STAGES - 1:
+        if known >= MAX_STAGES - 1:
             stage = "more"
         if stage not in self._places:
             name = stage.encode()[: 8 * _NAME_WORDS]
             begin = 8 * (_NAMES + _NAME_WORDS * known)
             self._bytes[begin : begin + len(name)] = np.frombuffer(name, np.uint8)
-            self._words[_STAGES] = known + 1  # last: a reader sees whole names only
+            self._words[_STAGES] = known + 1  # last, so that a reader sees complete names only
             self._places[stage] = _place(known)
         return self._places[stage]
 
 
-def read_page(memory: NDArray[np.int64]) -> Spent:
-    """The trainer's side: what a page holds now, (PAGE_WORDS,) int64."""
+def read_page(memory: NDArray[np.int64]) -> StageTimings:
+    """Read a page in the trainer, (PAGE_WORDS,) int64."""
     words = memory.copy()
-    stages: dict[str, Stage] = {}
+    stages: dict[str, StageSums] = {}
     for k, name in enumerate(_names(words)):
         count, total, longest, cpu = words[_place(k) : _place(k) + _PER_STAGE].tolist()
-        stage = stages.setdefault(name, Stage())  # long names may be cut to the same one
+        stage = stages.setdefault(name, StageSums())  # long names may be cut to the same one
         stage.count += count
         stage.total_ms += total / 1e6
         stage.longest_ms = max(stage.longest_ms, longest / 1e6)
         stage.cpu_ms += cpu / 1e6
     sizes = words[_SIZES : _SIZES + 2 * OCTAVES].reshape(-1, 2).tolist()
     slow = words[_SLOW : _SLOW + 2 * _SLOWEST].reshape(-1, 2).tolist()
-    return Spent(
+    return StageTimings(
         tasks=int(words[_TASKS]),
         tasks_ms=int(words[_TASKS_NS]) / 1e6,
         timed=int(words[_TIMED]),
@@ -254,30 +254,32 @@ def read_page(memory: NDArray[np.int64]) -> Spent:
 
 
 def latest_tasks(memory: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """The latest tasks of a page, oldest first: when each began and was done, in ns."""
+    """Latest tasks of a page, oldest first: start and end, in ns."""
     ring = memory[_RING : _RING + 2 * _LATEST].reshape(-1, 2).tolist()
-    # One that is being written may have the end of another.
+    # An entry that is being written may have the end of another task.
     return sorted((begun, done) for begun, done in ring if 0 < begun <= done)
 
 
 def worker_pids(pages: NDArray[np.int64]) -> list[int]:
-    """Process ids of those who note, or have noted, in pages, (seats, PAGE_WORDS) int64."""
+    """Process ids of current and former writers of pages, (workers, PAGE_WORDS) int64."""
     return [pid for pid in pages[:, _PID].tolist() if pid]
 
 
-def read_pages(pages: NDArray[np.int64]) -> dict[int, Spent]:
-    """What is noted in pages, (seats, PAGE_WORDS) int64, by seat, where anything is."""
-    return {int(seat): read_page(pages[seat]) for seat in np.flatnonzero(pages[:, _TASKS])}
+def read_pages(pages: NDArray[np.int64]) -> dict[int, StageTimings]:
+    """Read the pages that contain tasks, (workers, PAGE_WORDS) int64, by worker id."""
+    return {int(worker): read_page(pages[worker]) for worker in np.flatnonzero(pages[:, _TASKS])}
 
 
-def joined(first: dict[int, Spent], second: dict[int, Spent]) -> dict[int, Spent]:
-    """The sum of both, by seat."""
+def merge_timings(
+    first: dict[int, StageTimings], second: dict[int, StageTimings]
+) -> dict[int, StageTimings]:
+    """Add the timings of both, by worker id."""
     both = {}
-    for seat in sorted({*first, *second}):
-        both[seat] = Spent()
-        for spent in (first.get(seat), second.get(seat)):
+    for worker in sorted({*first, *second}):
+        both[worker] = StageTimings()
+        for spent in (first.get(worker), second.get(worker)):
             if spent is not None:
-                both[seat] += spent
+                both[worker] += spent
     return both
 
 
@@ -286,7 +288,7 @@ def _place(k: int) -> int:
 
 
 def _names(words: NDArray[np.int64]) -> list[str]:
-    """Stage names of a page, in the order in which they came."""
-    known = min(max(0, int(words[_STAGES])), MOST_STAGES)
+    """Stage names of a page, in their order."""
+    known = min(max(0, int(words[_STAGES])), MAX_STAGES)
     names = words[_NAMES : _NAMES + _NAME_WORDS * known].view(np.uint8).reshape(-1, 8 * _NAME_WORDS)
     return [bytes(name).rstrip(b"\0").decode(errors="replace") for name in names]

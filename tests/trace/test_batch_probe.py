@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from feedline.trace.look import Batch, Looker, look_at
+from feedline.trace.batch_probe import BatchInfo, BatchProbe, inspect_batch
 from feedline.watching.device_clock import device_event
 
 Pair = namedtuple("Pair", "image label")
 IMAGES = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
 LABELS = torch.zeros(4, dtype=torch.int64)
-BOTH = Batch(32, 4, 4 * 3 * 32 * 32 + 32, 0, False)
+BOTH = BatchInfo(32, 4, 4 * 3 * 32 * 32 + 32, 0, False)
 
 
 class Lazy(Sequence[Any]):
@@ -41,67 +41,67 @@ class Lazy(Sequence[Any]):
     ],
 )
 def test_the_usual_forms_are_seen(batch: Any) -> None:
-    assert look_at(batch) == Looker().look_at(batch) == BOTH
+    assert inspect_batch(batch) == BatchProbe().inspect(batch) == BOTH
 
 
 @pytest.mark.parametrize(
     ("batch", "seen"),
     [
-        (torch.zeros(2, 8, 8, 3), Batch(8, 2, 1536, 1536, False)),
-        (np.zeros((2, 3, 8, 8), np.float32), Batch(8, 2, 1536, 1536, None)),
-        (np.zeros((2, 3, 8, 8), np.uint8), Batch(8, 2, 384, 0, None)),
-        (torch.zeros(2, 3, 8, 9), Batch(None, 2, 1728, 1728, False)),
-        (torch.zeros(5, 7), Batch(None, 5, 140, 0, None)),
-        (torch.tensor(3.0), Batch(None, None, 4, 0, None)),
-        ("text", Batch()),
-        (None, Batch()),
-        ([], Batch()),
-        (Lazy(), Batch()),
-        ([torch.eye(3).to_sparse()], Batch(None, None, 0, 0, None)),
+        (torch.zeros(2, 8, 8, 3), BatchInfo(8, 2, 1536, 1536, False)),
+        (np.zeros((2, 3, 8, 8), np.float32), BatchInfo(8, 2, 1536, 1536, None)),
+        (np.zeros((2, 3, 8, 8), np.uint8), BatchInfo(8, 2, 384, 0, None)),
+        (torch.zeros(2, 3, 8, 9), BatchInfo(None, 2, 1728, 1728, False)),
+        (torch.zeros(5, 7), BatchInfo(None, 5, 140, 0, None)),
+        (torch.tensor(3.0), BatchInfo(None, None, 4, 0, None)),
+        ("text", BatchInfo()),
+        (None, BatchInfo()),
+        ([], BatchInfo()),
+        (Lazy(), BatchInfo()),
+        ([torch.eye(3).to_sparse()], BatchInfo(None, None, 0, 0, None)),
     ],
 )
-def test_other_forms_give_what_is_known_of_them(batch: Any, seen: Batch) -> None:
-    looker = Looker()
-    looker.look_at((IMAGES, LABELS))
-    found = looker.look_at(batch)
-    assert found == look_at(batch)
+def test_other_forms_give_what_is_known_of_them(batch: Any, seen: BatchInfo) -> None:
+    looker = BatchProbe()
+    looker.inspect((IMAGES, LABELS))
+    found = looker.inspect(batch)
+    assert found == inspect_batch(batch)
     assert (found.image_size, found.samples) == (seen.image_size, seen.samples)
     if not isinstance(batch, list) or not batch:
         assert found == seen
 
 
 def test_a_batch_like_the_one_before_is_the_same_object() -> None:
-    looker = Looker()
-    first = looker.look_at((IMAGES, LABELS))
-    assert looker.look_at((IMAGES.clone(), LABELS)) is first
-    assert looker.look_at((IMAGES[:2], LABELS[:2])) == Batch(32, 2, 2 * 3072 + 16, 0, False)
-    assert looker.look_at((IMAGES.float(), LABELS)).float_bytes == 4 * 4 * 3072
-    assert looker.look_at([IMAGES, LABELS]) == BOTH
-    assert looker.look_at((IMAGES,)).bytes == 4 * 3072
+    looker = BatchProbe()
+    first = looker.inspect((IMAGES, LABELS))
+    assert looker.inspect((IMAGES.clone(), LABELS)) is first
+    assert looker.inspect((IMAGES[:2], LABELS[:2])) == BatchInfo(32, 2, 2 * 3072 + 16, 0, False)
+    assert looker.inspect((IMAGES.float(), LABELS)).float_bytes == 4 * 4 * 3072
+    assert looker.inspect([IMAGES, LABELS]) == BOTH
+    assert looker.inspect((IMAGES,)).bytes == 4 * 3072
 
 
 def test_a_batch_of_thousands_of_parts_is_looked_at_in_part() -> None:
-    assert look_at([[IMAGES] * 1000] * 1000).samples == 4
+    assert inspect_batch([[IMAGES] * 1000] * 1000).samples == 4
 
 
 def test_nothing_in_the_batch_is_kept_alive() -> None:
     import weakref
 
-    looker = Looker()
+    looker = BatchProbe()
     images = IMAGES.clone()
     gone = weakref.ref(images)
-    looker.look_at((images, LABELS))
+    looker.inspect((images, LABELS))
     del images
     assert gone() is None
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_nested_batch_after_a_plain_one_is_none_that_is_known() -> None:
-    looker = Looker()
-    looker.look_at([torch.zeros(4, 3)])
+    looker = BatchProbe()
+    looker.inspect([torch.zeros(4, 3)])
     nested = torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(4, 3)])
-    assert looker.look_at([nested]).samples is None
-    assert looker.look_at([torch.zeros(4, 3)]).samples == 4
+    assert looker.inspect([nested]).samples is None
+    assert looker.inspect([torch.zeros(4, 3)]).samples == 4
 
 
 def test_no_device_is_set_up_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,5 +111,5 @@ def test_no_device_is_set_up_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "is_pinned", asked)
     monkeypatch.setattr(torch.cuda, "is_available", asked)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    assert look_at((IMAGES, LABELS)) == BOTH
+    assert inspect_batch((IMAGES, LABELS)) == BOTH
     assert device_event() is None
