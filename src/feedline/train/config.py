@@ -47,19 +47,13 @@ _PRESET = ("preset", "epochs")
 _FREE_ON_RESUME = ("val_image_size", "patience", "lr", "clip_grad", "amp")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ResumedRun:
-    """A run to resume.
-
-    Args:
-        checkpoint: its last checkpoint, or the one that was named.
-        content: the checkpoint; cleared once it is restored, as it is large.
-        note: a message for the user, or "".
-    """
+    """A run to resume, from its last checkpoint or the one that was named."""
 
     checkpoint: Path
-    content: dict[str, Any]
-    note: str
+    content: dict[str, Any]  # cleared once it is restored, as it is large
+    note: str  # for the user, or ""
 
     @property
     def between_epochs(self) -> int | None:
@@ -84,13 +78,13 @@ class ResumedRun:
                 reasons.append(str(error) if path.is_file() else f"{path} is missing")
             else:
                 note = f"{'; '.join(reasons)}; resuming from {path}" if reasons else ""
-                return cls(checkpoint=checkpoint, content=content, note=note)
+                return cls(checkpoint, content, note)
         best = out / BEST_NAME
         weights = f" --initial-checkpoint {shlex.quote(str(best))}" if best.is_file() else ""
         raise StateError("; ".join(reasons), hint=f"start a new run: {new_run_hint(out)}{weights}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """Recipe and run settings of a training, and the run it resumes, if any."""
 
@@ -131,7 +125,7 @@ class Assignment:
                     f"cannot resume: {option} of the run, {place}, is missing",
                     hint=f"{again} {option}{value}",
                 )
-        return cls(recipe=given, run=whole, resumed=resumed)
+        return cls(given, whole, resumed)
 
 
 def read_config(file: Path) -> tuple[dict[str, Any], RunSettings]:

@@ -109,10 +109,7 @@ def val_folder(root: Path) -> Path:
 
 
 def label_map(train: Sequence[str], val: Sequence[str]) -> list[int] | None:
-    """The training label of each validation label, or None if they are equal.
-
-    A class that the training set lacks is a DatasetError.
-    """
+    """The training label of each validation label, or None if they are equal."""
     numbers = {name: label for label, name in enumerate(train)}
     unknown = [name for name in val if name not in numbers]
     if unknown:
@@ -126,7 +123,7 @@ def label_map(train: Sequence[str], val: Sequence[str]) -> list[int] | None:
     return None if mapped == list(range(len(train))) else mapped
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class TrainData:
     """Images of a run, with what identifies the training images in a checkpoint."""
 
@@ -149,12 +146,9 @@ class TrainData:
             )
         images = None if splits.val is None else ImageFolder(splits.val, transform=EvalCrop())
         labels = None if images is None else label_map(train.classes, images.classes)
-        identity = {
-            "classes": list(train.classes),
-            "images": len(train),
-            "files": train.fingerprint(),
-        }
-        return cls(train=train, val=images, labels=labels, identity=identity, note=splits.note)
+        files = train.fingerprint()
+        identity = {"classes": list(train.classes), "images": len(train), "files": files}
+        return cls(train, images, labels, identity, splits.note)
 
     def check_resumable(self, saved: Mapping[str, Any]) -> None:
         """Check that these are the images of a checkpoint; raise StateError otherwise."""
@@ -169,9 +163,8 @@ class TrainData:
         """Inverse class frequencies, shape (classes,), float32, with mean 1 over the samples."""
         if recipe.class_weights == "none":
             return None
-        counts = torch.bincount(
-            torch.from_numpy(self.train.targets), minlength=len(self.train.classes)
-        )
+        targets = torch.from_numpy(self.train.targets)
+        counts = torch.bincount(targets, minlength=len(self.train.classes))
         return len(self.train) / (len(counts) * counts.clamp(min=1).float())
 
 

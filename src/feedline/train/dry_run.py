@@ -264,8 +264,7 @@ def _measure(
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     what = f"a batch of {phase.batch_size} images at {phase.size} px"
-    hint = "use a smaller --batch-size, or --grad-accum-steps"
-    with memory_error(what, hint), ExitStack() as stack:
+    with memory_error(what), ExitStack() as stack:
         loader = train_loader(alone, ready.data.train, ready.run, device, stack)
         batches = (batch for _ in itertools.count() for batch in loader)
 

@@ -131,11 +131,14 @@ class History:
     @property
     def best_top1(self) -> float | None:
         """Highest validation accuracy so far, 0 to 1."""
-        return max((r.val_top1 for r in self.records if r.val_top1 is not None), default=None)
+        return max(self._tops(), default=None)
+
+    def _tops(self) -> list[float]:
+        return [record.val_top1 for record in self.records if record.val_top1 is not None]
 
     def is_over(self, patience: int) -> bool:
         """Return True if top-1 has not improved for `patience` epochs; 0 is never."""
-        tops = [record.val_top1 for record in self.records if record.val_top1 is not None]
+        tops = self._tops()
         if not patience or len(tops) <= patience:
             return False
         return max(tops[-patience:]) <= max(tops[:-patience])

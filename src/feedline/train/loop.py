@@ -156,20 +156,14 @@ class TrainingLoop:
     def fit(self) -> int | None:
         """Train until the schedule is done or a stop is requested.
 
-        Returns:
-            The signal that stopped it, on any rank, after a checkpoint was written; None if the
-            schedule is done.
-
-        Raises:
-            FeedlineError: the loss is NaN or infinite.
-            UsageError: the device's memory is out.
+        Return the signal that stopped it, on any rank, after a checkpoint was written; None if the
+        schedule is done. If the loss is not finite it is a FeedlineError, if memory is out a
+        UsageError.
         """
         history, epochs = self.history, self.recipe.epochs
+        images, val_images = len(self.data.train), len(self.data.val or ())
         self.report.planned(
-            self.recipe,
-            images=len(self.data.train),
-            val_images=0 if self.data.val is None else len(self.data.val),
-            records=history.records,
+            self.recipe, images=images, val_images=val_images, records=history.records
         )
         while len(history.records) < epochs and not history.is_over(self.recipe.patience):
             current = history.current
@@ -263,7 +257,8 @@ class TrainingLoop:
             current.seconds = before_s + time.monotonic() - began_s
             current.split = before + loader.timing.totals() - untimed
 
-        with memory_error(*self._batch_hint(phase.batch_size, phase.size, "--batch-size")):
+        batch = f"a batch of {phase.batch_size} images at {phase.size} px"
+        with memory_error(f"{batch} (epoch {current.epoch + 1})"):
             for images, labels in self.batches:
                 assert loader.batch is not None, "a batch was returned"
                 if first:  # validation or the start of workers before it is no part of a step
@@ -313,8 +308,10 @@ class TrainingLoop:
             return None
         self.val_loader.set_image_size(image_size)
         self.ranks.share_buffers(self.state.eval_model)
-        what, hint = self._batch_hint(self.recipe.largest_batch, image_size, "--val-image-size")
-        with memory_error(f"in validation, {what}", hint):
+        batch = f"a batch of {self.recipe.largest_batch} images at {image_size} px"
+        epoch = self.history.current.epoch + 1
+        hint = "use a smaller --val-image-size"
+        with memory_error(f"in validation, {batch} (epoch {epoch})", hint):
             return evaluate(
                 self.state.eval_model,
                 without_padding(self.val_loader),
@@ -325,11 +322,3 @@ class TrainingLoop:
                 stopped=self._is_stopped,
                 advance=lambda done: self.report.validating(done=done),
             )
-
-    def _batch_hint(self, rows: int | None, size: int, option: str) -> tuple[str, str]:
-        """A batch as text, and what to do if it does not fit the device's memory."""
-        what = f"a batch of {rows} images at {size} px (epoch {self.history.current.epoch + 1})"
-        hint = f"use a smaller {option}"
-        if (self.writer.out / CHECKPOINT_NAME).exists():
-            hint += f" and --resume {shlex.quote(str(self.writer.out))}"
-        return what, hint

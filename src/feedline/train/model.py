@@ -161,7 +161,7 @@ def load_pretrained(model: nn.Module, path: Path) -> list[str]:
     return skipped
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class TrainedModel:
     """A trained model in evaluation mode, on its device."""
 
@@ -175,12 +175,7 @@ class TrainedModel:
 
 
 def load_trained(path: Path, device: torch.device) -> TrainedModel:
-    """Load the best weights of a run, by its folder or their file.
-
-    Raises:
-        StateError: the file is missing, damaged, or something else.
-        UsageError: the installed timm has no such model, or another one of its name.
-    """
+    """Load the best weights of a run, by its folder or their file (see `load_checkpoint`)."""
     file = path / BEST_NAME if path.is_dir() else path
     content = load_checkpoint(file, kind=WEIGHTS)
     classes, size = list(content["classes"]), int(content["val_image_size"])
@@ -192,15 +187,8 @@ def load_trained(path: Path, device: torch.device) -> TrainedModel:
             f"{file}: the weights do not fit the model {content['model']!r} of the installed timm",
             hint="install the version of timm it was trained with",
         ) from error
-    return TrainedModel(
-        path=file,
-        name=str(content["model"]),
-        model=model.to(device).eval(),
-        device=device,
-        classes=classes,
-        image_size=size,
-        top1=content["top1"],
-    )
+    model = model.to(device).eval()
+    return TrainedModel(file, content["model"], model, device, classes, size, content["top1"])
 
 
 def export_safetensors(trained: TrainedModel, file: Path) -> None:

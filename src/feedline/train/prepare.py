@@ -27,27 +27,18 @@ from feedline.train.train_state import TrainState, create_optimizer
 __all__ = ["PreparedRun", "prepare"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """Everything a run needs before it begins.
+    """Everything a run needs before it begins; it resumes another schedule if `extended`."""
 
-    Args:
-        recipe: the recipe, with batch sizes for the number of ranks.
-        run: run settings.
-        resumed: the run to resume, if any; with another schedule if `extended`.
-        data: images.
-        device, precision: of the steps.
-        model: with its initial weights, on the CPU.
-    """
-
-    recipe: Recipe
+    recipe: Recipe  # with batch sizes for the number of ranks
     run: RunSettings
     resumed: ResumedRun | None
     extended: bool
     data: TrainData
     device: torch.device
     precision: torch.dtype
-    model: torch.nn.Module
+    model: torch.nn.Module  # with its initial weights, on the CPU
 
     def make_state(self) -> TrainState:
         """The model on its device, with its optimizer (UsageError if memory is out)."""
@@ -106,13 +97,4 @@ def prepare(assignment: Assignment, note: Callable[[str], object], *, world: int
         note(f"{frozen} parameters are frozen")
     create_optimizer(model, recipe)  # the real one is made on the device; errors now
     check_run_folder(run.out, checkpoint=resumed.checkpoint if resumed else None)
-    return PreparedRun(
-        recipe=recipe,
-        run=run,
-        resumed=resumed,
-        extended=extended,
-        data=data,
-        device=device,
-        precision=precision,
-        model=model,
-    )
+    return PreparedRun(recipe, run, resumed, extended, data, device, precision, model)

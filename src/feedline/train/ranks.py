@@ -91,9 +91,8 @@ class Ranks:
 class AgreedStop:
     """A stop request of any rank, seen by all ranks at the same step.
 
-    A single process looks at each call. Several ranks exchange their requests about once a second,
-    so that no rank waits for the others at every step; the number of calls until the next exchange
-    is agreed on as well.
+    Several ranks exchange their requests about once a second, so that no rank waits for the others
+    at every step; the number of calls until the next exchange is agreed on as well.
     """
 
     def __init__(self, request: StopRequest, ranks: Ranks) -> None:
@@ -189,11 +188,9 @@ def find_ended(processes: Mapping[int, psutil.Process], *, within_s: float) -> i
     """The first rank whose process has ended, or None if none ends in time."""
     until = time.monotonic() + within_s
     while True:
-        for rank, process in processes.items():
-            if _has_ended(process):
-                return rank
-        if time.monotonic() >= until:
-            return None
+        ended = [rank for rank, process in processes.items() if _has_ended(process)]
+        if ended or time.monotonic() >= until:
+            return ended[0] if ended else None
         time.sleep(_POLL_S)
 
 

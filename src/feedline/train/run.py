@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from feedline.bench.machine import machine, versions
+from feedline.plan.seeds import mix
 from feedline.trace.machine import device_name
 from feedline.train.checkpoint import BEST_NAME, CHECKPOINT_NAME
 from feedline.train.config import Assignment, as_toml
@@ -26,7 +27,6 @@ from feedline.train.ranks import Ranks, join_ranks
 from feedline.train.recipe import Recipe
 from feedline.train.run_folder import RECIPE_NAME, lock_run_folder, make_run_folder, write_text
 from feedline.train.run_settings import RunSettings
-from feedline.train.runtime import reseed
 
 __all__ = ["run_training", "train_model"]
 
@@ -83,7 +83,8 @@ def _train(ready: PreparedRun, ranks: Ranks, report: TrainReport) -> TrainResult
         made = make_run_folder(run.out, checkpoint=checkpoint, model=recipe.model)
     out = ranks.gathered(made)[0]
     assert out is not None, "rank 0 has made it"
-    reseed(recipe.seed, ranks.rank)
+    if not ranks.is_main:  # each drops other units
+        torch.manual_seed(mix(recipe.seed, ranks.rank) >> 1)
     report.note(
         f"{len(data.train)} images of {len(data.train.classes)} classes"
         + (f", {len(data.val)} for validation" if data.val else "")

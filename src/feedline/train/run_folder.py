@@ -64,13 +64,10 @@ def find_checkpoint(
     The file may be missing if the run has other checkpoints.
 
     Args:
-        resume: None; a checkpoint or the folder of a run; or "auto": the run in `out`, or without
-            `out` the newest run, or None if there is none.
+        resume: None; a checkpoint or the folder of a run (StateError if there is none); or "auto":
+            the run in `out`, or the newest run of the model, or of all, if there is any.
         out: the folder of the run, if given.
         model: consider runs of this model only; None for any.
-
-    Raises:
-        StateError: there is no such checkpoint.
     """
     if resume is None:
         return None
@@ -78,17 +75,14 @@ def find_checkpoint(
         path = Path(resume)
         path = path / CHECKPOINT_NAME if path.is_dir() else path
         others = path.name == CHECKPOINT_NAME and _newest(path.parent, *_CHECKPOINTS, BEST_NAME)
-        if not path.is_file() and not others:
-            raise StateError(
-                f"--resume {resume}: no checkpoint found",
-                hint=f"name the folder of a run or its {CHECKPOINT_NAME}, or use --resume auto",
-            )
-        return path
-    if out is not None:
-        folders = [out]
-    elif model is not None:
-        folders = [path for _, path in _numbered(model)]
-    else:
+        if path.is_file() or others:
+            return path
+        raise StateError(
+            f"--resume {resume}: no checkpoint found",
+            hint=f"name the folder of a run or its {CHECKPOINT_NAME}, or use --resume auto",
+        )
+    folders = [out] if out else [path for _, path in _numbered(model or "")]
+    if not out and not model:
         folders = sorted(_RUNS.glob("*"), key=lambda folder: _newest(folder, *_CHECKPOINTS))
     found = (folder for folder in reversed(folders) if _newest(folder, *_CHECKPOINTS))
     return next((folder / CHECKPOINT_NAME for folder in found), None)
@@ -101,11 +95,7 @@ def _newest(folder: Path, *patterns: str) -> float:
 
 
 def check_run_folder(out: Path | None, *, checkpoint: Path | None) -> None:
-    """Check that a run can be written to a folder, or to the default one, without making it.
-
-    Raises:
-        UsageError: it cannot be written to, or has another checkpoint than the one to resume from.
-    """
+    """Check that a run can be written to a folder, or to the default one, without making it."""
     if out is None:
         out = _RUNS if checkpoint is None else checkpoint.parent
     parent = next(path for path in (out, *out.absolute().parents) if path.exists())
@@ -122,11 +112,7 @@ def check_run_folder(out: Path | None, *, checkpoint: Path | None) -> None:
 
 
 def make_run_folder(out: Path | None, *, checkpoint: Path | None, model: str) -> Path:
-    """Make the folder of a run: `out`, that of the checkpoint, or the next free `runs/MODEL-N`.
-
-    Raises:
-        UsageError: it cannot be written to, or has the checkpoint of another run.
-    """
+    """Make the folder of a run: `out`, that of the checkpoint, or the next free `runs/MODEL-N`."""
     if out is None and checkpoint is not None:
         out = checkpoint.parent
     try:

@@ -17,7 +17,6 @@ import torch
 
 from feedline.device.usable import synchronize, usable_device
 from feedline.errors import UsageError
-from feedline.plan.seeds import mix
 from feedline.train.recipe import Recipe
 from feedline.train.train_state import TrainState, autocast
 from feedline.tuning.device_memory import is_out_of_memory
@@ -30,11 +29,11 @@ __all__ = [
     "prepare_process",
     "preserved_random_state",
     "random_state",
-    "reseed",
     "restore_random_state",
     "warm_up",
 ]
 
+_SMALLER = "use a smaller --batch-size, or --grad-accum-steps"
 _WARMUP_STEPS = 3  # cuDNN chooses kernels in the first; the allocator settles in the second
 
 
@@ -73,12 +72,6 @@ def prepare_process(*, seed: int, device: torch.device) -> None:
         torch.backends.cudnn.benchmark = True
 
 
-def reseed(seed: int, rank: int) -> None:
-    """Seed ranks other than 0 differently: each drops other units."""
-    if rank:
-        torch.manual_seed(mix(seed, rank) >> 1)
-
-
 def random_state(device: torch.device) -> dict[str, Any]:
     """torch's random state, from which dropout draws, for a checkpoint."""
     state: dict[str, Any] = {"cpu": torch.get_rng_state()}
@@ -111,7 +104,7 @@ def preserved_random_state(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def memory_error(what: str, hint: str) -> Iterator[None]:
+def memory_error(what: str, hint: str = _SMALLER) -> Iterator[None]:
     """Turn torch's out-of-memory errors into a UsageError that names the batch."""
     try:
         yield
@@ -160,8 +153,7 @@ def warm_up(
         for rows, size in shapes:
             began_s = time.perf_counter()
             what = f"a batch of {rows} images at {size} px"
-            hint = "use a smaller --batch-size, or --grad-accum-steps"
-            with memory_error(what, hint), preserved_random_state(device):
+            with memory_error(what), preserved_random_state(device):
                 images = torch.zeros(rows, 3, size, size, device=device)
                 images = images.contiguous(memory_format=torch.channels_last)
                 targets = torch.zeros(rows, classes, device=device)

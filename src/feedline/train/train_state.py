@@ -111,14 +111,7 @@ def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 class TrainState:
-    """A model in training, with its optimizer, weight average and loss scaler.
-
-    Args:
-        model: in channels_last layout; moved to the device.
-        recipe: optimizer, learning rate and phases.
-        device, precision: of the forward pass. With float16 the loss is scaled.
-        class_weights: weights of the classes in the loss, shape (classes,), float32; or None.
-    """
+    """A model in training, with its optimizer, weight average and loss scaler (for float16)."""
 
     def __init__(
         self,
