@@ -67,9 +67,9 @@ def test_its_learning_rates_are_those_of_the_run(
     train_model(plan.recipe, run)
     used = used[1:]  # the first is set when the state is made
     for phase, rates in zip(plan.phases, (used[:10], used[10:]), strict=True):
-        assert phase.lr_first == pytest.approx(rates[0])
-        assert phase.lr_last == pytest.approx(rates[-1])
-        assert phase.lr_peak >= max(rates) * (1 - 1e-9)
+        assert phase.lr[0] == pytest.approx(rates[0])
+        assert phase.lr[2] == pytest.approx(rates[-1])
+        assert phase.lr[1] >= max(rates) * (1 - 1e-9)
 
 
 def test_its_times_follow_from_the_measured_rates(plan: PlannedRun) -> None:

@@ -98,13 +98,8 @@ def load_checkpoint(path: Path, *, kind: str = _CHECKPOINT) -> dict[str, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about foreign files; the error says more
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        # For random bytes the unpickler raises any error; only the reader's own text is useful.
-        useful = isinstance(error, RuntimeError | OSError)
-        first = str(error).strip().partition("\n")[0].partition(". ")[0] if useful else ""
-        raise StateError(
-            f"{path}: damaged, or not a checkpoint of feedline" + (f" ({first})" if first else "")
-        ) from error
+    except Exception as error:  # for random bytes the unpickler raises any
+        raise StateError(f"{path}: damaged, or not a checkpoint of feedline") from error
     found = content if isinstance(content, dict) else {}
     if (found.get("kind"), found.get("version")) != (kind, _VERSION):
         got = f"{found.get('kind', 'another file')}, version {found.get('version')}"

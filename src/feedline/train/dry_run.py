@@ -67,9 +67,7 @@ class PlannedPhase:
     phase: TrainPhase
     steps: int
     images: int
-    lr_first: float
-    lr_peak: float
-    lr_last: float
+    lr: tuple[float, ...]  # first, peak, last
     measured: ShapeRates
     val_s: float
     epoch_s: float
@@ -113,7 +111,7 @@ class PlannedRun:
             memory, size = measured.memory_bytes, f"{phase.size} px"
             cells: tuple[object, ...] = (
                 *(size, phase.epochs, phase.batch_size),
-                f"{each.lr_first:.2g} - {each.lr_peak:.2g} - {each.lr_last:.2g}",
+                " - ".join(f"{rate:.2g}" for rate in each.lr),
                 f"{phase.val_image_size} px" if self.val_images else "-",
                 *(f"{measured.images_per_s:.4g}", f"{measured.wait_share:.0%}"),
                 "-" if memory is None else decimal(memory),
@@ -224,7 +222,7 @@ def _plan(
         last = first + phase.epochs - 1
         part = (batches[last] - 1) % recipe.grad_accum_steps
         begin, end = steps.progress(first, 0), steps.progress(last, batches[last] - 1 - part)
-        lr_first, lr_peak, lr_last = (
+        lr = tuple(
             recipe.peak_lr * phase.lr * lr_factor(seen, sched=recipe.sched, warmup=recipe.warmup)
             for seen in (begin, min(max(begin, recipe.warmup), end), end)
         )
@@ -237,9 +235,7 @@ def _plan(
                 phase=phase,
                 steps=steps.steps_in(first),
                 images=images,
-                lr_first=lr_first,
-                lr_peak=lr_peak,
-                lr_last=lr_last,
+                lr=lr,
                 measured=rates,
                 val_s=val_s,
                 epoch_s=images / rates.images_per_s + val_s,

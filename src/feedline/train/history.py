@@ -6,8 +6,11 @@ keeps its sums across the interruption. Reading the loss waits for the device; a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, field
+import csv
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, astuple, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,9 @@ import torch
 from torch import Tensor
 
 from feedline.trace.split import Totals
+from feedline.train.evaluate import Evaluation
 from feedline.train.recipe import Recipe
+from feedline.train.run_folder import write_text
 
 __all__ = [
     "EpochInProgress",
@@ -25,6 +30,10 @@ __all__ = [
     "TrainReport",
     "TrainResult",
 ]
+
+_VAL = ("samples", "loss", "top1", "top5")
+_PARTS = ("wait_ms", "copy_ms", "compute_ms")
+_SUMS = ("steps", "samples", "seconds", "first_wait_s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,19 +107,17 @@ class EpochInProgress:
         """Mean loss over the samples so far; waits for the device."""
         return float(self.loss_sum.item()) / max(self.samples, 1)
 
-    def record(self, **figures: Any) -> EpochRecord:
-        """Figures of the finished epoch; see `EpochRecord` for those that are not sums."""
+    def record(self, val: Evaluation | None, **figures: Any) -> EpochRecord:
+        """Figures of the finished epoch, with those of its validation and others."""
+        if val is not None:
+            figures |= {f"val_{name}": getattr(val, name) for name in _VAL}
         if self.split.steps:
-            mean = self.split.mean()
-            figures |= {name: getattr(mean, name) for name in ("wait_ms", "copy_ms", "compute_ms")}
+            figures |= {name: getattr(self.split.mean(), name) for name in _PARTS}
         return EpochRecord(
             epoch=self.epoch + 1,
-            steps=self.steps,
-            samples=self.samples,
-            seconds=self.seconds,
             images_per_s=self.samples / self.seconds if self.seconds else 0.0,
-            first_wait_s=self.first_wait_s,
             train_loss=self.mean_loss(),
+            **{name: getattr(self, name) for name in _SUMS},
             **figures,
         )
 
@@ -147,6 +154,16 @@ class History:
         """Add a finished epoch and begin the next."""
         self.records.append(record)
         self.current = self._begin(self.current.epoch + 1)
+
+    def write_figures(self, out: Path, note: Callable[[str], object]) -> None:
+        """Write metrics.csv and metrics.jsonl to the folder of a run; call `note` if that fails."""
+        rows = [asdict(record) for record in self.records]
+        table, names = io.StringIO(), [each.name for each in fields(EpochRecord)]
+        writer = csv.DictWriter(table, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_text(out / "metrics.csv", table.getvalue(), note)
+        write_text(out / "metrics.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows), note)
 
     def state_dict(self, current: EpochInProgress) -> dict[str, Any]:
         """State for a checkpoint, with the epoch in progress of all ranks; waits for the device."""

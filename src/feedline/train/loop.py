@@ -27,7 +27,6 @@ from feedline.train.evaluate import Evaluation, evaluate
 from feedline.train.history import EpochInProgress, History, TrainPosition, TrainReport
 from feedline.train.prepare import PreparedRun
 from feedline.train.ranks import AgreedStop, Ranks
-from feedline.train.run_folder import write_figures
 from feedline.train.runtime import (
     compile_model,
     memory_error,
@@ -192,15 +191,12 @@ class TrainingLoop:
             return False
         best = history.best_top1
         record = self._current_of_all_ranks().record(
+            val,
+            val_seconds=val and time.monotonic() - began_s,
             size_px=phase.size,
             lr=state.lr,
             clip_grad=state.clip_grad,
             precision=state.precision_name,
-            val_samples=val and val.samples,
-            val_loss=val and val.loss,
-            val_top1=val and val.top1,
-            val_top5=val and val.top5,
-            val_seconds=val and time.monotonic() - began_s,
         )
         history.close_epoch(record)
         # First the weights, then the checkpoint that counts their epoch: after a crash in between
@@ -218,7 +214,7 @@ class TrainingLoop:
             self.writer.save_best(content)
         self._save()
         if self.ranks.is_main:
-            write_figures(self.writer.out, history.records, self.report.note)
+            history.write_figures(self.writer.out, self.report.note)
         self.report.ended(record, epochs=self.recipe.epochs)
         return not stopped or len(history.records) >= self.recipe.epochs
 

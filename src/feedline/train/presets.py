@@ -6,7 +6,6 @@ common networks accept. A preset's recipe settings can be overridden.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
@@ -86,7 +85,5 @@ PRESETS = {
 def preset_settings(name: str, epochs: int) -> dict[str, Any]:
     """Recipe settings of a preset (UsageError if the name is unknown)."""
     if name not in PRESETS:
-        close = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.5)
-        guess = f"; did you mean {close[0]!r}?" if close else ""
-        raise UsageError(f"unknown preset {name!r}{guess}", hint=f"presets: {', '.join(PRESETS)}")
+        raise UsageError(f"unknown preset {name!r}", hint=f"presets: {', '.join(PRESETS)}")
     return PRESETS[name](epochs)

@@ -13,21 +13,16 @@ not end a training.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, fields
 from pathlib import Path
 
 from feedline.errors import StateError, UsageError
 from feedline.system import lock_file
 from feedline.train.checkpoint import BEST_NAME, CHECKPOINT_NAME, EPOCHS, PREVIOUS_NAME, replacing
-from feedline.train.history import EpochRecord
 
 __all__ = [
     "RECIPE_NAME",
@@ -35,7 +30,6 @@ __all__ = [
     "find_checkpoint",
     "lock_run_folder",
     "make_run_folder",
-    "write_figures",
     "write_text",
 ]
 
@@ -154,17 +148,6 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
                 stack.close()
             with suppress(OSError):  # not empty
                 folder.rmdir()
-
-
-def write_figures(out: Path, records: Sequence[EpochRecord], note: Callable[[str], object]) -> None:
-    """Write metrics.csv and metrics.jsonl; call `note` if that fails."""
-    rows = [asdict(record) for record in records]
-    table = io.StringIO()
-    writer = csv.DictWriter(table, [each.name for each in fields(EpochRecord)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(out / "metrics.csv", table.getvalue(), note)
-    write_text(out / "metrics.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows), note)
 
 
 def write_text(path: Path, text: str, note: Callable[[str], object]) -> None:

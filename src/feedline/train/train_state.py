@@ -94,11 +94,6 @@ def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """
     from timm import optim  # an extra, seconds to import
 
-    known = optim.list_optimizers()
-    if recipe.opt not in known:
-        close = difflib.get_close_matches(recipe.opt, known, n=3, cutoff=0.4)
-        hint = f"close ones: {', '.join(close)}" if close else "timm.optim.list_optimizers()"
-        raise UsageError(f"timm has no optimizer {recipe.opt!r}", hint=hint)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError(f"freeze={list(recipe.freeze)!r} leaves no parameter to train")
     try:
@@ -106,7 +101,11 @@ def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
             model, opt=recipe.opt, lr=recipe.peak_lr, weight_decay=recipe.weight_decay or 0.0
         )
     except (ImportError, RuntimeError, AssertionError, TypeError, ValueError) as error:
-        raise UsageError(f"timm's optimizer {recipe.opt!r} cannot be used here: {error}") from error
+        close = difflib.get_close_matches(recipe.opt, optim.list_optimizers(), n=4, cutoff=0.4)
+        raise UsageError(
+            f"timm's optimizer {recipe.opt!r} cannot be used here: {error}",
+            hint=f"close ones: {', '.join(close)}",
+        ) from error
     return optimizer
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from feedline.device.usable import synchronize
@@ -34,8 +35,7 @@ def make_step(
     """
     where = choose_device(device)
     recipe = Recipe(model=model, schedule=schedule, batch_size=rows)
-    prepare_process(seed=0, device=where)
-    made = create_model(model, classes=classes, sizes=recipe.sizes)
+    made = _make_model(recipe, classes, where)
     precision = choose_precision(recipe.amp, where)
     state = TrainState(made, recipe, device=where, precision=precision)
     state.model.train()
@@ -45,6 +45,11 @@ def make_step(
         synchronize(where)
 
     return step, where.type
+
+
+def _make_model(recipe: Recipe, classes: int, device: torch.device) -> nn.Module:
+    prepare_process(seed=0, device=device)
+    return create_model(recipe.model, classes=classes, sizes=recipe.sizes)
 
 
 def largest_batches(
@@ -71,8 +76,7 @@ def largest_batches(
             hint="--gpu-memory 8 estimates for a GPU with 8 GB",
         )
     recipe = Recipe(model=model, schedule=schedule)
-    prepare_process(seed=0, device=where)
-    made = create_model(model, classes=classes, sizes=recipe.sizes)
+    made = _make_model(recipe, classes, where)
     if tried:
         made.to(device=where)
     return find_batch_size(
