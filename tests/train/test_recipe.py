@@ -178,7 +178,7 @@ def test_presets_are_as_their_sources_say() -> None:
     assert small.phases[-1].drop == 0.3
     own = make_recipe({"preset": "efficientnetv2", "epochs": 8, "drop": 0.4, "ramp_from": 0.25})
     assert [phase.drop for phase in own.phases] == pytest.approx([0.1, 0.2, 0.3, 0.4])
-    with pytest.raises(UsageError, match="(?s)unknown preset.*fixres"):
+    with pytest.raises(UsageError, match=r"(?s)unknown preset.*fixres"):
         preset_settings("fixed-res", 3)
 
 
