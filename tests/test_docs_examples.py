@@ -34,6 +34,7 @@ _SMALLER = [
     (r"num_workers=8\b", "num_workers=1"),
     (r"steps=20\b", "steps=5"),
     (r'"resnet(18|50)"', '"test_resnet"'),
+    (r"(ResNetConfig\()", r"\1hidden_sizes=[8] * 4, depths=[1] * 4, "),
     (r'"/nvme/', '"nvme/'),
     (r'"nccl"', '"gloo"'),
     *([] if torch.cuda.is_available() else [(r'"cuda"', '"cpu"')]),
