@@ -14,6 +14,7 @@ import torch
 from library_calls import calls_of, counted, named
 from PIL import Image, ImageEnhance
 from timm.data import transforms as timm
+from torch import nn
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
@@ -149,11 +150,12 @@ def test_what_was_replaced_decides_the_pixels(
 
 
 def test_what_other_packages_add_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As fastai does: a property of tensors and arrays, which images have not."""
+    """As fastai adds a property to tensors and arrays, and transformers a method to modules."""
     pipeline = v1.Compose([v1.RandomResizedCrop(SIDE), v1.ColorJitter(0.4), v1.ToTensor()])
     monkeypatch.setattr(Image.Image, "shape", property(lambda image: image.size), raising=False)
     monkeypatch.setattr(Image.Image, "show", lambda image: None)
     monkeypatch.setattr(torch.Tensor, "show", lambda tensor: None, raising=False)
+    monkeypatch.setattr(nn.Module, "smart_apply", lambda module, function: None, raising=False)
     monkeypatch.setattr("warnings.warn", lambda *args, **named: None)
     assert "unchanged" not in feedline.compile(pipeline).explain()
 

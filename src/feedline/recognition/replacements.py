@@ -125,6 +125,8 @@ class Replacements:
                     continue
                 where = f"{base.__qualname__}.{name}"
                 for function in map(_untimed, functions_of(member)):
+                    if not theirs and is_method(base, name, function):
+                        continue  # torch's, or what another package has added
                     if not is_own(function) or (theirs and function.__qualname__ != where):
                         return _replaced(f"{base.__module__}.{where}", function)
                     if theirs and (called is None or name in called):
