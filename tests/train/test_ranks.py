@@ -82,6 +82,8 @@ from feedline.train.ranks import AgreedStop, join_ranks
 from feedline.train.stop import StopRequest
 distributed.init_process_group("cuda:gloo")  # like nccl, it has no backend for CPU tensors
 with join_ranks() as ranks, StopRequest() as request:
+    stop = AgreedStop(request, ranks)
+    before = [stop.requested(), stop.requested(at_end=True)]
     if ranks.rank:
         signal.raise_signal(signal.SIGTERM)
     model = torch.nn.BatchNorm1d(2)
@@ -89,7 +91,7 @@ with join_ranks() as ranks, StopRequest() as request:
     ranks.share_buffers(model)
     print(json.dumps({
         "sum": float(ranks.summed(torch.tensor(ranks.rank + 1.0))),
-        "stop": AgreedStop(request, ranks).requested(),
+        "stop": [*before, stop.requested()],  # the first call after an end looks
         "all": ranks.gathered(ranks.rank),
         "mean": model.running_mean.tolist(),
     }))
@@ -98,7 +100,7 @@ assert distributed.is_initialized(), "the program's own group stays"
 
 
 def test_a_process_group_for_cuda_alone_gets_one_for_the_cpu() -> None:
-    expected = {"sum": 3.0, "stop": 15, "all": [0, 1], "mean": [1.0, 1.0]}
+    expected = {"sum": 3.0, "stop": [None, None, 15], "all": [0, 1], "mean": [1.0, 1.0]}
     assert said_by_ranks(_OWN_GROUP) == [expected, expected]
 
 

@@ -74,10 +74,10 @@ def test_predictions_are_those_of_the_model_in_the_order_of_the_paths(
                 batch_size=rows,
             )
         )
-        assert [each.path for each in said] == [str(path) for path in paths]
-        assert all(len(each.classes) == 3 for each in said)
-        assert all(sum(p for _, p in each.classes) == pytest.approx(1, abs=1e-5) for each in said)
-        right = sum(each.classes[0][0] == Path(each.path).parent.name for each in said)
+        assert [path for path, _ in said] == [str(path) for path in paths]
+        assert all(len(classes) == 3 for _, classes in said)
+        assert all(sum(p for _, p in each) == pytest.approx(1, abs=1e-5) for _, each in said)
+        right = sum(classes[0][0] == Path(path).parent.name for path, classes in said)
         assert right / len(said) == weights.top1
 
 

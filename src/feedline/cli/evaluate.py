@@ -120,7 +120,7 @@ def predict(
     trained, precision = _load(run, device, options.amp_mode(amp, amp_dtype, device))
     predicted = []
     skipped: list[tuple[str, str]] = []
-    for found in predictions(
+    for path, classes in predictions(
         trained,
         paths,
         precision=precision,
@@ -131,9 +131,8 @@ def predict(
         on_error=on_error or "raise",
         skipped=lambda path, reason: skipped.append((path, reason)),
     ):
-        classes = "\t".join(f"{name}\t{chance:.4f}" for name, chance in found.classes)
-        typer.echo(f"{found.path}\t{classes}")
-        predicted.append({"path": found.path, "classes": [list(pair) for pair in found.classes]})
+        typer.echo("\t".join([path, *(f"{name}\t{share:.4f}" for name, share in classes)]))
+        predicted.append({"path": path, "classes": [list(pair) for pair in classes]})
     for path, reason in skipped:
         typer.echo(_skipped(path, reason), err=True)  # stdout has images alone
     about = {"model": trained.name, "weights": str(trained.path)}

@@ -130,17 +130,11 @@ def _link(path: Path, name: Path) -> None:
 
 @dataclass(kw_only=True, slots=True)
 class CheckpointWriter:
-    """Writes checkpoints and the best weights to the folder of a run.
-
-    Args:
-        out: the folder.
-        keep: number of checkpoints of finished epochs to keep besides the last one.
-        note: called with errors that do not end the training.
-    """
+    """Writes checkpoints and the best weights to the folder of a run."""
 
     out: Path
-    keep: int
-    note: Callable[[str], object]
+    keep: int  # checkpoints of finished epochs, besides the last one
+    note: Callable[[str], object]  # called with errors that do not end the training
     errors: dict[str, str] = field(default_factory=dict, init=False)
     """Why the latest file of a name could not be written."""
 

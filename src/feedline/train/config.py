@@ -153,12 +153,7 @@ def read_config(file: Path) -> tuple[dict[str, Any], RunSettings]:
 
 
 def make_recipe(given: Mapping[str, Any], *under: Mapping[str, Any]) -> Recipe:
-    """Make a recipe from layers of settings, the first before the next; None is not given.
-
-    Raises:
-        UsageError: a setting is unknown or out of range, or settings exclude each other.
-        ScheduleError: the schedule does not parse.
-    """
+    """Make a recipe from layers of settings, the first before the next; None is not given."""
     known = [*setting_names(Recipe), *_PRESET]
     run = dict.fromkeys(setting_names(RunSettings), "in the table [run]")
     settings: dict[str, Any] = {}
@@ -175,7 +170,7 @@ def make_recipe(given: Mapping[str, Any], *under: Mapping[str, Any]) -> Recipe:
         if epochs is not None:
             raise UsageError(
                 "epochs needs a preset; a schedule has the epochs of each phase",
-                hint='use preset ("--preset ffcv --epochs 30"), or schedule ("112x10,160x20")',
+                hint="--preset ffcv --epochs 30, or --schedule 112x10,160x20",
             )
         return Recipe(**settings)
     if "schedule" in settings:

@@ -53,11 +53,7 @@ def _has_folders(folder: Path) -> bool:
 
 
 def find_splits(root: Path, *, val: Path | None = None) -> Splits:
-    """Find the images of a dataset in one of the two layouts; `val` overrides those under `root`.
-
-    Raises:
-        DatasetError: a folder is missing or has no class folders.
-    """
+    """Find the images of a dataset, in one of the two layouts; `val` overrides its own."""
     for folder in (root, val):
         if folder is None or folder.is_dir():
             continue

@@ -1,11 +1,9 @@
 """The plan of a run, measured on a few real batches: `feedline train --dry-run`.
 
 Guarantees: no file or folder is written; torch's random state is restored; workers end with it.
-Everything that a run refuses is refused. A batch shape takes its time, at most a step and a batch
-longer, after its first step.
-
-For each batch shape of the schedule, real training steps on real batches are timed: on one batch
-in memory, which gives the compute-bound rate, then over the loader.
+Everything that a run refuses is refused. For each batch shape, real training steps on real batches
+are timed: on one batch in memory, which gives the compute-bound rate, then over the loader. They
+take the time of a shape, at most a step and a batch longer, after its first step.
 """
 
 from __future__ import annotations
@@ -163,12 +161,7 @@ def dry_run(
     note: Callable[[str], object] = lambda text: None,
     progress: Callable[[str], object] = lambda text: None,
 ) -> PlannedRun:
-    """Plan a run, and measure a few steps of each batch shape, each in 1 to 3600 s.
-
-    Raises:
-        UsageError: a run would refuse the settings; the budget is out of range; several ranks.
-        SampleError: an image cannot be decoded, and on_error is "raise".
-    """
+    """Plan a run, and measure a few steps of each batch shape, each in 1 to 3600 s."""
     if not _MIN_S <= budget_s <= _MAX_S:
         raise UsageError(f"--dry-run-s must be from {_MIN_S:g} to {_MAX_S:g}, got {budget_s!r}")
     if rank_and_world()[1] > 1:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from feedline.train.ranks import Ranks
 from feedline.train.runtime import memory_error
 from feedline.train.train_state import autocast
 
-__all__ = ["Evaluation", "Prediction", "evaluate", "evaluate_folder", "predict"]
+__all__ = ["Evaluation", "evaluate", "evaluate_folder", "predict"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,9 +82,8 @@ def evaluate(
     """Evaluate a model; its weights, statistics and mode do not change.
 
     Args:
-        model: a model on the device.
+        model, device, precision: of the forward pass.
         batches: pairs of normalised images (N, 3, H, W) and int64 labels (N,), on the device.
-        device, precision: of the forward pass.
         confusion: compute the confusion matrix.
         ranks: ranks that share the samples; None for this process alone.
         labels: the training label of each label in `batches`; None if they are equal.
@@ -136,13 +135,6 @@ def evaluate(
     )
 
 
-class Prediction(NamedTuple):
-    """Classes of the image at `path`: (name, probability), the most probable first."""
-
-    path: str
-    classes: list[tuple[str, float]]
-
-
 def evaluate_folder(
     trained: TrainedModel,
     folder: Path,
@@ -158,11 +150,6 @@ def evaluate_folder(
         precision: dtype of the forward pass.
         advance: called with the number of images done, and of all.
         loading: image_size (None for that of the validation), batch_size, workers, on_error.
-
-    Raises:
-        DatasetError: a class is unknown, or there is no image.
-        SampleError: an image cannot be decoded, and `on_error` is "raise".
-        UsageError: a batch does not fit the device's memory.
     """
     images = ImageFolder(folder, transform=EvalCrop())
     labels = label_map(trained.classes, images.classes)
@@ -188,14 +175,11 @@ def predict(
     topk: int = 1,
     skipped: Callable[[str, str], object] = lambda path, reason: None,
     **loading: Any,
-) -> Iterator[Prediction]:
-    """Classify images, in order, without those that are skipped.
+) -> Iterator[tuple[str, list[tuple[str, float]]]]:
+    """Classify images: path and (class, probability), the most probable first, in order.
 
-    Args:
-        trained, paths: a trained model, and image files.
-        topk: number of classes for each image.
-        skipped: called at the end with path and reason of each image that was skipped.
-        precision, loading: as in `evaluate_folder`, with its errors.
+    Arguments are as in `evaluate_folder`; `skipped` is called at the end with path and reason of
+    each image that was skipped.
     """
     files = image_files(paths, EvalCrop())
     with _batches(files, trained, **loading) as loader:
@@ -210,7 +194,7 @@ def predict(
             rows = zip(read, found.indices.tolist(), found.values.tolist(), strict=True)
             for number, labels, values in rows:
                 names = [trained.classes[label] for label in labels]
-                yield Prediction(str(paths[number]), list(zip(names, values, strict=True)))
+                yield str(paths[number]), list(zip(names, values, strict=True))
         for path, reason in loader.skipped:
             skipped(path, reason)
 

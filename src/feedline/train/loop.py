@@ -48,12 +48,7 @@ _GPU_CHECK_STEPS = 50
 class TrainingLoop:
     """Everything that changes while a run trains. All ranks make the same calls.
 
-    Args:
-        ready: settings, images and model.
-        out: folder of the run.
-        ranks: the processes that train.
-        report: callbacks.
-        stack: closes the loaders and restores the handlers of signals.
+    `stack` closes the loaders and restores the handlers of signals.
     """
 
     def __init__(
@@ -148,17 +143,11 @@ class TrainingLoop:
         return replace(current, samples=int(samples), loss_sum=loss_sum)
 
     def _is_stopped(self, *, at_end: bool = False) -> bool:
-        """Return True if any rank was asked to stop: all ranks stop at the same step."""
         self._stopped_by = self.stop.requested(at_end=at_end)
         return self._stopped_by is not None
 
     def fit(self) -> int | None:
-        """Train until the schedule is done or a stop is requested.
-
-        Return the signal that stopped it, on any rank, after a checkpoint was written; None if the
-        schedule is done. If the loss is not finite it is a FeedlineError, if memory is out a
-        UsageError.
-        """
+        """Train until the schedule is done, or a stop: return its signal, of any rank."""
         history, epochs = self.history, self.recipe.epochs
         images, val_images = len(self.data.train), len(self.data.val or ())
         self.report.planned(
@@ -219,7 +208,6 @@ class TrainingLoop:
         return not stopped or len(history.records) >= self.recipe.epochs
 
     def _position(self, loss: float | None = None) -> TrainPosition:
-        """Position of the run."""
         current, recipe = self.history.current, self.recipe
         share = current.steps / self.loader.steps_in(current.epoch)
         return TrainPosition(

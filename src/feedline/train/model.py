@@ -41,11 +41,10 @@ def create_model(
     drop: float = 0.0,
     drop_path: float = 0.0,
 ) -> nn.Module:
-    """Make a model in channels_last layout, on the CPU.
+    """Make timm's model of a name in channels_last layout, on the CPU.
 
     Args:
-        name: as in timm.list_models().
-        classes: number of outputs.
+        name, classes: as in timm.list_models(); number of outputs.
         sizes: sides of the square images it must accept, in pixels; each is tried.
         pretrained: "" for random weights, "hub" for timm's, or a file of weights.
         drop, drop_path: dropout and stochastic depth; 0 for the model's own.

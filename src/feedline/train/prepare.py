@@ -53,12 +53,7 @@ class PreparedRun:
 
 
 def prepare(assignment: Assignment, note: Callable[[str], object], *, world: int) -> PreparedRun:
-    """Find and check everything that a run on `world` ranks needs.
-
-    Raises:
-        UsageError: a setting is out of range, or a folder, model, device or checkpoint cannot be
-            used.
-    """
+    """Find and check everything that a run on `world` ranks needs."""
     recipe, run, resumed = assignment.recipe, assignment.run, assignment.resumed
     if run.data is None:
         raise UsageError(

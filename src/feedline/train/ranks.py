@@ -1,9 +1,9 @@
 """The processes of one training, started by torchrun, and their agreement on a stop.
 
-Guarantees: with a single process nothing is set up and each call returns at once. With several,
-every call is a collective: all ranks have to make it, in the same order. Values on the CPU are
-exchanged by gloo, also if the program has set up a process group for CUDA alone. If a rank of this
-machine ends, the error of the others names it.
+With a single process nothing is set up and each call returns at once. With several, every call is
+a collective: all ranks have to make it, in the same order. Values on the CPU are exchanged by gloo,
+also if the program has set up a process group for CUDA alone. If a rank of this machine ends, the
+error of the others names it.
 """
 
 from __future__ import annotations

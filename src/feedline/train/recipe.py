@@ -3,9 +3,7 @@
 Guarantees: a `Recipe` that exists is valid and complete (defaults that depend on other settings are
 filled in), and `Recipe(**recipe.as_dict())` is equal to it. Device, workers and folders are no part
 of it: see `run_settings`. Names are timm's where timm has the setting.
-
-Values are checked against annotations: `Annotated[float, Meta(ge=0)]` is a range, `Literal[...]` a
-choice.
+Values are checked against their annotations.
 """
 
 from __future__ import annotations
@@ -71,10 +69,7 @@ def check_values(settings: Any, names: Iterable[str], what: str = "") -> None:
 def check_names(
     names: Iterable[str], known: Sequence[str], what: str, *, elsewhere: Mapping[str, str] = {}
 ) -> None:
-    """Check that all names are settings of `what` (UsageError with close ones).
-
-    `elsewhere` has names that belong somewhere else, and where.
-    """
+    """Check that all names are settings of `what`; `elsewhere` has where others belong."""
     for name in set(names).difference(known):
         close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         hint = f"; close ones: {', '.join(close)}" if close else f"; known: {', '.join(known)}"
@@ -142,9 +137,6 @@ class TrainPhase:
     def loader_phase(self) -> Phase:
         """The loader's view of the phase."""
         return Phase(size=self.size, epochs=self.epochs, batch_size=self.batch_size)
-
-    def __str__(self) -> str:
-        return str(self.loader_phase)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,11 +88,7 @@ class RunSettings:
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> RunSettings:
-        """Make settings from plain values, such as a TOML table.
-
-        Raises:
-            UsageError: a setting is unknown, or a value is out of range or of another type.
-        """
+        """Make settings from plain values, such as a TOML table."""
         recipe = dict.fromkeys(setting_names(Recipe), "above [run], to the recipe")
         check_names(table, setting_names(cls), "[run]", elsewhere=recipe)
         return cls(**table)

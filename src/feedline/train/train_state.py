@@ -1,10 +1,8 @@
 """The state of a training: model, optimizer, weight average and loss scaler, stepped as one.
 
-Guarantees: a step does not wait for the device; the loss stays a tensor on it. A change of phase
-changes no weights, optimizer state or random state.
-
-The learning rate is one curve over the samples of the whole schedule: a new image size does not
-restart it, and phases with other batch sizes have the part of it that their images are.
+Guarantees: a step does not wait for the device; a change of phase changes no weights, optimizer
+state or random state. The learning rate is one curve over the samples of the whole schedule: a new
+image size does not restart it, and phases have the part of it that their images are.
 """
 
 from __future__ import annotations
@@ -196,10 +194,7 @@ class TrainState:
 
 
 def _module_rates(model: nn.Module) -> list[tuple[Any, str, str, float]]:
-    """(module, attribute, "drop" or "drop_path", rate) of each dropout and stochastic depth.
-
-    `p` of a Dropout, `drop_prob` of a DropPath, `drop_rate` of a model that calls dropout itself.
-    """
+    """(module, attribute, "drop" or "drop_path", rate) of each dropout and stochastic depth."""
     found: list[tuple[Any, str, str, float]] = []
     for module in model.modules():
         if isinstance(module, nn.Dropout):

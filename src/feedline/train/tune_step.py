@@ -29,9 +29,6 @@ def make_step(
 
     Returns:
         The step, called with a batch of images and labels on the device; and the device's type.
-
-    Raises:
-        UsageError: the model is unknown, or does not accept the sizes of the schedule.
     """
     where = choose_device(device)
     recipe = Recipe(model=model, schedule=schedule, batch_size=rows)
@@ -64,9 +61,6 @@ def largest_batches(
     """Find the largest batch for each phase, with the recipe's optimizer, loss and precision.
 
     `search` are `most` and `told` of `find_batch_size`.
-
-    Raises:
-        UsageError: there is no GPU and no `gpu_memory`; the model is unknown; nothing fits.
     """
     where = choose_device(device)
     tried = gpu_memory is None
