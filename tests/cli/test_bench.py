@@ -67,20 +67,13 @@ def test_a_run_prints_a_table_and_writes_its_results(
     assert list(temporary.iterdir()) == []
     assert not newcomers(before)
 
-    assert ended.out.startswith("25 of 27 images, ")
     for words in (
-        "200x160 px, to 80 px in batches of 4; 1 worker, ",
+        "25 of 27 images",
         "feedline, originals",
         "bare processes, originals",
         "feedline, 128 px copies",
         "bare processes, 128 px copies",
-        "one image in one process: read ",
-        "feedline / bare processes: ",
-        "Bottleneck: ",
-        "copies with a shorter side of 128 px ",
-        "1 of 25 images have a side shorter than 80 px: they are enlarged",
-        "unreadable images skipped: 2",
-        "train/ant/empty.jpg: the file is empty",
+        "train/ant/empty.jpg: ",
         "train/bee/torn.jpg: ",
     ):
         assert words in " ".join(ended.out.split()), ended.out
@@ -122,14 +115,7 @@ def test_torch_is_measured_on_request_and_copies_of_small_images_are_not(
     assert ended.status == 0, ended.err
     assert not newcomers(before)
     assert not list(temporary.glob("feedline*"))
-    for words in (
-        "no workers",
-        "torch + Pillow, float32",
-        "torch + torchvision v2, uint8",
-        "feedline's rate is ",
-        "128 px copies left out: no image has a shorter side above 128 px",
-        "16 images are fewer than a batch of 30",
-    ):
+    for words in ("no workers", "torch + Pillow, float32", "torch + torchvision v2, uint8"):
         assert words in " ".join(ended.out.split()), ended.out
     result = json.loads(target.read_text())
     assert [row["loader"] for row in result["rows"]] == ["feedline", "bare", "torch", "torch"]

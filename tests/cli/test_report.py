@@ -136,48 +136,37 @@ def test_a_run_with_the_rules_as_they_are_ends_without_an_error(
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    "spoil",
     [
-        (lambda file: file.write_bytes(file.read_bytes()[:-40]), "is no run, or is damaged"),
-        (lambda file: file.write_bytes(b""), "is no run, or is damaged"),
-        (lambda file: file.write_bytes(b"\xff\xfe\x00"), "is no run, or is damaged"),
-        (lambda file: file.write_text('{"a": 1}'), "does not say that it is one"),
-        (lambda file: file.write_text("[]"), "is no run, or is damaged"),
-        (lambda file: file.unlink(), "cannot be read"),
-        (
-            lambda file: file.write_text(file.read_text().replace('"version":1}', '"version":99}')),
-            "is of version 99",
-        ),
-        (
-            lambda file: file.write_text(file.read_text().replace('"seconds":', '"seconds":"x')),
-            "damaged",
-        ),
+        lambda file: file.write_bytes(file.read_bytes()[:-40]),
+        lambda file: file.write_bytes(b""),
+        lambda file: file.write_bytes(b"\xff\xfe\x00"),
+        lambda file: file.write_text('{"a": 1}'),
+        lambda file: file.write_text("[]"),
+        lambda file: file.unlink(),
+        lambda file: file.write_text(file.read_text().replace('"version":1}', '"version":99}')),
+        lambda file: file.write_text(file.read_text().replace('"seconds":', '"seconds":"x')),
     ],
 )
 @pytest.mark.parametrize("command", [("report",), ("check", "--max-wait-pct", 5)])
-def test_what_is_no_run_is_wrong_use(
-    feedline: Command,
-    run: Path,
-    spoil: Callable[[Path], object],
-    words: str,
-    command: tuple[object, ...],
+def test_a_file_that_is_not_a_run_is_wrong_use(
+    feedline: Command, run: Path, spoil: Callable[[Path], object], command: tuple[object, ...]
 ) -> None:
     spoil(run / RUN_FILE)
     ended = feedline(*command, run)
     assert (ended.status, ended.out) == (2, "")
-    assert words in ended.err
-    assert ended.err.count("\n") == 1
+    assert str(run) in ended.err
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--html", "x.html"), "name one run"),
-        (("a", "--compare", "b", "c"), "name one run"),
+        (("--html", "x.html"), "--compare"),
+        (("a", "--compare", "b", "c"), "--compare"),
         (("--compare", "b", "c", "--html", "x.html"), "--html"),
         (("a", "--html", "/nowhere/r.html"), "--html /nowhere/r.html"),
         (("a", "--json", "/nowhere/r.json"), "--json /nowhere/r.json"),
-        (("nowhere",), "no run at 'nowhere'"),
+        (("nowhere",), "nowhere"),
     ],
 )
 def test_wrong_use_of_report_is_said(

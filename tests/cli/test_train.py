@@ -113,11 +113,8 @@ def test_a_run_does_not_claim_weights_that_are_not_there(
     assert json.loads(result.read_text())["weights"] == kept
     assert (f"weights in {out / 'best.pt'}" in ended.out) is (kept is not None)
     if kept is None:
-        said = f"the best weights could not be written: {out / 'best.pt'} cannot be written"
-        assert said in ended.err
-        assert "it needs about" in ended.err
-        assert "are free there" in ended.err
-        assert ("the last epoch's are in" in ended.err) is (len(lost) == 1)
+        assert f"{out / 'best.pt'} cannot be written" in ended.err
+        assert (f"{out}/last.pt" in ended.err) is (len(lost) == 1)
 
 
 def test_a_file_says_phases_and_the_command_line_the_rest(
