@@ -91,7 +91,7 @@ def _rows(name: str) -> Iterator[tuple[str, Any]]:
     from torch.nn import functional
 
     from feedline.train.model import create_model
-    from feedline.tuning.batches_estimated import largest_for, usable_bytes
+    from feedline.tuning.estimated_batches import largest_batch, usable_bytes
     from feedline.tuning.step_bytes import count_step_bytes
 
     with torch.device("meta"):
@@ -100,7 +100,7 @@ def _rows(name: str) -> Iterator[tuple[str, Any]]:
         counted = count_step_bytes(
             model, size, loss=functional.cross_entropy, precision=torch.bfloat16
         )
-        batches = {gpu: largest_for(counted, usable_bytes(gpu)[1], MOST) for gpu in GPUS}
+        batches = {gpu: largest_batch(counted, usable_bytes(gpu)[1], MOST) for gpu in GPUS}
         print(name, size, counted, batches, flush=True)
         yield str(size), {"counted": counted.counted, "batches": batches}
 
@@ -112,9 +112,8 @@ def _on_cpu(name: str, precision: str) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity, profile
 
     from feedline.train.model import create_model
-    from feedline.tuning.cuda_autocast import cuda_autocast
-    from feedline.tuning.step_bytes import count_step_bytes
-    from feedline.tuning.training_step import noise, training_step
+    from feedline.tuning.step_bytes import count_step_bytes, cuda_autocast
+    from feedline.tuning.training_step import noise_batches, training_step
 
     rows, size = ON_CPU
     dtype = getattr(torch, precision)
@@ -125,7 +124,7 @@ def _on_cpu(name: str, precision: str) -> dict[str, Any]:
         rows=(2, rows), block=1,
     )  # fmt: skip
     step = training_step(model, optimizer, functional.cross_entropy, lambda: cuda_autocast(dtype))
-    make = noise(torch.device("cpu"))
+    make = noise_batches(torch.device("cpu"))
     step(make(2, size))
     state = [value for each in optimizer.state.values() for value in each.values()]
     tensors = [*model.parameters(), *model.buffers(), *state]
@@ -162,7 +161,7 @@ def _published(name: str, size: int, ran: int) -> dict[str, Any]:
     from timm.layers import set_fused_attn
     from torch.nn import functional
 
-    from feedline.tuning.batches_estimated import largest_for, usable_bytes
+    from feedline.tuning.estimated_batches import largest_batch, usable_bytes
     from feedline.tuning.step_bytes import count_step_bytes
 
     failed = TRIED[TRIED.index(ran) - 1]  # None where the largest ran
@@ -184,7 +183,7 @@ def _published(name: str, size: int, ran: int) -> dict[str, Any]:
         "ran_bytes": int(counted.at(ran)),
         "failed_bytes": None if failed is None else int(counted.at(failed)),
         "usable_bytes": whole,
-        "advised": largest_for(counted, room, MOST),
+        "advised": largest_batch(counted, room, MOST),
     }
     print(found, flush=True)
     return found

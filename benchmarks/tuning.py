@@ -39,7 +39,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
 import feedline
-from feedline.tuning.tuned import Tuned
+from feedline.tuning.tuning_result import TuningResult
 
 _CREWS = (1, 2, 3, 4, 6, 8)
 _WARM_S, _CELL_S, _TURN_S, _TURNS = 1.0, 3.0, 3.0, 3
@@ -216,7 +216,7 @@ def measured(name: str, folder: Path, cache: Path) -> Row:
             return training.rate(seconds)
 
     with _closing(work.build(None, work.prefetch[0])) as loader:
-        found: Tuned = feedline.tune(loader, lambda batch: step())
+        found: TuningResult = feedline.tune(loader, lambda batch: step())
     setting = found.setting
     assert setting is not None, "the budget is long enough"
     pieces = () if setting.piece_ms is None else (setting.piece_ms,)

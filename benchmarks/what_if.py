@@ -39,12 +39,11 @@ from feedline.forecast.rates import Rates
 from feedline.forecast.schedule import forecast
 from feedline.forecast.what_if import what_if
 from feedline.system import usable_cores
-from feedline.tuning.metered import Metered
-from feedline.tuning.own_loader import OwnLoader
-from feedline.tuning.rates_of import rates_of
-from feedline.tuning.rehearsal import Rehearsal
-from feedline.tuning.trial import Trial
-from feedline.tuning.tuned import TunedPhase
+from feedline.tuning.feedline_loader import TunableFeedlineLoader
+from feedline.tuning.rates import feedline_rates
+from feedline.tuning.step_benchmark import MeteredStep, StepBenchmark
+from feedline.tuning.trial import LoaderTrial
+from feedline.tuning.tuning_result import TunedPhase
 
 _CEILING_S, _WARM_S, _LEAST_S, _MOST_S = 0.4, 0.3, 1.2, 1.6
 _ROUNDS, _TRIES = 3, 4
@@ -326,9 +325,9 @@ class Measured:
         }
 
     def _looked(self, state: State, loader: Any) -> Rates:
-        step = Metered(self.workload.step(state.gpu))
+        step = MeteredStep(self.workload.step(state.gpu))
         ceiling, trial = looked(loader, step, state.workers, self.workload.size)
-        found = rates_of(
+        found = feedline_rates(
             loader,
             TunedPhase.of_trial(trial, size=self.workload.size, batch_size=None, ceiling=ceiling),
             step.cpu_s,
@@ -362,16 +361,18 @@ class Measured:
         return found
 
 
-def looked(loader: Any, step: Metered, workers: int, size: int | None) -> tuple[float, Trial]:
-    """Steps per second with data for free, and steps over the loader with so many workers."""
-    tried = OwnLoader(loader)
+def looked(
+    loader: Any, step: MeteredStep, workers: int, size: int | None
+) -> tuple[float, LoaderTrial]:
+    """Compute-bound steps per second, and a trial of the loader with a number of workers."""
+    tried = TunableFeedlineLoader(loader)
     tried.begin(tried.phases[0])
     setting = replace(tried.start, workers=workers)
     try:
-        rehearsal = Rehearsal(tried, step, size)
-        rehearsal.trial(setting, least_s=_WARM_S, most_s=_WARM_S)
-        ceiling = rehearsal.ceiling(_CEILING_S)
-        return ceiling, rehearsal.trial(setting, least_s=_LEAST_S, most_s=_MOST_S)
+        benchmark = StepBenchmark(tried, step, size)
+        benchmark.trial(setting, min_s=_WARM_S, max_s=_WARM_S)
+        ceiling = benchmark.ceiling(_CEILING_S)
+        return ceiling, benchmark.trial(setting, min_s=_LEAST_S, max_s=_MOST_S)
     finally:
         tried.close()
 
@@ -394,9 +395,9 @@ def progressive(folder: Path) -> list[Row]:
     rates = []
     for size in (112, 224):
         with loader(f"{size}x1000") as steady:
-            metered = Metered(step)
+            metered = MeteredStep(step)
             ceiling, trial = looked(steady, metered, 2, size)
-            found = rates_of(
+            found = feedline_rates(
                 steady,
                 TunedPhase.of_trial(trial, size=size, batch_size=None, ceiling=ceiling),
                 metered.cpu_s,

@@ -44,13 +44,13 @@ def jpeg_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def quick_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials of a tuning take a fraction of a second each: what is found is less sure, no more."""
-    from feedline.tuning import arguments, other_way, tune  # loads torch
+    from feedline.tuning import alternative, arguments, tune  # loads torch
 
-    for module in (tune, other_way):
-        monkeypatch.setattr(module, "_LEAST_S", 0.2)
-        monkeypatch.setattr(module, "_MOST_S", 0.4)
+    for module in (tune, alternative):
+        monkeypatch.setattr(module, "_MIN_S", 0.2)
+        monkeypatch.setattr(module, "_MAX_S", 0.4)
     monkeypatch.setattr(tune, "_CEILING_S", 0.2)
-    monkeypatch.setattr(arguments, "_LEAST_BUDGET_S", 0.4)
+    monkeypatch.setattr(arguments, "_MIN_BUDGET_S", 0.4)
 
 
 _IMPORTS = ("numpy", "torch", "torch.utils.data", "PIL.Image", "feedline.images.folder")

@@ -15,9 +15,9 @@ from command_line import Command
 
 from feedline import DataLoader, ImageFolder, build_cache
 from feedline.images.demo_set import DemoSet, write_demo_set
+from feedline.tuning import alternative
 from feedline.tuning import folder as tuning_folder
-from feedline.tuning import other_way
-from feedline.tuning.rehearsal import Rehearsal
+from feedline.tuning.step_benchmark import StepBenchmark
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_what_was_found_is_said_and_written_where_one_file_cannot_be(
     arguments += ["--step-ms", "2100", "--budget", "2", "--json", str(file), "--svg", "/dev/full"]
     done = feedline(*arguments)
     assert done.status == 1, done.output
-    assert "with data for free" in done.output
+    assert "compute-bound" in done.output
     assert json.loads(file.read_text())["phases"]
 
 
@@ -166,10 +166,10 @@ def test_settings_that_were_not_found_are_not_written(
     assert not saved.exists()
 
 
-class _Interrupted(Rehearsal):
+class _Interrupted(StepBenchmark):
     """Ctrl-C comes when batches are to be taken."""
 
-    def warm(self, batches: int, until: float = 0.0) -> None:
+    def discard_batches(self, batches: int, until: float = 0.0) -> None:
         raise KeyboardInterrupt
 
 
@@ -178,10 +178,10 @@ class _Interrupted(Rehearsal):
 def test_ctrl_c_in_another_way_gives_what_is_known(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(other_way, "Rehearsal", _Interrupted)
+    monkeypatch.setattr(alternative, "StepBenchmark", _Interrupted)
     asked = tuning_folder.FolderTuning(root=folder / "train", schedule="16x1,32x1", batch_size=8)
     found = tuning_folder.tune_folder(asked, step_ms=0)
-    assert [phase.ended for phase in found.phases] == ["interrupted", "interrupted"]
+    assert [phase.status for phase in found.phases] == ["interrupted", "interrupted"]
     assert found.num_workers is not None
 
 
@@ -197,7 +197,7 @@ def test_a_models_steps_are_done(feedline: Command, folder: Path) -> None:
     arguments += ["--model", "resnet18", "--device", "cpu", "--budget", "2"]
     done = feedline(*arguments)
     assert done.status in {0, 3}, done.output
-    assert "with data for free" in done.output
+    assert "compute-bound" in done.output
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_models_steps_are_done(feedline: Command, folder: Path) -> None:
         (["--step-ms", "3", "--schedule", "16"], "16"),
         (["--step-ms", "3", "--schedule", ""], "schedule"),
         (["--step-ms", "3", "--batch-size", ""], "--batch-size"),
-        (["--model", "feedline_no_module:step"], "cannot be found"),
+        (["--model", "feedline_no_module:step"], "not found"),
         (["--step-ms", "3", "--cache", "no-such-cache"], "no-such-cache"),
         (["--step-ms", "3", "--save", "no-such-folder/file"], "no-such-folder"),
         (["--step-ms", "3", "--device", "cuda"], "--device cuda"),
@@ -231,7 +231,7 @@ def test_what_cannot_be_tuned_is_wrong_use(
     ("arguments", "said"),
     [
         (["no-such-folder", "--step-ms", "3"], "no-such-folder"),
-        (["feedline_no_module:loader", "--step-ms", "3"], "cannot be found"),
+        (["feedline_no_module:loader", "--step-ms", "3"], "not found"),
         (["feedline.errors:UsageError", "--step-ms", "3", "--decode", "scaled"], "--decode"),
         (["feedline.errors:UsageError", "--step-ms", "3", "--all-files"], "--all-files"),
         (["feedline.errors:UsageError", "--step-ms", "3", "--device", "cpu"], "--device"),

@@ -12,8 +12,8 @@ import pytest
 from command_line import Command
 
 from feedline import DataLoader
-from feedline.tuning.rehearsal import Rehearsal
-from feedline.tuning.trial import Trial
+from feedline.tuning.step_benchmark import StepBenchmark
+from feedline.tuning.trial import LoaderTrial
 from feedline.tuning.tune import tune
 
 CODE = """
@@ -61,14 +61,14 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_step_that_raises_leaves_the_trials_before(
     feedline: Command, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial = Rehearsal.trial
+    trial = StepBenchmark.trial
 
-    def breaking(self: Rehearsal, *args: Any, **more: Any) -> Trial:
+    def breaking(self: StepBenchmark, *args: Any, **more: Any) -> LoaderTrial:
         found = trial(self, *args, **more)
         sys.modules[code].BROKEN = True  # type: ignore[attr-defined]
         return found
 
-    monkeypatch.setattr(Rehearsal, "trial", breaking)
+    monkeypatch.setattr(StepBenchmark, "trial", breaking)
     file, saved = tmp_path / "tuned.json", tmp_path / "settings.json"
     arguments = ["tune", f"{code}:fine", "--model", f"{code}:step", "--batch-size", "8"]
     arguments += ["--json", str(file), "--save", str(saved), "--what-if", "gpu=2"]
@@ -89,7 +89,7 @@ def test_a_step_that_raises_leaves_the_trials_before(
     # Its own frames, and none of what called it.
     assert "in step" in done.err
     assert "typer" not in done.err
-    assert "rehearsal.py" not in done.err
+    assert "step_benchmark.py" not in done.err
 
 
 @pytest.mark.usefixtures("quick_trials")
@@ -164,5 +164,5 @@ def test_a_budget_that_was_too_short_is_named(feedline: Command, code: str) -> N
     arguments = ["tune", f"{code}:fine", "--step-ms", "300", "--budget", "2"]
     done = feedline(*arguments)
     assert done.status == 3, done.output
-    assert "by --budget" in done.out
+    assert "--budget" in done.out
     assert done.err.splitlines()[-1].startswith("hint: --budget ")

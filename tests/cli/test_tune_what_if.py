@@ -58,7 +58,7 @@ def test_what_is_not_understood_is_said_before_anything_is_measured(
     assert done.status == 2, done.output
     assert "estimated" not in done.output
     assert "workers=8,cache=256,cores=16,gpu=2" in done.output
-    assert "data for free" not in done.output
+    assert "compute-bound" not in done.output
 
 
 def test_another_level_of_a_cache_is_refused(

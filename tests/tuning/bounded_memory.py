@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from feedline.tuning.live_bytes import LiveBytes
+from feedline.tuning.step_bytes import LiveBytes
 
 __all__ = ["BoundedMemory"]
 
@@ -37,7 +37,7 @@ class _Bounded(LiveBytes):
 
 
 class BoundedMemory:
-    """Memory, as `feedline.tuning.device_memory.Memory` says.
+    """Memory, as `feedline.tuning.device_memory.DeviceMemory` says.
 
     Args:
         bound: bytes that there are.
@@ -54,11 +54,11 @@ class BoundedMemory:
         with self.live:
             yield self
 
-    def room(self) -> int:
+    def available_bytes(self) -> int:
         return self.live.bound
 
     def clear(self) -> None:
         self.live.peak = self.live.now
 
-    def peak(self) -> int:
+    def peak_bytes(self) -> int:
         return self.live.peak

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.tuning.batch_search import BatchSearch, BatchTrial, even, smaller
+from feedline.tuning.batch_search import BatchSearch, BatchTrial, next_smaller, round_down
 
 SIZES = [*range(1, 8), *range(8, 20_000, 8)]
 
@@ -17,14 +17,16 @@ def searched(
     taken: Callable[[int], float], room: int, start: int, most: int = 4096, breaks: float = 1.1
 ) -> BatchSearch:
     """A search that is done; trials break off where more than `breaks` of the room is taken."""
-    search = BatchSearch(room=room, start=start, most=most)
+    search = BatchSearch(usable_bytes=room, start=start, max_rows=most)
     while (rows := search.next()) is not None:
         assert rows not in search.trials
         assert rows in SIZES
         assert rows <= most
         peak = int(taken(rows))
         search.add(
-            BatchTrial(rows=rows, peak=peak if peak <= breaks * room else None, fits=peak <= room)
+            BatchTrial(
+                rows=rows, peak_bytes=peak if peak <= breaks * room else None, fits=peak <= room
+            )
         )
     return search
 
@@ -75,10 +77,10 @@ def test_whatever_kernels_choose_the_largest_is_found(
 
 
 def test_a_size_that_fails_bounds_what_fits_even_if_a_larger_one_ran() -> None:
-    search = BatchSearch(room=100, start=64, most=64)
-    search.add(BatchTrial(rows=64, peak=90, fits=True))
+    search = BatchSearch(usable_bytes=100, start=64, max_rows=64)
+    search.add(BatchTrial(rows=64, peak_bytes=90, fits=True))
     assert search.next() is None
-    search.add(BatchTrial(rows=32, peak=None, fits=False))
+    search.add(BatchTrial(rows=32, peak_bytes=None, fits=False))
     assert search.best == 0
     assert (search.next() or 64) < 32
 
@@ -86,14 +88,14 @@ def test_a_size_that_fails_bounds_what_fits_even_if_a_larger_one_ran() -> None:
 def test_what_did_not_hold_becomes_smaller_and_ends_at_0() -> None:
     sizes = [1000]
     while sizes[-1]:
-        sizes.append(smaller(sizes[-1]))
+        sizes.append(next_smaller(sizes[-1]))
     assert sizes[1] == 944
     assert all(rows in (0, *SIZES) for rows in sizes[1:])
     assert sizes == sorted(set(sizes), reverse=True)
-    assert smaller(8) == 7
+    assert next_smaller(8) == 7
 
 
 def test_sizes_that_are_tried() -> None:
-    assert [even(rows) for rows in (0, 0.9, 1, 7.9, 8, 15.9, 16, 1003)] == [
+    assert [round_down(rows) for rows in (0, 0.9, 1, 7.9, 8, 15.9, 16, 1003)] == [
         *(0, 0, 1, 7, 8, 8, 16, 1000)
     ]

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from feedline.train.model import create_model
-from feedline.tuning.batches_estimated import largest_for, usable_bytes
+from feedline.tuning.estimated_batches import largest_batch, usable_bytes
 from feedline.tuning.step_bytes import count_step_bytes
 from slow import slow
 
@@ -31,7 +31,7 @@ def test_the_same_batches_are_estimated(name: str, size: int) -> None:
     counted = count_step_bytes(model, size, loss=functional.cross_entropy, precision=torch.bfloat16)
     for gpu, rows in found["batches"].items():
         # Another torch or timm may keep a tensor more or less.
-        advised = largest_for(counted, usable_bytes(int(gpu))[1], 4096)
+        advised = largest_batch(counted, usable_bytes(int(gpu))[1], 4096)
         assert advised == pytest.approx(rows, rel=0.05, abs=8)
 
 

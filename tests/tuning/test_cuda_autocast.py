@@ -15,7 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from feedline.train.model import create_model
-from feedline.tuning.cuda_autocast import cuda_autocast
+from feedline.tuning.step_bytes import cuda_autocast
 from slow import slow
 
 

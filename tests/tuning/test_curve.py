@@ -9,15 +9,14 @@ import pytest
 
 from feedline.control.window import Window
 from feedline.tuning.curve import curve_svg
-from feedline.tuning.setting import Setting
-from feedline.tuning.trial import Trial
-from feedline.tuning.tuned import Tuned
+from feedline.tuning.trial import LoaderSetting, LoaderTrial
 from feedline.tuning.tuned_phase import TunedPhase
+from feedline.tuning.tuning_result import TuningResult
 
 _SVG = "{http://www.w3.org/2000/svg}"
 
 
-def trial(workers: int, steps_per_s: float, error: float = 0.05) -> Trial:
+def trial(workers: int, steps_per_s: float, error: float = 0.05) -> LoaderTrial:
     window = Window(
         phase=None,
         steps=100,
@@ -28,8 +27,8 @@ def trial(workers: int, steps_per_s: float, error: float = 0.05) -> Trial:
         queued=None,
         workers=workers,
     )
-    setting = Setting(workers=workers, prefetch=3, piece_ms=50.0)
-    return Trial(setting=setting, window=window, error=error)
+    setting = LoaderSetting(workers=workers, prefetch=3, piece_ms=50.0)
+    return LoaderTrial(setting=setting, window=window, error=error)
 
 
 def phase(size: int | None, rates: dict[int, float], ceiling: float | None = 50.0) -> TunedPhase:
@@ -40,18 +39,18 @@ def phase(size: int | None, rates: dict[int, float], ceiling: float | None = 50.
         ceiling=ceiling,
         trials=trials,
         best=trials[-1] if trials else None,
-        reached=False,
-        ended="done",
-        needs_s=10.0,
+        is_compute_bound=False,
+        status="done",
+        full_search_s=10.0,
     )
 
 
-def tuned(*phases: TunedPhase) -> Tuned:
-    start = Setting(workers=2, prefetch=3, piece_ms=50.0)
-    return Tuned(phases=phases, seconds=12.0, batch_size=32, start=start)
+def tuned(*phases: TunedPhase) -> TuningResult:
+    start = LoaderSetting(workers=2, prefetch=3, piece_ms=50.0)
+    return TuningResult(phases=phases, seconds=12.0, batch_size=32, start=start)
 
 
-def drawn(found: Tuned) -> ElementTree.Element:
+def drawn(found: TuningResult) -> ElementTree.Element:
     return ElementTree.fromstring(curve_svg(found))
 
 
@@ -72,19 +71,19 @@ def test_every_trial_has_a_mark_and_the_chosen_one_is_filled() -> None:
     assert {mark.tag.removeprefix(_SVG) for mark in marks} == {"circle", "rect"}
     words = " ".join(picture.itertext())
     assert "images/s" in words
-    assert "112 px, data for free" in words
+    assert "112 px, compute-bound" in words
     heights = [float(mark.get("cy", "0")) for mark in marks[:3]]
     assert heights == sorted(heights, reverse=True)
 
 
 def test_what_is_far_away_is_not_drawn() -> None:
     words = " ".join(drawn(tuned(phase(None, {1: 1.0}, ceiling=1e9))).itertext())
-    assert "data for free" not in words
+    assert "all batches, compute-bound" not in words
     assert "all batches" in words
 
 
 @pytest.mark.parametrize("found", [tuned(), tuned(phase(112, {}, None))])
-def test_nothing_is_drawn_of_nothing(found: Tuned) -> None:
+def test_nothing_is_drawn_of_nothing(found: TuningResult) -> None:
     assert "nothing was measured" in " ".join(drawn(found).itertext())
 
 

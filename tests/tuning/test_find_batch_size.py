@@ -29,7 +29,7 @@ def small_model(width: int = 16) -> nn.Module:
 def test_an_estimate_needs_no_gpu_and_grows_with_the_memory() -> None:
     model = small_model()
     found = [
-        feedline.find_batch_size(model, "64x2,128x1", gpu_memory=memory, most=1 << 20)
+        feedline.find_batch_size(model, "64x2,128x1", gpu_memory=memory, max_batch_size=1 << 20)
         for memory in (1, 2, 4)
     ]
     rows = [[phase.rows for phase in each.phases] for each in found]
@@ -43,19 +43,21 @@ def test_an_estimate_needs_no_gpu_and_grows_with_the_memory() -> None:
     assert str(found[2].schedule) == f"64x2@{rows[2][0]},128x1@{rows[2][1]}"
     assert json.loads(json.dumps(found[2].as_dict()))["phases"][0]["batch_size"] == rows[2][0]
     for phase in found[2].phases:
-        assert phase.peak <= found[2].room
+        assert phase.peak_bytes <= found[2].usable_bytes
 
 
 @pytest.mark.parametrize("schedule", [64, "64x1", Phase(size=64, epochs=1), Schedule.parse("64x1")])
 def test_a_schedule_comes_in_any_form(schedule: Any) -> None:
-    found = feedline.find_batch_size(small_model(), schedule, gpu_memory=2, most=100)
+    found = feedline.find_batch_size(small_model(), schedule, gpu_memory=2, max_batch_size=100)
     assert str(found.schedule) == "64x1@96"
     assert found.phases[0].bound == "most"
 
 
 def test_lower_precision_has_room_for_more() -> None:
     plain, lower = (
-        feedline.find_batch_size(small_model(), 64, gpu_memory=2, precision=precision, most=1 << 20)
+        feedline.find_batch_size(
+            small_model(), 64, gpu_memory=2, precision=precision, max_batch_size=1 << 20
+        )
         for precision in (torch.float32, torch.bfloat16)
     )
     assert lower.largest > 1.3 * plain.largest
@@ -65,7 +67,7 @@ def test_a_batch_that_the_schedule_names_stays_or_does_not_fit() -> None:
     found = feedline.find_batch_size(small_model(), "64x1@100,128x1", gpu_memory=2)
     assert [phase.bound for phase in found.phases] == ["asked", "memory"]
     assert found.phases[0].rows == 100
-    with pytest.raises(UsageError, match=r"a batch of 100000 at 64 px takes about .* the largest"):
+    with pytest.raises(UsageError, match=r"a batch of 100000 at 64 px .* the largest"):
         feedline.find_batch_size(small_model(), "64x1@100000", gpu_memory=2)
     with pytest.raises(UsageError, match=r"a batch of 1 at 64 px"):
         feedline.find_batch_size(small_model(), "64x1", gpu_memory=0.5)
@@ -78,7 +80,7 @@ FROZEN = nn.Linear(3, 3).requires_grad_(False)
 @pytest.mark.parametrize(
     ("model", "schedule", "options", "said"),
     [
-        (print, 64, {"gpu_memory": 8}, r"takes a torch\.nn\.Module"),
+        (print, 64, {"gpu_memory": 8}, r"torch\.nn\.Module"),
         (None, "ownx3", {"gpu_memory": 8}, "needs an image size"),
         (None, 0, {"gpu_memory": 8}, "size"),
         (None, 64, {"gpu_memory": 0}, "above 0"),
@@ -86,10 +88,10 @@ FROZEN = nn.Linear(3, 3).requires_grad_(False)
         (None, 64, {"gpu_memory": True}, "above 0"),
         (None, 64, {"gpu_memory": "8"}, "above 0"),
         (None, 64, {"gpu_memory": 8, "precision": torch.int8}, "precision"),
-        (None, 64, {"gpu_memory": 8, "most": 0}, "most"),
-        (None, 64, {"gpu_memory": 8, "step": print}, "step and batch run on a GPU only"),
-        (None, 64, {"step": print}, "is put back only if it is named"),
-        (LAZY, 64, {"gpu_memory": 8}, "call it on one batch first"),
+        (None, 64, {"gpu_memory": 8, "max_batch_size": 0}, "max_batch_size"),
+        (None, 64, {"gpu_memory": 8, "step": print}, "step and batch"),
+        (None, 64, {"step": print}, "optimizer="),
+        (LAZY, 64, {"gpu_memory": 8}, "uninitialized"),
         (FROZEN, 64, {"gpu_memory": 8}, "no parameter"),
     ],
 )
@@ -140,7 +142,7 @@ def test_on_a_gpu_the_largest_is_found_and_runs_within_the_memory() -> None:
 @needs_cuda
 def test_on_a_gpu_the_estimate_is_near_what_torch_allocates() -> None:
     from feedline.tuning.step_bytes import count_step_bytes
-    from feedline.tuning.training_step import class_loss, noise, training_step
+    from feedline.tuning.training_step import class_loss, noise_batches, training_step
 
     device = torch.device("cuda", 0)
     model = small_model(64).to(device)
@@ -151,7 +153,7 @@ def test_on_a_gpu_the_estimate_is_near_what_torch_allocates() -> None:
     step = training_step(
         model, optimizer, class_loss, lambda: torch.autocast("cuda", torch.float16)
     )
-    make = noise(device)
+    make = noise_batches(device)
     step(make(64, 128))
     optimizer.zero_grad()
     torch.cuda.reset_peak_memory_stats()

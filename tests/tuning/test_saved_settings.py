@@ -79,10 +79,10 @@ def test_a_pipe_is_read_and_one_without_a_writer_is_said(tmp_path: Path, file: P
     os.mkfifo(pipe)
     with pytest.raises(UsageError, match="is a pipe, and nothing writes to it"):
         DataLoader(images(), 8, image_size=16, settings=pipe)
-    kept = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # what is written stays in it meanwhile
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # what is written stays in it meanwhile
     pipe.write_bytes(file.read_bytes())
     assert SavedSettings.read(pipe).prefetch == 5
-    os.close(kept)
+    os.close(reader)
 
 
 def test_another_machine_is_said(file: Path) -> None:

@@ -9,9 +9,8 @@ import pytest
 from control.simulated import Simulated
 from feedline.control.limits import Limits
 from feedline.control.room import Room
-from feedline.tuning.search import Choices, Search
-from feedline.tuning.setting import Setting
-from feedline.tuning.trial import Trial
+from feedline.tuning.search import Search, SearchSpace
+from feedline.tuning.trial import LoaderSetting, LoaderTrial
 from tuning.uneven import Uneven
 
 WORK: list[dict[str, Any]] = [
@@ -30,13 +29,13 @@ WORK: list[dict[str, Any]] = [
 def searched(training: Simulated, start: int, ceiling: bool = True) -> Search:
     """A search that is done."""
     limits = Limits(cores=training.cores)
-    begin = Setting(workers=start, prefetch=2)
+    begin = LoaderSetting(workers=start, prefetch=2)
     search = Search(limits, begin, 1000 / training.own_ms if ceiling else None)
     while (setting := search.next()) is not None:
         assert setting not in search.trials
         assert setting.workers >= 1
         training.workers = setting.workers
-        search.add(Trial(setting=setting, window=training.window(), error=0.01))
+        search.add(LoaderTrial(setting=setting, window=training.window(), error=0.01))
     return search
 
 
@@ -58,8 +57,10 @@ def test_the_fewest_workers_that_are_as_fast_as_any_are_found(
 
 
 def test_the_step_that_bounds_is_seen() -> None:
-    assert searched(Simulated(own_ms=100.0, cpu_ms=30.0, cores=8, workers=1), 8).reached
-    assert not searched(Simulated(own_ms=10.0, cpu_ms=200.0, cores=8, workers=1), 8).reached
+    assert searched(Simulated(own_ms=100.0, cpu_ms=30.0, cores=8, workers=1), 8).is_compute_bound
+    assert not searched(
+        Simulated(own_ms=10.0, cpu_ms=200.0, cores=8, workers=1), 8
+    ).is_compute_bound
 
 
 def test_without_figures_of_the_work_the_search_halves() -> None:
@@ -80,11 +81,11 @@ def test_without_figures_of_the_work_the_search_halves() -> None:
 
 def test_a_crew_keeps_to_its_limits() -> None:
     training = Simulated(own_ms=1.0, cpu_ms=100.0, cores=16, workers=1)
-    search = Search(Limits(cores=16, more=0), Setting(workers=3, prefetch=2), None)
+    search = Search(Limits(cores=16, more=0), LoaderSetting(workers=3, prefetch=2), None)
     first = search.next()
     assert first is not None
     training.workers = first.workers
-    search.add(Trial(setting=first, window=training.window(), error=0.01))
+    search.add(LoaderTrial(setting=first, window=training.window(), error=0.01))
     assert first.workers == 3
     following = search.next()
     assert following is None or following.workers < 3
@@ -92,12 +93,12 @@ def test_a_crew_keeps_to_its_limits() -> None:
 
 def test_memory_for_two_more_is_memory_for_two_more_in_all() -> None:
     training = Simulated(own_ms=1.0, cpu_ms=5.0, blocked_ms=200.0, cores=16, workers=1)
-    search = Search(Limits(cores=16, more=2), Setting(workers=3, prefetch=2), None)
+    search = Search(Limits(cores=16, more=2), LoaderSetting(workers=3, prefetch=2), None)
     tried = []
     while (setting := search.next()) is not None:
         tried.append(setting.workers)
         training.workers = setting.workers
-        search.add(Trial(setting=setting, window=training.window(), error=0.01))
+        search.add(LoaderTrial(setting=setting, window=training.window(), error=0.01))
     assert max(tried) == 5
 
 
@@ -110,11 +111,11 @@ def test_batches_that_come_unevenly_are_made_further_ahead(
 ) -> None:
     training = Uneven(batch_ms=100.0, every=every, times=times, own_ms=own_ms)
     factors = (1, 2, 4)
-    begin = Setting(workers=start, prefetch=factors[0])
-    search = Search(Limits(cores=16), begin, 1000 / own_ms, Choices(prefetch=factors[1:]))
+    begin = LoaderSetting(workers=start, prefetch=factors[0])
+    search = Search(Limits(cores=16), begin, 1000 / own_ms, SearchSpace(prefetch=factors[1:]))
     while (setting := search.next()) is not None:
         window = training.window(setting.workers, setting.prefetch)
-        search.add(Trial(setting=setting, window=window, error=0.01))
+        search.add(LoaderTrial(setting=setting, window=window, error=0.01))
     crews = range(1, 17)
     grid = {(n, k): training.step_ms(n, k) for n in crews for k in factors}
     best = min(grid.values())
@@ -127,11 +128,13 @@ def test_batches_that_come_unevenly_are_made_further_ahead(
 
 def test_what_is_even_is_not_made_further_ahead() -> None:
     training = Simulated(own_ms=10.0, cpu_ms=200.0, cores=8, workers=1)
-    choices = Choices(prefetch=(4, 8), pieces_ms=(12.5,))
-    search = Search(Limits(cores=8), Setting(workers=8, prefetch=2, piece_ms=50.0), 100.0, choices)
+    choices = SearchSpace(prefetch=(4, 8), pieces_ms=(12.5,))
+    search = Search(
+        Limits(cores=8), LoaderSetting(workers=8, prefetch=2, piece_ms=50.0), 100.0, choices
+    )
     while (setting := search.next()) is not None:
         training.workers = setting.workers
-        search.add(Trial(setting=setting, window=training.window(), error=0.01))
+        search.add(LoaderTrial(setting=setting, window=training.window(), error=0.01))
     assert {(each.prefetch, each.piece_ms) for each in search.trials} == {(2, 50.0)}
 
 
@@ -139,12 +142,15 @@ def test_batches_are_pinned_where_that_is_faster() -> None:
     for quicker in (True, False):
         training = Simulated(own_ms=50.0, cpu_ms=20.0, cores=8, workers=1)
         search = Search(
-            Limits(cores=8), Setting(workers=2, prefetch=2, pin=False), None, Choices(pin=True)
+            Limits(cores=8),
+            LoaderSetting(workers=2, prefetch=2, pin=False),
+            None,
+            SearchSpace(pin=True),
         )
         while (setting := search.next()) is not None:
             training.workers = setting.workers
             training.own_ms = 40.0 if setting.pin and quicker else 50.0
-            search.add(Trial(setting=setting, window=training.window(), error=0.01))
+            search.add(LoaderTrial(setting=setting, window=training.window(), error=0.01))
         assert search.best.setting.pin == quicker
 
 
@@ -154,11 +160,11 @@ def test_workers_and_depth_grow_together_within_the_memory(batches: int, workers
     """Of batches that are uneven, with room for so many more of them ahead."""
     training = Uneven(batch_ms=100.0, every=10, times=10.0, own_ms=12.0)
     room = Room(free=batches * 10, workers=workers, ahead=2, worker_bytes=0, batch_bytes=10)
-    begin = Setting(workers=workers, prefetch=2)
-    search = Search(Limits(cores=16), begin, 1000 / 12.0, Choices(prefetch=(4, 8)), room)
+    begin = LoaderSetting(workers=workers, prefetch=2)
+    search = Search(Limits(cores=16), begin, 1000 / 12.0, SearchSpace(prefetch=(4, 8)), room)
     while (setting := search.next()) is not None:
         window = training.window(setting.workers, setting.prefetch)
-        search.add(Trial(setting=setting, window=window, error=0.01))
+        search.add(LoaderTrial(setting=setting, window=window, error=0.01))
     ahead = [each.workers * each.prefetch for each in search.trials]
     assert max(ahead) <= 2 * workers + batches
     assert len(search.trials) > 1 or not batches

@@ -14,9 +14,8 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from feedline import DataLoader, ImageArray, TrainCrop
 from feedline.errors import SampleError, UsageError
-from feedline.tuning.own_loader import OwnLoader
-from feedline.tuning.setting import Setting
-from feedline.tuning.trial import Trial
+from feedline.tuning.feedline_loader import TunableFeedlineLoader
+from feedline.tuning.trial import LoaderSetting, LoaderTrial
 from feedline.tuning.tune import tune
 
 
@@ -54,14 +53,14 @@ def test_a_crew_that_keeps_up_is_found_and_the_loader_is_as_it_was() -> None:
         state = loader.state_dict()
         told: list[int] = []
         found = tune(
-            loader, step_ms=12, budget_s=40, told=lambda _, trial: told.append(trial.workers)
+            loader, step_ms=12, budget_s=40, on_trial=lambda _, trial: told.append(trial.workers)
         )
         assert (loader.num_workers, loader.adapts) == (1, False)
         assert loader.state_dict() == state
         assert first_numbers(loader) == expected
     (phase,) = found.phases
     assert phase.size is None
-    assert phase.ended == "done"
+    assert phase.status == "done"
     assert phase.best is not None
     # 40 ms of waiting for a batch, and a step of 12 ms: four workers, on any machine at least two.
     assert 1 < phase.best.workers == found.num_workers
@@ -104,14 +103,14 @@ def test_batches_are_as_large_as_the_phase_says() -> None:
 
 @pytest.mark.usefixtures("quick_trials")
 def test_what_is_known_at_ctrl_c_is_given() -> None:
-    def told(size: int | None, trial: Trial) -> None:
+    def told(size: int | None, trial: LoaderTrial) -> None:
         raise KeyboardInterrupt
 
     with DataLoader(images(), 8, image_size=16, num_workers=1) as loader:
-        found = tune(loader, step_ms=10, budget_s=60, told=told)
+        found = tune(loader, step_ms=10, budget_s=60, on_trial=told)
         assert loader.num_workers == 1
     (phase,) = found.phases
-    assert phase.ended == "interrupted"
+    assert phase.status == "interrupted"
     assert phase.ceiling is not None
     assert [trial.workers for trial in phase.trials] == [found.num_workers] == [1]
 
@@ -120,7 +119,7 @@ def test_a_budget_that_is_too_short_is_said() -> None:
     with DataLoader(images(), 8, image_size=16, num_workers=1) as loader:
         found = tune(loader, step_ms=300, budget_s=2)
     (phase,) = found.phases
-    assert phase.ended == "budget"
+    assert phase.status == "budget"
     assert "time" in phase.reason
 
 
@@ -128,7 +127,7 @@ def test_workers_go_on_at_the_end_of_a_schedule_that_is_over() -> None:
     with DataLoader(images(), 8, schedule="16x1", seed=0, num_workers=1) as loader:
         expected = [labels.tolist() for _, labels in loader]
         loader.set_epoch(0)
-        own = OwnLoader(loader)
+        own = TunableFeedlineLoader(loader)
         own.begin(own.phases[0])
         assert [own.next()[1].tolist() for _ in range(len(expected))] == expected
         assert loader._session.backend.under_way > 0
@@ -168,7 +167,7 @@ def test_a_dataset_that_raises_is_the_error() -> None:
         ({"step_ms": 1, "budget_s": "60"}, "at least 2 seconds"),
         ({"step_ms": 1, "budget_s": 1}, "at least 2 seconds"),
         ({"step_ms": 1, "budget_s": float("nan")}, "at least 2 seconds"),
-        ({"step_ms": 1, "warm": -1}, "warm"),
+        ({"step_ms": 1, "warmup_batches": -1}, "warmup_batches"),
         ({"step": 40}, "function of a batch"),
     ],
 )
@@ -187,7 +186,7 @@ class Sevens(IterableDataset[int]):
 
 def test_loaders_whose_crew_cannot_change_are_refused() -> None:
     anything: Any = [1, 2, 3]
-    with pytest.raises(UsageError, match=r"takes a feedline\.DataLoader or torch's"):
+    with pytest.raises(UsageError, match=r"feedline\.DataLoader.*list"):
         tune(anything, step_ms=1)
     with (
         DataLoader(Sevens(), 2, num_workers=1) as loader,
@@ -205,8 +204,8 @@ def test_loaders_whose_crew_cannot_change_are_refused() -> None:
 def test_settings_of_workers_that_end_with_each_epoch_stay() -> None:
     """Unplanned epochs of a user's dataset have workers of their own, which are set anew."""
     with DataLoader(Short(), 8, num_workers=2) as loader:
-        own = OwnLoader(loader)
-        own.change(Setting(workers=1, prefetch=6))
+        own = TunableFeedlineLoader(loader)
+        own.change(LoaderSetting(workers=1, prefetch=6))
         asked = []
         for _ in range(3 * len(loader)):
             own.next()
@@ -227,10 +226,10 @@ class Short(Dataset[torch.Tensor]):
 def test_live_settings_are_afterwards_as_they_were() -> None:
     with DataLoader(images(), 8, image_size=16, num_workers=2, prefetch=6, seed=0) as loader:
         before = loader._session.backend.feed.settings  # type: ignore[attr-defined]
-        own = OwnLoader(loader)
-        assert own.start == Setting(workers=2, prefetch=3, piece_ms=50.0)
-        assert own.choices.prefetch == (6,)
-        own.change(Setting(workers=1, prefetch=6, piece_ms=12.5))
+        own = TunableFeedlineLoader(loader)
+        assert own.start == LoaderSetting(workers=2, prefetch=3, piece_ms=50.0)
+        assert own.search_space.prefetch == (6,)
+        own.change(LoaderSetting(workers=1, prefetch=6, piece_ms=12.5))
         own.next()
         own.close()
         assert loader._session.backend.feed.settings == before  # type: ignore[attr-defined]

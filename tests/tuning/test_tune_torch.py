@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from feedline.errors import UsageError
-from feedline.tuning.setting import Setting
-from feedline.tuning.torch_loader import TorchLoader
+from feedline.tuning.torch_loader import TunableTorchLoader
+from feedline.tuning.trial import LoaderSetting
 from feedline.tuning.tune import tune
 from processes import newcomers, own_family
 
@@ -54,8 +54,8 @@ class Named(DataLoader[Any]):
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="signals cannot wait here")
 def test_workers_do_not_hear_of_ctrl_c_and_this_process_does() -> None:
     before = own_family()
-    tried = TorchLoader(DataLoader(Far(0.0), 8, num_workers=2))
-    tried.change(Setting(workers=2, prefetch=2))
+    tried = TunableTorchLoader(DataLoader(Far(0.0), 8, num_workers=2))
+    tried.change(LoaderSetting(workers=2, prefetch=2))
     for worker in newcomers(before):
         worker.send_signal(signal.SIGINT)
     for _ in range(40):
@@ -80,7 +80,7 @@ def test_workers_that_keep_up_are_found_and_the_loader_is_as_it_was() -> None:
     assert all(trial.start_s is not None for trial in phase.trials)
     assert found.loader == "torch"
     assert "persistent_workers=True, pin_memory=False" in found.snippet
-    assert "to start and give a batch; with persistent_workers=True" in str(found)
+    assert "persistent_workers=True starts them once" in str(found)
     assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (1, 2, False)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert torch.equal(generator.get_state(), states[1])
@@ -92,8 +92,8 @@ def test_a_subclass_stays_what_it_is_and_its_own_workers_are_let_alone() -> None
     own = iter(loader)
     first = next(own)
     Named.built = 0
-    tried = TorchLoader(loader)
-    tried.change(Setting(workers=2, prefetch=3, pin=False))
+    tried = TunableTorchLoader(loader)
+    tried.change(LoaderSetting(workers=2, prefetch=3, pin=False))
     assert tried.next().shape == (8, 1)
     assert Named.built == 1
     assert tried.start_s is not None
@@ -105,7 +105,7 @@ def test_a_subclass_stays_what_it_is_and_its_own_workers_are_let_alone() -> None
 
 
 def test_the_same_setting_starts_nothing_anew() -> None:
-    tried = TorchLoader(DataLoader(Far(0.0), 8, num_workers=2))
+    tried = TunableTorchLoader(DataLoader(Far(0.0), 8, num_workers=2))
     tried.next()
     mine = set(multiprocessing.active_children())
     assert tried.change(tried.start) == 0
@@ -115,7 +115,7 @@ def test_the_same_setting_starts_nothing_anew() -> None:
 
 
 def test_epochs_follow_one_another_and_what_workers_do_is_known() -> None:
-    tried = TorchLoader(DataLoader(Far(1e-5), 1000, num_workers=1))
+    tried = TunableTorchLoader(DataLoader(Far(1e-5), 1000, num_workers=1))
     assert tried.batch_size == 1000
     seen = [int(tried.next()[0, 0]) for _ in range(9)]
     assert seen == [0, 1000, 2000, 3000, 0, 1000, 2000, 3000, 0]
@@ -125,15 +125,15 @@ def test_epochs_follow_one_another_and_what_workers_do_is_known() -> None:
 
 
 def test_a_stream_can_be_tuned() -> None:
-    tried = TorchLoader(DataLoader(Stream(), 8, num_workers=1))
-    tried.change(Setting(workers=2, prefetch=2, pin=False))
+    tried = TunableTorchLoader(DataLoader(Stream(), 8, num_workers=1))
+    tried.change(LoaderSetting(workers=2, prefetch=2, pin=False))
     assert {int(tried.next()[0, 0]) for _ in range(8)} == {0, 1}
     tried.close()
 
 
 def test_a_loader_that_gives_nothing_is_an_error() -> None:
     empty: Any = []
-    with pytest.raises(UsageError, match="gives no batch"):
+    with pytest.raises(UsageError, match="no batch"):
         tune(DataLoader(empty, 2, sampler=[], num_workers=1), step_ms=1)
 
 

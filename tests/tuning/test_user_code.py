@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline import DataLoader
 from feedline.errors import UsageError
-from feedline.tuning.user_code import function_named, is_function_name, loader_of
+from feedline.tuning.user_code import build_loader, import_function, is_function_name
 
 CODE = """
 import feedline
@@ -61,15 +61,15 @@ def test_what_names_a_function() -> None:
 
 
 def test_a_function_is_found_in_the_current_folder() -> None:
-    assert function_named("feedline_named_code:Within.step")(7) == 7
+    assert import_function("feedline_named_code:Within.step")(7) == 7
 
 
 def test_what_it_gives_becomes_a_loader() -> None:
-    given = loader_of("feedline_named_code:loader")
+    given = build_loader("feedline_named_code:loader")
     assert type(given) is TorchDataLoader
     assert given.batch_size == 4
-    assert type(loader_of("feedline_named_code:stream")) is TorchDataLoader
-    own = loader_of("feedline_named_code:dataset", batch_size=32)
+    assert type(build_loader("feedline_named_code:stream")) is TorchDataLoader
+    own = build_loader("feedline_named_code:dataset", batch_size=32)
     assert isinstance(own, DataLoader)
     assert (own.batch_size, own.num_workers > 0) == (32, True)
     own.close()
@@ -78,22 +78,22 @@ def test_what_it_gives_becomes_a_loader() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("feedline_no_module:loader", "cannot be found"),
+        ("feedline_no_module:loader", "not found"),
         ("feedline_named_code:lader", "no function 'lader'"),
-        ("feedline_named_code:numbers", "nothing that can be called"),
-        ("feedline_named_code:nothing", "a value of type NoneType"),
-        ("feedline_named_code:few", "3 samples, which are fewer than a batch of 64"),
+        ("feedline_named_code:numbers", "not a function"),
+        ("feedline_named_code:nothing", "NoneType"),
+        ("feedline_named_code:few", "3 samples, fewer than one batch of 64"),
         ("feedline_named_code:empty", "0 samples"),
     ],
 )
 def test_what_cannot_be_used_is_said(name: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        loader_of(name)
+        build_loader(name)
 
 
 def test_a_loader_has_its_own_settings() -> None:
     with pytest.raises(UsageError, match="--batch-size"):
-        loader_of("feedline_named_code:loader", batch_size=8)
+        build_loader("feedline_named_code:loader", batch_size=8)
 
 
 def test_what_users_code_raises_is_named_with_its_place() -> None:
@@ -101,11 +101,11 @@ def test_what_users_code_raises_is_named_with_its_place() -> None:
         r"importing 'feedline_named_broken' raised ModuleNotFoundError: .*feedline_no_such_module"
     )
     with pytest.raises(UsageError, match=said):
-        function_named("feedline_named_broken:loader")
+        import_function("feedline_named_broken:loader")
     said = r"code:raising', .* raised OSError: no such disk\n  [^\n]*, line \d+: raise OSError"
     with pytest.raises(UsageError, match=said) as caught:
-        loader_of("feedline_named_code:raising")
+        build_loader("feedline_named_code:raising")
     assert "user_code.py" not in str(caught.value)
     with pytest.raises(UsageError, match=r"raised feedline.errors.DatasetError: ") as caught:
-        loader_of("feedline_named_code:missing")
+        build_loader("feedline_named_code:missing")
     assert str(caught.value).count(", line ") == 1

@@ -21,8 +21,8 @@ from feedline.tuning.arguments import check_budget, check_step_ms
 if TYPE_CHECKING:
     from feedline.cli.tune_search import TuneSearch
     from feedline.forecast.changes import Changes
-    from feedline.tuning.trial import Trial
-    from feedline.tuning.tuned import Tuned
+    from feedline.tuning.trial import LoaderTrial
+    from feedline.tuning.tuning_result import TuningResult
 
 __all__ = ["tune"]
 
@@ -156,21 +156,21 @@ def _parse_batch_size(text: str | None) -> int | Literal["auto"] | None:
     return int(text)
 
 
-def _run(search: TuneSearch, budget: float) -> Tuned:
+def _run(search: TuneSearch, budget: float) -> TuningResult:
     from feedline.cli.progress import ProgressBar
 
     with ProgressBar("training step without loading", clock="elapsed") as bar:
 
-        def told(size: int | None, trial: Trial) -> None:
+        def on_trial(size: int | None, trial: LoaderTrial) -> None:
             where = f"{size} px: " if size else ""
             workers = f"{trial.workers} worker{'s' * (trial.workers > 1)}"
             bar.update(what=f"{where}{workers}, {trial.steps_per_s:.1f} steps/s")
 
-        return search.run(budget, told)
+        return search.run(budget, on_trial)
 
 
 def _print_result(
-    found: Tuned,
+    found: TuningResult,
     search: TuneSearch,
     changes: list[Changes],
     *,
@@ -198,14 +198,15 @@ def _print_result(
             payload |= predict_changes(found, changes, search.images, search.schedule)
 
 
-def _status(found: Tuned, source: str) -> int:
+def _status(found: TuningResult, source: str) -> int:
     """Print why a search did not finish, and return the exit status."""
-    ends = {phase.ended for phase in found.phases}
+    ends = {phase.status for phase in found.phases}
     if found.failure is not None:
-        typer.echo(found.failure.shown, err=True)
+        typer.echo(found.failure.traceback, err=True)
         trials = sum(len(phase.trials) for phase in found.phases)
         complain(
-            f"{source}: {found.failure.said} (after {trials} trial{'s' * (trials != 1)})", "error"
+            f"{source}: {found.failure.summary} (after {trials} trial{'s' * (trials != 1)})",
+            "error",
         )
         return _FAILED
     if "interrupted" in ends:
@@ -213,7 +214,7 @@ def _status(found: Tuned, source: str) -> int:
         return _INTERRUPTED
     if "budget" in ends:
         complain(
-            f"the time limit ended the search\nhint: --budget {found.needs_s:.0f} is enough",
+            f"the time limit ended the search\nhint: --budget {found.full_search_s:.0f} is enough",
             "warning",
         )
     return 0 if ends <= {"done"} else _INCONCLUSIVE

@@ -22,9 +22,9 @@ from feedline.train.tune_step import largest_batches, make_step
 from feedline.tuning.batch_search import BatchTrial
 from feedline.tuning.batch_sizes import BatchSizes
 from feedline.tuning.folder import FolderTuning, tune_folder
-from feedline.tuning.tune import Told, search_settings
-from feedline.tuning.tuned import Tuned
-from feedline.tuning.user_code import function_named, is_function_name, loader_of
+from feedline.tuning.tune import TrialCallback, search_settings
+from feedline.tuning.tuning_result import TuningResult
+from feedline.tuning.user_code import build_loader, import_function, is_function_name
 
 __all__ = ["TuneSearch", "folder_search", "function_search"]
 
@@ -40,7 +40,7 @@ class TuneSearch:
         batch_sizes: result of `--batch-size auto`; None if a number was given.
     """
 
-    run: Callable[[float, Told], Tuned]
+    run: Callable[[float, TrialCallback], TuningResult]
     images: ImageFolder | None = None
     schedule: str | None = None
     batch_sizes: BatchSizes | None = None
@@ -81,7 +81,7 @@ def folder_search(
         raise UsageError("--gpu-memory needs --batch-size auto")
     step, where = None, None
     if own_step:
-        step = function_named(str(model))
+        step = import_function(str(model))
     elif timm_model is not None and step_ms is None and not (found and found.how == "estimate"):
         step, where = make_step(
             timm_model,
@@ -100,8 +100,10 @@ def folder_search(
         warm=not all_files,
     )
 
-    def run(budget_s: float, told: Told) -> Tuned:
-        return tune_folder(replace(tuning, budget_s=budget_s), step, step_ms=step_ms, told=told)
+    def run(budget_s: float, on_trial: TrialCallback) -> TuningResult:
+        return tune_folder(
+            replace(tuning, budget_s=budget_s), step, step_ms=step_ms, on_trial=on_trial
+        )
 
     return TuneSearch(run, images, schedule, found)
 
@@ -120,7 +122,7 @@ def _largest_batches(
         )
     with ProgressBar("batch size", clock="elapsed") as bar:
 
-        def told(size: int, trial: BatchTrial) -> None:
+        def on_trial(size: int, trial: BatchTrial) -> None:
             fits = "fits" if trial.fits else "does not fit"
             bar.update(what=f"{size} px: a batch of {trial.rows} {fits}")
 
@@ -128,10 +130,10 @@ def _largest_batches(
             model,
             classes=len(images.classes),
             schedule=schedule,
-            most=len(images),
+            max_batch_size=len(images),
             device=device or "auto",
             gpu_memory=gpu_memory,
-            told=told,
+            on_trial=on_trial,
         )
 
 
@@ -151,12 +153,14 @@ def function_search(
                 f"--model {model!r} is a timm model, and {source!r} is not a folder of images",
                 hint="name a training step as MODULE:FUNCTION, or --step-ms",
             )
-        step = function_named(model)
-    loader = loader_of(source, schedule=schedule, batch_size=batch_size)
+        step = import_function(model)
+    loader = build_loader(source, schedule=schedule, batch_size=batch_size)
 
-    def run(budget_s: float, told: Told) -> Tuned:
+    def run(budget_s: float, on_trial: TrialCallback) -> TuningResult:
         own = loader if isinstance(loader, DataLoader) else contextlib.nullcontext()
         with own:
-            return search_settings(loader, step, step_ms=step_ms, budget_s=budget_s, told=told)
+            return search_settings(
+                loader, step, step_ms=step_ms, budget_s=budget_s, on_trial=on_trial
+            )
 
     return TuneSearch(run)

@@ -14,7 +14,7 @@ from feedline.errors import FeedlineError, UsageError
 if TYPE_CHECKING:
     from feedline.forecast.changes import Changes
     from feedline.images.folder import ImageFolder
-    from feedline.tuning.tuned import Tuned
+    from feedline.tuning.tuning_result import TuningResult
 
 __all__ = ["check_changes", "parse_changes", "predict_changes"]
 
@@ -44,7 +44,10 @@ def check_changes(changes: Sequence[Changes], source: str, images: ImageFolder |
 
 
 def predict_changes(
-    found: Tuned, changes: Sequence[Changes], images: ImageFolder | None, schedule: str | None
+    found: TuningResult,
+    changes: Sequence[Changes],
+    images: ImageFolder | None,
+    schedule: str | None,
 ) -> dict[str, Any]:
     """Print the forecast of the schedule and of each change, and return them JSON-able.
 
@@ -57,9 +60,9 @@ def predict_changes(
         missing.append({"asked": subject, "reason": reason})
         complain(f"not predicted: {subject}: {reason}")
 
-    stopped = [phase for phase in found.phases if phase.ended in ("interrupted", "error")]
+    stopped = [phase for phase in found.phases if phase.status in ("interrupted", "error")]
     if stopped:
-        reason = stopped[0].raised or "Ctrl-C ended the search"
+        reason = stopped[0].error or "Ctrl-C ended the search"
         for subject in (*["the schedule"] * (schedule is not None), *map(str, changes)):
             not_predicted(subject, reason)
         return {"what_if": [], "not_predicted": missing}
@@ -89,7 +92,7 @@ def predict_changes(
 
 
 def _measure_copies(
-    found: Tuned, changes: Sequence[Changes], images: ImageFolder | None
+    found: TuningResult, changes: Sequence[Changes], images: ImageFolder | None
 ) -> tuple[Mapping[Any, float], str]:
     """Measure copies that changes need: rates by size and copy, or the reason of a failure."""
     sides = sorted({each.cache for each in changes if isinstance(each.cache, int)})

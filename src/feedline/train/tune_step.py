@@ -60,7 +60,7 @@ def largest_batches(
 ) -> BatchSizes:
     """Find the largest batch for each phase, with the recipe's optimizer, loss and precision.
 
-    `search` are `most` and `told` of `find_batch_size`.
+    `search` are `max_batch_size` and `on_trial` of `find_batch_size`.
     """
     where = choose_device(device)
     tried = gpu_memory is None

@@ -1,29 +1,26 @@
-"""Settings found by measurement, against a training step; and the largest batch that fits.
+"""Loader settings found by measurement, and the largest batch that fits.
 
-tune.py           `feedline.tune`: all of it
-  tunable.py        what is needed of a loader:
-  own_loader.py     feedline's, whose workers live on,
-  torch_loader.py   or torch's, which is built anew
-  setting.py        what is tried
-  arguments.py      what is checked before anything is imported
-  rehearsal.py      a training rehearsed: steps over a loader, timed
-  trial.py          what one setting gave
-  search.py         which setting is tried next, and when that is enough
-  finalists.py      what might be the answer, in turns
-  tuned.py          what was found, and why the search ended
-  table.py          the same as text,
-  curve.py          and as a picture
-  failure.py        what the step or the loader has raised meanwhile
-  metered.py        a step that notes what it takes of the cores,
-  rates_of.py       and what was measured, for `forecast` to predict from
-folder.py         a folder of images,
-  other_way.py      made in other ways
-user_code.py      a function of the user's, and the loader that it gives
+tune.py              `feedline.tune`
+  arguments.py         checks of its arguments before torch is imported
+  search.py            which setting to try next, and repeated trials of the candidates
+  trial.py             a setting, and the measurement of it
+  step_benchmark.py    times a training step over a loader
+  tunable.py           interface of a loader whose settings are tried:
+  feedline_loader.py   feedline's, which keeps its workers,
+  torch_loader.py      and torch's, which is copied for each setting
+  rates.py             measured rates for `forecast`
+  tuning_result.py     the result: table and snippet
+  tuned_phase.py       the result for one image size
+  curve.py             the result as an SVG image
+folder.py            tunes for a folder of images
+  alternative.py       the same images with another decoder or without the cache
+user_code.py         imports a function named "module:function"
 
-find_batch_size.py   `feedline.find_batch_size`: all of it
-  batch_search.py      which batch is tried next
-  batches_tried.py     on this machine's GPU: batch_trials.py, training_step.py, kept.py
-  batches_estimated.py for another one: step_bytes.py, live_bytes.py, cuda_autocast.py
-  device_memory.py     how much there is
-  batch_sizes.py       what was found
+find_batch_size.py   `feedline.find_batch_size`
+  batch_search.py      which batch size to try next
+  measured_batches.py  trials on a GPU of this machine: batch_trials.py, preserve_state.py
+  estimated_batches.py estimates for another GPU: step_bytes.py
+  training_step.py     a plain training step, and batches of noise
+  device_memory.py     memory of a GPU
+  batch_sizes.py       the result
 """

@@ -1,4 +1,4 @@
-"""Arguments of a tuning that can be checked before anything large is imported."""
+"""Checks of tuning arguments before torch is imported."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from feedline.errors import UsageError
 
 __all__ = ["check_budget", "check_step_ms"]
 
-_LEAST_BUDGET_S = 2.0  # two trials of the shortest
+_MIN_BUDGET_S = 2.0  # two of the shortest trials
 
 
 def check_step_ms(step_ms: float | None) -> None:
-    """Refuse what is no time of a step; None is none.
+    """Check the duration of a step. None passes.
 
     Raises:
-        UsageError: so it is.
+        UsageError: it is negative or not a finite number.
     """
     if step_ms is not None and not (isinstance(step_ms, Real) and 0 <= step_ms < float("inf")):
         raise UsageError(
@@ -24,14 +24,14 @@ def check_step_ms(step_ms: float | None) -> None:
 
 
 def check_budget(budget_s: float) -> None:
-    """Refuse what is no time for a search.
+    """Check the time limit of a search.
 
     Raises:
-        UsageError: so it is.
+        UsageError: it is too short or not a finite number.
     """
-    if not (isinstance(budget_s, Real) and _LEAST_BUDGET_S <= budget_s < float("inf")):
+    if not (isinstance(budget_s, Real) and _MIN_BUDGET_S <= budget_s < float("inf")):
         raise UsageError(
-            f"must be at least {_LEAST_BUDGET_S:g} seconds, got {budget_s!r}",
+            f"must be at least {_MIN_BUDGET_S:g} seconds, got {budget_s!r}",
             argument="budget_s",
             hint="a search usually takes 20 seconds for each image size",
         )

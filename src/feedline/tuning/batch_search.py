@@ -1,114 +1,116 @@
-"""Which batch size is tried next, and when the largest is known. Pure: trials in, numbers out.
+"""Choice of the next batch size to try. Pure: trials in, sizes out.
 
-The first trial takes the size that was estimated, or a small one. From what trials took of the
-memory follows where the largest should be, on the line through the last two. What a line foresees
-badly, as kernels choose their workspace by the size, is found by doubling and halving the gap.
+The first trial uses the estimated size, or a small one. The next sizes follow from the memory that
+trials used, on the line through the last two. If the line predicts badly, since kernels choose
+their workspace by the size, the gap is doubled or halved.
 
-Guarantees: no size is tried twice; the answer was tried and fits, and the next one was tried and
-does not, or is above `most`.
+Guarantees: no size is tried twice. The answer was tried and fits; the next larger size was tried
+and does not fit, or exceeds the maximum.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BatchSearch", "BatchTrial", "even", "smaller"]
+__all__ = ["BatchSearch", "BatchTrial", "next_smaller", "round_down"]
 
-_EVEN = 8  # for tensor cores (NVIDIA, "Train with Mixed Precision", shape constraints)
-_FORESEEN = 3  # trials that follow a line; others halve or double
-_LESS = 0.95
+_MULTIPLE = 8  # for tensor cores (NVIDIA, "Train with Mixed Precision", shape constraints)
+_EXTRAPOLATED = 3  # trials that follow a line; later ones halve or double
+_SMALLER = 0.95
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchTrial:
-    """Some training steps with one batch size.
+    """Training steps with one batch size.
 
     Args:
-        rows: images of a batch.
-        peak: bytes that they took at most; None where they broke off for lack of memory.
-        fits: they ran, and left the headroom free.
+        rows: images in a batch.
+        peak_bytes: peak memory; None if memory ran out.
+        fits: True if the steps ran and left the headroom free.
     """
 
     rows: int
-    peak: int | None
+    peak_bytes: int | None
     fits: bool
 
 
 class BatchSearch:
-    """A search for the largest batch that fits: 1 to 8, or a multiple of 8.
+    """Search for the largest batch that fits: 1 to 8, or a multiple of 8.
 
     Args:
-        room: bytes that a batch that fits may take.
-        start: the size that is tried first.
-        most: no more than this is tried, at least 1.
+        usable_bytes: memory limit of a batch.
+        start: first size to try.
+        max_rows: largest size to try, at least 1.
     """
 
-    def __init__(self, *, room: int, start: int, most: int) -> None:
-        self._room = room
-        self._last = _place(most)
-        self._start = min(max(_place(start), 1), self._last)
+    def __init__(self, *, usable_bytes: int, start: int, max_rows: int) -> None:
+        self._usable_bytes = usable_bytes
+        self._last = _index(max_rows)
+        self._start = min(max(_index(start), 1), self._last)
         self.trials: dict[int, BatchTrial] = {}
-        """What was tried, by the size."""
+        """Trials by batch size."""
 
     def add(self, trial: BatchTrial) -> None:
-        """A size was tried."""
+        """Add a finished trial."""
         self.trials[trial.rows] = trial
 
     def next(self) -> int | None:
-        """The size to try next; None where the largest is known."""
-        low, high = _place(self.best), self._high
+        """Return the next size to try, or None if the largest is known."""
+        low, high = _index(self.best), self._high
         if not self.trials:
-            return _rows(self._start)
+            return _size(self._start)
         if high - low <= 1:
             return None
-        aim = self._foreseen() if len(self.trials) <= _FORESEEN else None
-        if aim is None:
-            # One that does not fit bounds the gap; up to then there is no end to be halved to.
-            aim = 2 * low if high > self._last and low else (low + high) // 2
-        return _rows(min(max(aim, low + 1), high - 1))
+        target = self._extrapolate() if len(self.trials) <= _EXTRAPOLATED else None
+        if target is None:
+            # Until a size fails, the gap has no upper end to be halved.
+            target = 2 * low if high > self._last and low else (low + high) // 2
+        return _size(min(max(target, low + 1), high - 1))
 
     @property
     def best(self) -> int:
-        """The largest that fits, below all that do not; 0 where none does."""
+        """Largest size that fits, below all that do not; 0 if none fits."""
         high = self._high
-        fitting = (r for r, trial in self.trials.items() if trial.fits and _place(r) < high)
+        fitting = (r for r, trial in self.trials.items() if trial.fits and _index(r) < high)
         return max(fitting, default=0)
 
     @property
     def _high(self) -> int:
-        """The place of the smallest that does not fit, or the one after the last."""
-        failed = (_place(rows) for rows, trial in self.trials.items() if not trial.fits)
+        """Index of the smallest size that does not fit, or one past the last."""
+        failed = (_index(rows) for rows, trial in self.trials.items() if not trial.fits)
         return min(failed, default=self._last + 1)
 
-    def _foreseen(self) -> int | None:
-        """The place that the line through the two largest known leads to."""
+    def _extrapolate(self) -> int | None:
+        """Index of the largest size on the line through the two largest measured sizes."""
         known = sorted(
-            (trial.rows, trial.peak) for trial in self.trials.values() if trial.peak is not None
+            (trial.rows, trial.peak_bytes)
+            for trial in self.trials.values()
+            if trial.peak_bytes is not None
         )
         if not known:
             return None
-        # One point alone: some bytes do not depend on the size, so this is less than what fits.
+        # A single point underestimates, since some bytes do not depend on the size.
         (few, less), (many, more) = known[-2:] if len(known) > 1 else [(0, 0), known[0]]
         if more <= less:
             return None
-        return _place(int(many + (self._room - more) * (many - few) / (more - less)))
+        return _index(int(many + (self._usable_bytes - more) * (many - few) / (more - less)))
 
 
-def even(rows: float) -> int:
-    """The largest size that is tried and not above this one; 0 below 1."""
-    return _rows(_place(int(rows)))
+def round_down(rows: float) -> int:
+    """Round down to a size that the search tries; 0 below 1."""
+    return _size(_index(int(rows)))
 
 
-def smaller(rows: int) -> int:
-    """The size to take where this one did not hold: some 5% less; 0 below 1."""
-    place = _place(rows)
-    return _rows(min(_place(int(_LESS * rows)), place - 1)) if place > 1 else 0
+def next_smaller(rows: int) -> int:
+    """Size to try after this one failed: about 5% smaller; 0 below 1."""
+    index = _index(rows)
+    return _size(min(_index(int(_SMALLER * rows)), index - 1)) if index > 1 else 0
 
 
-def _place(rows: int) -> int:
-    """Where a size stands among those that are tried: 1 to 8, then each multiple of 8."""
-    return max(0, rows) if rows <= _EVEN else _EVEN + rows // _EVEN - 1
+def _index(rows: int) -> int:
+    """Index of a size in the list 1 to 8, then each multiple of 8."""
+    return max(0, rows) if rows <= _MULTIPLE else _MULTIPLE + rows // _MULTIPLE - 1
 
 
-def _rows(place: int) -> int:
-    return place if place <= _EVEN else (place - _EVEN + 1) * _EVEN
+def _size(index: int) -> int:
+    return index if index <= _MULTIPLE else (index - _MULTIPLE + 1) * _MULTIPLE

@@ -1,9 +1,9 @@
-"""Trials of batch sizes on a device: real training steps, until memory is out.
+"""Trials of batch sizes on a device: real training steps until memory runs out.
 
-Guarantees: each trial begins with a clean cache; the model and all that is given to be kept is
-afterwards as it was. An error that says that memory is out ends a trial, any other is raised. What
-is found leaves a share of the memory free: for fragmentation, which grows with the hours, and
-for what other sizes of the schedule leave in the cache.
+Guarantees: each trial starts with an empty cache. Afterwards the model and the given objects have
+their former state. Only out-of-memory errors end a trial; others are raised. Part of the memory
+stays free: for fragmentation, which grows over hours, and for blocks that other sizes of the
+schedule leave in the cache.
 """
 
 from __future__ import annotations
@@ -19,131 +19,131 @@ from torch.utils._pytree import tree_leaves
 from feedline.device.accelerator import TorchAccelerator
 from feedline.device.usable import synchronize
 from feedline.tuning.batch_search import BatchTrial
-from feedline.tuning.device_memory import Memory, is_out_of_memory
-from feedline.tuning.kept import Stateful, kept
+from feedline.tuning.device_memory import DeviceMemory, is_out_of_memory
+from feedline.tuning.preserve_state import HasStateDict, preserve_state
 from feedline.tuning.training_step import MakeBatch, Step
 
 __all__ = ["BatchTrials"]
 
-_STEPS = 3  # gradients and the optimizer's state come with the first
+_STEPS = 3  # the first one allocates gradients and the optimizer's state
 
 
 class BatchTrials:
-    """Tries batch sizes.
+    """Runs training steps with given batch sizes.
 
     Args:
-        model: in training mode, or else it is put into it meanwhile.
-        step: a training step of it on a batch.
-        make: makes batches.
-        also: what the steps change besides the model.
-        memory: of the device.
-        device: on which they run.
-        share: of the room, which a batch may take.
-        beside: bytes that the training will take besides and its steps here do not.
+        model: switched to training mode during a trial.
+        step: training step of the model on a batch.
+        make_batch: makes batches.
+        stateful: other objects that the steps change.
+        memory: memory of the device.
+        device: device of the steps.
+        share: share of the memory that a batch may use.
+        reserved_bytes: memory that the training needs in addition to these steps.
     """
 
     def __init__(
         self,
         model: nn.Module,
         step: Step,
-        make: MakeBatch,
-        also: Sequence[Stateful],
+        make_batch: MakeBatch,
+        stateful: Sequence[HasStateDict],
         *,
-        memory: Memory,
+        memory: DeviceMemory,
         device: torch.device,
         share: float,
-        beside: int = 0,
+        reserved_bytes: int = 0,
     ) -> None:
         self._model = model
         self._step = step
-        self._make = make
-        self._also = also
+        self._make_batch = make_batch
+        self._stateful = stateful
         self._memory = memory
         self._device = device
-        self._beside = beside
+        self._reserved_bytes = reserved_bytes
         gc.collect()
-        self.whole = memory.room()
-        """Bytes that this process has or could have."""
-        self.room = int(share * self.whole)
-        """Bytes of these that a batch may take."""
-        self.said = ""
-        """The last error that said that memory was out."""
-        # One for all: torch's allocator keeps memory for each stream apart.
+        self.memory_bytes = memory.available_bytes()
+        """Memory available to this process."""
+        self.usable_bytes = int(share * self.memory_bytes)
+        """Memory limit of a batch."""
+        self.last_error = ""
+        """First line of the last out-of-memory error."""
+        # A single stream: torch's allocator keeps separate memory for each stream.
         self._accelerator = None if device.type == "cpu" else TorchAccelerator(device)
         self._stream = None if self._accelerator is None else self._accelerator.stream()
 
     def trial(self, size: int, rows: int) -> BatchTrial:
-        """Train some steps at one size.
+        """Run training steps with one image size and batch size.
 
         Raises:
-            Exception: whatever the step raises that is no lack of memory.
+            Exception: any error of the step except out of memory.
         """
-        failed = self._train([(size, rows)], self._beside)
-        peak = None if failed is not None else self._memory.peak()
-        fits = peak is not None and peak <= self.room
-        return BatchTrial(rows=rows, peak=peak, fits=fits)
+        failed = self._train([(size, rows)], self._reserved_bytes)
+        peak_bytes = None if failed is not None else self._memory.peak_bytes()
+        fits = peak_bytes is not None and peak_bytes <= self.usable_bytes
+        return BatchTrial(rows=rows, peak_bytes=peak_bytes, fits=fits)
 
-    def failing(self, phases: Sequence[tuple[int, int]]) -> int | None:
-        """Train at one size after another, with no more memory than a batch may take.
+    def find_failing_phase(self, phases: Sequence[tuple[int, int]]) -> int | None:
+        """Train all sizes in sequence within the memory limit of a batch.
 
-        Nothing is given back in between, as in a training: blocks of one size are in the way of
-        another's.
+        The cache is not emptied in between, as in a training: blocks of one size fragment the
+        memory of another.
 
         Args:
-            phases: size and rows of each, in the order of the training.
+            phases: image size and batch size of each phase, in the order of the training.
 
         Returns:
-            the number of the phase for which memory was out; None where all ran.
+            Index of the phase that ran out of memory, or None if all fit.
         """
-        # Largest last in most schedules, and what comes then is the first once more.
+        # Most schedules end with the largest size; then the first one runs once more.
         order = [*range(len(phases)), 0, len(phases) - 1]
-        withheld = self._beside + self.whole - self.room
+        withheld = self._reserved_bytes + self.memory_bytes - self.usable_bytes
         failed = self._train([phases[k] for k in order], withheld)
         return None if failed is None else order[failed]
 
     def _train(self, stages: Sequence[tuple[int, int]], withheld: int) -> int | None:
-        """The number of the stage at which memory was out; None where all ran."""
+        """Return the index of the stage that ran out of memory, or None if all ran."""
         self._memory.clear()
         failed = None
-        with kept([self._model, *self._also], self._device):
-            if not self._model.training:  # parts that are frozen by eval() stay so
+        with preserve_state([self._model, *self._stateful], self._device):
+            if not self._model.training:  # keeps parts that are frozen by eval()
                 self._model.train()
             held = torch.empty(0, dtype=torch.uint8, device=self._device)
             for number, (size, rows) in enumerate(stages):
                 try:
                     if held.numel() < withheld:
                         held = torch.empty(withheld, dtype=torch.uint8, device=self._device)
-                    self._steps(size, rows)
+                    self._run_steps(size, rows)
                 except Exception as error:
                     if not is_out_of_memory(error):
                         raise
-                    # Not the error itself, whose traceback holds what the step has made.
-                    self.said, failed = str(error).partition("\n")[0], number
+                    # Not the error itself: its traceback holds the tensors of the step.
+                    self.last_error, failed = str(error).partition("\n")[0], number
                     break
             if failed is not None:
-                gc.collect()  # errors and the frames that they went through may hold each other
+                gc.collect()  # errors and their frames may form reference cycles
         if failed is not None:
             self._memory.clear()
         return failed
 
-    def _steps(self, size: int, rows: int) -> None:
-        """Steps with one batch ahead, as the loader hands them out."""
-        ahead = self._ahead(rows, size)
+    def _run_steps(self, size: int, rows: int) -> None:
+        """Run steps with one batch prefetched, as the loader does."""
+        ahead = self._prefetch(rows, size)
         for _ in range(_STEPS):
-            batch, ahead = ahead, self._ahead(rows, size)
+            batch, ahead = ahead, self._prefetch(rows, size)
             self._step(batch)
             del batch
         synchronize(self._device)
 
-    def _ahead(self, rows: int, size: int) -> Any:
-        """A batch made on a stream of its own, whose memory the steps' own cannot use."""
+    def _prefetch(self, rows: int, size: int) -> Any:
+        """Make a batch on a separate stream, whose memory the steps cannot reuse."""
         if self._accelerator is None or self._stream is None:
-            return self._make(rows, size)
+            return self._make_batch(rows, size)
         current = self._accelerator.current_stream()
         with self._accelerator.on(self._stream):
-            made = self._make(rows, size)
+            batch = self._make_batch(rows, size)
         current.wait_stream(self._stream)
-        for part in tree_leaves(made):
+        for part in tree_leaves(batch):
             if isinstance(part, torch.Tensor):
                 self._accelerator.record_stream(part, current)
-        return made
+        return batch

@@ -1,7 +1,7 @@
-"""`feedline tune DIR`: a folder's images, tuned for, and then made in other ways.
+"""`feedline tune DIR`: tune for a folder of images, then try other ways to load them.
 
-Guarantees: by default some of the images, drawn at random, are read before anything is measured,
-so that they come out of the page cache; workers end with it. Ctrl-C gives what is known so far.
+Guarantees: by default random images are read before the measurement, so that they come from the
+page cache. Workers end with it. Ctrl-C returns the results so far.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from feedline.loader import DataLoader
 from feedline.plan.schedule import Schedule
 from feedline.stores.cache_layout import is_cache
 from feedline.system import available_memory_bytes
-from feedline.tuning.other_way import OtherWay, with_other
-from feedline.tuning.rehearsal import Step
-from feedline.tuning.tune import Told, search_settings
-from feedline.tuning.tuned import Tuned
+from feedline.tuning.alternative import Alternative, try_alternative
+from feedline.tuning.training_step import Step
+from feedline.tuning.tune import TrialCallback, search_settings
+from feedline.tuning.tuning_result import TuningResult
 
 __all__ = ["FolderTuning", "tune_folder"]
 
-_DEEPEST = 8
-_MEMORY = 0.1  # of what is available, for batches made ahead
-_COMPARED = 16  # images, whose pixels are compared
-_BATCHES = 4  # at least, of the images that are drawn
+_MAX_PREFETCH = 8
+_MEMORY_SHARE = 0.1  # of the available memory, for prefetched batches
+_COMPARED_IMAGES = 16
+_MIN_BATCHES = 4  # of the images that are drawn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderTuning:
-    """What is asked for.
+    """Options of `tune_folder`.
 
     Args:
-        root: class folders with images, or a cache.
-        schedule: phases, as `Schedule.parse` takes them.
-        batch_size: images in a batch, where the schedule names none.
-        cache: with smaller copies of the images; None without.
-        decode: as of `ImageFolder`.
-        device: where batches go; None leaves them as the workers made them.
-        warm: some images are read before, and only these are taken.
-        budget_s: seconds that it may take.
+        root: class folders of images, or a cache.
+        schedule: phases, in the syntax of `Schedule.parse`.
+        batch_size: batch size of phases that set none.
+        cache: cache of resized copies; None for none.
+        decode: JPEG decoding, see `ImageFolder`.
+        device: device of the batches; None for batches in host memory.
+        warm: True: only images that were read before the measurement are used.
+        budget_s: time limit in seconds.
     """
 
     root: Path
@@ -61,108 +61,120 @@ class FolderTuning:
 
     @property
     def phases(self) -> Schedule:
-        """The schedule, parsed."""
+        """Parsed schedule."""
         return Schedule.parse(self.schedule)
 
 
 def tune_folder(
-    asked: FolderTuning,
+    options: FolderTuning,
     step: Step | None = None,
     *,
     step_ms: float | None = None,
-    told: Told | None = None,
-) -> Tuned:
-    """Tune a loader of a folder's images, and try other ways to make them where the step waits.
+    on_trial: TrialCallback | None = None,
+) -> TuningResult:
+    """Tune a loader over a folder, and try alternatives at sizes that are not compute-bound.
 
     Args:
-        asked: which images, and how.
-        step, step_ms, told: as of `tune`.
+        options: images and loader.
+        step, step_ms, on_trial: see `tune`.
 
-    What the step raises ends the search, with all trials kept.
+    An exception of the step ends the search; all trials are kept.
 
     Raises:
         UsageError: a folder, a setting or the step cannot be used.
     """
-    if asked.cache is not None and not is_cache(str(asked.cache)):
+    if options.cache is not None and not is_cache(str(options.cache)):
         raise UsageError(
-            f"{str(asked.cache)!r} is no finished cache, so there is nothing to read from it; "
-            "feedline cache build makes one"
+            f"{str(options.cache)!r} is not a finished cache; build one with feedline cache build"
         )
-    begun = time.monotonic()
-    images, files, warm = _images(asked)
-    with _loader(asked, images) as loader:
+    start = time.monotonic()
+    images, files, warmup_batches = _images(options)
+    with _loader(options, images) as loader:
         found = search_settings(
-            loader, step, step_ms=step_ms, budget_s=asked.budget_s, told=told, warm=warm
+            loader,
+            step,
+            step_ms=step_ms,
+            budget_s=options.budget_s,
+            on_trial=on_trial,
+            warmup_batches=warmup_batches,
         )
     copies = {rates.size: rates.level_px for rates in found.rates}
     phases = [replace(phase, copies_px=copies.get(phase.size)) for phase in found.phases]
     found = replace(found, files=files, phases=tuple(phases))
-    for way in _other_ways(asked, images):
-        if all(phase.ended == "done" for phase in found.phases):
-            until = begun + asked.budget_s
-            found = with_other(found, way, step, step_ms, warm, until)
-    return replace(found, seconds=time.monotonic() - begun)
+    for alternative in _alternatives(options, images):
+        if all(phase.status == "done" for phase in found.phases):
+            until = start + options.budget_s
+            found = try_alternative(found, alternative, step, step_ms, warmup_batches, until)
+    return replace(found, seconds=time.monotonic() - start)
 
 
-def _images(asked: FolderTuning) -> tuple[ImageFolder, str, int]:
-    """The images, how their files are, and how many batches bring them into the page cache."""
-    folder = ImageFolder(asked.root, transform=TrainCrop(), decode=asked.decode)
-    if not asked.warm or is_cache(str(asked.root)):
-        return folder, "as they were, read anew or from the page cache", 0
-    rows = [phase.batch_size or asked.batch_size for phase in asked.phases.phases]
-    some = drawn(folder, seed=0, most=max(ENOUGH_IMAGES, _BATCHES * max(rows)))
-    said = f"{len(some)} of {len(folder)} images, from the page cache"
-    return some, said, -(-len(some) // min(rows))
+def _images(options: FolderTuning) -> tuple[ImageFolder, str, int]:
+    """Return the images, the state of their files in words, and the number of warm-up batches."""
+    folder = ImageFolder(options.root, transform=TrainCrop(), decode=options.decode)
+    if not options.warm or is_cache(str(options.root)):
+        return folder, "from disk or the page cache", 0
+    rows = [phase.batch_size or options.batch_size for phase in options.phases.phases]
+    some = drawn(folder, seed=0, most=max(ENOUGH_IMAGES, _MIN_BATCHES * max(rows)))
+    files = f"{len(some)} of {len(folder)} images, from the page cache"
+    return some, files, -(-len(some) // min(rows))
 
 
 def _loader(
-    asked: FolderTuning,
+    options: FolderTuning,
     images: ImageFolder,
     *,
     cached: bool = True,
 ) -> DataLoader[Any]:
     return DataLoader(
         images,
-        asked.batch_size,
-        schedule=asked.schedule,
+        options.batch_size,
+        schedule=options.schedule,
         num_workers="auto",
-        prefetch=_depth(asked),
+        prefetch=_prefetch(options),
         drop_last=True,
-        cache=asked.cache if cached else None,
-        device=asked.device,
+        cache=options.cache if cached else None,
+        device=options.device,
     )
 
 
-def _depth(asked: FolderTuning) -> int:
-    """How many batches ahead there is memory to try."""
+def _prefetch(options: FolderTuning) -> int:
+    """Return the largest number of prefetched batches that fits into memory."""
     slot = max(
-        3 * (phase.size or 0) ** 2 * (phase.batch_size or asked.batch_size)
-        for phase in asked.phases.phases
+        3 * (phase.size or 0) ** 2 * (phase.batch_size or options.batch_size)
+        for phase in options.phases.phases
     )
-    fitting = int(_MEMORY * available_memory_bytes()) // max(1, slot) - slots_for(0)
-    return max(DEFAULT_PREFETCH, min(_DEEPEST, fitting))
+    fitting = int(_MEMORY_SHARE * available_memory_bytes()) // max(1, slot) - slots_for(0)
+    return max(DEFAULT_PREFETCH, min(_MAX_PREFETCH, fitting))
 
 
-def _few(asked: FolderTuning, images: ImageFolder, cached: bool, size: int) -> DataLoader[Any]:
-    """The first images at a size, made in this process: the same crops however they are made."""
+def _sample_loader(
+    options: FolderTuning, images: ImageFolder, cached: bool, size: int
+) -> DataLoader[Any]:
+    """Load the first images in this process, with the same crops for all alternatives."""
     return DataLoader(
         images,
-        _COMPARED,
+        _COMPARED_IMAGES,
         image_size=size,
         seed=0,
         num_workers=0,
-        cache=asked.cache if cached else None,
+        cache=options.cache if cached else None,
     )
 
 
-def _other_ways(asked: FolderTuning, images: ImageFolder) -> Iterator[OtherWay]:
-    """Other ways to make the same images."""
-    few = partial(_few, asked, images)
-    if asked.cache is not None:
-        build = partial(_loader, asked, images, cached=False)
-        yield OtherWay("the originals", "no cache=", build, partial(few, True), partial(few, False))
-    elif not is_cache(str(asked.root)):
-        decode: Literal["exact", "scaled"] = "scaled" if asked.decode == "exact" else "exact"
-        others, said = _images(replace(asked, decode=decode))[0], f"decode={decode!r}"
-        how, other_few = f"feedline.ImageFolder(..., {said})", partial(_few, asked, others, True)
-        yield OtherWay(said, how, partial(_loader, asked, others), partial(few, True), other_few)
+def _alternatives(options: FolderTuning, images: ImageFolder) -> Iterator[Alternative]:
+    sample = partial(_sample_loader, options, images)
+    if options.cache is not None:
+        build = partial(_loader, options, images, cached=False)
+        yield Alternative(
+            "the originals", "no cache=", build, partial(sample, True), partial(sample, False)
+        )
+    elif not is_cache(str(options.root)):
+        decode: Literal["exact", "scaled"] = "scaled" if options.decode == "exact" else "exact"
+        others, name = _images(replace(options, decode=decode))[0], f"decode={decode!r}"
+        yield Alternative(
+            name,
+            f"feedline.ImageFolder(..., {name})",
+            partial(_loader, options, others),
+            partial(sample, True),
+            partial(_sample_loader, options, others, True),
+        )

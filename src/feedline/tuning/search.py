@@ -1,60 +1,68 @@
-"""Which setting is tried next, and when enough are known. Pure: trials in, settings out.
+"""Choice of the next setting to try. Pure: trials in, settings out.
 
-First a setting is sought that is as fast as any. From the first trial's work and the step's own
-time follows how many workers there should be. Where steps wait although workers are idle at times,
-batches come unevenly: then more of them are made ahead, or in smaller pieces. Then the fewest
-workers are sought that are as fast: from the work again, and once a crew was too small, from its
-rate, as a crew that is busy all the time is as fast as it is large. A crew that takes all cores is
-tried with one worker less, as the training loop needs a core as well.
+First the search looks for the highest rate. The number of workers follows from the work of the
+first trial and the duration of the step. If steps wait although workers are idle at times, batches
+arrive unevenly: then more prefetch or smaller tasks are tried. Then it looks for the fewest workers
+with that rate: again from the work, and once a number was too small, from its rate, as the rate of
+busy workers is proportional to their number. If workers use all cores, one worker less is tried, as
+the training loop needs a core as well.
 
-Guarantees: no setting is tried twice; beyond the first one there is memory for each, crew and depth
-together; the same trials give the same search.
+At the end candidates for the answer are tried again in alternating order (`RepeatedTrials`): if
+another process disturbs a trial, all of its steps are slow, so its error does not show it.
+
+Guarantees: no setting is searched twice; workers and prefetch of each setting after the first fit
+into memory; no single trial decides; equal trials give an equal search.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import statistics
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from feedline.control.limits import Limits
 from feedline.control.room import Room
-from feedline.tuning.finalists import finalists, takes_all_cores
-from feedline.tuning.setting import Setting
-from feedline.tuning.trial import Trial
+from feedline.tuning.trial import LoaderSetting, LoaderTrial
 
-__all__ = ["Choices", "Search"]
+__all__ = ["RepeatedTrials", "Search", "SearchSpace", "find_candidates"]
 
-_ALIKE = 0.02  # rates that differ by less are alike, or by less than their error
-_REACHED = 0.98  # of the ceiling
-_WAITS = 0.03  # of the time, from which on something is to be gained
-_HOPE = 0.05  # by which a crew may be faster than in proportion to a smaller one
-_BUSY = 0.9  # of the workers' time: with so much they are too few, and batches not uneven
+_ALIKE = 0.02  # rates that differ by less are equal, or by less than their error
+_CLOSE = 0.07  # relative difference that may be noise,
+_CLOSE_ON_ALL_CORES = 0.3  # and if the other setting leaves no core to the training loop
+_MAX_BLOCKED = 0.5  # share of work spent waiting, up to which workers need cores
+_COMPUTE_BOUND = 0.98  # of the compute-bound rate
+_WAITS = 0.03  # share of data wait from which a gain is possible
+_SUPERLINEAR = 0.05  # possible gain of more workers beyond their proportion
+_BUSY = 0.9  # share of the workers' time: above, there are too few workers, not uneven batches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choices:
-    """What may be tried besides the number of workers.
+class SearchSpace:
+    """Settings to try besides the number of workers.
 
     Args:
-        prefetch: depths beyond that of the first setting.
-        pieces_ms: sizes of pieces below that of the first setting; empty for whole batches.
-        pin: whether batches may be pinned or not.
+        prefetch: larger values than in the first setting.
+        pieces_ms: smaller task sizes than in the first setting; empty for whole batches.
+        pin: True to try both values of pin_memory.
     """
 
     prefetch: tuple[int, ...] = ()
     pieces_ms: tuple[float, ...] = ()
     pin: bool = False
 
-    def of(self, setting: Setting, room: Room | None = None) -> Iterator[Setting]:
-        """What may be better against uneven batches than a setting, the likeliest first.
+    def smoother(
+        self, setting: LoaderSetting, memory: Room | None = None
+    ) -> Iterator[LoaderSetting]:
+        """Yield settings that may help against uneven batches, the likeliest first.
 
         Args:
-            setting: that has uneven batches.
-            room: that its batches ahead have; None for no end.
+            setting: a setting with uneven batches.
+            memory: memory budget of prefetched batches; None for no limit.
         """
-        crew = setting.workers
-        fitting = (depth for depth in self.prefetch if room is None or room.fits(crew, depth))
+        workers = setting.workers
+        fitting = (k for k in self.prefetch if memory is None or memory.fits(workers, k))
         deepest = max(fitting, default=0)
         if deepest > setting.prefetch:
             yield replace(setting, prefetch=deepest)
@@ -64,198 +72,198 @@ class Choices:
 
 
 class Search:
-    """A search for the fewest workers with which a training is as fast as it can be.
+    """Search for the fewest workers with the highest rate.
 
     Args:
-        limits: of the crew.
-        start: what is tried first.
-        ceiling: steps per second with data for free; None where it was not measured.
-        choices: what else may change.
-        room: memory, looked at when the crew was that of `start`; None for no end.
+        limits: limits of the number of workers.
+        start: first setting to try.
+        ceiling: compute-bound steps per second; None if it was not measured.
+        space: other settings to try.
+        memory: memory budget, taken with the workers of `start`; None for no limit.
     """
 
     def __init__(
         self,
         limits: Limits,
-        start: Setting,
+        start: LoaderSetting,
         ceiling: float | None,
-        choices: Choices | None = None,
-        room: Room | None = None,
+        space: SearchSpace | None = None,
+        memory: Room | None = None,
     ) -> None:
         self._limits = limits
-        self._begun_with = start.workers
-        self._now = start  # its depth and pieces are those of the crews that are tried
+        self._start_workers = start.workers
+        self._base = start  # prefetch and task size of further trials
         self._ceiling = ceiling
-        self._choices = choices or Choices()
-        self._room = room
-        self.trials: dict[Setting, Trial] = {}
-        """What was tried."""
+        self._space = space or SearchSpace()
+        self._memory = memory
+        self.trials: dict[LoaderSetting, LoaderTrial] = {}
+        """Trials by setting."""
 
-    def add(self, trial: Trial) -> None:
-        """A setting was tried."""
-        before = self.trials.get(replace(self._now, workers=trial.workers))
+    def add(self, trial: LoaderTrial) -> None:
+        """Add a finished trial."""
+        before = self.trials.get(replace(self._base, workers=trial.workers))
         self.trials[trial.setting] = trial
         if before is not None and trial.steps_per_s > (1 + _noise(trial)) * before.steps_per_s:
-            self._now = trial.setting
+            self._base = trial.setting
 
-    def next(self) -> Setting | None:
-        """What to try next; None where enough is known."""
+    def next(self) -> LoaderSetting | None:
+        """Return the next setting to try, or None if the answer is known."""
         if not self.trials:
-            return replace(self._now, workers=min(self._now.workers, self._most(1.0)))
+            return replace(self._base, workers=min(self._base.workers, self._max_workers(1.0)))
         return (
-            self._evener()
-            or self._more()
-            or self._fewer()
-            or self._sparing()
-            or self._shallower()
-            or self._pinned()
+            self._smoother()
+            or self._more_workers()
+            or self._fewer_workers()
+            or self._one_core_free()
+            or self._less_prefetch()
+            or self._other_pinning()
         )
 
     @property
-    def best(self) -> Trial:
-        """The trial of the fewest workers that are as fast as any."""
+    def best(self) -> LoaderTrial:
+        """Trial of the fewest workers that are as fast as any."""
         fast = [trial for trial in self.trials.values() if self._is_fast(trial)]
         return min(fast, key=lambda trial: (trial.workers, trial.setting.prefetch))
 
     @property
-    def finalists(self) -> list[Trial]:
-        """What might be the answer, if single trials were disturbed."""
+    def candidates(self) -> list[LoaderTrial]:
+        """Possible answers, if single trials were disturbed."""
         trials, cores = list(self.trials.values()), self._limits.cores
-        return finalists(trials, self.best, cores=cores, reached=self.reached)
+        return find_candidates(trials, self.best, cores=cores, compute_bound=self.is_compute_bound)
 
     @property
-    def reached(self) -> bool:
-        """Whether the step is what bounds the best of them, and no setting of the loader."""
-        return self._ceiling is not None and self._fastest >= _REACHED * self._ceiling
+    def is_compute_bound(self) -> bool:
+        """True if the step bounds the fastest trial, and no setting of the loader."""
+        return self._ceiling is not None and self._fastest >= _COMPUTE_BOUND * self._ceiling
 
     @property
     def _fastest(self) -> float:
         return max(trial.steps_per_s for trial in self.trials.values())
 
     @property
-    def _crews(self) -> dict[int, Trial]:
-        """Trials that differ from what is tried now in the number of workers alone."""
+    def _by_workers(self) -> dict[int, LoaderTrial]:
+        """Trials that differ from `_base` only in the number of workers."""
         return {
             setting.workers: trial
             for setting, trial in self.trials.items()
-            if replace(setting, workers=self._now.workers) == self._now
+            if replace(setting, workers=self._base.workers) == self._base
         }
 
-    def _is_fast(self, trial: Trial) -> bool:
+    def _is_fast(self, trial: LoaderTrial) -> bool:
         return trial.steps_per_s >= (1 - _noise(trial)) * self._fastest
 
-    def _evener(self) -> Setting | None:
-        """A crew with more made ahead, or in smaller pieces, where its batches are uneven."""
-        crews = self._crews
-        largest, enough = crews[max(crews)], self._enough
-        uneven = [] if self.reached else [largest]
+    def _smoother(self) -> LoaderSetting | None:
+        """Return a setting with more prefetch or smaller tasks, if batches arrive unevenly."""
+        trials = self._by_workers
+        largest, enough = trials[max(trials)], self._enough
+        uneven = [] if self.is_compute_bound else [largest]
         if enough is not None:
-            # A crew that is large against unevenness alone is not needed.
-            slow = [crew for crew in crews if crew < enough - 1]
-            uneven += [crews[max(slow)]] if slow else []
+            # Workers that were added against uneven batches may not be needed.
+            slow = [workers for workers in trials if workers < enough - 1]
+            uneven += [trials[max(slow)]] if slow else []
         for trial in uneven:
             if _is_uneven(trial):
-                for other in self._choices.of(trial.setting, self._room):
-                    if other not in self.trials and not self._was_in_vain(other, trial.setting):
+                for other in self._space.smoother(trial.setting, self._memory):
+                    if other not in self.trials and not self._was_useless(other, trial.setting):
                         return other
         return None
 
-    def _was_in_vain(self, other: Setting, setting: Setting) -> bool:
-        """Whether what `other` has more of did not help a smaller crew that was uneven as well."""
+    def _was_useless(self, other: LoaderSetting, setting: LoaderSetting) -> bool:
+        """Return True if the change did not help fewer workers with uneven batches."""
         pairs = (
-            (trial, self.trials.get(replace(other, workers=crew)))
-            for crew, trial in self._crews.items()
-            if crew < setting.workers and _is_uneven(trial)
+            (trial, self.trials.get(replace(other, workers=workers)))
+            for workers, trial in self._by_workers.items()
+            if workers < setting.workers and _is_uneven(trial)
         )
         return any(
-            with_it is not None and with_it.steps_per_s <= (1 + _noise(with_it)) * trial.steps_per_s
-            for trial, with_it in pairs
+            changed is not None and changed.steps_per_s <= (1 + _noise(changed)) * trial.steps_per_s
+            for trial, changed in pairs
         )
 
     @property
     def _enough(self) -> int | None:
-        """The fewest workers that are fast, of those that differ in nothing else."""
-        crews = self._crews
-        return min((crew for crew in crews if self._is_fast(crews[crew])), default=None)
+        """Fewest workers that are fast, of the trials that differ in nothing else."""
+        trials = self._by_workers
+        return min((workers for workers in trials if self._is_fast(trials[workers])), default=None)
 
-    def _more(self) -> Setting | None:
-        """A larger crew than any so far, where that may be faster."""
-        crews = self._crews
-        largest = max(crews)
-        trial, window = crews[largest], crews[largest].window
-        most = self._most(window.blocked_share)
-        if self.reached or largest >= most:
+    def _more_workers(self) -> LoaderSetting | None:
+        """Return more workers than in any trial, if that may be faster."""
+        trials = self._by_workers
+        largest = max(trials)
+        trial, window = trials[largest], trials[largest].window
+        most = self._max_workers(window.blocked_share)
+        if self.is_compute_bound or largest >= most:
             return None
-        rivals = [crews[crew] for crew in crews if crew < largest]
+        others = [trials[workers] for workers in trials if workers < largest]
         if self._is_fast(trial):
-            # Other depths count, too: what is faster than a crew that is too small is no rival.
-            rivals += [other for other in self.trials.values() if other.workers > largest]
-        if any(other.steps_per_s >= (1 - _noise(other)) * trial.steps_per_s for other in rivals):
+            # Trials with other prefetch count, too, unless there were too few workers here.
+            others += [other for other in self.trials.values() if other.workers > largest]
+        if any(other.steps_per_s >= (1 - _noise(other)) * trial.steps_per_s for other in others):
             return None  # more have not helped
         wanted = max(largest + 1, self._needed(trial))
         if 0 < window.busy < _BUSY and window.own_s > 0:
-            # Against unevenness each worker counts as much as the others.
+            # Against uneven batches each worker counts as much as the others.
             wanted = max(wanted, math.ceil(largest * window.step_s / window.own_s))
-        return replace(self._now, workers=min(most, wanted))
+        return replace(self._base, workers=min(most, wanted))
 
-    def _fewer(self) -> Setting | None:
-        """A crew between those that are too small and the smallest that is fast."""
-        crews = self._crews
+    def _fewer_workers(self) -> LoaderSetting | None:
+        """Return a number of workers between too few and the smallest that is fast."""
+        trials = self._by_workers
         if (enough := self._enough) is None:
             return None
-        slow = max((crew for crew in crews if crew < enough), default=0)
+        slow = max((workers for workers in trials if workers < enough), default=0)
         if enough - slow <= 1:
             return None
         if slow:
-            # Workers that are too few are busy all the time, so rates go with their number.
-            lacking = (1 - _ALIKE) * self._fastest / crews[slow].steps_per_s
-            if slow * lacking > (1 + _HOPE) * (enough - 1):
-                return None  # the largest of these would have to be faster than it is large
-            crew = max(slow + 1, min(enough - 1, math.ceil(slow * lacking)))
-            return replace(self._now, workers=crew)
-        share = crews[enough].window.blocked_share
-        needed = min(self._needed(crews[enough]), self._most(share))
+            # Too few workers are always busy, so the rate is proportional to their number.
+            lacking = (1 - _ALIKE) * self._fastest / trials[slow].steps_per_s
+            if slow * lacking > (1 + _SUPERLINEAR) * (enough - 1):
+                return None  # even the largest of these would need a more than proportional gain
+            workers = max(slow + 1, min(enough - 1, math.ceil(slow * lacking)))
+            return replace(self._base, workers=workers)
+        share = trials[enough].window.blocked_share
+        needed = min(self._needed(trials[enough]), self._max_workers(share))
         if not 0 < needed < enough:
-            # As many as are needed: only to see that it is not less. Or nothing is known.
+            # As many as needed: try one less to confirm. Nothing known: try half.
             needed = enough - 1 if needed else enough // 2
-        return replace(self._now, workers=needed)
+        return replace(self._base, workers=needed)
 
-    def _sparing(self) -> Setting | None:
-        """The best one with a core left to the training loop, where it leaves none."""
+    def _one_core_free(self) -> LoaderSetting | None:
+        """Return the best setting with one worker less, if it uses all cores."""
         best = self.best
-        if self.reached or not takes_all_cores(best, self._limits.cores):
+        if self.is_compute_bound or not uses_all_cores(best, self._limits.cores):
             return None
         other = replace(best.setting, workers=best.workers - 1)
         return None if other in self.trials else other
 
-    def _shallower(self) -> Setting | None:
-        """The best one with less made ahead, where more than at first was needed."""
+    def _less_prefetch(self) -> LoaderSetting | None:
+        """Return the best setting with less prefetch, if it has more than the first one."""
         setting = self.best.setting
         first = next(iter(self.trials)).prefetch
-        between = [depth for depth in self._choices.prefetch if first < depth < setting.prefetch]
+        between = [depth for depth in self._space.prefetch if first < depth < setting.prefetch]
         for depth in sorted(between):
             other = replace(setting, prefetch=depth)
             if other not in self.trials:
                 return other
         return None
 
-    def _pinned(self) -> Setting | None:
-        """The best one, pinned or not, whichever it is not."""
+    def _other_pinning(self) -> LoaderSetting | None:
+        """Return the best setting with the other value of pin_memory."""
         setting = self.best.setting
         other = replace(setting, pin=not setting.pin)
         tried = any(each.pin == other.pin for each in self.trials)
-        return other if self._choices.pin and not tried else None
+        return other if self._space.pin and not tried else None
 
-    def _most(self, blocked_share: float) -> int:
-        """How large a crew may be whose work is waiting to so much of it."""
-        most = self._limits.most(self._begun_with, blocked_share)
-        if self._room is not None:
-            fitting = self._room.most_workers(self._now.prefetch)
+    def _max_workers(self, blocked_share: float) -> int:
+        """Largest number of workers whose work waits for a share of its time."""
+        most = self._limits.most(self._start_workers, blocked_share)
+        if self._memory is not None:
+            fitting = self._memory.most_workers(self._base.prefetch)
             most = max(1, min(most, fitting))
         return most
 
-    def _needed(self, trial: Trial) -> int:
-        """The workers that are busy all the time where steps never wait."""
+    def _needed(self, trial: LoaderTrial) -> int:
+        """Number of workers that are always busy if steps never wait."""
         own_s = trial.window.own_s
         if self._ceiling is not None:
             own_s = min(own_s, 1.0 / self._ceiling)
@@ -264,11 +272,109 @@ class Search:
         return max(1, math.ceil(trial.window.work_s / own_s))
 
 
-def _is_uneven(trial: Trial) -> bool:
-    """Whether steps wait although workers are idle at times."""
+def _is_uneven(trial: LoaderTrial) -> bool:
+    """Return True if steps wait although workers are idle at times."""
     return trial.window.wait_share > _WAITS and 0 < trial.window.busy < _BUSY
 
 
-def _noise(trial: Trial) -> float:
-    """By how much a trial's rate may differ from another one that is as good."""
+def _noise(trial: LoaderTrial) -> float:
+    """Relative difference from an equally fast setting that may be noise."""
     return max(_ALIKE, min(trial.error, 2 * _ALIKE))
+
+
+def find_candidates(
+    trials: Sequence[LoaderTrial], best: LoaderTrial, *, cores: int, compute_bound: bool
+) -> list[LoaderTrial]:
+    """Return the trials that may hold the answer: fewer workers, the best, and a faster one.
+
+    Args:
+        trials: trials of a finished search.
+        best: its answer.
+        cores: cores available to the training and its workers.
+        compute_bound: True if the step is the bottleneck, so that nothing can be faster.
+
+    Returns:
+        Trials by number of workers; only the best if there is no doubt.
+    """
+    close = _CLOSE_ON_ALL_CORES if uses_all_cores(best, cores) else _CLOSE
+    fastest = max(trial.steps_per_s for trial in trials)
+    fewer = [
+        trial
+        for trial in trials
+        if trial.workers < best.workers and trial.steps_per_s >= (1 - close) * fastest
+    ]
+    faster = [
+        trial
+        for trial in trials
+        if trial.workers >= best.workers
+        and trial is not best
+        and not compute_bound
+        and trial.steps_per_s >= (1 - _CLOSE) * best.steps_per_s
+    ]
+    chosen = [max(few, key=lambda trial: trial.steps_per_s) for few in (fewer, faster) if few]
+    return sorted([best, *chosen], key=lambda trial: trial.workers)
+
+
+def uses_all_cores(trial: LoaderTrial, cores: int) -> bool:
+    """Return True if computing workers leave no core to the training loop."""
+    return trial.workers >= max(2, cores) and trial.window.blocked_share <= _MAX_BLOCKED
+
+
+class RepeatedTrials:
+    """Alternating trials of candidates until one of them is the answer.
+
+    Args:
+        trials: one trial of each candidate.
+    """
+
+    def __init__(self, trials: Sequence[LoaderTrial]) -> None:
+        self._trials = {trial.setting: [trial] for trial in trials}
+        self._turns = deque(self._round() if len(trials) > 1 else ())
+        self._second_round = len(trials) > 1
+
+    def _round(self) -> list[LoaderSetting]:
+        """Each setting twice, forward and backward, so that the middle one needs no change."""
+        settings = list(self._trials)
+        return [*settings, *reversed(settings)]
+
+    def next(self) -> LoaderSetting | None:
+        """Return the next setting to try, or None if the answer is known."""
+        if not self._turns and self._second_round:
+            self._second_round = False
+            first = {setting: trials[0] for setting, trials in self._trials.items()}
+            if _answer(first) != _answer(self.trials):
+                self._turns.extend(self._round())
+        return self._turns[0] if self._turns else None
+
+    @property
+    def turns(self) -> int:
+        """Remaining trials, without a possible second round."""
+        return len(self._turns)
+
+    def add(self, trial: LoaderTrial) -> None:
+        """Add a finished trial."""
+        self._turns.remove(trial.setting)
+        self._trials[trial.setting].append(trial)
+
+    @property
+    def trials(self) -> dict[LoaderSetting, LoaderTrial]:
+        """Median trial of each setting."""
+        return {setting: _median(trials) for setting, trials in self._trials.items()}
+
+    @property
+    def best(self) -> LoaderTrial:
+        """Trial of the fewest workers that are as fast as any."""
+        found = self.trials
+        return found[_answer(found)]
+
+
+def _median(trials: Sequence[LoaderTrial]) -> LoaderTrial:
+    """Return the median trial; of two the slower one."""
+    rate = statistics.median_low(trial.steps_per_s for trial in trials)
+    return next(trial for trial in trials if trial.steps_per_s == rate)
+
+
+def _answer(trials: dict[LoaderSetting, LoaderTrial]) -> LoaderSetting:
+    fastest = max(trial.steps_per_s for trial in trials.values())
+    fast = [each for each in trials.values() if each.steps_per_s >= (1 - _ALIKE) * fastest]
+    return min(fast, key=lambda trial: (trial.workers, trial.setting.prefetch)).setting

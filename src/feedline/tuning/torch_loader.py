@@ -1,8 +1,8 @@
-"""torch's own DataLoader, or a subclass, whose settings are tried: a copy is built for each.
+"""torch's DataLoader, or a subclass, whose settings are tried on copies.
 
-Guarantees: the loader itself is never iterated over, and keeps its settings; no worker is left.
-The global random state of torch and the loader's generator are afterwards as they were; a sampler
-with random state of its own has been drawn from.
+Guarantees: the loader itself is never iterated and keeps its settings; no worker stays alive.
+torch's global random state and the loader's generator are restored; a sampler with random state of
+its own has been drawn from.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from feedline.errors import ResourceError, UsageError
 from feedline.loader.checks import worker_count
 from feedline.plan.schedule import Phase
 from feedline.trace.stage_timings import StageTimings
-from feedline.tuning.search import Choices
-from feedline.tuning.setting import Setting
+from feedline.tuning.search import SearchSpace
+from feedline.tuning.trial import LoaderSetting
 from feedline.tuning.tunable import NO_BATCH
 
-__all__ = ["TorchLoader"]
+__all__ = ["TunableTorchLoader"]
 
-_DEEPER = (2, 4)
-_FACTOR = 2  # torch's own default
+_PREFETCH_FACTORS = (2, 4)
+_DEFAULT_FACTOR = 2  # torch's default
 
 
-class TorchLoader:
-    """See `tunable.Tunable`.
+class TunableTorchLoader:
+    """Implements `tunable.TunableLoader` for torch's loader.
 
     Args:
-        loader: of torch's.
+        loader: a torch.utils.data.DataLoader.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -49,46 +49,48 @@ class TorchLoader:
         self._batches: Iterator[Any] = iter(())
         self._copy: DataLoader[Any] | None = None
         self._pages: TorchWorkers | None = None
-        self._setting: Setting | None = None
-        self._began: float | None = None
+        self._setting: LoaderSetting | None = None
+        self._started_at: float | None = None
         self._start_s: float | None = None
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of a batch."""
+        """Samples in a batch."""
         size = self._loader.batch_size
         return size or getattr(self._loader.batch_sampler, "batch_size", None)
 
     @property
-    def start(self) -> Setting:
-        """The workers that it has, or as many as `num_workers="auto"` begins with."""
+    def start(self) -> LoaderSetting:
+        """Current settings, or the number of workers of `num_workers="auto"`."""
         loader = self._loader
-        factor = _FACTOR if loader.prefetch_factor is None else loader.prefetch_factor
+        factor = _DEFAULT_FACTOR if loader.prefetch_factor is None else loader.prefetch_factor
         workers = loader.num_workers or worker_count("auto")
-        return Setting(workers=workers, prefetch=factor, pin=bool(loader.pin_memory))
+        return LoaderSetting(workers=workers, prefetch=factor, pin=bool(loader.pin_memory))
 
     @property
-    def choices(self) -> Choices:
-        """Up to four times as many batches ahead; pinned or not where there is a GPU."""
+    def search_space(self) -> SearchSpace:
+        """Up to four times the prefetch; both values of pin_memory if there is a GPU."""
         factor = self.start.prefetch
-        return Choices(prefetch=tuple(k * factor for k in _DEEPER), pin=torch.cuda.is_available())
+        return SearchSpace(
+            prefetch=tuple(k * factor for k in _PREFETCH_FACTORS), pin=torch.cuda.is_available()
+        )
 
     @property
-    def whole(self) -> bool:
-        """torch waits for none of its workers but the one whose turn it is."""
+    def all_started(self) -> bool:
+        """True: torch waits only for the worker whose turn it is."""
         return True
 
     @property
     def start_s(self) -> float | None:
-        """Seconds until the workers gave a batch."""
+        """Seconds until the workers returned a batch."""
         return self._start_s
 
     def next(self) -> Any:
-        """The next batch, epoch after epoch."""
+        """Return the next batch, epoch after epoch."""
         for _ in range(2):
             with contextlib.suppress(StopIteration):
                 batch = next(self._batches)
-                self._started()
+                self._note_start()
                 return batch
             if self._copy is None:
                 self.change(self.start)
@@ -96,65 +98,65 @@ class TorchLoader:
                 self._batches = iter(self._copy)
         raise UsageError(NO_BATCH)
 
-    def change(self, setting: Setting) -> int:
-        """End the workers, and start others with a setting."""
+    def change(self, setting: LoaderSetting) -> int:
+        """Stop the workers and start new ones with a setting."""
         if setting == self._setting:
             return 0
-        self._end()
+        self._stop()
         self._setting = setting
-        # A subclass stays what it is. `persistent_workers` may not be set, as torch's class has it,
-        # and without it workers would end with each epoch.
+        # A copy keeps its subclass. torch's class forbids setting `persistent_workers`, and without
+        # it workers would end with each epoch.
         loader = self._copy = copy.copy(self._loader)
         loader.num_workers, loader.prefetch_factor = setting.workers, setting.prefetch
         loader.pin_memory = bool(setting.pin)
         vars(loader).update(persistent_workers=True, _iterator=None)
-        with contextlib.suppress(OSError):  # no memory for a few pages: nothing is noted
+        with contextlib.suppress(OSError):  # no memory for a few pages: no times are noted
             self._pages = TorchWorkers(setting.workers)
             self._starting.enter_context(self._pages.starting(loader))
-        self._began, self._start_s = time.perf_counter(), None
+        self._started_at, self._start_s = time.perf_counter(), None
         with warnings.catch_warnings():
-            # More than there are cores are tried only where they wait.
+            # More workers than cores are tried only if they wait.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             try:
-                # In the middle of a fork Ctrl-C is lost, or raised in the child, which then goes on
-                # as a copy of this program. Workers never hear of it: `_end` is theirs.
+                # During a fork Ctrl-C is lost, or raised in the child, which then continues as a
+                # copy of this program. Workers ignore it; `_stop` ends them.
                 with interrupt_held():
                     self._batches = iter(loader)
             except OSError as error:  # of fork, or of the pipes to it
                 raise ResourceError(
-                    f"{setting.workers} workers cannot be started: {error}; look at the memory "
-                    "that is free, and at ulimit -u and -n"
+                    f"cannot start {setting.workers} workers: {error}; check the free memory, "
+                    "and ulimit -u and -n"
                 ) from error
-        return setting.workers  # they begin at the same time, and so end together at first
+        return setting.workers  # all start at the same time, so their first batches come together
 
     def spent(self) -> StageTimings:
-        """What the workers have spent their time on."""
+        """Return the stage timings of the workers."""
         now = {} if self._pages is None else self._pages.spent()
         return reduce(iadd, now.values(), StageTimings())
 
     @property
     def phases(self) -> list[Phase]:
-        """It knows of no sizes."""
+        """A single phase, as torch's loader has no image sizes."""
         return [Phase(epochs=1)]
 
     def begin(self, phase: Phase) -> None:
-        """There is only one."""
+        """Do nothing, as there is one phase."""
 
     def close(self) -> None:
-        """End the workers."""
-        self._end()
+        """Stop the workers and restore the random states."""
+        self._stop()
         self._copy = None
         of_torch, own = self._states
         torch.set_rng_state(of_torch)
         if own is not None and self._loader.generator is not None:
             self._loader.generator.set_state(own)
 
-    def _started(self) -> None:
-        if self._began is not None:
-            self._start_s, self._began = time.perf_counter() - self._began, None
+    def _note_start(self) -> None:
+        if self._started_at is not None:
+            self._start_s, self._started_at = time.perf_counter() - self._started_at, None
             self._starting.close()
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
         self._starting.close()
         iterator: Any = self._batches
         self._batches = iter(())

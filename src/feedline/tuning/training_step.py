@@ -1,4 +1,4 @@
-"""One step that trains a classifier, and batches for it, on a device or on fake tensors."""
+"""A plain training step of a classifier, and batches for it, on a device or fake tensors."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from torch.nn import functional
 from feedline.device.normalise import Normalise
 from feedline.errors import UsageError
 
-__all__ = ["Loss", "MakeBatch", "Step", "class_loss", "noise", "training_step"]
+__all__ = ["Loss", "MakeBatch", "Step", "class_loss", "noise_batches", "training_step"]
 
 Step = Callable[[Any], object]
-"""One training step on a batch: forward, backward and optimizer."""
+"""Training step on a batch: forward, backward and optimizer."""
 
 MakeBatch = Callable[[int, int], Any]
-"""Makes a batch on the device, of so many rows, with images of so many pixels' side."""
+"""Function of (rows, image size) that makes a batch on the device."""
 
 Loss = Callable[[Any, Tensor], Tensor]
-"""The loss of what a model gives for a batch and its labels: int64, shape (N,)."""
+"""Function of a model's outputs and labels (int64, shape (N,)) that returns the loss."""
 
 
 def class_loss(outputs: Any, labels: Tensor) -> Tensor:
-    """Cross entropy.
+    """Return the cross entropy.
 
     Raises:
-        UsageError: the outputs are no logits of classes.
+        UsageError: the outputs are not class logits.
     """
     if not isinstance(outputs, Tensor) or outputs.ndim != 2:
-        found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise UsageError(
-            f"the model gives {found} and not logits of shape (N, classes), so its loss is not "
-            "known; name it: loss=lambda outputs, labels: ..."
+            f"expected logits of shape (N, classes) from the model, got {got}; pass "
+            "loss=lambda outputs, labels: ..."
         )
     return functional.cross_entropy(outputs, labels)
 
@@ -46,13 +46,13 @@ def training_step(
     loss: Loss,
     autocast: Callable[[], AbstractContextManager[object]],
 ) -> Step:
-    """A step on (images, labels).
+    """Build a training step on (images, labels).
 
     Args:
-        model: takes images, float32, shape (N, 3, H, W).
-        optimizer: of its parameters.
-        loss: gets what the model gives; a tensor as float32.
-        autocast: makes the context that the forward pass runs in.
+        model: accepts images, float32, shape (N, 3, H, W).
+        optimizer: optimizer of its parameters.
+        loss: loss of the model's output, converted to float32 if it is a tensor, and labels.
+        autocast: makes the context of the forward pass.
     """
 
     def step(batch: tuple[Tensor, Tensor]) -> None:
@@ -69,11 +69,11 @@ def training_step(
     return step
 
 
-def noise(device: torch.device) -> MakeBatch:
-    """Makes batches of noise as the loader hands them out, from pixels that lie on the device.
+def noise_batches(device: torch.device) -> MakeBatch:
+    """Return a function that makes batches of noise like the loader's, from pixels on the device.
 
-    Images are float32, shape (N, 3, size, size), channels_last; labels int64, shape (N,), all 0, as
-    they decide nothing of the memory and any number of classes has a first.
+    Images are float32, shape (N, 3, size, size), channels_last. Labels are int64, shape (N,), all
+    0, as they do not affect memory and every number of classes has class 0.
     """
     normalise = Normalise()
     constants = normalise.constants(device)

@@ -1,31 +1,47 @@
-"""What a training gave with one setting for a while."""
+"""A loader setting, and the measurement of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from feedline.control.window import Window
-from feedline.tuning.setting import Setting
 
-__all__ = ["Trial"]
+__all__ = ["LoaderSetting", "LoaderTrial"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
-    """Some steps with one setting.
+class LoaderSetting:
+    """Loader settings that affect speed but not the contents of batches.
 
     Args:
-        setting: of the loader.
-        window: what was seen of the steps.
-        error: half of the 95% interval of a step's mean time, as a share of it; 1 where there were
-            too few steps to tell.
-        start_s: seconds until workers that were started for it gave a batch; None where they lived
-            already.
-        usual_wait_s: what a step waited in the median; None where that is not known.
-        wait_cpu_s: of a step's wait in the mean, on a core of the training thread's; likewise.
+        workers: number of processes, at least 1.
+        prefetch: prefetched batches: of all workers together for image rows, else of each worker,
+            as torch's `prefetch_factor`.
+        piece_ms: duration of a task in milliseconds; None if tasks are whole batches.
+        pin: page-locked memory for batches; None if it is not tried.
     """
 
-    setting: Setting
+    workers: int
+    prefetch: int
+    piece_ms: float | None = None
+    pin: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderTrial:
+    """Measured steps with one setting.
+
+    Args:
+        setting: settings of the loader.
+        window: times of the steps.
+        error: half of the 95% interval of the mean step time, relative to the mean; 1 if there were
+            too few steps.
+        start_s: seconds until newly started workers returned a batch; None if they ran before.
+        usual_wait_s: median data wait of a step; None if unknown.
+        wait_cpu_s: mean CPU time of the training thread in a step's data wait; None if unknown.
+    """
+
+    setting: LoaderSetting
     window: Window
     error: float
     start_s: float | None = None
@@ -34,17 +50,17 @@ class Trial:
 
     @property
     def workers(self) -> int:
-        """The crew."""
+        """Number of workers."""
         return self.setting.workers
 
     @property
     def steps_per_s(self) -> float:
-        """How fast the training was."""
+        """Rate of the training."""
         return 1.0 / self.window.step_s
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Steps per second, from and to, with 95% confidence; None where nothing can be told."""
+        """95% interval of `steps_per_s`; None with too few steps."""
         if self.error >= 1:
             return None
         return self.steps_per_s / (1 + self.error), self.steps_per_s / (1 - self.error)

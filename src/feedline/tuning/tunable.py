@@ -1,7 +1,7 @@
-"""What a rehearsal needs of a loader: batches without end, and settings that can be changed.
+"""Interface of a loader for a step benchmark: endless batches and changeable settings.
 
-`own_loader.py` has it of a feedline.DataLoader, whose workers live on, and `torch_loader.py` of
-torch's own, which is built anew each time.
+`feedline_loader.py` implements it for a feedline.DataLoader, whose workers stay alive, and
+`torch_loader.py` for torch's, which is copied for each setting.
 """
 
 from __future__ import annotations
@@ -10,78 +10,78 @@ from typing import Any, Protocol
 
 from feedline.plan.schedule import Phase
 from feedline.trace.stage_timings import StageTimings
-from feedline.tuning.search import Choices
-from feedline.tuning.setting import Setting
+from feedline.tuning.search import SearchSpace
+from feedline.tuning.trial import LoaderSetting
 
-__all__ = ["NO_BATCH", "Tunable"]
+__all__ = ["NO_BATCH", "TunableLoader"]
 
 NO_BATCH = (
-    "the loader gives no batch, so nothing can be tuned: look whether its dataset or sampler is "
-    "empty, or has less than one batch and drop_last=True"
+    "the loader returns no batch, so nothing can be tuned: check whether its dataset or sampler is "
+    "empty, or smaller than one batch with drop_last=True"
 )
 
 
-class Tunable(Protocol):
+class TunableLoader(Protocol):
     """A loader whose settings are tried."""
 
     @property
-    def start(self) -> Setting:
-        """What it has now, and is tried first."""
+    def start(self) -> LoaderSetting:
+        """Current settings, the first to be tried."""
         ...
 
     @property
-    def choices(self) -> Choices:
-        """What may change besides the number of workers."""
+    def search_space(self) -> SearchSpace:
+        """Settings to try besides the number of workers."""
         ...
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of a batch; None where that varies or is not known."""
+        """Samples in a batch; None if that varies or is unknown."""
         ...
 
     def next(self) -> Any:
-        """The next batch, epoch after epoch.
+        """Return the next batch, epoch after epoch.
 
         Raises:
-            UsageError: an epoch gives none.
-            Exception: whatever the dataset raises.
+            UsageError: an epoch has no batch.
+            Exception: any error of the dataset.
         """
         ...
 
-    def change(self, setting: Setting) -> int:
-        """Go on with a setting.
+    def change(self, setting: LoaderSetting) -> int:
+        """Apply a setting.
 
         Returns:
-            how many batches still come that were made, or begun, with the one before.
+            Number of following batches that were loaded, at least in part, with the previous one.
 
         Raises:
-            UsageError: there is no memory for it.
+            UsageError: not enough memory.
         """
         ...
 
     @property
-    def whole(self) -> bool:
-        """Whether all workers have begun to work."""
+    def all_started(self) -> bool:
+        """True if all workers have started."""
         ...
 
     @property
     def start_s(self) -> float | None:
-        """Seconds until the workers that were started last gave a batch; None where they lived."""
+        """Seconds until newly started workers returned a batch; None if they ran before."""
         ...
 
     def spent(self) -> StageTimings:
-        """What all workers have spent their time on; nothing where that is not known."""
+        """Return the stage timings of all workers; empty if unknown."""
         ...
 
     @property
     def phases(self) -> list[Phase]:
-        """What is tuned, one for each image size; a single one where there are no sizes."""
+        """Phases to tune, one for each image size; a single one if there are no sizes."""
         ...
 
     def begin(self, phase: Phase) -> None:
-        """Make all batches from here on of a phase, without end."""
+        """Load endless batches of one phase."""
         ...
 
     def close(self) -> None:
-        """Leave the loader as it was, where it stood."""
+        """Restore the loader's settings and position."""
         ...

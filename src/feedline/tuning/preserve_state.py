@@ -1,8 +1,8 @@
-"""What training steps change, put aside and put back.
+"""Context that restores the state that training steps change.
 
-Guarantees: afterwards parameters, buffers, gradients, the optimizer's state, training modes and the
-random states are as they were, to the byte and as the same objects, also after an exception. Copies
-lie in the host's memory, so that the device has as much room as in a training.
+Guarantees: parameters, buffers, gradients, the optimizer's state, training modes and random states
+are restored to the same bytes and objects, also after an exception. Copies are in host memory, so
+that the device has as much memory as in a training.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from feedline.randomness import seeded, unbroken
 
-__all__ = ["Stateful", "kept"]
+__all__ = ["HasStateDict", "preserve_state"]
 
 
-class Stateful(Protocol):
-    """A module, an optimizer, a scheduler, a scaler: what can say its state and take it back."""
+class HasStateDict(Protocol):
+    """A module, optimizer, scheduler or gradient scaler."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that its steps change."""
+        """Return the state."""
 
     def load_state_dict(self, state_dict: Any) -> object:
-        """Take a state back."""
+        """Restore a state."""
 
 
-class _Tensors:
-    """Tensors with a copy of their values."""
+class _TensorBackup:
+    """Tensors and copies of their values."""
 
     def __init__(self, tree: Any) -> None:
         leaves = {id(leaf): leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)}
         self._pairs = [(leaf, leaf.detach().to("cpu", copy=True)) for leaf in leaves.values()]
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         with torch.no_grad():
             for tensor, values in self._pairs:
                 tensor.copy_(values)
 
 
 @contextmanager
-def _module(module: nn.Module) -> Iterator[None]:
+def _preserve_module(module: nn.Module) -> Iterator[None]:
     modules = list(module.modules())
     held = [(each, dict(each._parameters), dict(each._buffers)) for each in modules]
     modes = [(each, each.training) for each in modules]
-    tensors = _Tensors([(parameters, buffers) for _, parameters, buffers in held])
+    tensors = _TensorBackup([(parameters, buffers) for _, parameters, buffers in held])
     grads = [(parameter, parameter.grad) for parameter in module.parameters()]
     for parameter, _ in grads:
         parameter.grad = None
@@ -61,7 +61,7 @@ def _module(module: nn.Module) -> Iterator[None]:
             each._parameters.update(parameters)
             each._buffers.clear()
             each._buffers.update(buffers)
-        tensors.put_back()
+        tensors.restore()
         for parameter, grad in grads:
             parameter.grad = grad
         for each, mode in modes:
@@ -69,25 +69,25 @@ def _module(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _optimizer(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    # Containers anew, as steps may change them; the tensors in them are the same.
+def _preserve_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    # New containers, as steps may change them; their tensors are the same objects.
     state = {key: tree_map(lambda leaf: leaf, value) for key, value in optimizer.state.items()}
     groups = [dict(group) for group in optimizer.param_groups]
     settings = [{name: group[name] for name in group if name != "params"} for group in groups]
-    tensors = _Tensors([list(state.values()), settings])
+    tensors = _TensorBackup([list(state.values()), settings])
     try:
         yield
     finally:
         optimizer.state.clear()
         optimizer.state.update(state)
-        for group, was in zip(optimizer.param_groups, groups, strict=True):
+        for group, saved in zip(optimizer.param_groups, groups, strict=True):
             group.clear()
-            group.update(was)
-        tensors.put_back()
+            group.update(saved)
+        tensors.restore()
 
 
 @contextmanager
-def _other(thing: Stateful) -> Iterator[None]:
+def _preserve_state_dict(thing: HasStateDict) -> Iterator[None]:
     state = copy.deepcopy(thing.state_dict())
     try:
         yield
@@ -96,7 +96,7 @@ def _other(thing: Stateful) -> Iterator[None]:
 
 
 @contextmanager
-def _random_states(device: torch.device) -> Iterator[None]:
+def _preserve_random_states(device: torch.device) -> Iterator[None]:
     on_cuda = device.type == "cuda"
     state = torch.cuda.get_rng_state(device) if on_cuda else None
     try:
@@ -108,20 +108,20 @@ def _random_states(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def kept(things: Sequence[Stateful], device: torch.device) -> Iterator[None]:
-    """Within a `with`: train as you like; afterwards it has not been.
+def preserve_state(things: Sequence[HasStateDict], device: torch.device) -> Iterator[None]:
+    """Restore the state of objects at the end of the `with` block.
 
     Args:
-        things: whose state is kept. Gradients of modules are set to None for the while.
-        device: whose random state is kept, besides those of the CPU.
+        things: objects to restore. Gradients of modules are None inside the block.
+        device: its random state is restored in addition to the CPU's.
     """
     with ExitStack() as stack:
-        stack.enter_context(_random_states(device))
+        stack.enter_context(_preserve_random_states(device))
         for thing in things:
             if isinstance(thing, nn.Module):
-                stack.enter_context(_module(thing))
+                stack.enter_context(_preserve_module(thing))
             elif isinstance(thing, torch.optim.Optimizer):
-                stack.enter_context(_optimizer(thing))
+                stack.enter_context(_preserve_optimizer(thing))
             else:
-                stack.enter_context(_other(thing))
+                stack.enter_context(_preserve_state_dict(thing))
         yield

@@ -8,10 +8,8 @@ import pytest
 
 from control.simulated import Simulated
 from feedline.control.limits import Limits
-from feedline.tuning.finalists import Finalists, finalists
-from feedline.tuning.search import Choices, Search
-from feedline.tuning.setting import Setting
-from feedline.tuning.trial import Trial
+from feedline.tuning.search import RepeatedTrials, Search, SearchSpace, find_candidates
+from feedline.tuning.trial import LoaderSetting, LoaderTrial
 from tuning.uneven import Uneven
 
 
@@ -30,22 +28,22 @@ class Crowded(Simulated):
         return max(self.own_ms, self.cpu_ms / min(workers, self.cores - 1)) * crowded
 
 
-def trial_of(training: Simulated, setting: Setting, disturbed: float = 1.0) -> Trial:
+def trial_of(training: Simulated, setting: LoaderSetting, disturbed: float = 1.0) -> LoaderTrial:
     training.workers = setting.workers
     window = training.window()
-    return Trial(
+    return LoaderTrial(
         setting=setting, window=replace(window, seconds=disturbed * window.seconds), error=0.01
     )
 
 
-def decided(training: Simulated, disturbed: int, slower: float) -> tuple[Search, Trial, int]:
+def decided(training: Simulated, disturbed: int, slower: float) -> tuple[Search, LoaderTrial, int]:
     """The search, the answer, and how many turns it took; one of all trials is disturbed."""
     search = Search(
-        Limits(cores=training.cores), Setting(workers=training.cores, prefetch=2), 100.0
+        Limits(cores=training.cores), LoaderSetting(workers=training.cores, prefetch=2), 100.0
     )
     made = 0
 
-    def made_trial(setting: Setting) -> Trial:
+    def made_trial(setting: LoaderSetting) -> LoaderTrial:
         nonlocal made
         made += 1
         return trial_of(training, setting, slower if made == disturbed else 1.0)
@@ -53,7 +51,7 @@ def decided(training: Simulated, disturbed: int, slower: float) -> tuple[Search,
     while (setting := search.next()) is not None:
         search.add(made_trial(setting))
     searched = made
-    final = Finalists(search.finalists)
+    final = RepeatedTrials(search.candidates)
     while (setting := final.next()) is not None:
         final.add(made_trial(setting))
     return search, final.best, made - searched
@@ -82,9 +80,9 @@ def test_where_all_cores_are_needed_they_are_taken() -> None:
 
 def test_turns_go_there_and_back_and_once_more_where_the_answer_became_another() -> None:
     training = Crowded(own_ms=10.0, cpu_ms=12.0, cores=2, workers=1, noise=0.0)
-    one, two = Setting(workers=1, prefetch=2), Setting(workers=2, prefetch=2)
-    agreed = Finalists([trial_of(training, one), trial_of(training, two)])
-    other = Finalists([trial_of(training, one, 1.2), trial_of(training, two)])
+    one, two = LoaderSetting(workers=1, prefetch=2), LoaderSetting(workers=2, prefetch=2)
+    agreed = RepeatedTrials([trial_of(training, one), trial_of(training, two)])
+    other = RepeatedTrials([trial_of(training, one, 1.2), trial_of(training, two)])
     for final, expected in ((agreed, [1, 2, 2, 1]), (other, [1, 2, 2, 1, 1, 2, 2, 1])):
         turns = []
         while (setting := final.next()) is not None:
@@ -98,9 +96,9 @@ def test_turns_go_there_and_back_and_once_more_where_the_answer_became_another()
 
 def test_an_answer_without_a_rival_takes_no_turn() -> None:
     training = Simulated(own_ms=100.0, cpu_ms=30.0, cores=8, workers=1, noise=0.0)
-    trials = [trial_of(training, Setting(workers=n, prefetch=2)) for n in (1, 8)]
-    assert finalists(trials, trials[0], cores=8, reached=True) == trials[:1]
-    final = Finalists(trials[:1])
+    trials = [trial_of(training, LoaderSetting(workers=n, prefetch=2)) for n in (1, 8)]
+    assert find_candidates(trials, trials[0], cores=8, compute_bound=True) == trials[:1]
+    final = RepeatedTrials(trials[:1])
     assert final.next() is None
     assert final.best is trials[0]
 
@@ -109,14 +107,14 @@ def test_what_waits_needs_no_core_and_so_none_is_left() -> None:
     training = Simulated(own_ms=10.0, cpu_ms=2.0, blocked_ms=70.0, cores=2, workers=1, noise=0.0)
     search, best, _ = decided(training, 0, 1.0)
     assert training.step_ms(best.workers) <= 1.03 * training.best_ms()
-    slow = [trial for trial in search.finalists if trial.workers < 6]
+    slow = [trial for trial in search.candidates if trial.workers < 6]
     assert not slow  # of seven that are needed, and nowhere near
 
 
 def test_no_crew_is_tried_that_would_have_to_be_faster_than_it_is_large() -> None:
     """Of four that are needed, three; two have told how fast they could be at best."""
     training = Simulated(own_ms=25.0, cpu_ms=0.0, blocked_ms=100.0, cores=2, workers=1, noise=0.003)
-    training_of_few = Search(Limits(cores=2), Setting(workers=2, prefetch=2), 40.0)
+    training_of_few = Search(Limits(cores=2), LoaderSetting(workers=2, prefetch=2), 40.0)
     while (setting := training_of_few.next()) is not None:
         training_of_few.add(trial_of(training, setting))
     assert {trial.workers for trial in training_of_few.trials.values()} == {2, 4}
@@ -133,10 +131,10 @@ def test_more_ahead_that_was_in_vain_is_not_tried_with_more_workers() -> None:
 
     training = InVain(batch_ms=60.0, every=10, times=1.0, own_ms=20.0)
     search = Search(
-        Limits(cores=16), Setting(workers=4, prefetch=2), None, Choices(prefetch=(4, 8))
+        Limits(cores=16), LoaderSetting(workers=4, prefetch=2), None, SearchSpace(prefetch=(4, 8))
     )
     while (setting := search.next()) is not None:
         window = training.window(setting.workers, setting.prefetch)
-        search.add(Trial(setting=setting, window=window, error=0.01))
+        search.add(LoaderTrial(setting=setting, window=window, error=0.01))
     deep = [each.workers for each in search.trials if each.prefetch > 2]
     assert len(deep) == 1

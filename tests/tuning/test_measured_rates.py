@@ -18,11 +18,10 @@ from feedline.forecast.rates import Rates
 from feedline.forecast.schedule import forecast
 from feedline.plan.schedule import Phase, Schedule
 from feedline.trace.stage_timings import StageTimings
-from feedline.tuning.metered import Metered
-from feedline.tuning.own_loader import OwnLoader
-from feedline.tuning.rates_of import rates_of
-from feedline.tuning.rehearsal import Rehearsal
-from feedline.tuning.torch_loader import TorchLoader
+from feedline.tuning.feedline_loader import TunableFeedlineLoader
+from feedline.tuning.rates import feedline_rates
+from feedline.tuning.step_benchmark import MeteredStep, StepBenchmark
+from feedline.tuning.torch_loader import TunableTorchLoader
 from feedline.tuning.tune import tune
 from feedline.tuning.tuned_phase import TunedPhase
 
@@ -58,12 +57,12 @@ def test_images_are_counted_and_what_they_wait_for_is_told_from_work() -> None:
 
 def looked_at(loader: DataLoader[Any], size: int) -> Rates:
     """A short look at one size."""
-    own = OwnLoader(loader)
+    own = TunableFeedlineLoader(loader)
     own.begin(next(phase for phase in own.phases if phase.size == size))
-    rehearsal = Rehearsal(own, lambda batch: time.sleep(0.005), size)
-    trial = rehearsal.trial(own.start, least_s=0.1, most_s=0.2)
+    benchmark = StepBenchmark(own, lambda batch: time.sleep(0.005), size)
+    trial = benchmark.trial(own.start, min_s=0.1, max_s=0.2)
     phase = TunedPhase.of_trial(trial, size=size, batch_size=own.batch_size, ceiling=200.0)
-    found = rates_of(loader, phase, 0.001)
+    found = feedline_rates(loader, phase, 0.001)
     own.close()
     assert found is not None
     return found
@@ -106,12 +105,12 @@ def test_a_step_with_a_meter_tells_sleep_from_work() -> None:
         while time.process_time() < until:
             pass
 
-    step = Metered(work)
+    step = MeteredStep(work)
     assert step.cpu_s == 0.0
     step(0.02)
     step(0.04)
     assert step.cpu_s == pytest.approx(0.03, abs=0.005)
-    asleep = Metered(lambda batch: time.sleep(0.02))
+    asleep = MeteredStep(lambda batch: time.sleep(0.02))
     asleep(None)
     assert asleep.cpu_s < 0.01
 
@@ -128,7 +127,7 @@ def test_torchs_workers_tell_what_they_did_and_where_not_that_is_said(
     assert phase.now.load.work_ms > 20
     (one,) = found.what_if("workers=1").phases
     assert one.limit == "workers"
-    monkeypatch.setattr(TorchLoader, "spent", lambda self: StageTimings())
+    monkeypatch.setattr(TunableTorchLoader, "spent", lambda self: StageTimings())
     unseen = tune(loader, step_ms=4, budget_s=4)
     assert unseen.setting is not None
     assert unseen.rates == ()
@@ -136,5 +135,5 @@ def test_torchs_workers_tell_what_they_did_and_where_not_that_is_said(
         lambda: unseen.what_if("gpu=2"),
         lambda: unseen.forecast(Schedule((Phase(epochs=1),))),
     ):
-        with pytest.raises(UsageError, match="did not tell what they spent their time on"):
+        with pytest.raises(UsageError, match="no times"):
             ask()

@@ -1,4 +1,4 @@
-"""A rehearsal on a clock of its own: budgets, kinds of batches, and what a machine lacks."""
+"""The benchmark of a training step on a simulated clock: budgets, batches and missing memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from feedline.errors import ResourceError
 from feedline.plan.schedule import Phase
 from feedline.trace.stage_timings import StageTimings
-from feedline.tuning import rehearsal as rehearsal_module
+from feedline.tuning import step_benchmark
 from feedline.tuning import tune as tune_module
-from feedline.tuning.metered import Metered
-from feedline.tuning.rehearsal import Rehearsal, Step
-from feedline.tuning.search import Choices
-from feedline.tuning.setting import Setting
+from feedline.tuning.search import SearchSpace
+from feedline.tuning.step_benchmark import MeteredStep, StepBenchmark
+from feedline.tuning.training_step import Step
+from feedline.tuning.trial import LoaderSetting
 from feedline.tuning.tuned_phase import TunedPhase
 
 
@@ -30,10 +30,10 @@ class Batch(NamedTuple):
 class Ready:
     """A loader that has each batch at once, and workers for as many as it is allowed."""
 
-    start = Setting(workers=2, prefetch=2)
-    choices = Choices()
+    start = LoaderSetting(workers=2, prefetch=2)
+    search_space = SearchSpace()
     batch_size = 4
-    whole = True
+    all_started = True
     start_s = None
     phases = (Phase(epochs=1),)
 
@@ -45,7 +45,7 @@ class Ready:
         self.given += 1
         return Batch(torch.zeros(4, 8), [1, 2, 3, 4])
 
-    def change(self, setting: Setting) -> int:
+    def change(self, setting: LoaderSetting) -> int:
         if setting.workers > self.most:
             raise ResourceError("there is no process for one more")
         return 0
@@ -64,10 +64,10 @@ class Ready:
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time in seconds, which passes where a test says so."""
     clock = [1000.0]
-    clocks = ("monotonic", "perf_counter", "thread_time")
+    clocks = ("monotonic", "perf_counter", "thread_time", "process_time_ns")
     time = SimpleNamespace(**dict.fromkeys(clocks, lambda: clock[0]))
     monkeypatch.setattr(tune_module, "time", time)
-    monkeypatch.setattr(rehearsal_module, "time", time)
+    monkeypatch.setattr(step_benchmark, "time", time)
     return clock
 
 
@@ -78,8 +78,10 @@ def searched(now: list[float], loader: Ready, step_s: float, budget_s: float) ->
     return in_phase(loader, step, now[0] + budget_s)
 
 
-def in_phase(loader: Any, step: Step, until: float, warm: int = 0) -> TunedPhase:
-    found, failure = tune_module._phase(loader, Metered(step), Phase(epochs=1), until, None, warm)
+def in_phase(loader: Any, step: Step, until: float, warmup_batches: int = 0) -> TunedPhase:
+    found, failure = tune_module._tune_phase(
+        loader, MeteredStep(step), Phase(epochs=1), until, None, warmup_batches
+    )
     assert failure is None
     return found
 
@@ -91,15 +93,15 @@ def test_long_steps_end_within_a_step_of_the_budget(now: list[float], step_s: fl
     assert now[0] - begun <= 60 + step_s
     assert found.ceiling == pytest.approx(1 / step_s)
     if found.best is None:
-        assert found.ended == "budget"
-        assert found.needs_s > 60
-        assert f"takes about {found.needs_s:.0f} s" in found.reason
+        assert found.status == "budget"
+        assert found.full_search_s > 60
+        assert f"{found.full_search_s:.0f} s" in found.reason
 
 
 def test_a_budget_that_is_over_lets_one_step_say_how_long_they_are(now: list[float]) -> None:
     found = searched(now, Ready(), 2.0, budget_s=0)
-    assert (found.best, found.ended) == (None, "budget")
-    assert found.needs_s >= 5 * 8 * 2.0
+    assert (found.best, found.status) == (None, "budget")
+    assert found.full_search_s >= 5 * 8 * 2.0
 
 
 def test_files_are_read_before_no_longer_than_the_budget(now: list[float]) -> None:
@@ -111,9 +113,9 @@ def test_files_are_read_before_no_longer_than_the_budget(now: list[float]) -> No
         return made()
 
     loader.next = slow
-    found = in_phase(loader, lambda _: None, now[0] + 60, warm=1000)
+    found = in_phase(loader, lambda _: None, now[0] + 60, warmup_batches=1000)
     assert loader.given == 7  # six within the budget, and one for a step
-    assert (found.best, found.ended) == (None, "budget")
+    assert (found.best, found.status) == (None, "budget")
 
 
 def test_what_a_machine_lacks_ends_the_search_with_what_is_known(
@@ -127,8 +129,7 @@ def test_what_a_machine_lacks_ends_the_search_with_what_is_known(
             return super().next()
 
     found = searched(now, Waits(most=2), 0.01, budget_s=600)
-    assert (found.ended, [trial.workers for trial in found.trials]) == ("resources", [2])
-    assert "lacked memory, or a process" in found.reason
+    assert (found.status, [trial.workers for trial in found.trials]) == ("resources", [2])
     with pytest.raises(ResourceError, match="no process"):
         searched(now, Waits(most=1), 0.01, budget_s=600)
 
@@ -136,37 +137,34 @@ def test_what_a_machine_lacks_ends_the_search_with_what_is_known(
 def test_a_worker_has_memory_for_the_batches_that_it_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune_module, "available_memory_bytes", lambda: 1 << 30)
     monkeypatch.setattr(tune_module, "WORKER_BYTES", 60)
-    rehearsal: Any = SimpleNamespace(batch_bytes=20)
-    whole, rows = Setting(workers=1, prefetch=2), Setting(workers=1, prefetch=2, piece_ms=50.0)
-    room = tune_module._room(whole, rehearsal)
-    assert room.most_workers(2) == 1 + (1 << 29) // 100
-    assert room.most_workers(8) == (100 + (1 << 29)) // 220
-    assert tune_module._room(rows, rehearsal).most_workers(8) == 1 + (1 << 29) // 60
+    benchmark: Any = SimpleNamespace(batch_bytes=20)
+    whole, rows = (
+        LoaderSetting(workers=1, prefetch=2),
+        LoaderSetting(workers=1, prefetch=2, piece_ms=50.0),
+    )
+    memory = tune_module._memory_budget(whole, benchmark)
+    assert memory.most_workers(2) == 1 + (1 << 29) // 100
+    assert memory.most_workers(8) == (100 + (1 << 29)) // 220
+    assert tune_module._memory_budget(rows, benchmark).most_workers(8) == 1 + (1 << 29) // 60
 
 
 @pytest.mark.parametrize(
-    ("ended", "said"),
-    [
-        ("interrupted", "not measured: interrupted"),
-        (
-            "budget",
-            "not measured: the time was over; a whole search takes about 30 s: give it more, by "
-            "--budget or budget_s=",
-        ),
-    ],
+    ("status", "text"), [("interrupted", "Ctrl-C"), ("budget", "30 s"), ("error", "KeyError: 3")]
 )
-def test_why_nothing_was_measured_is_said(ended: Any, said: str) -> None:
+def test_the_reason_for_an_empty_phase_names_the_end(status: Any, text: str) -> None:
     phase = TunedPhase(
         size=None,
         batch_size=4,
         ceiling=None,
         trials=(),
         best=None,
-        reached=False,
-        ended=ended,
-        needs_s=30.0,
+        is_compute_bound=False,
+        status=status,
+        full_search_s=30.0,
+        error="the step raised KeyError: 3" if status == "error" else "",
     )
-    assert phase.reason == said
+    assert phase.reason.startswith("not measured: ")
+    assert text in phase.reason
 
 
 def test_a_trial_that_is_clearly_slower_ends_early(now: list[float]) -> None:
@@ -179,8 +177,8 @@ def test_a_trial_that_is_clearly_slower_ends_early(now: list[float]) -> None:
             now[0] += 0.045 + 0.01 * (given // 6 % 2)
 
         loader: Any = Ready()
-        setting = Setting(workers=2, prefetch=2)
-        Rehearsal(loader, step).trial(setting, least_s=1.0, most_s=9.0, fastest=fastest)
+        setting = LoaderSetting(workers=2, prefetch=2)
+        StepBenchmark(loader, step).trial(setting, min_s=1.0, max_s=9.0, fastest=fastest)
         return given
 
     assert steps(fastest=40.0) < steps(fastest=None) / 2
@@ -190,8 +188,8 @@ def test_a_trial_that_is_clearly_slower_ends_early(now: list[float]) -> None:
 def test_kept_batches_are_of_the_kind_that_they_were() -> None:
     seen: list[Batch] = []
     loader: Any = Ready()
-    rehearsal = Rehearsal(loader, seen.append)
-    assert math.isfinite(rehearsal.ceiling(0.0))
+    benchmark = StepBenchmark(loader, seen.append)
+    assert math.isfinite(benchmark.ceiling(0.0))
     assert {type(batch) for batch in seen} == {Batch}
     assert {tuple(batch.labels) for batch in seen} == {(1, 2, 3, 4)}
-    assert rehearsal.batch_bytes == 4 * 8 * 4
+    assert benchmark.batch_bytes == 4 * 8 * 4

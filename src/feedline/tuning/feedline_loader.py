@@ -1,6 +1,6 @@
-"""A feedline.DataLoader whose settings are tried: its workers live from one to the next.
+"""A feedline.DataLoader whose settings are tried; its workers stay alive.
 
-Guarantees: after `close` it has the settings that it had, and stands where it stood.
+Guarantees: after `close` the loader has its former settings and position.
 """
 
 from __future__ import annotations
@@ -19,95 +19,98 @@ from feedline.plan.pieces import PIECE_NS
 from feedline.plan.planned_cursor import PlannedCursor
 from feedline.plan.schedule import Phase, Schedule
 from feedline.trace.stage_timings import StageTimings
-from feedline.tuning.search import Choices
-from feedline.tuning.setting import Setting
+from feedline.tuning.search import SearchSpace
+from feedline.tuning.trial import LoaderSetting
 from feedline.tuning.tunable import NO_BATCH
 
-__all__ = ["OwnLoader"]
+__all__ = ["TunableFeedlineLoader"]
 
-_FINER = 4
-_DEEPER = (2, 4)
+_PIECE_DIVISOR = 4
+_PREFETCH_FACTORS = (2, 4)
 
 
-class OwnLoader:
-    """See `tunable.Tunable`.
+class TunableFeedlineLoader:
+    """Implements `tunable.TunableLoader` for feedline's loader.
 
     Args:
-        loader: with nothing under way.
-        least: workers that it must have; 0 where their number is not to change.
+        loader: a loader without a running iteration.
+        min_workers: required number of workers; 0 if the search keeps their number.
 
     Raises:
         UsageError: its number of workers cannot change.
     """
 
-    def __init__(self, loader: DataLoader[Any], *, least: int = 1) -> None:
-        if loader.num_workers < least:
-            raise UsageError("the loader has no workers: build it with num_workers='auto'")
+    def __init__(self, loader: DataLoader[Any], *, min_workers: int = 1) -> None:
+        if loader.num_workers < min_workers:
+            raise UsageError("the loader has no workers; build it with num_workers='auto'")
         if loader._asked.iterable:
             raise UsageError(
-                "torch divides an IterableDataset by the number of workers, so that cannot change; "
-                "time it with one number after another, each in a loader of its own"
+                "torch splits an IterableDataset by the number of workers, so tune cannot change "
+                "it; time separate loaders with different numbers of workers"
             )
         decision = loader._session.decision()
         if decision.kind == "tensors":
             raise UsageError(
-                "this loader takes its batches out of tensors in the training process, which needs "
-                "no workers: there is nothing to be tuned"
+                "this loader slices batches from tensors in the training process and needs no "
+                "workers, so there is nothing to tune"
             )
         self._loader = loader
         self._rows = decision.rows is not None
-        self._had = loader.num_workers, loader.adapts
-        self._ahead = loader.prefetch, loader.piece_ms, loader.prefetch_factor
+        self._original = loader.num_workers, loader.adapts
+        self._original_prefetch = loader.prefetch, loader.piece_ms, loader.prefetch_factor
         self._state = loader.state_dict()
         self._phase: Phase | None = None
         loader.adapts = False
-        self._batches = self._endless()
+        self._batches = self._endless_batches()
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of a batch of the phase."""
+        """Samples in a batch of the phase."""
         own = None if self._phase is None else self._phase.batch_size
         return own or self._loader.batch_size
 
     @property
-    def start(self) -> Setting:
-        """The workers that it has now, with what else it was built with."""
+    def start(self) -> LoaderSetting:
+        """Current settings of the loader."""
         workers = self._loader.num_workers
-        prefetch, piece_ms, factor = self._ahead
+        prefetch, piece_ms, factor = self._original_prefetch
         if not self._rows:
-            return Setting(workers=workers, prefetch=factor or DEFAULT_PREFETCH_FACTOR)
-        # Memory for more may be there to be tried.
+            return LoaderSetting(workers=workers, prefetch=factor or DEFAULT_PREFETCH_FACTOR)
+        # More may be allocated, for trials.
         depth = min(DEFAULT_PREFETCH, prefetch or self._loader._asked.prefetch)
-        return Setting(workers=workers, prefetch=depth, piece_ms=piece_ms or PIECE_NS / 1e6)
+        return LoaderSetting(workers=workers, prefetch=depth, piece_ms=piece_ms or PIECE_NS / 1e6)
 
     @property
-    def choices(self) -> Choices:
-        """Rows: up to what is allocated. Whole batches: up to four times as many ahead."""
+    def search_space(self) -> SearchSpace:
+        """Image rows: prefetch up to the allocation. Whole batches: up to four times the "
+        "prefetch."""
         start = self.start
-        deeper = [k * start.prefetch for k in _DEEPER]
+        deeper = [k * start.prefetch for k in _PREFETCH_FACTORS]
         if start.piece_ms is not None:
             most = self._loader._asked.prefetch
             depths = {*(depth for depth in deeper if depth < most), most} - {start.prefetch}
             depths = {depth for depth in depths if depth > start.prefetch}
-            return Choices(prefetch=tuple(sorted(depths)), pieces_ms=(start.piece_ms / _FINER,))
-        return Choices(prefetch=tuple(deeper))
+            return SearchSpace(
+                prefetch=tuple(sorted(depths)), pieces_ms=(start.piece_ms / _PIECE_DIVISOR,)
+            )
+        return SearchSpace(prefetch=tuple(deeper))
 
     @property
-    def whole(self) -> bool:
-        """Whether all workers have begun to work."""
+    def all_started(self) -> bool:
+        """True if all workers have started."""
         return len(self._loader.worker_pids) == self._loader.num_workers
 
     @property
     def start_s(self) -> float | None:
-        """They live from setting to setting."""
+        """None, as workers stay alive."""
         return None
 
     def next(self) -> Any:
-        """The next batch, epoch after epoch."""
+        """Return the next batch, epoch after epoch."""
         return next(self._batches)
 
-    def change(self, setting: Setting) -> int:
-        """Go on with a setting."""
+    def change(self, setting: LoaderSetting) -> int:
+        """Apply a setting."""
         loader = self._loader
         stale = loader._session.backend.under_way
         if loader.num_workers != setting.workers:
@@ -120,39 +123,39 @@ class OwnLoader:
 
     @property
     def phases(self) -> list[Phase]:
-        """The schedule's, the first of each image size and batch size."""
+        """The first phase of each image size and batch size."""
         found: dict[tuple[int | None, int | None], Phase] = {}
         for phase in self._loader._asked.phases.phases:
             found.setdefault((phase.size, phase.batch_size or self._loader.batch_size), phase)
         return list(found.values())
 
     def begin(self, phase: Phase) -> None:
-        """Make all batches from here on of a phase, without end."""
+        """Load endless batches of one phase."""
         self._phase = phase
         # A pass that ends here counts no batch of another phase.
         self._batches.close()
-        _rehearse(self._loader._session, phase)
-        self._batches = self._endless()
+        _set_phase(self._loader._session, phase)
+        self._batches = self._endless_batches()
 
     def spent(self) -> StageTimings:
-        """What the workers have spent their time on."""
+        """Return the stage timings of the workers."""
         return reduce(iadd, self._loader._session.spent().values(), StageTimings())
 
     def close(self) -> None:
-        """Leave the loader as it was, where it stood."""
-        loader, (workers, adapted) = self._loader, self._had
+        """Restore the loader's settings and position."""
+        loader, (workers, adapts) = self._loader, self._original
         self._batches.close()
-        _rehearse(loader._session, None)
+        _set_phase(loader._session, None)
         loader.load_state_dict(self._state)
         if loader.num_workers != workers:
             loader.num_workers = workers
         if self._rows:
-            loader.prefetch, loader.piece_ms, _ = self._ahead
+            loader.prefetch, loader.piece_ms, _ = self._original_prefetch
         else:
-            loader.prefetch_factor = self._ahead[2]
-        loader.adapts = adapted
+            loader.prefetch_factor = self._original_prefetch[2]
+        loader.adapts = adapts
 
-    def _endless(self) -> Generator[Any, None, None]:
+    def _endless_batches(self) -> Generator[Any, None, None]:
         while True:
             empty = True
             for batch in self._loader:
@@ -162,10 +165,10 @@ class OwnLoader:
                 raise UsageError(NO_BATCH)
 
 
-def _rehearse(session: Session, phase: Phase | None) -> None:
-    """Make batches of one phase, without end; None: as planned again, once a state is loaded.
+def _set_phase(session: Session, phase: Phase | None) -> None:
+    """Plan endless batches of one phase; None restores the plan, for a state to be loaded.
 
-    So workers go on at the end of an epoch, as they do within a schedule that is not over.
+    Without an end workers continue over epochs, as within a schedule.
     """
     cursor, plan = session.cursor, session.settings.plan
     if isinstance(cursor, PlannedCursor) and plan is not None:

@@ -13,15 +13,14 @@ from PIL import Image
 
 from feedline import build_cache
 from feedline.control.window import Window
+from feedline.tuning.alternative import Alternative, pixel_difference
 from feedline.tuning.folder import FolderTuning, tune_folder
-from feedline.tuning.other_way import OtherWay, pixels_off
-from feedline.tuning.setting import Setting
-from feedline.tuning.trial import Trial
-from feedline.tuning.tuned import Tuned
-from feedline.tuning.tuned_phase import Other, TunedPhase
+from feedline.tuning.trial import LoaderSetting, LoaderTrial
+from feedline.tuning.tuned_phase import AlternativeTrial, TunedPhase
+from feedline.tuning.tuning_result import TuningResult
 
 
-def trial(rate: float, error: float = 0.01, workers: int = 1) -> Trial:
+def trial(rate: float, error: float = 0.01, workers: int = 1) -> LoaderTrial:
     window = Window(
         phase=None,
         steps=100,
@@ -32,28 +31,28 @@ def trial(rate: float, error: float = 0.01, workers: int = 1) -> Trial:
         queued=0.0,
         workers=workers,
     )
-    setting = Setting(workers=workers, prefetch=3, piece_ms=50.0)
-    return Trial(setting=setting, window=window, error=error)
+    setting = LoaderSetting(workers=workers, prefetch=3, piece_ms=50.0)
+    return LoaderTrial(setting=setting, window=window, error=error)
 
 
-def phase(*others: Other, size: int = 112) -> TunedPhase:
+def phase(*others: AlternativeTrial, size: int = 112) -> TunedPhase:
     best = trial(603.1)
     found = TunedPhase.of_trial(best, size=size, batch_size=1, ceiling=2000.0)
-    return replace(found, others=others)
+    return replace(found, alternatives=others)
 
 
-def tuned(*phases: TunedPhase) -> Tuned:
-    return Tuned(
+def tuned(*phases: TunedPhase) -> TuningResult:
+    return TuningResult(
         phases=phases,
         seconds=1.0,
         batch_size=1,
-        start=Setting(workers=1, prefetch=3, piece_ms=50.0),
+        start=LoaderSetting(workers=1, prefetch=3, piece_ms=50.0),
     )
 
 
-def scaled(rate: float, error: float = 0.01) -> Other:
+def scaled(rate: float, error: float = 0.01) -> AlternativeTrial:
     name = "decode='scaled'"
-    return Other(
+    return AlternativeTrial(
         name=name,
         trial=trial(rate, error),
         how=f"feedline.ImageFolder(..., {name})",
@@ -64,8 +63,9 @@ def scaled(rate: float, error: float = 0.01) -> Other:
 def test_what_is_faster_beyond_its_interval_is_recommended_and_not_taken() -> None:
     found = tuned(phase(scaled(657.8)))
     (only,) = found.phases
-    assert "no setting is faster than 1 worker" in only.reason
-    assert "decode='scaled' is 1.09 times as fast, with other pixels (1.9 of 255" in only.reason
+    assert "1 worker was the fastest setting" in only.reason
+    assert "decode='scaled' is 1.09 times as fast" in only.reason
+    assert "1.9 of 255" in only.reason
     lines = found.snippet.splitlines()
     assert lines[0] == "feedline.DataLoader(..., num_workers=1)"
     assert lines[1].startswith("# or with feedline.ImageFolder(..., decode='scaled'): at 112 px")
@@ -81,7 +81,7 @@ def test_what_is_faster_beyond_its_interval_is_recommended_and_not_taken() -> No
 @pytest.mark.parametrize(
     "other", [scaled(500.0), scaled(610.0), scaled(657.8, 0.2), scaled(657.8, 1)]
 )
-def test_what_may_be_as_fast_is_not(other: Other) -> None:
+def test_what_may_be_as_fast_is_not(other: AlternativeTrial) -> None:
     found = tuned(phase(other))
     assert found.phases[0].recommended is None
     assert found.as_dict()["phases"][0]["recommended"] is None
@@ -89,7 +89,7 @@ def test_what_may_be_as_fast_is_not(other: Other) -> None:
 
 
 def test_the_fastest_way_is_recommended() -> None:
-    slower = Other(name="the originals", trial=trial(640.0))
+    slower = AlternativeTrial(name="the originals", trial=trial(640.0))
     assert phase(slower, scaled(700.0)).recommended == scaled(700.0)
 
 
@@ -118,24 +118,24 @@ def test_ways_are_compared_on_the_same_crops(tmp_path: Path, monkeypatch: Any) -
     build_cache(root, cache, [48, 96])
     from feedline.tuning import folder
 
-    ways: list[OtherWay] = []
-    noted = folder.with_other
+    ways: list[Alternative] = []
+    original = folder.try_alternative
 
-    def with_other(found: Tuned, way: OtherWay, *rest: Any) -> Tuned:
+    def noted(found: TuningResult, way: Alternative, *rest: Any) -> TuningResult:
         ways.append(way)
-        return noted(found, way, *rest)
+        return original(found, way, *rest)
 
-    monkeypatch.setattr(folder, "with_other", with_other)
+    monkeypatch.setattr(folder, "try_alternative", noted)
     for given in ({}, {"cache": cache}):
         asked = FolderTuning(root=root, schedule="32x1,64x1", batch_size=8, budget_s=60, **given)
         found = tune_folder(asked, step_ms=0)
-        if all(each.ended == "done" for each in found.phases):
+        if all(each.status == "done" for each in found.phases):
             assert json.dumps(found.as_dict())
             (way,) = ways
             ways.clear()
             for size in (32, 64):
-                assert 0 < pixels_off(way, size) < 40
-                same = replace(way, few=way.few_as_asked)
-                assert pixels_off(same, size) == 0
+                assert 0 < pixel_difference(way, size) < 40
+                same = replace(way, sample=way.sample_original)
+                assert pixel_difference(same, size) == 0
         levels = [each.copies_px for each in found.phases if each.best is not None]
         assert levels == ([48, 96] if given else [None, None])[: len(levels)]

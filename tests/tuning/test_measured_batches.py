@@ -17,9 +17,9 @@ from feedline.plan.schedule import Schedule
 from feedline.tuning.batch_search import BatchTrial
 from feedline.tuning.batch_sizes import BatchSizes
 from feedline.tuning.batch_trials import BatchTrials
-from feedline.tuning.batches_tried import SHARE, Training, batches_tried
 from feedline.tuning.device_memory import is_out_of_memory
-from feedline.tuning.training_step import class_loss, noise
+from feedline.tuning.measured_batches import SHARE, TrainingSetup, measure_batch_sizes
+from feedline.tuning.training_step import class_loss, noise_batches
 from slow import slow
 
 MB = 1 << 20
@@ -33,28 +33,33 @@ def small_model() -> nn.Module:
     ).to(memory_format=torch.channels_last)  # fmt: skip
 
 
-def training(model: nn.Module, **options: Any) -> Training:
+def training(model: nn.Module, **options: Any) -> TrainingSetup:
     plain: dict[str, Any] = {
         "step": None,
         "batch": None,
         "optimizer": None,
         "loss": class_loss,
-        "also": (),
+        "stateful": (),
         "precision": torch.float32,
     }
-    return Training(model=model, device=torch.device("cpu"), **{**plain, **options})
+    return TrainingSetup(model=model, device=torch.device("cpu"), **{**plain, **options})
 
 
 def tried(
-    what: Training,
+    what: TrainingSetup,
     schedule: str,
     memory: BoundedMemory,
-    most: int = 4096,
-    told: Any = None,
+    max_rows: int = 4096,
+    on_trial: Any = None,
 ) -> BatchSizes:
     with memory.here([*what.model.parameters(), *what.model.buffers()]):
-        return batches_tried(
-            what, Schedule.parse(schedule), memory=memory, where="a CPU", most=most, told=told
+        return measure_batch_sizes(
+            what,
+            Schedule.parse(schedule),
+            memory=memory,
+            where="a CPU",
+            max_rows=max_rows,
+            on_trial=on_trial,
         )
 
 
@@ -63,8 +68,8 @@ def peak_of_a_training(rows: int, size: int) -> int:
     model = small_model()
     memory = BoundedMemory(1 << 40)
     # In a trial, copies of parameters and buffers lie in the host's memory, which here is the same.
-    kept = [tensor.detach().clone() for tensor in (*model.parameters(), *model.buffers())]
-    with memory.here([*model.parameters(), *model.buffers(), *kept]):
+    copies = [tensor.detach().clone() for tensor in (*model.parameters(), *model.buffers())]
+    with memory.here([*model.parameters(), *model.buffers(), *copies]):
         optimizer = torch.optim.AdamW(model.parameters())
         ahead: Any = None
         for _ in range(4):
@@ -77,7 +82,7 @@ def peak_of_a_training(rows: int, size: int) -> int:
                 labels = torch.zeros(rows, dtype=torch.int64)
                 functional.cross_entropy(model(images), labels).backward()
                 optimizer.step()
-    return memory.peak()
+    return memory.peak_bytes()
 
 
 @pytest.mark.parametrize(("bound", "size"), [(3 * MB, 48), *slow((10 * MB, 32))])
@@ -88,7 +93,7 @@ def test_the_largest_batch_that_leaves_the_headroom_is_found(bound: int, size: i
         training(small_model()),
         f"{size}x1",
         memory,
-        told=lambda size, trial: told.append(trial.rows),
+        on_trial=lambda size, trial: told.append(trial.rows),
     )
     (phase,) = found.phases
     assert phase.bound == "memory"
@@ -99,7 +104,7 @@ def test_the_largest_batch_that_leaves_the_headroom_is_found(bound: int, size: i
     slack = 4096  # of tensors of a few values each
     assert peak_of_a_training(phase.rows, size) <= SHARE * bound + slack
     assert peak_of_a_training(phase.rows + 8, size) > SHARE * bound - slack
-    assert phase.peak <= SHARE * bound
+    assert phase.peak_bytes <= SHARE * bound
     assert str(found.schedule) == f"{size}x1@{phase.rows}"
 
 
@@ -124,13 +129,13 @@ def test_nothing_of_a_failed_trial_stays_in_memory() -> None:
     memory = BoundedMemory(3 * MB)
     with memory.here([*model.parameters(), *model.buffers()]):
         before = memory.live.now
-        with pytest.raises(UsageError, match="do not fit"):
-            batches_tried(
+        with pytest.raises(UsageError, match="does not fit"):
+            measure_batch_sizes(
                 training(model),
                 Schedule.parse("32x1@2000"),
                 memory=memory,
                 where="a CPU",
-                most=4096,
+                max_rows=4096,
             )
         gc.collect()
         assert memory.live.errors
@@ -157,10 +162,10 @@ def test_an_error_that_holds_its_own_frame_is_let_go_with_all_that_was_made() ->
         with memory.here([*model.parameters(), *model.buffers()]):
             before = memory.live.now
             trials = BatchTrials(
-                model, step, noise(torch.device("cpu")), [optimizer],
+                model, step, noise_batches(torch.device("cpu")), [optimizer],
                 memory=memory, device=torch.device("cpu"), share=SHARE,
             )  # fmt: skip
-            assert trials.trial(32, 64).peak is None
+            assert trials.trial(32, 64).peak_bytes is None
             assert memory.live.now <= before + 1024
             assert trials.trial(32, 8).fits
     finally:
@@ -178,10 +183,10 @@ def test_steps_train_and_go_over_the_sizes_as_a_schedule_does() -> None:
         sizes.append(batch[0].shape[-1])
 
     trials = BatchTrials(
-        model, step, noise(torch.device("cpu")), [],
+        model, step, noise_batches(torch.device("cpu")), [],
         memory=BoundedMemory(MB), device=torch.device("cpu"), share=SHARE,
     )  # fmt: skip
-    assert trials.failing([(8, 2), (16, 2), (24, 2)]) is None
+    assert trials.find_failing_phase([(8, 2), (16, 2), (24, 2)]) is None
     assert [size for size, _ in itertools.groupby(sizes)] == [8, 16, 24, 8, 24]
     assert modes == {(True, True)}
     modes.clear()
@@ -199,7 +204,7 @@ def test_each_phase_of_a_schedule_has_its_own_and_they_run_one_after_another() -
     assert str(found.schedule) == "32x2@{},48x1@{},64x3@{},32x1@{}".format(*rows)
     assert found.as_dict()["phases"][2]["batch_size"] == rows[2]
     assert "64 px" in str(found)
-    assert "found by trial" in str(found)
+    assert "measured" in str(found)
 
 
 class Fragmented(BoundedMemory):
@@ -220,7 +225,7 @@ class Fragmented(BoundedMemory):
         self.shapes.clear()
         self.live.bound = self.whole
 
-    def room(self) -> int:
+    def available_bytes(self) -> int:
         return self.whole
 
 
@@ -269,22 +274,26 @@ def test_memory_that_is_out_on_the_way_is_searched_around() -> None:
     trials: list[BatchTrial] = []
 
     def far_off(rows: int, size: int) -> Any:  # begins at 8, with no estimate
-        return noise(torch.device("cpu"))(rows, size)
+        return noise_batches(torch.device("cpu"))(rows, size)
 
     memory = Leaping(3 * MB)
     found = tried(
-        training(model, batch=far_off), "32x1", memory, told=lambda _, one: trials.append(one)
+        training(model, batch=far_off), "32x1", memory, on_trial=lambda _, one: trials.append(one)
     )
     assert memory.live.errors
-    assert any(trial.peak is None for trial in trials)
+    assert any(trial.peak_bytes is None for trial in trials)
     assert found.phases[0].rows == plain.phases[0].rows
 
 
 class Leaping(BoundedMemory):
     """Memory that says too little of small batches, so that what is foreseen is too large."""
 
-    def peak(self) -> int:
-        return super().peak() if super().peak() > 0.8 * self.room() else super().peak() // 4
+    def peak_bytes(self) -> int:
+        return (
+            super().peak_bytes()
+            if super().peak_bytes() > 0.8 * self.available_bytes()
+            else super().peak_bytes() // 4
+        )
 
 
 def test_a_step_of_ones_own_is_tried_and_what_it_changes_is_kept() -> None:
@@ -306,7 +315,7 @@ def test_a_step_of_ones_own_is_tried_and_what_it_changes_is_kept() -> None:
             for mine, theirs in zip(average.parameters(), model.parameters(), strict=True):
                 mine.lerp_(theirs, 0.5)
 
-    what = training(model, step=step, optimizer=optimizer, also=(rate, average))
+    what = training(model, step=step, optimizer=optimizer, stateful=(rate, average))
     found = tried(what, "32x1", BoundedMemory(3 * MB))
     assert found.phases[0].rows in seen
     assert found.phases[0].trials[0].rows == 8
@@ -318,8 +327,8 @@ def test_a_step_of_ones_own_is_tried_and_what_it_changes_is_kept() -> None:
 def test_no_more_is_tried_than_was_asked_for() -> None:
     trials: list[BatchTrial] = []
     found = tried(
-        training(small_model()), "32x1", BoundedMemory(50 * MB), most=100,
-        told=lambda _, trial: trials.append(trial),
+        training(small_model()), "32x1", BoundedMemory(50 * MB), max_rows=100,
+        on_trial=lambda _, trial: trials.append(trial),
     )  # fmt: skip
     assert found.phases[0].rows == 96
     assert found.phases[0].bound == "most"
@@ -330,7 +339,7 @@ def test_a_batch_that_the_schedule_names_is_tried_and_stays() -> None:
     found = tried(training(small_model()), "32x1@33,48x1", BoundedMemory(3 * MB))
     assert [phase.bound for phase in found.phases] == ["asked", "memory"]
     assert str(found.schedule).startswith("32x1@33,48x1@")
-    with pytest.raises(UsageError, match=r"batches of 5000 at 32 px.*leave @5000 out"):
+    with pytest.raises(UsageError, match=r"5000.*32 px.*@5000"):
         tried(training(small_model()), "32x1@5000", BoundedMemory(3 * MB))
 
 
@@ -367,7 +376,7 @@ def test_outputs_that_are_no_logits_need_a_loss() -> None:
         def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"out": self.inner(images)}
 
-    with pytest.raises(UsageError, match="gives dict and not logits"):
+    with pytest.raises(UsageError, match=r"logits.*dict"):
         tried(training(Both()), "32x1", BoundedMemory(3 * MB))
     what = training(Both(), loss=lambda outputs, labels: class_loss(outputs["out"], labels))
     assert tried(what, "32x1", BoundedMemory(3 * MB)).phases[0].rows > 8

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from feedline.tuning.kept import kept
+from feedline.tuning.preserve_state import preserve_state
 
 CPU = torch.device("cpu")
 
@@ -81,7 +81,7 @@ def test_everything_is_as_it_was(
     modes = [module.training for module in net.modules()]
     torch.manual_seed(7), random.seed(7), np.random.seed(7)
     try:
-        with kept([net, optimizer], CPU):
+        with preserve_state([net, optimizer], CPU):
             assert all(parameter.grad is None for parameter in net.parameters())
             train(net, optimizer)
             optimizer.param_groups[0].update(lr=9.0, new=1)
@@ -114,7 +114,7 @@ def test_a_training_goes_on_as_if_nothing_had_been_between() -> None:
         torch.manual_seed(1)
         for _ in range(2):
             if between:
-                with kept([net, optimizer], CPU):
+                with preserve_state([net, optimizer], CPU):
                     train(net, optimizer)
             outputs = net(torch.randn(4, 3, 8, 8))
             outputs.square().mean().backward()  # type: ignore[no-untyped-call]
@@ -129,7 +129,7 @@ def test_schedulers_and_scalers_are_kept_by_their_state() -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
     rate = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    with kept([net, optimizer, rate, scaler], CPU):
+    with preserve_state([net, optimizer, rate, scaler], CPU):
         train(net, optimizer)
         rate.step()
         scaler.scale(torch.ones(1))

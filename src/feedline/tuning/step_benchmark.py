@@ -1,0 +1,266 @@
+"""Benchmark of a training step over a loader whose settings change.
+
+Guarantees: a trial counts only steps whose batches were loaded entirely with its setting and by all
+workers. It ends once its error is small or another setting is clearly faster.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+import feedline
+from feedline.control.window import Window, error_of
+from feedline.tuning.training_step import Step
+from feedline.tuning.trial import LoaderSetting, LoaderTrial
+from feedline.tuning.tunable import TunableLoader
+
+__all__ = ["MeteredStep", "StepBenchmark", "UserCodeFailure"]
+
+
+_SMALL_ERROR = 0.01  # relative error that ends a trial
+_SMALL_ERROR_LATER = 0.03  # the same halfway from the shortest duration to the longest
+_SLOWER = 0.1  # than the fastest, beyond the error: then a trial ends early
+_MIN_STEPS = 16  # before a small error is trusted
+_KEPT_BATCHES = 3
+_WARMUP_STEPS = 2
+_START_TIMEOUT_S = 60.0
+
+_LIBRARIES = tuple(f"{Path(module.__file__ or '').parent}/" for module in (feedline, torch))
+_WORKER_TRACEBACK = "\nOriginal Traceback"  # torch's text in the exception of a worker
+_MAX_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class _StepTimes:
+    """Times of one step, in seconds."""
+
+    step_s: float
+    wait_s: float
+    wait_cpu_s: float
+
+
+class StepBenchmark:
+    """Runs and times training steps over a loader.
+
+    Args:
+        loader: source of the batches.
+        step: training step on a batch. It really trains.
+        phase: label of the measured windows.
+        single_warmup: True for long steps: one untimed step instead of two.
+    """
+
+    def __init__(
+        self,
+        loader: TunableLoader,
+        step: Step,
+        phase: object = None,
+        *,
+        single_warmup: bool = False,
+    ) -> None:
+        self._loader = loader
+        self._step = step
+        self._phase = phase
+        self._warmup_steps = 1 if single_warmup else _WARMUP_STEPS
+        self.batch_bytes = 0
+        """Size of the tensors in a batch; 0 before `ceiling` has loaded one."""
+
+    def discard_batches(self, batches: int, until: float = math.inf) -> None:
+        """Load batches without a step, for example to read their files into the page cache.
+
+        Args:
+            batches: number of batches.
+            until: end on the monotonic clock.
+
+        Raises:
+            Exception: any error of the dataset.
+        """
+        for _ in range(batches):
+            if time.monotonic() >= until:
+                break
+            self._loader.next()
+
+    def ceiling(self, seconds: float, until: float = math.inf) -> float:
+        """Measure the compute-bound rate: steps per second over batches kept in memory.
+
+        Args:
+            seconds: duration of the timed steps.
+            until: end on the monotonic clock, for long steps. Then only the last step counts.
+
+        Raises:
+            Exception: any error of the step or the dataset.
+        """
+        kept = []
+        for _ in range(_KEPT_BATCHES):
+            batch = tree_map(_clone, self._loader.next())
+            kept.append(batch)
+            start = time.perf_counter()
+            self._step(batch)
+            if time.monotonic() >= until:
+                return 1 / max(1e-9, time.perf_counter() - start)
+        tensors = [leaf for leaf in tree_leaves(kept) if isinstance(leaf, Tensor)]
+        self.batch_bytes = sum(each.numel() * each.element_size() for each in tensors) // len(kept)
+        start, steps = time.perf_counter(), 0
+        while time.perf_counter() - start < seconds or steps < _KEPT_BATCHES:
+            self._step(kept[steps % _KEPT_BATCHES])
+            steps += 1
+            if time.monotonic() >= until:
+                break
+        return steps / (time.perf_counter() - start)
+
+    def trial(
+        self, setting: LoaderSetting, *, min_s: float, max_s: float, fastest: float | None = None
+    ) -> LoaderTrial:
+        """Measure a setting.
+
+        Args:
+            setting: settings of the loader.
+            min_s: shortest duration.
+            max_s: longest duration, if figures vary.
+            fastest: steps per second of the fastest setting so far. A clearly slower trial ends
+                early.
+
+        Raises:
+            UsageError: not enough memory for the setting.
+            Exception: any error of the step or the dataset.
+        """
+        loader = self._loader
+        # Batches from the previous setting do not count.
+        self.discard_batches(loader.change(setting))
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not loader.all_started and time.monotonic() < deadline:
+            self._time_step()
+        for _ in range(self._warmup_steps):
+            self._time_step()
+        before, start, times = loader.spent(), time.perf_counter(), list[_StepTimes]()
+        while True:
+            times.append(self._time_step())
+            passed = time.perf_counter() - start
+            enough = len(times) >= _MIN_STEPS and passed >= min_s
+            if enough:
+                error = _relative_error(times)
+                small = _SMALL_ERROR if passed < (min_s + max_s) / 2 else _SMALL_ERROR_LATER
+                slower = len(times) / passed * (1 + error) < (1 - _SLOWER) * (fastest or 0.0)
+                enough = error <= small or (slower and error < _SLOWER)
+            if enough or (passed >= max_s and len(times) >= 2):
+                break
+        window = Window.between(
+            before,
+            loader.spent(),
+            phase=self._phase,
+            steps=len(times),
+            seconds=sum(each.step_s for each in times),
+            wait_s=sum(each.wait_s for each in times),
+            workers=setting.workers,
+        )
+        return LoaderTrial(
+            setting=setting,
+            window=window,
+            error=_relative_error(times),
+            start_s=loader.start_s,
+            usual_wait_s=statistics.median(each.wait_s for each in times),
+            wait_cpu_s=statistics.fmean(each.wait_cpu_s for each in times),
+        )
+
+    def _time_step(self) -> _StepTimes:
+        start, start_cpu = time.perf_counter(), time.thread_time()
+        batch = self._loader.next()
+        loaded, loaded_cpu = time.perf_counter(), time.thread_time()
+        self._step(batch)
+        return _StepTimes(time.perf_counter() - start, loaded - start, loaded_cpu - start_cpu)
+
+
+def _relative_error(times: list[_StepTimes]) -> float:
+    return error_of([each.step_s for each in times])
+
+
+def _clone(leaf: Any) -> Any:
+    """Copy a tensor of a batch; containers keep their type."""
+    return leaf.clone() if hasattr(leaf, "clone") else leaf
+
+
+class MeteredStep:
+    """A training step that measures its CPU time, all threads together.
+
+    Args:
+        step: training step on a batch.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._steps = self._cpu_ns = 0
+        self._error: Exception | None = None
+
+    def __call__(self, batch: Any) -> None:
+        """Run the step."""
+        start_ns = time.process_time_ns()
+        try:
+            self._step(batch)
+        except Exception as error:
+            self._error = error
+            raise
+        self._cpu_ns += time.process_time_ns() - start_ns
+        self._steps += 1
+
+    def failure(self, error: Exception) -> UserCodeFailure:
+        """Attribute an exception to this step or to the loader."""
+        return UserCodeFailure(error, "the step" if error is self._error else "loading a batch")
+
+    @property
+    def cpu_s(self) -> float:
+        """Mean CPU time of a step."""
+        return self._cpu_ns / 1e9 / max(1, self._steps)
+
+
+@dataclass(frozen=True, slots=True)
+class UserCodeFailure:
+    """An exception of the training step or the dataset.
+
+    Its traceback has only frames of the user's code, and a worker's traceback once.
+
+    Args:
+        error: the exception.
+        where: the code that raised it.
+    """
+
+    error: Exception
+    where: Literal["the step", "loading a batch"]
+
+    @property
+    def summary(self) -> str:
+        """One line: the code that raised, and the message."""
+        text, kind = str(self.error).strip(), type(self.error).__name__
+        if _WORKER_TRACEBACK in f"\n{text}":
+            last = text.splitlines()[-1]  # of the worker's traceback
+        else:
+            last = f"{kind}: {text.splitlines()[0]}" if text else kind
+        return f"{self.where} raised {last[:_MAX_CHARACTERS]}"
+
+    @property
+    def traceback(self) -> str:
+        """Traceback from the first frame of the user's code."""
+        error = self.error
+        lines = traceback.format_exception(type(error), error, _user_frames(error.__traceback__))
+        return "".join(lines).rstrip()
+
+
+def _user_frames(frames: TracebackType | None) -> TracebackType | None:
+    """Skip the frames up to this module's, and libraries' after them."""
+    below, at = frames, frames
+    while at is not None:
+        if at.tb_frame.f_code.co_filename == __file__:
+            below = at.tb_next
+        at = at.tb_next
+    while below is not None and below.tb_frame.f_code.co_filename.startswith(_LIBRARIES):
+        below = below.tb_next
+    return below
