@@ -46,7 +46,7 @@ NEEDS = {  # what a page's blocks need beside feedline's own dependencies
     "remote-data": ("s3fs", "moto"),
     "sources": ("lmdb",),
     "track-metrics": ("tensorboard",),
-    "train": ("timm",),
+    "train": ("timm", "safetensors"),
     "transformers": ("transformers", "accelerate"),
 }
 
@@ -106,6 +106,16 @@ def old_lmdb(path: str, files: list[Path]) -> None:
             filling.put(b"%09d" % number, pickle.dumps((file.read_bytes(), number % 2)))
 
 
+def exported(file: str) -> None:
+    """What `feedline export` writes."""
+    from feedline.train.model import TrainedModel, create_model, export_safetensors
+
+    name, classes = "test_resnet.r160_in1k", ["cat", "dog"]
+    model = create_model(name, classes=2, sizes=(32,))
+    about = TrainedModel(Path("best.pt"), name, model, torch.device("cpu"), classes, 32, None)
+    export_safetensors(about, Path(file))
+
+
 def small_world() -> dict[str, Any]:
     """What the blocks of a page may name without having made it: a model and its step."""
     torch.manual_seed(0)
@@ -157,6 +167,8 @@ def test_the_python_blocks_of_a_page_run(
         feedline.build_cache("train", "demo-cache", (64, 96, 128))
     if page.stem == "sources":
         old_lmdb("old.lmdb", sorted(jpeg_folder.rglob("*.jpg")))
+    if page.stem == "train" and page.parent.name == "how-to":
+        exported("model.safetensors")
     if page.stem == "torchrun":
         for name in ("RANK", "LOCAL_RANK", "MASTER_PORT"):
             monkeypatch.setenv(name, "0")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import Command
+from PIL import Image
 
 from feedline.train.model import create_model, load_trained
 from feedline.train.recipe import Recipe
@@ -119,6 +120,26 @@ def test_weights_are_exported_as_safetensors_and_load_again(
     model = load_trained(trained, torch.device("cpu")).model
     for name, value in model.state_dict().items():
         assert torch.equal(value, again[name]), name
+
+
+def test_timm_predicts_from_an_export_as_the_run_does(
+    feedline: Command, trained: Path, tiny_set: Path, tmp_path: Path
+) -> None:
+    safetensors = pytest.importorskip("safetensors")
+    timm = pytest.importorskip("timm")
+    file, found = tmp_path / "model.safetensors", tmp_path / "found.json"
+    assert feedline("export", trained, file).status == 0
+    assert feedline("predict", trained, tiny_set, *PLAIN, "--json", found).status == 0
+    with safetensors.safe_open(file, "pt") as opened:
+        metadata = opened.metadata()
+    cfg = {**json.loads(metadata["pretrained_cfg"]), "file": str(file)}
+    model = timm.create_model(metadata["model"], pretrained=True, pretrained_cfg_overlay=cfg)
+    transform = timm.data.create_transform(**timm.data.resolve_data_config(model=model))
+    for each in json.loads(found.read_text())["predictions"]:
+        with Image.open(each["path"]) as image:
+            logits = model.eval()(transform(image.convert("RGB"))[None])
+        highest = logits.softmax(1).max().item()
+        assert highest == pytest.approx(each["classes"][0][1], abs=1e-3)
 
 
 def test_an_export_overwrites_no_other_kind_of_file(

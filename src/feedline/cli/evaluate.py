@@ -147,7 +147,7 @@ def export(
 ) -> None:
     """Export the weights of a run as safetensors.
 
-    Metadata: the model, its classes and its image size.
+    Metadata: the model, its classes, its image size, and timm's pretrained_cfg to load it.
 
     Example: feedline export runs/resnet18-1 model.safetensors
     """

@@ -64,6 +64,7 @@ def report(
         from feedline.report.page import page
 
         write_text(html, page(facts, str(run)))
+        typer.echo(f"\nwrote {html}")
     write_json(json, as_json(facts))
     raise typer.Exit(report_status(facts))
 

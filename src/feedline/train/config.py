@@ -169,8 +169,9 @@ def make_recipe(given: Mapping[str, Any], *under: Mapping[str, Any]) -> Recipe:
     if preset is None:
         if epochs is not None:
             raise UsageError(
-                "epochs needs a preset; a schedule has the epochs of each phase",
-                hint="--preset ffcv --epochs 30, or --schedule 112x10,160x20",
+                "epochs needs an image size or a preset; a schedule has the epochs of each phase",
+                hint="--image-size 224 --epochs 30, --preset ffcv --epochs 30, or "
+                "--schedule 112x10,160x20",
             )
         return Recipe(**settings)
     if "schedule" in settings:

@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from feedline.device.normalise import IMAGENET_MEAN, IMAGENET_STD
 from feedline.errors import StateError, UsageError
+from feedline.images.crops import EvalCrop
 from feedline.system import unwritten
 from feedline.train.checkpoint import BEST_NAME, WEIGHTS, load_checkpoint, replacing
 from feedline.train.presets import round_size
@@ -191,7 +193,11 @@ def load_trained(path: Path, device: torch.device) -> TrainedModel:
 
 
 def export_safetensors(trained: TrainedModel, file: Path) -> None:
-    """Write weights as safetensors, with model, classes and image size as metadata."""
+    """Write weights as safetensors.
+
+    Metadata, as text: `model`, and as JSON `classes`, `image_size` and `pretrained_cfg`, which
+    timm reads: number of classes, input size, mean, standard deviation, crop and interpolation.
+    """
     if file.suffix != ".safetensors":
         hint = f"name a file such as {file.with_suffix('.safetensors')}"
         raise UsageError(f"cannot export to {file}: expected the suffix .safetensors", hint=hint)
@@ -201,10 +207,20 @@ def export_safetensors(trained: TrainedModel, file: Path) -> None:
         raise UsageError("safetensors is not installed", hint="pip install safetensors") from None
     state = trained.model.state_dict()
     tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
+    crop = EvalCrop()
+    pretrained_cfg = {
+        "num_classes": len(trained.classes),
+        "input_size": (3, trained.image_size, trained.image_size),
+        "mean": IMAGENET_MEAN,
+        "std": IMAGENET_STD,
+        "crop_pct": crop.fraction,
+        "interpolation": crop.filter,
+    }
     metadata = {
         "model": trained.name,
         "classes": json.dumps(trained.classes),
-        "image_size": str(trained.image_size),
+        "image_size": json.dumps(trained.image_size),
+        "pretrained_cfg": json.dumps(pretrained_cfg),
     }
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
