@@ -250,6 +250,15 @@ def test_a_few_slow_samples_are_named() -> None:
     assert "cats/huge.jpg" in finding_of(run, "slow-samples").evidence
 
 
+def test_samples_that_waited_for_a_core_are_not_slow() -> None:
+    sizes = {20: (380, 500.0), 28: (4, 2000.0)}
+    run = a_run(
+        SLOW, work=320.0, machine=CORES, cpu=0.3, timed_queued_ms=12 * 320 * 0.7, sample_sizes=sizes
+    )
+    assert "busy-machine" in rules_of(run)
+    assert "slow-samples" not in rules_of(run)
+
+
 def test_samples_that_are_all_alike_are_not_slow() -> None:
     run = a_run(SLOW, work=320.0, sample_sizes={20: (200, 200.0), 21: (184, 370.0)})
     assert "slow-samples" not in rules_of(run)

@@ -187,9 +187,11 @@ def slow_samples(facts: RunFacts) -> Finding | None:
     if lanes is None or lanes.tail is None or not facts.waits:
         return None
     tail = lanes.tail
-    if tail.excess_ms < _SOME * lanes.own_ms:
+    # On a busy machine any sample may be slow: it may have waited for a core all that time.
+    excess_ms = tail.excess_ms - lanes.queued_ms
+    if excess_ms < _SOME * lanes.own_ms:
         return None
-    share = tail.excess_ms / lanes.own_ms
+    share = min(1.0, excess_ms / lanes.own_ms)
     gain = gain_of(facts, less_work(facts, lanes.cpu_ms * share, lanes.blocked_ms * share))
     if gain.predicted < facts.thresholds.worth:
         return None
