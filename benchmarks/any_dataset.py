@@ -16,14 +16,19 @@ that almost all time is the loader's.
 Caveats: files come from the page cache; nothing is done with a batch, so no training competes with
 the workers for the cores; the first batch of feedline's first loader includes imports.
 
+`--megapixels 12` measures `images` alone, on 48 mosaics of FOLDER's images, 4:3, JPEG quality 90.
+
     python benchmarks/any_dataset.py FOLDER --json benchmarks/results/any_dataset.json
+    python benchmarks/any_dataset.py FOLDER --megapixels 12 --json benchmarks/results/large.json
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +37,7 @@ from typing import Any
 
 import psutil
 import torch
+from PIL import Image, ImageOps
 from report import machine, save, spread, table, versions
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, TensorDataset
@@ -123,6 +129,21 @@ def compare(
     return {"samples_s": rates, "first_batch_s": firsts, "ratio": ratios}
 
 
+def mosaics(folder: Path, to: Path, megapixels: float) -> Path:
+    """Write large images, each of as many of a folder's images as they have room for."""
+    height = round((megapixels * 1e6 * 3 / 4) ** 0.5)
+    width, side = height * 4 // 3, 500
+    files = itertools.cycle(sorted(folder.rglob("*.[jJ]*")))
+    (to / "all").mkdir(parents=True)
+    for number in range(48):
+        large = Image.new("RGB", (width, height))
+        for top, left in itertools.product(range(0, height, side), range(0, width, side)):
+            with Image.open(next(files)) as image:
+                large.paste(ImageOps.fit(image.convert("RGB"), (side, side)), (left, top))
+        large.save(to / "all" / f"{number}.jpg", quality=90)
+    return to
+
+
 def tree_mb() -> float:
     """PSS of this process and all below it."""
     here = psutil.Process()
@@ -156,8 +177,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--megapixels", type=float, help="measure mosaics of this size instead")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.megapixels:
+        with tempfile.TemporaryDirectory() as made:
+            large = mosaics(Path(options.folder), Path(made) / "large", options.megapixels)
+            result = compare(ImageFolder(str(large), PIPELINE), 16, 2, options)
+        print({name: spread(rates, 0) for name, rates in result["samples_s"].items()})
+        print("ratio", spread(result["ratio"], 2))
+        about = {"machine": machine(), "versions": versions(["torch", "pillow", "feedline"])}
+        save({**about, "megapixels": options.megapixels, **result}, options.json)
+        return
     images = torch.randint(0, 255, (TINY, 3, 32, 32), dtype=torch.uint8)
     labels = torch.randint(0, 10, (TINY,))
     tasks = [
