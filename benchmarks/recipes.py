@@ -137,7 +137,7 @@ def said_of(dataset: Any, collate_fn: Any) -> tuple[list[str], list[str]]:
     else:
         with feedline.DataLoader(dataset, BATCH, collate_fn=collate_fn) as loader:
             said = loader.explain()
-    facts: dict[str, list[str]] = {"recognised": [], "unchanged": []}
+    facts: dict[str, list[str]] = {"fused": [], "unchanged": []}
     for line in said.splitlines():
         name, _, fact = line.partition(" ")
         if name in facts:

@@ -131,7 +131,7 @@ def test_a_size_that_is_set_later_has_to_be_asked_for_too() -> None:
         with pytest.raises(UsageError, match="asked for the size"):
             next(batches)
     rows = DataLoader(TensorDataset(torch.zeros(8, 2)), 4)
-    with pytest.raises(UsageError, match="image size 8 cannot be had: tensors in memory"):
+    with pytest.raises(UsageError, match=r"image size 8 .*tensor engine"):
         rows.set_image_size(8)
 
 
@@ -168,7 +168,7 @@ def test_a_state_of_an_image_size_that_does_not_fit_changes_nothing() -> None:
     batches = iter(made)
     next(batches)
     before = made.state_dict()
-    with pytest.raises(UsageError, match="the state's image size 16 is above max_image_size=8"):
+    with pytest.raises(UsageError, match=r"the state's image size 16 .*max_image_size=8"):
         made.load_state_dict(big.state_dict())
     assert made.state_dict() == before
     assert len(list(batches)) == 5
@@ -222,7 +222,7 @@ def test_a_decision_is_said_once_and_taken_again_when_something_is_set(
             list(loader)
             loader.explain()
         assert [record.levelname for record in caplog.records] == ["INFO"]
-        assert "batches of ImageFolder: rows" in caplog.text
+        assert "engine for ImageFolder: image-row engine" in caplog.text
         data.transform.transforms[0].size = (12, 12)
         assert next(iter(loader))[0].shape[-1] == 12
         data.transform = transforms.Compose([*STEPS, lambda image: image[:, :5, :5]])
@@ -359,9 +359,9 @@ def test_a_schedule_without_sizes_sets_batch_sizes_alone() -> None:
     with DataLoader(Scaled(), schedule="ownx1@2,ownx1@4", shuffle=False, num_workers=0) as loader:
         assert [[len(batch) for batch in loader] for _ in range(2)] == [[2, 2], [4]]
         assert loader.phase.size is None
-        assert "1 epoch at the dataset's own size, batch 2, then" in loader.explain()
+        assert "1 epoch at the dataset's own size, batch size 2, then" in loader.explain()
         state = loader.state_dict()
     with DataLoader(Scaled(), schedule="ownx1@2,ownx1@4", shuffle=False, num_workers=0) as loader:
         loader.load_state_dict(state)
-    with pytest.raises(UsageError, match="at which size are the images of Rows wanted"):
+    with pytest.raises(UsageError, match="Rows needs an image size"):
         DataLoader(Rows(8), schedule="ownx1@2")

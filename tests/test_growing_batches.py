@@ -76,7 +76,7 @@ def test_batches_may_have_any_size_whatever_the_batch_sampler_says_of_it(
     batches = Uneven(len(data), **attributes)
     expected = list(TorchDataLoader(data, batch_sampler=batches))
     with DataLoader(data, batch_sampler=batches, num_workers=workers) as loader:
-        assert "engine      rows" in loader.explain()
+        assert "engine      image-row engine" in loader.explain()
         for _ in range(2):
             found = list(loader)
             assert labels(found) == labels(expected)
@@ -97,7 +97,7 @@ def test_whole_batches_may_have_any_size(
     options: dict[str, Any] = {"batch_sampler": batches, "num_workers": workers}
     expected = labels(TorchDataLoader(data, batch_sampler=batches))
     with DataLoader(data, collate_fn=collated, **options) as loader:
-        assert "engine      samples" in loader.explain()
+        assert "engine      sample engine" in loader.explain()
         assert labels(loader) == expected
     with DataLoader(Made(len(data), number), **options) as loader:
         assert [batch.tolist() for batch in loader] == list(batches)

@@ -45,8 +45,11 @@ class Unpicklable(Rows):
         ({"timeout": -1}, "timeout option should be non-negative, in seconds; got -1"),
         ({"timeout": float("nan")}, "timeout option should be non-negative, in seconds; got nan"),
         ({"timeout": "1"}, "timeout option should be non-negative, in seconds; got '1'"),
-        ({"start_method": "thread"}, r"start_method must be one of .*'spawn'.* got 'thread'"),
-        ({"collate_fn": list}, "collate_fn=<class 'list'> was given, but Rows makes batches"),
+        (
+            {"start_method": "thread"},
+            r"start_method must be None or one of .*'spawn'.* got 'thread'",
+        ),
+        ({"collate_fn": list}, "collate_fn=<class 'list'> has no effect: Rows makes batches"),
         ({"image_size": 0}, "image_size must be a whole number from 1 to 16384, got 0"),
         ({"image_size": "8"}, "image_size must be .* got '8'"),
         ({"max_image_size": 0}, "max_image_size must be .* got 0"),
@@ -62,13 +65,13 @@ class Unpicklable(Rows):
         ({"dtype": "float32"}, "dtype must be a torch.dtype.* got 'float32'"),
         ({"mean": (0.5, 0.5), "device": "cpu"}, r"three numbers each.*mean=\(0\.5, 0\.5\)"),
         ({"std": (0.5, 0.5, 0.0), "device": "cpu"}, r"std above 0; got .*std=\(0\.5, 0\.5, 0\.0\)"),
-        ({"image_size": None}, r"at which size .* Give image_size=224, or a schedule"),
-        ({"mean": (0.5, 0.5, 0.5)}, r"mean=.* has no effect without `device`.*give device"),
-        ({"std": (0.5, 0.5, 0.5)}, r"std=.* has no effect without `device`"),
-        ({"dtype": torch.bfloat16}, r"dtype=torch\.bfloat16 has no effect without `device`"),
-        ({"in_order": False}, "in_order=False was given with a seed or a schedule"),
-        ({"schedule": "8x1", "image_size": 8}, "either a schedule or an image_size"),
-        ({"drop_last": True, "batch_size": 11}, "global batch of 11 leaves nothing of 10 samples"),
+        ({"image_size": None}, r"Rows needs an image size: set image_size=224, or a schedule"),
+        ({"mean": (0.5, 0.5, 0.5)}, r"mean=.* has no effect without device="),
+        ({"std": (0.5, 0.5, 0.5)}, r"std=.* has no effect without device="),
+        ({"dtype": torch.bfloat16}, r"dtype=torch\.bfloat16 has no effect without device="),
+        ({"in_order": False}, "in_order=False has no effect with a seed or a schedule"),
+        ({"schedule": "8x1", "image_size": 8}, "schedule= and image_size="),
+        ({"drop_last": True, "batch_size": 11}, r"drop_last=True.* 11 .* 10 samples"),
     ],
 )
 def test_an_argument_that_cannot_be_used_is_named_and_shown(
@@ -87,7 +90,7 @@ def test_an_argument_that_cannot_be_used_is_named_and_shown(
         ({"num_workers": 1.5}, r'num_workers must be "auto" or a whole number .* got 1\.5'),
         ({"num_workers": [2]}, r"num_workers must be .* got \[2\]"),
         ({"num_workers": True}, "num_workers must be .* got True"),
-        ({"prefetch_factor": 10**9}, "prefetch_factor must be .* from 1 to 1024, got 1000000000"),
+        ({"prefetch_factor": 10**9}, "prefetch_factor must be .* from 1 to 1024 .*got 1000000000"),
         ({"prefetch_factor": 1025}, "prefetch_factor must be .* got 1025"),
         ({"prefetch_factor": 1.5}, r"prefetch_factor must be .* got 1\.5"),
         ({"prefetch_factor": "2"}, "prefetch_factor must be .* got '2'"),
@@ -125,12 +128,12 @@ class Lengthless:
 @pytest.mark.parametrize(
     ("dataset", "options", "said"),
     [
-        (Long(32.0), {}, r"__len__ of Long gives 32\.0"),
-        (Long("32"), {}, "__len__ of Long gives '32'"),
-        (Long(-3), {"shuffle": True}, "__len__ of Long gives -3"),
-        (Long(None), {"seed": 1}, "__len__ of Long gives None"),
-        (Long(None), {"schedule": "8x1"}, "__len__ of Long gives None"),
-        (Lengthless(), {}, "a Lengthless does not say how many .* __len__, .*IterableDataset"),
+        (Long(32.0), {}, r"Long.__len__ returns 32\.0"),
+        (Long("32"), {}, "Long.__len__ returns '32'"),
+        (Long(-3), {"shuffle": True}, "Long.__len__ returns -3"),
+        (Long(None), {"seed": 1}, "Long.__len__ returns None"),
+        (Long(None), {"schedule": "8x1"}, "Long.__len__ returns None"),
+        (Lengthless(), {}, "a Lengthless has no length: .* __len__, .*IterableDataset"),
         (None, {}, "from a NoneType: it has no __getitem__; pass a Dataset, a list"),
         (None, {"sampler": [0]}, "from a NoneType: it has no __getitem__"),
         (iter([1]), {}, "from a list_iterator: it has no __getitem__; .*a torch IterableDataset"),
@@ -229,7 +232,7 @@ def test_a_schedule_that_does_not_parse_is_a_schedule_error(schedule: Any) -> No
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_cuda_that_is_not_there_is_refused_with_what_to_look_at() -> None:
-    with pytest.raises(UsageError, match=r"torch sees no accelerator.*nvidia-smi"):
+    with pytest.raises(UsageError, match=r"no accelerator.*nvidia-smi"):
         DataLoader(Rows(10), num_workers=0, image_size=8, device="cuda")
 
 

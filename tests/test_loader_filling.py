@@ -105,7 +105,7 @@ def test_an_epoch_of_originals_then_copies(
     root = tmp_path / "cache"
     data = ImageFolder(photos, TrainCrop())
     with DataLoader(data, 8, cache=root, **OPTIONS) as loader:
-        assert "none until an epoch is read" in loader.explain()
+        assert "none for the first epoch" in loader.explain()
         assert "copies of 64 px" in loader.explain()
         found = epochs(loader, 3)
         assert "64 px JPEG q95 for 32 px" in loader.explain()
@@ -181,7 +181,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(photos: Path, finished: 
         state = loader.state_dict()
         assert state["cache"] == {"copies": True, "batches": 0}
         for damaged in (7, {}, {"copies": 1, "batches": 0}, {"copies": True, "batches": -1}):
-            with pytest.raises(StateError, match="damaged: cache"):
+            with pytest.raises(StateError, match="invalid 'cache'"):
                 loader.load_state_dict(state | {"cache": damaged})
         with pytest.raises(StateError, match="seed was 6"):
             loader.load_state_dict(state | {"seed": 6, "cache": {"copies": False, "batches": 1}})
@@ -232,7 +232,7 @@ def test_one_that_always_dies_is_an_error(
 ) -> None:
     boot = "import sys; sys.stdin.close(); sys.exit(9)"
     monkeypatch.setattr(filler, "_BOOT", boot)
-    with pytest.raises(ResourceError, match="ended without a word, with status 9"):
+    with pytest.raises(ResourceError, match="status 9"):
         DataLoader(ImageFolder(photos), 8, cache=tmp_path / "cache", **OPTIONS)
 
 
@@ -371,8 +371,8 @@ def test_what_cannot_be_filled_is_said_at_once(
     other.mkdir()
     (other / "letter.txt").write_text("")
     refused(other, UsageError, "is not empty")
-    refused(photos / "cache", UsageError, "would lie in its source")
-    refused(other / "letter.txt" / "cache", ResourceError, "cannot be built there")
+    refused(photos / "cache", UsageError, "would lie inside its source")
+    refused(other / "letter.txt" / "cache", ResourceError, "cannot write to the cache folder")
     small = tmp_path / "small"
     unfinished(photos, small, (16,))
     refused(small, UsageError, "is of 16 px JPEG q95, and copies of 64 px are wanted")

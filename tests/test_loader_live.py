@@ -236,7 +236,7 @@ def test_a_copy_is_built_with_what_was_set() -> None:
         with pickle.loads(pickle.dumps(loader)) as copy:
             assert (copy.prefetch, copy.piece_ms) == (2, 0.5)
             assert read(copy) == planned_epoch(loader, 0)
-        assert "2 batches (prefetch), in pieces of 0.5 ms (piece_ms)" in loader.explain()
+        assert "2 batches (prefetch), in tasks of 0.5 ms (piece_ms)" in loader.explain()
     with whole(1) as loader:
         loader.prefetch_factor = 3
         assert pickle.loads(pickle.dumps(loader)).prefetch_factor == 3
@@ -247,7 +247,7 @@ BAD_PIECES = [0, -1, math.nan, math.inf, -math.inf, True, "50", [1], 1j, Fractio
 
 @pytest.mark.parametrize("piece_ms", BAD_PIECES)
 def test_what_is_no_piece_is_refused(piece_ms: Any) -> None:
-    said = "piece_ms must be a number of milliseconds above 0, or None for 50, got"
+    said = r"piece_ms .* above 0, or None for 50, got"
     with pytest.raises(UsageError, match=said):
         rows(0, piece_ms=piece_ms)
     with pytest.raises(UsageError, match=said):
@@ -266,7 +266,7 @@ def test_what_is_no_piece_is_refused(piece_ms: Any) -> None:
         (True, "prefetch must be .* got True"),
         (2.0, r"prefetch must be .* got 2\.0"),
         (math.nan, "prefetch must be .* got nan"),
-        (5, "prefetch=5 was asked for.*memory for 4 batches ahead.*build it with prefetch=5"),
+        (5, "prefetch=5 is larger than 4.*build it with prefetch=5"),
     ],
 )
 def test_a_depth_that_cannot_be_had_is_refused(prefetch: Any, said: str) -> None:
@@ -286,9 +286,11 @@ def test_a_prefetch_factor_that_cannot_be_had_is_refused(factor: Any) -> None:
 
 def test_what_would_have_no_effect_is_refused() -> None:
     with whole(1) as loader:
-        with pytest.raises(UsageError, match=r"prefetch=2 has no effect.*whole .*prefetch_f"):
+        with pytest.raises(
+            UsageError, match=r"prefetch=2 has no effect.*dataset engine.*prefetch_f"
+        ):
             loader.prefetch = 2
-        with pytest.raises(UsageError, match=r"piece_ms=5 has no effect .*one worker's"):
+        with pytest.raises(UsageError, match=r"piece_ms=5 has no effect .*one task"):
             loader.piece_ms = 5
     with whole(0) as loader, pytest.raises(UsageError, match="no effect without workers"):
         loader.prefetch_factor = 2
@@ -306,7 +308,7 @@ def test_an_iterable_dataset_follows_at_the_next_iteration() -> None:
         assert len(list(loader)) == 3
         loader.prefetch_factor = 3
         assert len(list(loader)) == 3
-        with pytest.raises(UsageError, match=r"prefetch=2 has no effect.*torch's own"):
+        with pytest.raises(UsageError, match=r"prefetch=2 has no effect.*torch's engine"):
             loader.prefetch = 2
 
 

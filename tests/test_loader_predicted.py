@@ -44,7 +44,9 @@ def test_each_size_of_the_schedule_has_a_rate(
     with DataLoader(
         ImageFolder(jpeg_folder), 4, schedule="16x1,24x2,16x3", num_workers=workers
     ) as loader:
-        pattern = rf"16 px \d+ images/s, 24 px \d+ images/s by {by} on 2 cores \(from 12 images in "
+        pattern = (
+            rf"16 px \d+ images/s, 24 px \d+ images/s with {by} on 2 cores \(from 12 images in "
+        )
         assert re.match(pattern + r"this process, read from memory\)", said(loader))
 
 
@@ -55,7 +57,7 @@ def test_workers_count_as_far_as_there_are_cores(
     monkeypatch.setattr("feedline.loader.predict.usable_cores", lambda: 4)
     for workers, rate in ((0, 100), (1, 100), (3, 300), (6, 400)):
         with DataLoader(ImageFolder(jpeg_folder), 4, image_size=8, num_workers=workers) as loader:
-            assert said(loader).startswith(f"8 px {rate} images/s by ")
+            assert said(loader).startswith(f"8 px {rate} images/s with ")
 
 
 def test_of_many_images_a_hundred_are_made() -> None:
@@ -105,7 +107,7 @@ def test_samples_are_spread_and_what_was_opened_is_closed() -> None:
     assert (len(samples), min(samples), max(samples)) == (100, 0, 999)
     broken = sum(sample % 3 == 0 for sample in samples)
     assert f"from {100 - broken} images" in found
-    assert found.endswith("; some cannot be made: ValueError: it is a multiple of three)")
+    assert found.endswith("; some failed: ValueError: it is a multiple of three)")
 
 
 def test_where_no_row_can_be_made_that_is_said(tmp_path: Path) -> None:
@@ -113,7 +115,7 @@ def test_where_no_row_can_be_made_that_is_said(tmp_path: Path) -> None:
     (tmp_path / "a" / "torn.jpg").write_bytes(b"\xff\xd8\xff torn")
     loader: DataLoader[Any] = DataLoader(ImageFolder(tmp_path), 4, image_size=8)
     found = said(loader)
-    assert found.startswith("nothing, as no row could be made: ImageError: ")
+    assert found.startswith("nothing, because no row could be made: ImageError: ")
     assert "torn.jpg" in found
 
 
@@ -124,7 +126,9 @@ def test_what_feedline_does_not_make_is_not_predicted() -> None:
 
     for dataset in ([1, 2, 3], Stream(), TensorDataset(torch.zeros(4))):
         loader: DataLoader[Any] = DataLoader(dataset, 2)  # type: ignore[arg-type]
-        assert said(loader).startswith("nothing, as feedline does not make these samples itself; ")
+        assert said(loader).startswith(
+            "nothing, because feedline does not make these samples itself; "
+        )
         assert "`feedline bench` measures" in said(loader)
 
 
@@ -162,7 +166,7 @@ def test_of_a_cache_it_says_whether_memory_holds_what_is_read(
     monkeypatch.setattr("feedline.loader.predict.cacheable_memory_bytes", lambda: memory)
     line = (
         "page cache  16 px JPEG q95 0.00 GB fits: it is read once, 32 px JPEG q95 0.00 GB "
-        "does not fit (0.00 GB of memory for it)"
+        "does not fit (0.00 GB of memory available)"
     )
     for data, cache in ((ImageFolder(root), None), (ImageFolder(jpeg_folder), root)):
         options: dict[str, Any] = {"schedule": "16x1,28x1", "num_workers": 0, "cache": cache}
@@ -204,12 +208,14 @@ def test_a_recognised_pipeline_is_predicted_at_its_own_size_and_at_others(
     jpeg_folder: Path, two_cores: None
 ) -> None:
     with DataLoader(pipeline(jpeg_folder), 4, num_workers=2) as loader:
-        assert re.match(r"16 px \d+ images/s by 2 workers on 2 cores \(from 12 ", said(loader))
+        assert re.match(r"16 px \d+ images/s with 2 workers on 2 cores \(from 12 ", said(loader))
     with DataLoader(pipeline(jpeg_folder), 4, schedule="8x1,24x1", num_workers=1) as loader:
-        assert re.match(r"8 px \d+ images/s, 24 px \d+ images/s by 1 worker ", said(loader))
+        assert re.match(r"8 px \d+ images/s, 24 px \d+ images/s with 1 worker ", said(loader))
     with DataLoader(pipeline(jpeg_folder), 4, collate_fn=list, num_workers=1) as loader:
-        assert "samples of a recognised" in loader.explain()
-        assert re.match(r"16 px \d+ images/s by 1 worker on .*, before collate_fn\)$", said(loader))
+        assert "sample engine" in loader.explain()
+        assert re.match(
+            r"16 px \d+ images/s with 1 worker on .*, before collate_fn\)$", said(loader)
+        )
 
 
 def test_random_states_and_the_steps_of_a_user_are_as_they_were(jpeg_folder: Path) -> None:
@@ -234,7 +240,7 @@ def test_steps_that_cannot_be_copied_are_not_run(jpeg_folder: Path) -> None:
     loader = DataLoader(pipeline(jpeg_folder, step), 4)
     calls = step.calls
     assert said(loader) == (
-        "nothing, as what makes them cannot be copied: TypeError: it holds a lock"
+        "nothing, because the source cannot be copied: TypeError: it holds a lock"
     )
     assert step.calls == calls
 

@@ -132,7 +132,7 @@ def test_a_size_for_which_there_is_no_memory_is_refused_and_nothing_changes() ->
     large = loader(max_image_size=40)
     large.set_image_size(40)
     small = loader(max_image_size=12)
-    with pytest.raises(UsageError, match=r"image size 40 is above max_image_size=12"):
+    with pytest.raises(UsageError, match=r"image size 40 .*max_image_size=12"):
         small.load_state_dict(large.state_dict())
     assert read(small) == planned_epoch(small, 0)
 
@@ -290,7 +290,7 @@ class Used(RuleBasedStateMachine):
             self.stand(self.epoch + 1)
         elif step < self.restored_step:
             if self.restored_step < self.made.plan.steps(self.epoch):
-                with pytest.raises(UsageError, match="brought to step"):
+                with pytest.raises(UsageError, match="cannot begin at step"):
                     self.made.set_step(step)
                 return
             self.stand(self.epoch + 1)

@@ -334,8 +334,8 @@ def test_a_script_from_stdin_is_told_to_be_a_file(
     if fine:
         assert (output, errors) == ("4", "")
     else:
-        assert "UsageError: worker processes have to import your script" in errors
-        assert 'Put it into a file, or use start_method="fork"' in errors
+        assert "UsageError: worker processes must import your script" in errors
+        assert 'Put the code into a file, or use start_method="fork"' in errors
 
 
 @pytest.mark.parametrize("by", ["file", *slow("command")])
@@ -343,7 +343,7 @@ def test_a_class_that_workers_do_not_find_in_the_script_is_named(by: str, tmp_pa
     _, errors = run(tmp_path, UNDER_THE_GUARD, by=by)
     assert "StartError: a worker could not open the dataset" in errors
     assert "'Mine'" in errors
-    assert "Put it into a module of its own, or at the top of the script" in errors
+    assert "Move it to a module or to the top level of the script" in errors
 
 
 def global_states() -> list[Any]:

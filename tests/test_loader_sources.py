@@ -56,7 +56,7 @@ def test_batches_of_each_pipeline_come_from_workers_too(
     ours, theirs = csv(jpeg_folder, tmp_path, transform), Torchvisions(jpeg_folder, transform)
     with DataLoader(ours, 5, num_workers=2) as loader, DataLoader(theirs, 5) as other:
         said, expected = loader.explain().splitlines(), other.explain().splitlines()
-    about = ("recognised", "unchanged", "because", "engine")
+    about = ("fused", "unchanged", "because", "engine")
     assert [s for s in said if s.startswith(about)] == [s for s in expected if s.startswith(about)]
     assert_same(epochs(ours, num_workers=2), epochs(theirs, num_workers=2))
     assert_same(
@@ -228,7 +228,7 @@ def test_a_source_with_its_own_items_runs_as_it_is(jpeg_folder: Path) -> None:
             return image, 2 * label
 
     with DataLoader(Doubled(jpeg_folder, colours()), 12) as loader:
-        assert "__getitem__ of its own" in loader.explain()
+        assert "overrides __getitem__" in loader.explain()
         ((_, labels),) = loader
         assert labels.tolist() == [0] * 6 + [2] * 6
 
@@ -246,11 +246,11 @@ def test_a_loader_keeps_the_kind_of_its_transform(jpeg_folder: Path) -> None:
         data.transform = colours(16)
         assert next(iter(loader))[0].shape == (4, 3, 16, 16)
         data.transform = EvalCrop()
-        with pytest.raises(UsageError, match="Build another loader"):
+        with pytest.raises(UsageError, match="Build a new loader"):
             iter(loader)
     with DataLoader(data, 4, image_size=16) as loader:
         data.transform = colours()
-        with pytest.raises(UsageError, match="Build another loader"):
+        with pytest.raises(UsageError, match="Build a new loader"):
             iter(loader)
 
 

@@ -80,8 +80,8 @@ def test_a_copy_has_them_too() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"pixel_transform": darker}, "has no effect without `device`"),
-        ({"batch_transform": noisy}, "has no effect without `device`"),
+        ({"pixel_transform": darker}, "has no effect without device="),
+        ({"batch_transform": noisy}, "has no effect without device="),
         ({"device": "cpu", "pixel_transform": 7}, "pixel_transform must be a function"),
         ({"device": "cpu", "batch_transform": "mixup"}, "batch_transform must be a function"),
     ],
@@ -95,11 +95,11 @@ def test_what_cannot_be_used_is_refused(options: dict[str, Any], said: str) -> N
     ("options", "said"),
     [
         ({"pixel_transform": lambda x, batch: x.float()}, "pixel_transform.*torch.float32"),
-        ({"pixel_transform": lambda x, batch: x[:2]}, r"it gave a tensor of shape \(2, 3"),
-        ({"pixel_transform": lambda x, batch: None}, "it gave a NoneType"),
-        ({"batch_transform": lambda x, y, batch: x}, "batch_transform was given 2 tensors"),
-        ({"batch_transform": lambda x, y, batch: (x,)}, "it gave 1 of Tensor"),
-        ({"batch_transform": lambda x, y, batch: (x, 3)}, "it gave 2 of Tensor, int"),
+        ({"pixel_transform": lambda x, batch: x[:2]}, r"returned a tensor of shape \(2, 3"),
+        ({"pixel_transform": lambda x, batch: None}, "returned a NoneType"),
+        ({"batch_transform": lambda x, y, batch: x}, "batch_transform must return 2 tensors"),
+        ({"batch_transform": lambda x, y, batch: (x,)}, "returned 1 of Tensor"),
+        ({"batch_transform": lambda x, y, batch: (x, 3)}, "returned 2 of Tensor, int"),
     ],
 )
 @pytest.mark.parametrize("workers", [0, 1])

@@ -145,5 +145,5 @@ class Numbers(IterableDataset[int]):
 def test_where_feedline_does_not_make_the_order_windows_are_refused_with_what_is_needed(
     dataset: Any, options: dict[str, Any], found: str
 ) -> None:
-    with pytest.raises(UsageError, match=rf"'{WINDOW}' .* given with {found}: give seed=0"):
+    with pytest.raises(UsageError, match=rf"'{WINDOW}' .* cannot be used with {found}: set seed=0"):
         DataLoader(dataset, shuffle=WINDOW, **options)

@@ -51,7 +51,7 @@ def test_an_epoch_that_another_loader_draws_twice_is_warned_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         once = epoch(other)
-    with pytest.warns(RuntimeWarning, match="epochs do not go on with it. Call set_epoch"):
+    with pytest.warns(RuntimeWarning, match="Call set_epoch"):
         assert epoch(other) == once
     first.set_epoch(1)
     with warnings.catch_warnings():
@@ -96,7 +96,7 @@ def test_what_fills_no_batch_is_left_to_the_batch_sampler(world_size: int, drop_
 
 def test_a_batch_size_that_is_set_on_a_planned_order_is_refused() -> None:
     loader = made()
-    with pytest.raises(UsageError, match=r"name their sizes in the schedule"):
+    with pytest.raises(UsageError, match=r"batch_size to 4: .*ownx1@32"):
         loader.batch_sampler.batch_size = 4
     loader.batch_sampler.batch_size = 2
     free = DataLoader(list(range(9)), 2)
@@ -106,7 +106,7 @@ def test_a_batch_size_that_is_set_on_a_planned_order_is_refused() -> None:
 
 
 def test_batch_sizes_of_a_schedule_are_refused_beside_a_batch_sampler() -> None:
-    with pytest.raises(UsageError, match=r"names batch sizes \(ownx1@4, ownx1@2\)"):
+    with pytest.raises(UsageError, match=r"\(ownx1@4, ownx1@2\)"):
         DataLoader(list(range(4)), batch_sampler=[[0, 1], [2, 3]], schedule="ownx1@4,ownx1@2")
 
 

@@ -1,21 +1,21 @@
-"""The exceptions, all of them.
+"""All exceptions of feedline.
 
 FeedlineError
-├── UsageError (ValueError)        an argument, file or folder that cannot be used as asked
-│   ├── ScheduleError              a schedule that does not parse or does not add up
-│   ├── DatasetError               a folder or index that is missing, empty or untidy
-│   └── StateError                 a state of another dataset, seed or schedule
-├── ResourceError (MemoryError)    memory, descriptors or processes this machine does not have
-├── SaveError (OSError)            a checkpoint could not be written; the earlier one stays
-├── ClosedError (RuntimeError)     you closed the loader and then used it
-├── SampleError (RuntimeError)     one sample could not be loaded; names it
-│   └── ImageError                 an image that cannot be decoded as it claims to be
-└── WorkerError (RuntimeError)     the machinery broke: a worker or the fork server failed
-    ├── StartError                 a worker could not begin with the dataset that it was given
-    └── LoadTimeoutError           no batch came within `timeout` seconds
+├── UsageError (ValueError)        invalid argument, file or folder
+│   ├── ScheduleError              invalid schedule
+│   ├── DatasetError               missing, empty or inconsistent folder or index
+│   └── StateError                 state of another dataset, seed or schedule
+├── ResourceError (MemoryError)    not enough memory, file descriptors or processes
+├── SaveError (OSError)            a checkpoint could not be written; the previous one is unchanged
+├── ClosedError (RuntimeError)     the loader was used after close()
+├── SampleError (RuntimeError)     a sample could not be loaded; names the sample
+│   └── ImageError                 an image could not be decoded
+└── WorkerError (RuntimeError)     a worker process or the fork server failed
+    ├── StartError                 a worker could not start with its dataset
+    └── LoadTimeoutError           no batch arrived within `timeout` seconds
 
-A message says what was asked, what was found, the likely cause and the next step.
-`UsageError` and below and `ResourceError` end a command with exit status 2, the others with 1.
+A message names what failed, the value and the limit, the likely cause and the fix. Commands exit
+with status 2 on `UsageError`, its subclasses and `ResourceError`, and with 1 on the others.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ __all__ = [
 
 
 class FeedlineError(Exception):
-    """Base class of all exceptions of feedline.
+    """Base class of all feedline exceptions.
 
     Args:
-        args: the message: what failed, the value and the limit, the cause if known. It continues
-            the name of the argument, if there is one.
-        argument: name of the argument at fault.
-        hint: what to do about it; shown on a line of its own.
+        args: message: what failed, the value and the limit, the cause if known. It continues the
+            name of the argument, if there is one.
+        argument: name of the invalid argument.
+        hint: how to fix it, printed on a line of its own.
         fix: arguments that would help, with their values; they end the hint.
     """
 
@@ -86,57 +86,57 @@ def python_argument(name: str, value: object = None) -> str:
 
 
 class UsageError(FeedlineError, ValueError):
-    """What was asked for cannot be done as asked."""
+    """Invalid argument, file or folder."""
 
 
 class ScheduleError(UsageError):
-    """A schedule does not parse or does not add up."""
+    """Invalid schedule: the text cannot be parsed, or its phases contradict each other."""
 
 
 class DatasetError(UsageError):
-    """A folder or an index is missing, empty or untidy."""
+    """Missing, empty or inconsistent folder or index."""
 
 
 class StateError(UsageError):
-    """A state belongs to another dataset, seed, schedule or version."""
+    """State of another dataset, seed, schedule or version."""
 
 
 class ResourceError(FeedlineError, MemoryError):
-    """The machine lacks the memory, descriptors or processes that were asked for."""
+    """Not enough memory, file descriptors or processes on this machine."""
 
 
 class SaveError(FeedlineError, OSError):
-    """A checkpoint could not be written; the earlier one is as it was."""
+    """A checkpoint could not be written. The previous one is unchanged."""
 
 
 class ClosedError(FeedlineError, RuntimeError):
-    """The loader was closed before it was used."""
+    """The loader was used after `close()`."""
 
 
 class SampleError(FeedlineError, RuntimeError):
-    """One sample could not be loaded. The message names it."""
+    """A sample could not be loaded. The message names it."""
 
 
 class ImageError(SampleError):
-    """An image file cannot be decoded as what it claims to be."""
+    """An image could not be decoded."""
 
 
 class WorkerError(FeedlineError, RuntimeError):
-    """A worker process or the fork server failed beyond repair."""
+    """A worker process or the fork server failed and could not be replaced."""
 
 
 class StartError(WorkerError):
-    """A worker could not begin with the dataset that it was given. Holds the worker's traceback."""
+    """A worker could not start with its dataset. The message contains the worker's traceback."""
 
 
 class LoadTimeoutError(WorkerError):
-    """No batch came within the loader's `timeout`. Iterating again loads the same batch again.
+    """No batch arrived within the loader's `timeout`. Iterating again loads the same batch.
 
     Args:
         message: what happened.
-        seconds: for how long no worker finished anything.
-        worker: number of the worker that the batch waits for; None if unknown.
-        sample: number or key of the sample that this worker is on; None if unknown.
+        seconds: time since any worker last finished a task, in seconds.
+        worker: number of the worker that makes the missing batch; None if unknown.
+        sample: index or key of the sample this worker is loading; None if unknown.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class LoadTimeoutError(WorkerError):
 
 
 def note(error: BaseException, text: str) -> None:
-    """Add a line to what an exception says of itself, unless its class allows no change."""
+    """Add a note to an exception, unless its class does not allow it."""
     notes = getattr(error, "__notes__", None)
     with contextlib.suppress(Exception):
         if notes is None:

@@ -1,11 +1,11 @@
-"""The global random states that transforms draw from: torch's, Python's and numpy's on the CPU.
+"""Global random states that transforms draw from: torch's, Python's and numpy's on the CPU.
 
-Guarantees: after `seed_all(seed)` they depend on `seed` alone, so that random transforms do the
-same whichever process runs them, on any number of workers, and after a resume. Within `seeded`
-they do, too, and afterwards they are as they were, also after an exception; one thread at a time.
-A `with unbroken(), seeded(...)` holds that at Ctrl-C as well, wherever it comes. Torch's generators
-of other devices are left alone. Only the second deviate that numpy's `random.randn` may have in
-store is dropped: to ask for it takes 33 us, more than all the rest.
+Guarantees: after `seed_all(seed)` the states depend on `seed` alone, so random transforms give the
+same result in every process, on any number of workers, and after a resume. `seeded` does the same
+for a `with` and then restores the states, also after an exception; one thread at a time.
+`with unbroken(), seeded(...)` restores them after Ctrl-C as well, at any moment. torch generators
+of other devices are not touched. Only the second value that numpy's `random.randn` may have
+cached is dropped: reading it takes 33 us, more than all the rest.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ __all__ = ["fingerprint", "put_back_later", "seed_all", "seeded", "unbroken"]
 _NUMPY, _PYTHON = 1, 2  # each generator gets numbers of its own
 _numpy: Any = np.random  # its stubs leave two functions out
 _numpy_bits: dict[int, np.random.MT19937] = {}
-"""What stands in for numpy's own generator, by how much is put aside: one within another differ."""
+"""Generators that replace numpy's own, by nesting depth."""
 _turn: Any = threading.RLock()
 _aside: list[Callable[[], object]] = []
-"""What puts back what the thread that has its turn has put aside; the last one comes first."""
+"""Callbacks that restore what the current thread has replaced, the latest first."""
 
 
 def _begin_anew() -> None:
@@ -43,7 +43,7 @@ if hasattr(os, "register_at_fork"):  # a thread that has its turn is not in the 
 
 
 def seed_all(seed: int) -> None:
-    """Seed all three from 64 bits."""
+    """Seed torch, Python and numpy from a 64-bit seed."""
     _seed_torch(seed)
     np.random.seed(extend(seed, _NUMPY) & 0xFFFFFFFF)
     random.seed(extend(seed, _PYTHON))
@@ -56,11 +56,11 @@ def _seed_torch(seed: int) -> None:
 
 
 class seeded:  # used as a statement
-    """Seed the states for a `with`.
+    """Seed the random states for a `with` and restore them at its end.
 
     Args:
         seed: 64 bits.
-        torch_only: leave Python's and numpy's alone, which makes it 3 us instead of 20.
+        torch_only: seed only torch, which takes 3 us instead of 20.
     """
 
     def __init__(self, seed: int, *, torch_only: bool = False) -> None:
@@ -99,10 +99,10 @@ class seeded:  # used as a statement
 
 
 class unbroken:  # used as a statement
-    """Put back at the end of a `with` what a `seeded` in it did not, which Ctrl-C broke off.
+    """Restore the random states at the end of a `with`, even if Ctrl-C interrupts `seeded` in it.
 
-    Python raises KeyboardInterrupt between any two calls, so also where `seeded.__exit__` begins,
-    which then puts nothing back. This `__exit__` is called in any case, and does.
+    Python raises KeyboardInterrupt between any two calls, so it may also do so at the start of
+    `seeded.__exit__`, which then restores nothing. This `__exit__` runs in any case.
     """
 
     def __enter__(self) -> None:
@@ -117,10 +117,10 @@ class unbroken:  # used as a statement
 
 
 def put_back_later(put_back: Callable[[], object]) -> None:
-    """Call something at the end of the innermost `seeded` that is open in this thread.
+    """Register a callback for the end of the innermost `seeded` of this thread.
 
     Args:
-        put_back: may be called twice, where Ctrl-C comes meanwhile.
+        put_back: may be called twice if Ctrl-C interrupts it.
     """
     _aside.append(put_back)
 
@@ -128,7 +128,7 @@ def put_back_later(put_back: Callable[[], object]) -> None:
 def _put_back(until: int) -> None:
     while len(_aside) > until:
         _aside[-1]()
-        _aside.pop()  # behind it: what was interrupted is called again
+        _aside.pop()  # after the call: what was interrupted is called again
 
 
 def _end_turn() -> None:
@@ -137,7 +137,7 @@ def _end_turn() -> None:
 
 
 def fingerprint() -> tuple[int, int, int]:
-    """Differs if one of the three was seeded or drawn from."""
+    """Digest of the three random states. It changes if one of them is seeded or drawn from."""
     numpy_state = np.random.get_state(legacy=False)["state"]
     return (
         hash(bytes(torch.default_generator.get_state().numpy())),

@@ -1,9 +1,9 @@
-"""What a sample is requested at: the image size and the strength of augmentation, for any dataset.
+"""The image size and augmentation strength that a sample is requested at, for any dataset.
 
 Guarantees: while a loader makes a sample, in a worker or not, `image_size()` and
-`augmentation_strength()` are those of the batch that the sample is for, also for batches that are
-made ahead: both travel with the batches. A request knows whether it was asked for, so that a
-loader can refuse to train at another size than the one it reports.
+`augmentation_strength()` return the values of the sample's batch, also for prefetched batches: both
+travel with the batches. A request records whether it was read, so a loader can refuse to train at
+a size other than the one it reports.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = [
 
 
 class Request:
-    """What the samples made within a `with` are requested at.
+    """Image size and augmentation strength of the samples made within a `with`.
 
-    Not made by contextlib: that touches the traceback of what passes through, and some users'
-    exceptions allow no change.
+    Does not use contextlib, which modifies the traceback of exceptions, and some users' exceptions
+    allow no change.
 
     Args:
-        size: side of the images in pixels; None where the loader was given no size.
-        strength: of the augmentation, 0 (none) to 1 (as the transform says).
+        size: side of the images in pixels; None if the loader was given no size.
+        strength: augmentation strength, 0 (none) to 1 (as configured in the transform).
     """
 
     __slots__ = ("_token", "size", "size_was_asked", "strength", "strength_was_asked")
@@ -52,7 +52,7 @@ class Request:
         _current.reset(self._token)
 
     def heard(self, within: Request) -> None:
-        """Take over what a request within this one was asked for."""
+        """Merge what was read of a nested request."""
         self.size_was_asked |= within.size_was_asked
         self.strength_was_asked |= within.strength_was_asked
 
@@ -61,17 +61,17 @@ _current: ContextVar[Request | None] = ContextVar("feedline_request", default=No
 
 
 def requested() -> Request | None:
-    """The request that is being answered; None where no loader is calling."""
+    """Current request; None if no loader is making a sample."""
     return _current.get()
 
 
 def stand_at(request: Request | None) -> None:
-    """Answer this request from now on, whatever else was begun; see `requested`."""
+    """Set the current request; see `requested`."""
     _current.set(request)
 
 
 def image_size(default: int | None = None) -> int:
-    """The side in pixels of the images that are being made.
+    """Side of the images of the current batch, in pixels.
 
     Call it inside a dataset, a transform or a `collate_fn` that a feedline loader calls:
 
@@ -80,10 +80,10 @@ def image_size(default: int | None = None) -> int:
                 return resize(open_image(self.paths[index]), feedline.image_size())
 
     Args:
-        default: the answer where no loader is calling, or one that was given no size.
+        default: value to return outside of a loader, or if the loader has no size.
 
     Raises:
-        UsageError: no loader is calling, or it was given no size, and there is no default.
+        UsageError: no loader is making a sample, or it has no size, and no default is given.
     """
     request = _current.get()
     size = default
@@ -92,17 +92,17 @@ def image_size(default: int | None = None) -> int:
         size = request.size
     if size is None:
         raise UsageError(
-            "image_size() was called, and no size is known: a sample was taken outside of a "
-            "loader, or its loader was given no size. Build the loader with schedule=... or "
-            "image_size=..., or call image_size(default=224)"
+            "image_size() was called, but no size is known: no loader is making this sample, or "
+            "its loader has no image size. Build the loader with schedule= or image_size=, or call "
+            "image_size(default=224)"
         )
     return size
 
 
 def augmentation_strength() -> float:
-    """How strong the augmentation of the sample being made is: 0 (none) to 1 (as the user set it).
+    """Augmentation strength of the current batch: 0 (none) to 1 (as configured in the transform).
 
-    It is the `strength` of the schedule's phase, and 1 where no loader is calling.
+    It is the `strength` of the schedule's phase, and 1 outside of a loader.
     """
     request = _current.get()
     if request is None:
@@ -112,7 +112,7 @@ def augmentation_strength() -> float:
 
 
 class PerSize:
-    """A transform that is made anew for each image size; see `per_size`."""
+    """Transform that is created once per image size; see `per_size`."""
 
     def __init__(self, make: Callable[[int], Callable[..., Any]], default: int | None) -> None:
         self._make = make
@@ -120,18 +120,18 @@ class PerSize:
         self._made: dict[int, Callable[..., Any]] = {}
 
     def at(self, size: int) -> Callable[..., Any]:
-        """The transform for a size in pixels."""
+        """Return the transform for a size in pixels."""
         if size not in self._made:
             self._made[size] = self._make(size)
         return self._made[size]
 
     def forget(self, size: int | None) -> None:
-        """Make the transform for a size again when it is next needed."""
+        """Drop the transform for a size, so that it is created again on the next call."""
         if size is not None:
             self._made.pop(size, None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Transform, at the requested size."""
+        """Apply the transform of the requested size."""
         return self.at(image_size(self.default))(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class PerSize:
 def per_size(
     make_transform: Callable[[int], Callable[..., Any]], default: int | None = None
 ) -> PerSize:
-    """A transform whose size follows the loader's schedule.
+    """Create a transform whose size follows the loader's schedule.
 
         def transform(size):
             return v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), ...])
@@ -152,21 +152,21 @@ def per_size(
         data = SomeDataset(transform=feedline.per_size(transform))
         loader = feedline.DataLoader(data, 256, schedule="112x10,160x10,224x10")
 
-    As the transform of a torchvision folder under feedline.DataLoader it is recognised as a plain
-    Compose is, for each size by itself: docs/explanation/how-it-works.md, "Compiled transforms". A
-    Compose whose steps do not depend on the size needs no `per_size`: it follows the schedule.
+    As the transform of a torchvision folder in feedline.DataLoader it is compiled like a Compose,
+    once per size: "Compiled transforms" in docs/explanation/how-it-works.md. A Compose whose steps
+    do not depend on the size needs no `per_size`: it follows the schedule.
 
     Args:
-        make_transform: gives the transform for a size in pixels; called once for each size in
-            each process. At the top of a module, so that it can be sent to workers.
-        default: the size where the transform is called outside of a loader.
+        make_transform: function from a size in pixels to a transform, called once per size in each
+            process. Define it at the top level of a module, so that it can be sent to workers.
+        default: size to use outside of a loader.
 
     Raises:
-        UsageError: it cannot be called; or, later, no size is known.
+        UsageError: `make_transform` is not callable; or, when called, no size is known.
     """
     if not callable(make_transform):
         raise UsageError(
-            "per_size wants a function from a size in pixels to a transform, e.g. "
+            "per_size expects a function from a size in pixels to a transform, e.g. "
             f"per_size(lambda size: Resize(size)), got {make_transform!r}"
         )
     return PerSize(make_transform, default)

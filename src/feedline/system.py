@@ -1,10 +1,10 @@
-"""What this process may use: cores, memory, disk; and the system calls that platforms differ in.
+"""Cores, memory and disk available to this process, and system calls that differ by platform.
 
-Guarantees: the strictest limit wins: CPU affinity, the cgroup's CPU quota and memory limit (v1
+Guarantees: the strictest limit applies: CPU affinity, the cgroup's CPU quota and memory limit (v1
 and v2), a batch system's share, divided among the training processes of this machine. A limit that
-cannot be read, or is no number, counts as none.
-Relies on: /proc and /sys/fs/cgroup where they exist; elsewhere on what psutil says. A file for
-`read_at`, `write_at` and `lock_file` is opened with `BINARY`, which only Windows needs.
+cannot be read, or is not a number, is ignored.
+Relies on: /proc and /sys/fs/cgroup if they exist, otherwise on psutil. A file for `read_at`,
+`write_at` and `lock_file` is opened with `BINARY`, which only Windows needs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 BINARY: int = getattr(os, "O_BINARY", 0)
-"""Flag of `os.open`: without it Windows changes the ends of lines."""
+"""Flag of `os.open`: without it Windows translates line endings."""
 
 _LOCKED_BYTE = 1 << 30  # far behind what is written: on Windows others cannot read a locked byte
 _PEEK_EVERY_S = 0.02
@@ -63,14 +63,14 @@ _FOR_FILES = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class CoreLimits:
-    """What decides how many cores this process may use.
+    """Limits on the cores this process may use.
 
     Args:
         machine: logical cores of the machine.
-        affinity: those that this process may run on.
-        quota: the smallest CPU quota of the enclosing cgroups, in cores; infinite for none.
-        allotted: what SLURM allots to a task; None outside of one.
-        processes: training processes that share all this.
+        affinity: cores in this process's CPU affinity mask.
+        quota: smallest CPU quota of the enclosing cgroups, in cores; infinite if none is set.
+        allotted: cores that SLURM allots to a task; None outside of SLURM.
+        processes: training processes that share these cores.
     """
 
     machine: int
@@ -81,19 +81,19 @@ class CoreLimits:
 
     @property
     def usable(self) -> int:
-        """Cores for this process, at least 1: a quota of 3.5 keeps 3 workers busy, not 4."""
+        """Cores for this process, at least 1, rounded down: a quota of 3.5 keeps 3 workers busy."""
         most = min(self.affinity, self.quota, math.inf if self.allotted is None else self.allotted)
         return max(1, int(most / self.processes))
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryLimits:
-    """What decides how much memory there is, in bytes.
+    """Limits on memory, in bytes.
 
     Args:
-        machine: of the machine.
-        limit: the smallest of the enclosing cgroups; None where none is below the machine's.
-        available: what can be had before this machine or a cgroup runs out.
+        machine: memory of the machine.
+        limit: smallest limit of the enclosing cgroups; None if none is below the machine's memory.
+        available: memory that can be allocated before the machine or a cgroup runs out.
     """
 
     machine: int
@@ -102,9 +102,9 @@ class MemoryLimits:
 
     @property
     def cacheable(self) -> int:
-        """What the page cache may keep of files beside a training: four fifths of what is left.
+        """Bytes the page cache may hold during training: four fifths of the available memory.
 
-        What it holds already counts as left, as it gives that back.
+        Memory the page cache holds now counts as available, because the kernel releases it.
         """
         return int(_FOR_FILES * self.available)
 
@@ -117,7 +117,7 @@ def _read(path: Path) -> str | None:
 
 
 def _number(text: str | None) -> int | None:
-    """A whole number of at least 0; None for "max", "-1" and anything else."""
+    """Parse a whole number of at least 0; None for "max", "-1" and anything else."""
     try:
         value = int(text or "")
     except ValueError:
@@ -158,9 +158,9 @@ def _cpu_quota(root: Path = _ROOT) -> float:
 
 
 def throttled_s(root: Path = _ROOT) -> float | None:
-    """How long CPU quotas have held this process's cgroups up so far; None without a quota.
+    """Time for which CPU quotas have throttled this process, in seconds; None without a quota.
 
-    Of enclosing groups that have one, the time of the one that was held up longest.
+    Of several enclosing cgroups with a quota, the largest time.
     """
     longest: float | None = None
     for folder in _cgroup_folders("cpu", root):
@@ -176,7 +176,7 @@ def throttled_s(root: Path = _ROOT) -> float | None:
 
 
 def local_processes(environ: Mapping[str, str] = os.environ) -> int:
-    """How many training processes share this machine, as torchrun or SLURM says; else 1."""
+    """Number of training processes on this machine, as torchrun or SLURM reports it; else 1."""
     for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"):
         if count := _number(environ.get(name)):
             return count
@@ -184,9 +184,9 @@ def local_processes(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def rank_and_world(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """This process's rank and the world size: torch.distributed's, else torchrun's, else (0, 1).
+    """Rank and world size of this process: from torch.distributed, else torchrun, else (0, 1).
 
-    torch is not imported for this: where it is not loaded, it is not initialised either.
+    Does not import torch: if torch is not loaded, it is not initialised either.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -196,7 +196,7 @@ def rank_and_world(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
 
 
 def affinity_cores() -> int:
-    """Cores that the scheduler may run this process on: all of the machine's if it does not say."""
+    """Cores the scheduler may run this process on; all cores of the machine if unknown."""
     if hasattr(os, "sched_getaffinity"):
         with contextlib.suppress(OSError):  # a sandbox refuses the call
             return len(os.sched_getaffinity(0))
@@ -204,11 +204,11 @@ def affinity_cores() -> int:
 
 
 def core_limits(root: Path = _ROOT, environ: Mapping[str, str] = os.environ) -> CoreLimits:
-    """What decides how many cores this process may use.
+    """Read the limits on the cores of this process.
 
     Args:
-        root: the folder that holds /proc and /sys.
-        environ: the environment, where a launcher or a batch system says its share.
+        root: folder that holds /proc and /sys.
+        environ: environment variables, which may hold a launcher's or batch system's share.
     """
     cores = os.cpu_count() or 1
     allotted = _number(environ.get("SLURM_CPUS_PER_TASK")) or None
@@ -224,25 +224,25 @@ def core_limits(root: Path = _ROOT, environ: Mapping[str, str] = os.environ) -> 
 
 
 def usable_cores() -> int:
-    """Cores that this process may use, at least 1."""
+    """Return the number of cores this process may use, at least 1."""
     return core_limits().usable
 
 
 def cpu_model(root: Path = _ROOT) -> str:
-    """What the processor is called, as far as the machine says."""
+    """Model name of the processor, if the machine reports one."""
     lines = (_read(root / "proc/cpuinfo") or "").splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, "") or platform.processor() or platform.machine()
 
 
 def memory_limits(root: Path = _ROOT) -> MemoryLimits:
-    """What decides how much memory there is.
+    """Read the limits on memory.
 
     Args:
-        root: the folder that holds /proc and /sys; the machine's own memory psutil says.
+        root: folder that holds /proc and /sys; the machine's memory is read with psutil.
 
     Raises:
-        OSError: the machine does not say how much memory it has.
+        OSError: the machine's memory is unknown.
     """
     machine = psutil.virtual_memory()
     total, least, available = int(machine.total), math.inf, int(machine.available)
@@ -254,7 +254,7 @@ def memory_limits(root: Path = _ROOT) -> MemoryLimits:
         for limit_name, used_name in pairs:
             limit, used = _number(_read(folder / limit_name)), _number(_read(folder / used_name))
             if limit is not None and used is not None:
-                # Page cache counts as used but is given back: what is inactive can be had.
+                # Page cache counts as used but is given back: inactive cache is available.
                 available = min(available, limit - used + _inactive_file_bytes(folder))
                 least = min(least, limit)
     return MemoryLimits(
@@ -263,17 +263,17 @@ def memory_limits(root: Path = _ROOT) -> MemoryLimits:
 
 
 def available_memory_bytes() -> int:
-    """Bytes that can be had before this machine or cgroup runs out of memory."""
+    """Return the bytes that can be allocated before this machine or cgroup runs out of memory."""
     return memory_limits().available
 
 
 def cacheable_memory_bytes() -> int:
-    """Bytes of files that the page cache may keep beside a training."""
+    """Return the bytes of files that the page cache may hold during training."""
     return memory_limits().cacheable
 
 
 def unwritten(file: Path, needed: int, error: Exception) -> str:
-    """Why a file cannot be written, with the bytes that it needs and those that are free there."""
+    """Reason why a file cannot be written, with the bytes needed and the bytes free on its disk."""
     from rich.filesize import decimal  # a worker needs none of it
 
     why = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
@@ -283,7 +283,7 @@ def unwritten(file: Path, needed: int, error: Exception) -> str:
         return why
     if free < needed:
         why = "the disk is full"
-    return f"{why}; it needs about {decimal(needed)}, and {decimal(free)} are free there"
+    return f"{why} (needed: about {decimal(needed)}, free: {decimal(free)})"
 
 
 def _inactive_file_bytes(folder: Path) -> int:
@@ -294,12 +294,12 @@ def _inactive_file_bytes(folder: Path) -> int:
 
 
 def slashed(path: str) -> str:
-    """A path with "/" between its parts on every platform: for names, fingerprints and keys."""
+    """Return a path with "/" separators on every platform, for names, fingerprints and keys."""
     return path if os.sep == "/" else path.replace(os.sep, "/")
 
 
 def write_through(path: str | Path) -> None:
-    """Have a file's bytes, or the names in a folder, written to the disk.
+    """Flush a file's bytes, or the names in a folder, to the disk.
 
     Windows has no such call for a folder: its file system's log keeps names in order.
     """
@@ -330,7 +330,7 @@ def lock_file(descriptor: int) -> bool:
 
 
 def readable(pipe: IO[bytes], within_s: float) -> bool:
-    """Return True if a read of an unbuffered pipe would not block, within so many seconds."""
+    """Return True if a read of an unbuffered pipe would not block; waits `within_s` at most."""
     if sys.platform == "win32":
         import _winapi
 
@@ -366,7 +366,7 @@ def _write_at(descriptor: int, data: bytes, offset: int) -> int:
 
 
 read_at: Callable[[int, int, int], bytes] = getattr(os, "pread", _read_at)
-"""Read so many bytes of a descriptor from an offset, in any number of threads: `os.pread`."""
+"""Read bytes of a descriptor at an offset, in any number of threads: `os.pread`."""
 
 write_at: Callable[[int, bytes, int], int] = getattr(os, "pwrite", _write_at)
 """Write bytes to a descriptor at an offset, in any number of threads: `os.pwrite`."""

@@ -175,7 +175,7 @@ def test_an_original_that_cannot_be_read_is_named_and_leaves_no_level(tmp_path, 
 
 
 def test_what_is_no_cache_or_no_size_is_refused_and_left_as_it_is(tmp_path, few) -> None:
-    with pytest.raises(DatasetError, match="is no cache"):
+    with pytest.raises(DatasetError, match="is not a cache"):
         add_size(few, 20)
     assert sorted(path.name for path in few.iterdir()) == ["cats", "dogs"]
     made(few, tmp_path / "cache")

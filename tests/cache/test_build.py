@@ -138,7 +138,7 @@ def test_images_are_turned_upright_where_that_was_asked_for(tmp_path: Path, exif
     build_cache(tmp_path / "photos", tmp_path / "cache", (16,), exif=exif, workers=1)
     shapes = [copy.shape[:2] for copy in shown(tmp_path / "cache", 16)]
     assert shapes == ([(20, 10), (32, 16)] if exif else [(10, 20), (16, 32)])
-    with pytest.raises(UsageError, match=r"was built with(out)? turning images upright"):
+    with pytest.raises(UsageError, match=r"was built with(out)? rotating images"):
         ImageFolder(tmp_path / "cache", exif=not exif)
 
 
@@ -176,7 +176,7 @@ def test_two_builds_do_not_work_in_one_folder(
 
     def meanwhile(progress: Any) -> None:
         if not ask:
-            with pytest.raises(UsageError, match=rf"another build works.*{os.getpid()}"):
+            with pytest.raises(UsageError, match=rf"another build is running.*{os.getpid()}"):
                 build_cache(odd_photos, tmp_path / "cache", (16,), workers=1)
             ask.append("asked")
 
@@ -189,7 +189,7 @@ def test_other_settings_do_not_go_on_with_a_build(odd_photos: Path, tmp_path: Pa
     broken = odd_photos / "ants" / "69.jpg"
     whole = broken.read_bytes()
     broken.write_bytes(b"none")
-    with pytest.raises(ImageError, match="no image"):
+    with pytest.raises(ImageError, match="not a supported image"):
         build_cache(odd_photos, tmp_path / "cache", (16,), workers=1)
     with pytest.raises(UsageError, match=r"unfinished build with levels .*90.*remove the folder"):
         build_cache(odd_photos, tmp_path / "cache", (16,), quality=90)
@@ -234,11 +234,11 @@ def test_an_lmdb_map_that_turns_out_too_small_grows(
         ({"workers": "many"}, "got 'many'"),
         ({"source": 5}, "a map-style Dataset"),
         ({"source": "/nowhere"}, "no such folder"),
-        ({"root": "photos/cache"}, "would lie in its source"),
-        ({"root": "photos"}, "would lie in its source"),
+        ({"root": "photos/cache"}, "would lie inside its source"),
+        ({"root": "photos"}, "would lie inside its source"),
         ({"root": "full"}, "is not empty"),
-        ({"root": "full/letter.txt"}, "would be a folder, and there is a file"),
-        ({"root": "full/letter.txt/cache"}, "cannot be built there: .*Not a directory"),
+        ({"root": "full/letter.txt"}, "is an existing file"),
+        ({"root": "full/letter.txt/cache"}, "cannot write to the cache folder .*Not a directory"),
         ({"quality": 90, "raw": True}, "quality 90 "),
     ],
 )
@@ -298,7 +298,7 @@ def test_a_copy_that_is_too_long_for_a_jpeg_is_named_or_left_out(
 def test_a_link_does_not_lead_into_the_source(odd_photos: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(odd_photos)
     for source, root in ((tmp_path / "link", odd_photos), (odd_photos, tmp_path / "link")):
-        with pytest.raises(UsageError, match="would lie in its source"):
+        with pytest.raises(UsageError, match="would lie inside its source"):
             build_cache(source, root / "cache", (16,), workers=1)
     assert not (odd_photos / "cache").exists()
 

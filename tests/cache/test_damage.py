@@ -76,7 +76,7 @@ def test_a_shard_that_is_cut_short_is_an_error(damaged: Callable[..., Path]) -> 
     os.truncate(shard, shard.stat().st_size // 2)
     with (
         DataLoader(ImageFolder(root), 8, image_size=40, num_workers=1) as loader,
-        pytest.raises(SampleError, match=r"000000\.tar' has \d+ bytes, and \d+ were written"),
+        pytest.raises(SampleError, match=r"000000\.tar' should have \d+ bytes, got \d+"),
     ):
         next(iter(loader))
     os.unlink(shard)
@@ -119,7 +119,7 @@ def test_sizes_that_are_not_those_written_are_an_error_before_any_crop(
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    with pytest.raises(DatasetError, match=r"sizes\.npy' is not what was written"):
+    with pytest.raises(DatasetError, match=r"sizes\.npy' is damaged"):
         ImageFolder(file.parents[1])
 
 
@@ -134,7 +134,7 @@ def test_raw_pixels_of_another_size_than_the_index_says_are_an_error(
     write_sizes(root, sizes)
     data = ImageFolder(root)
     for sample in (3, 4):
-        with pytest.raises(ImageError, match=rf"sample {sample}, .* bytes, which are not those of"):
+        with pytest.raises(ImageError, match=rf"sample {sample}, .* bytes, which do not match"):
             made(data, 16, sample, 0)
     assert made(data, 16, 5, 0)[0].any()
 
@@ -151,7 +151,7 @@ def test_a_copy_that_is_none_of_an_original_of_its_size_is_an_error(
     write_sizes(root, sizes)
     data = ImageFolder(root)
     for sample in (3, 4, 6):
-        with pytest.raises(ImageError, match=rf"sample {sample}, .*the index is damaged or"):
+        with pytest.raises(ImageError, match=rf"sample {sample}, .*The index is damaged or"):
             made(data, 40, sample, 0)
     assert made(data, 40, 5, 0)[0].any()
 
@@ -185,7 +185,9 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(
     root = damaged(format)
     os.unlink(root / name)
     os.mkfifo(root / name)
-    with pytest.raises((DatasetError, ImageError), match=r"is no manifest|is no file|has 0 bytes"):
+    with pytest.raises(
+        (DatasetError, ImageError), match=r"is not a valid manifest|is not a file|got 0"
+    ):
         made(ImageFolder(root), 40, 0, 0)
     if not name.endswith("json"):
         assert not verify(root, workers=1).sound
@@ -195,24 +197,27 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(
     ("change", "said"),
     [
         (lambda text: text.replace('"feedline_cache": 1', '"feedline_cache": 2'), "newer feedline"),
-        (lambda text: text[: len(text) // 2], "is no manifest"),
-        (lambda text: "[]", "is no manifest"),
-        (lambda text: text.replace('"side": 24', '"side": "../24"'), "is no manifest"),
-        (lambda text: text.replace('"webdataset"', '"pickle"'), "is no manifest"),
-        (lambda text: text.replace('"int64"', '"object"'), "is no manifest"),
-        (lambda text: text.replace('"side": 48', '"side": 24'), "is no manifest"),
-        (lambda text: text.replace('"samples": 24', '"samples": -1'), "is no manifest"),
-        (lambda text: text.replace('"samples": 24', '"samples": 1' + "0" * 400), "is no manifest"),
-        (lambda text: text.replace('"int64"', '"int7"'), "is no manifest"),
+        (lambda text: text[: len(text) // 2], "is not a valid manifest"),
+        (lambda text: "[]", "is not a valid manifest"),
+        (lambda text: text.replace('"side": 24', '"side": "../24"'), "is not a valid manifest"),
+        (lambda text: text.replace('"webdataset"', '"pickle"'), "is not a valid manifest"),
+        (lambda text: text.replace('"int64"', '"object"'), "is not a valid manifest"),
+        (lambda text: text.replace('"side": 48', '"side": 24'), "is not a valid manifest"),
+        (lambda text: text.replace('"samples": 24', '"samples": -1'), "is not a valid manifest"),
+        (
+            lambda text: text.replace('"samples": 24', '"samples": 1' + "0" * 400),
+            "is not a valid manifest",
+        ),
+        (lambda text: text.replace('"int64"', '"int7"'), "is not a valid manifest"),
         (
             lambda text: text.replace('"skipped": []', '"skipped": [[Infinity, "a", "b"]]'),
-            "is no manifest",
+            "is not a valid manifest",
         ),
         (
             lambda text: text.replace('"shards": [', '"shards": [7, ', 1),
             "different numbers of shards",
         ),
-        (lambda text: "[" * 100_000, "is no manifest"),
+        (lambda text: "[" * 100_000, "is not a valid manifest"),
     ],
 )
 def test_a_manifest_that_is_none_is_refused(
@@ -232,7 +237,7 @@ def test_a_damaged_index_of_a_level_is_an_error_before_the_first_batch(
 ) -> None:
     root = damaged()
     (root / "index" / "level-48.npy").unlink()
-    with pytest.raises(DatasetError, match=r"level-48\.npy.*Build the cache anew"):
+    with pytest.raises(DatasetError, match=r"level-48\.npy.*Build the cache again"):
         DataLoader(ImageFolder(root), batch_size=8, image_size=40, on_error="skip", num_workers=1)
 
 
@@ -240,7 +245,7 @@ def test_nobody_is_advised_to_unpickle_a_damaged_index(damaged: Callable[..., Pa
     root = damaged()
     column = root / "index" / "names.npy"
     column.write_bytes(b"x" + column.read_bytes())
-    with pytest.raises(DatasetError, match=r"names\.npy.*Build the cache anew") as raised:
+    with pytest.raises(DatasetError, match=r"names\.npy.*Build the cache again") as raised:
         ImageFolder(root)
     assert "pickle" not in str(raised.value)
 
@@ -276,5 +281,5 @@ def test_a_cache_that_was_built_anew_is_noticed_by_workers(damaged: Callable[...
     pickled = pickle.dumps(ImageFolder(root))
     manifest = root / "feedline-cache.json"
     manifest.write_text(manifest.read_text().replace('"b"', '"c"'))
-    with pytest.raises(DatasetError, match="was built anew"):
+    with pytest.raises(DatasetError, match="was rebuilt"):
         pickle.loads(pickled)

@@ -61,5 +61,5 @@ def test_a_damaged_index_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "cache" / "index" / "level-24.npy").unlink()
     with pytest.raises(DatasetError, match="cannot be read"):
         cache_info(tmp_path / "cache", measure=False)
-    with pytest.raises(DatasetError, match="is no cache"):
+    with pytest.raises(DatasetError, match="is not a cache"):
         cache_info(tmp_path / "photos")

@@ -470,7 +470,7 @@ def test_a_shard_that_was_cut_off_is_named(bucket: Bucket, here: Path, tmp_path:
     shutil.copytree(here / "24", tmp_path / "data")
     whole = (tmp_path / "data" / "000001.tar").read_bytes()
     (tmp_path / "data" / "000001.tar").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DatasetError, match=rf"shard '{bucket.url}/data/000001\.tar' .*cut off"):
+    with pytest.raises(DatasetError, match=rf"shard '{bucket.url}/data/000001\.tar' .*truncated"):
         open_source(bucket.fill("data", tmp_path / "data"))
 
 

@@ -232,6 +232,6 @@ def test_an_unfinished_build_of_another_source_is_told(tmp_path: Path, source: P
 
 
 def test_what_is_no_cache_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="is no cache"):
+    with pytest.raises(DatasetError, match="is not a cache"):
         feedline.repair_cache(tmp_path, workers=0)
     assert list(tmp_path.iterdir()) == []

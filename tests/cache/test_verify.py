@@ -128,7 +128,7 @@ def test_an_index_that_is_gone_or_anothers_is_told(copied, name: str) -> None:
     whole = np.load(column)
     np.save(column, whole[::-1])
     found = verify(root, workers=1)
-    assert found.index == (f"{column}: it is not what was written, its digest differs",)
+    assert found.index == (f"{column}: damaged, its digest differs",)
     assert {each.level for each in found.damaged} == {
         "labels": {16, 24},  # and with another label an image's checksum is another
         "keys": {16, 24},
@@ -165,7 +165,7 @@ def test_an_image_that_does_not_decode_is_found_by_decoding_alone(whole: Path, c
     assert verify(root, workers=1).damaged == ()
     found = verify(root, workers=1, decode=True)
     assert told(found) == [(16, 1, "cats/1.jpg")]
-    assert "it is no image" in found.damaged[0].why
+    assert "it is not a supported image" in found.damaged[0].why
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="workers inherit what is set here by fork")
@@ -199,10 +199,10 @@ def test_raw_levels_are_checked(tmp_path: Path) -> None:
 
 
 def test_what_is_no_cache_is_refused(tmp_path: Path, copied) -> None:
-    with pytest.raises(DatasetError, match="is no cache"):
+    with pytest.raises(DatasetError, match="is not a cache"):
         verify(tmp_path)
     root = copied("folder")
     said = json.loads((root / MANIFEST).read_text())
     (root / MANIFEST).write_text(json.dumps({**said, "digests": {"labels": 3}}))
-    with pytest.raises(DatasetError, match="is no manifest"):
+    with pytest.raises(DatasetError, match="is not a valid manifest"):
         verify(root)

@@ -175,7 +175,7 @@ def test_nothing_but_broken_images_is_refused(feedline: Command, tmp_path: Path)
     (tmp_path / "ant").mkdir()
     (tmp_path / "ant" / "a.jpg").write_bytes(b"no image")
     ended = feedline("bench", tmp_path, *QUICK, "--workers", 1)
-    assert_refused(ended, "of 1 images", "a.jpg: it is no image", "downloaded")
+    assert_refused(ended, "of 1 images", "a.jpg: it is not a supported image", "downloaded")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")

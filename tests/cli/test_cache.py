@@ -263,8 +263,8 @@ def test_what_is_no_cache_is_refused(
     feedline: Command, photos: Path, tmp_path: Path, command: str
 ) -> None:
     more = (20,) if command == "add-size" else ()
-    assert_refused(feedline("cache", command, photos, *more), "is no cache")
-    assert_refused(feedline("cache", command, tmp_path / "nowhere", *more), "is no cache")
+    assert_refused(feedline("cache", command, photos, *more), "is not a cache")
+    assert_refused(feedline("cache", command, tmp_path / "nowhere", *more), "is not a cache")
     assert not (tmp_path / "nowhere").exists()
 
 

@@ -212,7 +212,7 @@ def test_settings_come_from_a_file(feedline: Command, tiny_set: Path, tmp_path: 
         ended = feedline(*arguments)
     assert ended.status == 0, ended.err
     # Once, though several loaders read it, and not as Python shows a warning.
-    assert ended.err.count("were found on another machine") == 1
+    assert ended.err.count("on another machine") == 1
     assert "warning: the settings in" in ended.err
     assert "UserWarning" not in ended.err
     assert ".py:" not in ended.err

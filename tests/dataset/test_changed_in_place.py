@@ -85,7 +85,7 @@ def test_with_a_seed_alone_workers_end_with_the_epoch_and_make_none_of_the_next(
             assert loader.worker_pids == []
             assert eventually(lambda: not any(worker.is_alive() for worker in workers))  # noqa: B023
             assert (made == epoch).all()
-        assert "for an epoch each" in loader.explain()
+        assert "new ones each epoch" in loader.explain()
 
 
 KEPT = {
@@ -174,7 +174,7 @@ def test_labels_that_are_changed_in_a_folders_list_reach_the_next_epoch(
             for batch in loader:
                 found = batch[1].tolist() if "collate_fn" not in options else [y for _, y in batch]
                 labels.update(found)
-            assert "recognised" in loader.explain()
+            assert "\nfused " in loader.explain()
             assert labels == {0, label}
 
 

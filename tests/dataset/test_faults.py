@@ -239,7 +239,7 @@ def test_a_length_that_promises_too_much_is_named(workers: int) -> None:
         list(loader)
     said = str(caught.value) + "".join(getattr(caught.value, "__notes__", ()))
     assert "index 6" in said
-    assert "len() is 8" in said
+    assert "__len__: it returns 8" in said
 
 
 SAID = [
@@ -297,11 +297,13 @@ def test_a_batch_of_which_nothing_can_be_made_says_so(workers: int) -> None:
         with pytest.raises(ValueError, match="bad 4") as caught:
             next(batches)
         told = "".join(traceback.format_exception(caught.value))
-        assert "index 4 of Made. Not one of its batch's 4 samples" in told.replace("\n", " ")
+        assert "index 4 of Made." in told
+        assert "4 of 4 failed" in told
         with pytest.raises(ValueError, match="bad 8") as alone:
             next(batches)
-        told = "".join(traceback.format_exception(alone.value)).replace("\n", " ")
-        assert "It is the only sample of its batch, and a batch of nothing cannot" in told
+        told = "".join(traceback.format_exception(alone.value))
+        assert "1 of 1 failed" in told
+        assert "drop_last=True" in told
 
 
 def test_what_is_left_out_keeps_nothing_alive() -> None:
@@ -349,7 +351,7 @@ def test_the_sample_that_does_not_go_with_the_others_is_named_among_those_left(
     with DataLoader(Made(6, sample), 6, **options) as loader, pytest.raises(RuntimeError) as caught:
         list(loader)
     told = "".join(traceback.format_exception(caught.value))
-    assert "Sample 4 is float32 [6], where the first is float32 [3] (sample 1)." in told
+    assert re.search(r"Sample 4 is float32 \[6\].*float32 \[3\] \(sample 1\)", told)
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
@@ -378,7 +380,7 @@ class Held(Made):
         self.held = held
 
 
-AT_THE_TOP = "at the top of a module, or use start_method="
+AT_THE_TOP = "at the top level of a module, or use start_method="
 LEFT_OUT = "in the worker, .*leave it out in __getstate__, or use start_method="
 
 
@@ -397,7 +399,7 @@ def local_instance() -> Any:
         (lambda: partial(as_it_is, lambda: 0), "dataset.held.args[0]", AT_THE_TOP),
         (threading.Lock, "dataset.held", LEFT_OUT),
         (lambda: {"all": [1, sys.__stderr__]}, "dataset.held['all'][1]", LEFT_OUT),
-        (lambda: iter(i for i in range(3)), "dataset.held", "a generator does.*" + LEFT_OUT),
+        (lambda: iter(i for i in range(3)), "dataset.held", "A generator belongs.*" + LEFT_OUT),
         (lambda: threading, "dataset.held", LEFT_OUT),
         (lambda: Choosy(threading.Lock()), "dataset.held.kept", LEFT_OUT),
         (lambda: Choosy(None), "dataset.held", "__getstate__ raised LookupError: nothing kept"),
@@ -411,7 +413,7 @@ def test_what_does_not_pickle_is_named_with_what_helps(
         UsageError, match=f"(?s)^{re.escape(path)} cannot be sent.*{said}"
     ) as caught:
         iter(loader)
-    assert ("top of a module" in str(caught.value)) == (said == AT_THE_TOP)
+    assert ("top level of a module" in str(caught.value)) == (said == AT_THE_TOP)
 
 
 @pytest.mark.parametrize("name", ["collate_fn", "worker_init_fn"])

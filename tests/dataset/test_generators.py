@@ -243,7 +243,7 @@ def test_what_was_found_is_described_by_its_path() -> None:
 def test_explain_lists_what_was_found() -> None:
     said = DataLoader(Photos(Jitter()), 3, num_workers=1).explain()
     assert "torch, numpy, random, dataset.transform.rng (numpy Generator)" in said
-    assert "2 batches for each worker (prefetch_factor)" in said
+    assert "2 batches per worker (prefetch_factor)" in said
     assert "dataset." not in DataLoader([1, 2]).explain()
 
 

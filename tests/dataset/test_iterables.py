@@ -213,7 +213,7 @@ def test_after_a_timeout_the_same_batch_is_still_to_come(tmp_path: Path) -> None
 def test_damaged_notes_of_what_was_raised_are_refused(raised: Any) -> None:
     loader = DataLoader(WithFaults(), 2)
     next(iter(loader))
-    with pytest.raises(StateError, match="damaged: raised"):
+    with pytest.raises(StateError, match="invalid 'raised'"):
         loader.load_state_dict({**loader.state_dict(), "raised": raised})
 
 

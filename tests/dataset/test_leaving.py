@@ -112,7 +112,7 @@ try:
     for index, batch in enumerate(batches, 1):
         assert (batch == index).all() and len(batch) == 1000 * (index + 1)
 except ResourceError as error:
-    print("descriptors" in str(error))
+    print("too many open files" in str(error))
 """
     out, errors = start_script(text, tmp_path).communicate(timeout=60)
     assert out.strip() == "True", errors

@@ -124,7 +124,7 @@ def test_what_is_no_table_at_the_end_travels_as_it_is(
     assert_same(batches(root, steps, device="cuda"), batches(root, steps))
     assert set(sent) == {dtype}
     with loader(root, steps, device="cuda") as made:
-        assert "on cuda:0: they travel as the workers made them" in made.explain()
+        assert "copied to cuda:0" in made.explain()
 
 
 @pytest.mark.slow
@@ -142,8 +142,8 @@ def test_slots_shrink_and_what_decides_the_pixels_is_the_same(root: Path, sent: 
     with loader(root, USUAL) as here, loader(root, USUAL, device="cuda") as there:
         plain, travelling = here._session.decision(), there._session.decision()
         assert 4 * travelling.slot_bytes <= plain.slot_bytes + 3 * 4096
-        assert "images travel as uint8, and the pipeline's table" in there.explain()
-        assert "travel" not in here.explain()
+        assert "copied as uint8" in there.explain()
+        assert "copied as uint8" not in here.explain()
         state = there.state_dict()
         assert state == here.state_dict()
         next(iter(there))
@@ -172,7 +172,7 @@ def test_a_step_that_leaves_no_pixels_is_an_error_that_says_what_to_do(
     floats = v2.ToDtype(torch.float32, scale=True)
     steps = [v2.RandomResizedCrop(24), v2.ToImage(), now_and_then, floats]
     assert len(batches(root, steps)) == 3
-    with pytest.raises(SampleError, match=r"RandomApply.*gave something else than 24 x 24 RGB pix"):
+    with pytest.raises(SampleError, match=r"RandomApply.*did not return 24 x 24 RGB pix"):
         batches(root, steps, device="cuda")
 
 
@@ -180,23 +180,23 @@ def test_a_step_that_leaves_no_pixels_is_an_error_that_says_what_to_do(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"collate_fn": lambda samples: samples}, "Your collate_fn wants single samples"),
+        ({"collate_fn": lambda samples: samples}, "Your collate_fn needs single samples"),
         ({"worker_init_fn": print}, "Your worker_init_fn may change the dataset"),
     ],
 )
 def test_batches_that_feedline_does_not_make_as_rows_are_refused_at_once(
     root: Path, sent: Sent, options: dict[str, Any], said: str, device: str
 ) -> None:
-    with pytest.raises(UsageError, match=rf"is for .*{said}.*pin_memory=True"):
+    with pytest.raises(UsageError, match=rf"is only for .*{said}.*pin_memory=True"):
         loader(root, USUAL, device=device, **options)
 
 
 @pytest.mark.usefixtures("sent")
 def test_other_datasets_are_refused_at_once(root: Path) -> None:
     own = [per_size(lambda size: v1.Compose([v1.Resize((size, size)), v1.ToTensor()]))]
-    with pytest.raises(UsageError, match=r'device="cuda:0" is for .*Batches of this ImageFolder'):
+    with pytest.raises(UsageError, match=r'device="cuda:0" .*This ImageFolder uses'):
         loader(root, own, device="cuda")
-    with pytest.raises(UsageError, match="Batches of this TensorDataset are tensors in memory"):
+    with pytest.raises(UsageError, match="This TensorDataset uses the tensor engine"):
         DataLoader(TensorDataset(torch.zeros(4)), 2, device="cuda")
 
 

@@ -142,7 +142,7 @@ def test_a_prepared_loader_and_its_accelerator_are_gone_with_their_last_names(
 
 
 def test_another_number_of_processes_is_an_error(accelerator: Any) -> None:
-    with pytest.raises(UsageError, match="among 2 and Accelerate runs 1"):
+    with pytest.raises(UsageError, match="over 2 ranks, but Accelerate runs 1"):
         accelerator.prepare(made(world_size=2))
 
 
@@ -269,7 +269,7 @@ def test_the_last_accumulation_synchronises_however_it_was_prepared() -> None:
 
 def test_an_accelerate_that_asks_otherwise_is_warned_of() -> None:
     other = {"__name__": "accelerate.accelerator", "loader": made()}
-    with pytest.warns(RuntimeWarning, match="in a way that feedline does not know"):
+    with pytest.warns(RuntimeWarning, match="unknown to feedline"):
         exec("prepared = loader._is_accelerate_prepared", other)
     assert other["prepared"] is False
 

@@ -171,7 +171,7 @@ def test_two_processes_get_what_torchs_class_gives_for_each_setting(tmp_path: Pa
     for found in said_by_ranks(SCRIPT, 2, str(tmp_path)):
         samples, refused = found.pop("planned")
         assert samples == list(range(16))
-        assert "share this rank's out once more" in refused
+        assert "distribute this rank's share again" in refused
         for whole, parts in found.pop("resumed"):
             assert len(whole) == 5
             assert parts == whole

@@ -125,17 +125,17 @@ def test_a_folder_in_an_archive_is_named_as_any_other(
     assert ours.fingerprint() == ImageFolder(pets).fingerprint()
     assert ours.name(0) == f"{path}/all/train/cats/1.jpg"
     with pytest.raises(
-        DatasetError, match=rf"holds one folder, 'all'.*\(train\).* name '{path}/all'"
+        DatasetError, match=rf"contains one folder, 'all'.*\(train\).* use '{path}/all'"
     ):
         ImageFolder(path)
-    with pytest.raises(DatasetError, match="it holds no class folders"):
+    with pytest.raises(DatasetError, match="has no class folders"):
         ImageFolder(path / "none")
 
 
 def test_other_endings_are_other_samples(pets: Path, tmp_path: Path) -> None:
     path = stored(pets, tmp_path / "a.zip")
     assert len(ImageFolder(path)) == 6
-    with pytest.raises(DatasetError, match=r"without images, 1 of 2: 'dogs'.*end in \.txt"):
+    with pytest.raises(DatasetError, match=r"without images, 1 of 2: 'dogs'.*ending in \.txt"):
         ImageFolder(path, extensions=[".txt"])
     assert len(ImageFolder(path)) == 6
 
@@ -221,7 +221,7 @@ def test_an_archive_that_is_changed_later_is_noticed(pets: Path, tmp_path: Path,
     path = PACKED[kind](pets, tmp_path / kind)
     data = ImageFolder(path)
     os.utime(path, ns=(1, 1))
-    with pytest.raises(ImageError, match=r"sample 0, .*cats/1\.jpg, .*archive was changed since"):
+    with pytest.raises(ImageError, match=r"sample 0, .*cats/1\.jpg, .*archive has changed since"):
         row(data, 0)
     data = ImageFolder(path)
     path.unlink()
@@ -235,14 +235,14 @@ def test_an_archive_that_is_changed_later_is_noticed(pets: Path, tmp_path: Path,
 def test_what_is_no_archive_is_refused(pets: Path, tmp_path: Path) -> None:
     for name in ("text.zip", "text.tar", "empty.zip"):
         (tmp_path / name).write_bytes(b"no archive at all" * 99 if "text" in name else b"")
-        with pytest.raises(DatasetError, match=r"no zip file|no tar file"):
+        with pytest.raises(DatasetError, match=r"not a zip file|not a tar file"):
             ImageFolder(tmp_path / name)
     with tarfile.open(tmp_path / "a.tar", "w:gz") as archive:
         archive.add(pets, "")
-    with pytest.raises(DatasetError, match="is compressed by gzip, whatever its name says"):
+    with pytest.raises(DatasetError, match="is compressed by gzip"):
         ImageFolder(tmp_path / "a.tar")
     shutil.copy(tmp_path / "a.tar", tmp_path / "a.tar.gz")
-    with pytest.raises(DatasetError, match=r"it is a file.*others have to be unpacked"):
+    with pytest.raises(DatasetError, match=r"got a file: .*must be unpacked"):
         ImageFolder(tmp_path / "a.tar.gz")
 
 
@@ -264,7 +264,7 @@ def test_lengths_that_lie_take_no_memory_and_no_time(
 ) -> None:
     path = tarred(pets, tmp_path / "a.tar")
     path.write_bytes(tar_header(kind, size) + path.read_bytes())
-    with pytest.raises(DatasetError, match=r"cut off|header claims -?\d+ bytes"):
+    with pytest.raises(DatasetError, match=r"truncated|header claims -?\d+ bytes"):
         ImageFolder(path)
 
 
@@ -280,7 +280,7 @@ def test_headers_that_tarfile_stumbles_over_are_damage(
         info = tarfile.TarInfo("cats/1.jpg")
         info.size, info.pax_headers = 512, headers
         archive.addfile(info, io.BytesIO(b"x" * 512))
-    with pytest.raises(DatasetError, match="is damaged, or no tar file"):
+    with pytest.raises(DatasetError, match="is damaged, or not a tar file"):
         ImageFolder(tmp_path / "a.tar")
 
 
@@ -297,7 +297,7 @@ def test_names_that_lead_out_of_an_archive_are_refused(
     else:
         with tarfile.open(path, "w") as archive:
             archive.addfile(tarfile.TarInfo(name))
-    with pytest.raises(DatasetError, match=r"which is absolute, climbs with"):
+    with pytest.raises(DatasetError, match=r"which is absolute, or has '\.\.'"):
         ImageFolder(path)
 
 
@@ -381,12 +381,12 @@ def test_a_file_that_lies_about_its_size_takes_no_memory(tmp_path: Path) -> None
     struct.pack_into("<L", whole, at + 24, 1000)
     path.write_bytes(whole)
     data = ImageFolder(path)
-    with pytest.raises(ImageError, match="said to have 1000 bytes, and has another number"):
+    with pytest.raises(ImageError, match=r"size mismatch: .* 1000 bytes"):
         data.store.read(0, 1)
     struct.pack_into("<L", whole, at + 24, 0xFFFFFFF0)
     path.write_bytes(whole)
     os.utime(path, ns=(7, 7))
-    with pytest.raises(ImageError, match="at most"):
+    with pytest.raises(ImageError, match="above the limit"):
         ImageFolder(path).store.read(0, 1)
 
 
@@ -429,5 +429,5 @@ def test_what_wants_files_refuses_an_archive(pets: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/a.zip", "s3://bucket/a.tar"])
 def test_an_archive_at_a_url_is_refused_with_the_next_step(url: str) -> None:
-    with pytest.raises(UsageError, match=r"archives of this machine are read.*download it"):
+    with pytest.raises(UsageError, match=r"archives must be local.*download it"):
         ImageFolder(url)

@@ -169,16 +169,16 @@ def test_other_truncated_images_are_errors(kind):
     ("data", "message"),
     [
         (b"", "empty"),
-        (b"\0" * 5000, "nothing but zeros"),
-        (b"hello, world " * 99, r"no image.*1287 bytes.*b'hello, w'"),
+        (b"\0" * 5000, "only zeros"),
+        (b"hello, world " * 99, r"not a supported image.*1287 bytes.*b'hello, w'"),
         (b"\n<!DOCTYPE html><html>404", "web page"),
         (b"\0\0\0\x1cftypheic" + bytes(99), "HEIC"),
         (b"version https://git-lfs.github.com/spec/v1\noid", "git lfs pull"),
-        (b"\xff\xd8\xff", "begins as a JPEG"),
-        (b"\xff\xd8\xff" + b"garbage" * 99, "begins as a JPEG"),
-        (b"\x89PNG\r\n\x1a\n" + b"garbage" * 99, "begins as a PNG"),
-        (b"P", "no image"),
-        (b"x", "no image"),
+        (b"\xff\xd8\xff", "starts as a JPEG"),
+        (b"\xff\xd8\xff" + b"garbage" * 99, "starts as a JPEG"),
+        (b"\x89PNG\r\n\x1a\n" + b"garbage" * 99, "starts as a PNG"),
+        (b"P", "not a supported image"),
+        (b"x", "not a supported image"),
     ],
 )
 def test_what_is_no_image_is_an_error_that_says_what_it_seems_to_be(data, message):
@@ -198,7 +198,7 @@ ENORMOUS = {
 def test_the_header_is_checked_against_the_most_pixels_allowed(kind):
     data = ENORMOUS[kind]()
     assert silently(data, max_pixels=61 * 47).shape == (47, 61, 3)
-    with pytest.raises(ImageError, match=r"61 x 47 = 2867 pixels, and at most 2866"):
+    with pytest.raises(ImageError, match=r"61 x 47 = 2867 pixels, .*max_pixels=2866"):
         silently(data, max_pixels=61 * 47 - 1)
 
 
@@ -412,7 +412,7 @@ def test_each_thread_has_a_decoder_of_its_own():
     thread.join()
     assert threads.decoder is threads.decoder
     assert others[0] is not threads.decoder
-    with pytest.raises(ImageError, match="at most 100"):
+    with pytest.raises(ImageError, match="max_pixels=100"):
         others[0].open(WHOLE["jpeg 4:2:0"]())
 
 

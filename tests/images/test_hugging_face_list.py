@@ -58,7 +58,7 @@ def test_rows_are_those_of_the_folder(dataset: Any, jpeg_folder: Path) -> None:
     for sample in range(12):
         assert np.array_equal(row(ours, sample)[0], row(folder, sample)[0])
         assert row(ours, sample)[1] == row(folder, sample)[1]
-    assert repr(ours).startswith("ImageList(Dataset of Hugging Face, EvalCrop(")
+    assert repr(ours).startswith("ImageList(a Hugging Face Dataset, EvalCrop(")
     with pytest.raises(IndexError):
         ours.store.read(12, 1)
 
@@ -98,15 +98,15 @@ def test_a_loader_reads_it(dataset: Any, jpeg_folder: Path, workers: int) -> Non
 
 def test_what_cannot_be_used_is_refused(dataset: Any, tmp_path: Path) -> None:
     refused: list[tuple[Any, dict[str, Any], str]] = [
-        ([1], {}, "was wanted, got a list"),
+        ([1], {}, "got list"),
         (datasets.DatasetDict({"train": dataset}), {}, "got a DatasetDict of 'train'"),
-        (dataset.to_iterable_dataset(), {}, "got a IterableDataset: load it without streaming"),
+        (dataset.to_iterable_dataset(), {}, "got IterableDataset: load it without streaming"),
         (dataset, {"image": "img"}, "no column 'img'"),
         (dataset, {"image": ["image"]}, "no column \\['image'\\]"),
-        (dataset, {"classes": ["dogs", "cats"]}, "'label' has others, .'cats', 'dogs'.: leave `cl"),
+        (dataset, {"classes": ["dogs", "cats"]}, "'label', .'cats', 'dogs'.: remove classes="),
         (dataset, {"label": "labl"}, "no column 'labl'; nearest: 'label'"),
-        (dataset, {"image": "label"}, r"images are of the feature Image: dataset\.cast_column"),
-        (dataset.map(lambda r: {"label": -1}), {}, "row 0 has the label -1, and there are 2 class"),
+        (dataset, {"image": "label"}, r"need the feature Image: .*dataset\.cast_column"),
+        (dataset.map(lambda r: {"label": -1}), {}, "row 0 has the label -1, but there are 2 class"),
     ]
     for given, options, said in refused:
         with pytest.raises(UsageError, match=said):
@@ -115,7 +115,7 @@ def test_what_cannot_be_used_is_refused(dataset: Any, tmp_path: Path) -> None:
         ImageList.from_hf(dataset.select([]))
     data = ImageList.from_hf(dataset)
     with (
-        pytest.raises(UsageError, match="leave `cache` out"),
+        pytest.raises(UsageError, match="remove cache="),
         DataLoader(data, 2, image_size=16, cache=tmp_path / "cache") as loader,
     ):
         next(iter(loader))

@@ -170,7 +170,7 @@ def test_pickles_are_not_unpickled(tmp_path: Path, images: list[bytes], protocol
 def test_values_that_are_no_images_are_named(tmp_path: Path, images: list[bytes]) -> None:
     entries = {b"%02d" % k: image for k, image in enumerate(images)}
     path = written(tmp_path / "a", entries | {b"__len__": b"\x0c", b"03": pickle.dumps(("x", 1))})
-    with pytest.raises(DatasetError, match=r"'__len__' .*is no image: it begins with .*`keys`"):
+    with pytest.raises(DatasetError, match=r"'__len__' .*is not an image: it starts with .*keys="):
         ImageList.from_lmdb(path)
     data = ImageList.from_lmdb(path, "%02d")
     with pytest.raises(ImageError, match=r"sample 3, .*a/03, cannot be loaded: it is a pickle"):
@@ -186,7 +186,7 @@ def test_keys_that_are_missing_are_named(keyed: Path, numbered: Path) -> None:
         row(data, 1)
     with pytest.raises(DatasetError, match=r"1 of 2 keys are not in the LMDB .*: 'nowhere'"):
         ImageList.from_lmdb(keyed, ["00000000", "nowhere"], check=True)
-    with pytest.raises(DatasetError, match=r"has no entries of 'image-%09d': .*it has '00000000'"):
+    with pytest.raises(DatasetError, match=r"has no entries of 'image-%09d'.*it has '00000000'"):
         ImageList.from_lmdb(keyed, "image-%09d")
     environment = lmdb.open(str(numbered), map_size=1 << 24)
     with environment.begin(write=True) as writing:
@@ -198,26 +198,29 @@ def test_keys_that_are_missing_are_named(keyed: Path, numbered: Path) -> None:
     with environment.begin(write=True) as writing:
         writing.delete(b"image-000000005")
     environment.close()
-    with pytest.raises(DatasetError, match=r"has 11 entries of .* and no 'image-000000005'"):
+    with pytest.raises(DatasetError, match=r"has 11 entries of .* but not 'image-000000005'"):
         ImageList.from_lmdb(numbered, "image-%09d")
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"keys": "image"}, "keys='image' is no pattern"),
-        ({"keys": "%d-%d"}, "is no pattern"),
-        ({"keys": 5}, "keys must be texts or bytes"),
-        ({"keys": [5]}, "that of sample 0 is 5"),
-        ({"keys": ["00000000", ""]}, "that of sample 1 is ''"),
-        ({"keys": ["\ud800"]}, r"that of sample 0 is '.ud800'"),
-        ({"keys": {"00000000"}}, "keys must be texts or bytes in a sequence"),
-        ({"keys": "%9999999999d"}, "is no pattern"),
-        ({"keys": ["00000000"] * 2, "labels": [0, 1]}, "sample 0.*again as sample 1 with another"),
-        ({"labels": "label-%09d"}, "must be a pattern with one number, .* and go with keys"),
-        ({"labels": [1, 2]}, "there are 12 paths and 2 labels"),
+        ({"keys": "image"}, "keys='image' is not a pattern"),
+        ({"keys": "%d-%d"}, "is not a pattern"),
+        ({"keys": 5}, "keys must be a sequence"),
+        ({"keys": [5]}, "sample 0 has 5"),
+        ({"keys": ["00000000", ""]}, "sample 1 has ''"),
+        ({"keys": ["\ud800"]}, r"sample 0 has '.ud800'"),
+        ({"keys": {"00000000"}}, "keys must be a sequence"),
+        ({"keys": "%9999999999d"}, "is not a pattern"),
+        (
+            {"keys": ["00000000"] * 2, "labels": [0, 1]},
+            "sample 0.*repeated as sample 1 with another",
+        ),
+        ({"labels": "label-%09d"}, "must be a pattern with one number, .* needs keys="),
+        ({"labels": [1, 2]}, "12 paths but 2 labels"),
         ({"labels": lambda key: None}, "has no label"),
-        ({"path": None}, "path must be that of an LMDB"),
+        ({"path": None}, "path must be the path of an LMDB"),
     ],
 )
 def test_arguments_that_cannot_be_used(keyed: Path, given: dict[str, Any], said: str) -> None:
@@ -231,17 +234,17 @@ def test_what_is_no_lmdb_is_an_error(tmp_path: Path, keyed: Path) -> None:
     (tmp_path / "nothing.lmdb").write_bytes(b"")
     os.mkfifo(tmp_path / "pipe")
     for name in ("text.lmdb", "nothing.lmdb", "pipe"):
-        with pytest.raises(DatasetError, match=rf"{name}.*cannot be read.*Is it an LMDB"):
+        with pytest.raises(DatasetError, match=rf"{name}.*cannot be read.*not an LMDB"):
             ImageList.from_lmdb(tmp_path / name)
     for name in ("empty", "nowhere"):
-        with pytest.raises(DatasetError, match=rf"there is no LMDB .*{name}.*holds its data.mdb"):
+        with pytest.raises(DatasetError, match=rf"no LMDB at .*{name}.*data.mdb"):
             ImageList.from_lmdb(tmp_path / name)
     written(tmp_path / "bare", {})
-    with pytest.raises(DatasetError, match="has no entries: there is nothing to load"):
+    with pytest.raises(DatasetError, match="has no entries"):
         ImageList.from_lmdb(tmp_path / "bare")
     data = (keyed / "data.mdb").read_bytes()
     (keyed / "data.mdb").write_bytes(data[: len(data) // 2])
-    with pytest.raises(DatasetError, match="it was not copied whole"):
+    with pytest.raises(DatasetError, match="not copied completely"):
         ImageList.from_lmdb(keyed)
 
 
@@ -250,7 +253,7 @@ def test_several_databases_in_one_are_no_images(tmp_path: Path, images: list[byt
     with environment.begin(write=True) as writing:
         writing.put(b"0", images[0], db=environment.open_db(b"train", txn=writing))
     environment.close()
-    with pytest.raises(DatasetError, match=r"the entry 'train' of .* is no image"):
+    with pytest.raises(DatasetError, match=r"the entry 'train' of .* is not an image"):
         ImageList.from_lmdb(tmp_path / "a")
 
 
@@ -269,7 +272,7 @@ def test_a_damaged_environment_is_an_error_here_and_ends_no_process(keyed: Path)
             refused.append(str(error))
     assert len(refused) > 4
     assert all(str(keyed) in said for said in refused)
-    assert any("the process that looked through it was ended" in said for said in refused)
+    assert any("the process that scanned it crashed" in said for said in refused)
 
 
 def test_an_lmdb_that_this_process_has_open_is_read_in_workers_as_the_error_says(

@@ -117,7 +117,7 @@ def test_names_of_classes_go_with_numbers_and_with_names(shards: Path) -> None:
     by_name = ImageList.from_webdataset(shards, label="txt", classes=names[::-1])
     assert by_number.targets[[0, 11]].tolist() == [0, 1]
     assert by_name.targets[[0, 11]].tolist() == [2, 1]
-    with pytest.raises(UsageError, match=r"0006\.jpg', has the label 1, and there are 1 classes"):
+    with pytest.raises(UsageError, match=r"0006\.jpg', has the label 1, but there are 1 classes"):
         ImageList.from_webdataset(shards, classes=["cats"])
 
 
@@ -207,7 +207,7 @@ def test_a_cache_is_made_of_it(shards: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="24 samples of 12 names"):
         build_cache(twice, tmp_path / "twice", (24,), workers=1)
     with (
-        pytest.raises(UsageError, match=r"tar shards in .*leave `cache` out"),
+        pytest.raises(UsageError, match=r"tar shards in .*remove cache="),
         DataLoader(data, 2, image_size=16, cache=tmp_path / "other") as loader,
     ):
         next(iter(loader))
@@ -244,7 +244,7 @@ def test_a_shard_that_is_changed_later_is_noticed(shards: Path) -> None:
     last = shards.parent / "train-002.tar"
     row(data, 0)
     os.utime(last, ns=(1, 1))
-    with pytest.raises(ImageError, match=r"002\.tar/0009\.jpg, .* its shard was changed since"):
+    with pytest.raises(ImageError, match=r"002\.tar/0009\.jpg, .* its shard has changed since"):
         row(data, 9)
     last.unlink()
     with pytest.raises(ImageError, match="its shard cannot be opened: No such file"):
@@ -275,7 +275,7 @@ def test_samples_that_lack_something_are_errors_or_are_listed(
         ImageList.from_webdataset(path, label="json:labels", incomplete="skip", image="txt")
     with pytest.raises(UsageError, match="a class of each whole JSON text: name the field"):
         ImageList.from_webdataset(path, label="cls;json")
-    with pytest.raises(DatasetError, match="4 of 4 samples cannot be used"):
+    with pytest.raises(DatasetError, match="4 of 4 samples are incomplete"):
         ImageList.from_webdataset(path, image="gif", incomplete="skip")
 
 
@@ -284,7 +284,7 @@ def test_names_that_lead_out_of_a_shard_are_errors(
     tmp_path: Path, images: list[bytes], name: str
 ) -> None:
     path = shard(tmp_path / "a.tar", {name: images[0], name[:-3] + "cls": b"1"})
-    with pytest.raises(DatasetError, match=r"holds the name .* absolute, climbs"):
+    with pytest.raises(DatasetError, match=r"contains the name .* absolute"):
         ImageList.from_webdataset(path)
 
 
@@ -316,16 +316,16 @@ def resized(data: bytes, size: int) -> bytes:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (cut_in_a_member, r"cut off|damaged"),
-        (cut_between, r"cut off|damaged"),
-        (longer_than_it_is, "before .* does: it was cut off"),
-        (shorter_than_it_is, "is cut off or damaged at byte"),
-        (lambda data: b"", "is damaged, or no tar file"),
-        (lambda data: bytes(10240), "holds no samples"),
-        (gzip.compress, "is compressed by gzip, whatever its name says"),
+        (cut_in_a_member, r"truncated|damaged"),
+        (cut_between, r"truncated|damaged"),
+        (longer_than_it_is, "truncated: .* before the end of"),
+        (shorter_than_it_is, "is truncated or damaged at byte"),
+        (lambda data: b"", "is damaged, or not a tar file"),
+        (lambda data: bytes(10240), "contains no samples"),
+        (gzip.compress, "is compressed by gzip"),
         (lambda data: b"\xfd7zXZ\0" + data, "is compressed by xz"),
-        (lambda data: b"no tar" * 400, "is damaged, or no tar file"),
-        (lambda data: data.replace(b"0004.cls", b"0004.clx", 1), "cut off or damaged at byte"),
+        (lambda data: b"no tar" * 400, "is damaged, or not a tar file"),
+        (lambda data: data.replace(b"0004.cls", b"0004.clx", 1), "truncated or damaged at byte"),
     ],
 )
 def test_a_damaged_shard_is_an_error_and_no_smaller_one(
@@ -357,11 +357,11 @@ def test_keys_that_come_twice_are_errors(tmp_path: Path, images: list[bytes]) ->
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"label": "json:"}, "label must be the ending of a text file"),
-        ({"label": ""}, "label must be the ending of a text file"),
-        ({"label": 7}, "label must be the ending of a text file"),
-        ({"image": ""}, "image must be endings of files"),
-        ({"image": ["jpg"]}, "image must be endings of files"),
+        ({"label": "json:"}, "label must be the extension of a text file"),
+        ({"label": ""}, "label must be the extension of a text file"),
+        ({"label": 7}, "label must be the extension of a text file"),
+        ({"image": ""}, "image must be file extensions"),
+        ({"image": ["jpg"]}, "image must be file extensions"),
         ({"incomplete": "ignore"}, 'incomplete must be "raise" or "skip"'),
         ({"decode": "quick"}, "decode"),
         ({"transform": 5}, "transform"),
@@ -408,5 +408,5 @@ def test_labels_that_do_not_go_together_are_named_with_their_sample(
                 info = tarfile.TarInfo(f"{number}{name}")
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
-    with pytest.raises(UsageError, match=r"'x' of sample 2, 'a.tar/2.jpg', is no number"):
+    with pytest.raises(UsageError, match=r"'x' of sample 2, 'a.tar/2.jpg', is not a number"):
         ImageList.from_webdataset(tmp_path / "a.tar", label="cls;json:y")

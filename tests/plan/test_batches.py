@@ -148,14 +148,14 @@ def test_a_step_that_an_epoch_does_not_have_is_an_index_error(
     steps = plan.steps(epoch)
     with pytest.raises(IndexError, match=f"epoch {epoch} has {steps} steps"):
         plan.batch(epoch, steps + beyond + plan.drop_last)
-    with pytest.raises(IndexError, match="asked for -1"):
+    with pytest.raises(IndexError, match="got step -1"):
         plan.batch(epoch, -1)
 
 
 def test_the_tail_that_drop_last_drops_is_no_step() -> None:
     plan = Plan(length=10, schedule=Schedule.parse("8x1"), batch_size=4, drop_last=True)
     assert plan.steps(0) == 2
-    with pytest.raises(IndexError, match="epoch 0 has 2 steps, asked for 2"):
+    with pytest.raises(IndexError, match="epoch 0 has 2 steps, got step 2"):
         plan.batch(0, 2)
 
 
@@ -190,7 +190,7 @@ def test_a_value_out_of_range_is_named_and_shown(name: str, value: object) -> No
 
 def test_dropping_every_batch_of_any_phase_is_refused_with_the_numbers() -> None:
     schedule = Schedule((Phase(size=8, epochs=1), Phase(size=9, epochs=1, batch_size=6)))
-    with pytest.raises(UsageError, match="global batch of 12 leaves nothing of 10 samples"):
+    with pytest.raises(UsageError, match=r"drop_last=True.* 12 .* 10 samples"):
         Plan(length=10, schedule=schedule, batch_size=2, world_size=2, drop_last=True)
 
 

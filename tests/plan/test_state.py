@@ -164,7 +164,7 @@ def test_what_is_no_state_is_refused(garbage: Any) -> None:
 
 @pytest.mark.parametrize("version", [0, 1, 3, "1", "2", None, True, 1.0, 1.5, math.nan, [1]])
 def test_a_state_of_another_version_is_refused(version: object) -> None:
-    with pytest.raises(StateError, match="expected a loader state of version 2, found"):
+    with pytest.raises(StateError, match="version 2, got"):
         resume({**state_at(), "version": version}, PLAN, "data")
 
 
@@ -199,7 +199,7 @@ def test_a_size_that_no_image_can_have_is_refused(size: int) -> None:
 @pytest.mark.parametrize("step", [6, 10**30])
 def test_a_step_beyond_its_epoch_is_refused_with_the_number_of_steps(step: int) -> None:
     assert resume(state_at(0, 5), PLAN, "data").step == 5
-    with pytest.raises(StateError, match=f"step {step} of an epoch that has 5 steps"):
+    with pytest.raises(StateError, match=rf"step {step} .*5 steps"):
         resume({**state_at(), "step": step}, PLAN, "data")
 
 

@@ -67,7 +67,7 @@ def test_behind_a_step_whose_output_shares_memory_it_erases_as_by_itself(before:
     rest = [*before, v1.RandomErasing(1.0, value=(1, 2, 3))]
     floats = v1.Compose([v1.Resize((40, 40)), v1.ToTensor()])
     compiled = feedline.compile(v1.Compose([*floats.transforms, *rest]))
-    assert compiled.explain().startswith("recognised")
+    assert compiled.explain().startswith("fused")
     for seed in range(5):
         torch.manual_seed(seed)
         made = compiled(Image.fromarray(noise))

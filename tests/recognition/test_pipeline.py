@@ -360,7 +360,7 @@ def test_the_label_of_the_folder_is_not_asked_for(root):
 
 BROKEN = {
     "empty": (lambda path: path.write_bytes(b""), "is empty"),
-    "no image": (lambda path: path.write_bytes(b"<html>"), "no image of a kind"),
+    "no image": (lambda path: path.write_bytes(b"<html>"), "not a supported image"),
     "missing": (lambda path: path.unlink(), "No such file"),
     "cut": (
         lambda path: path.write_bytes(path.read_bytes()[:700]),

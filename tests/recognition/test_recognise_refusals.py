@@ -69,24 +69,24 @@ PIPELINES = {
     ),
     "one side only": ([v1.Resize(32), FLOATS], "does not crop or resize all images to one size"),
     "nothing in it": ([v1.Compose([])], "does not crop or resize all images to one size"),
-    "colours first": ([v1.ColorJitter(0.1), CROP, FLOATS], "ColorJitter.* is no step of the fast"),
+    "colours first": ([v1.ColorJitter(0.1), CROP, FLOATS], "ColorJitter.* cannot be fused"),
     "a function first": (
         [np.asarray, CROP, FLOATS],
-        "^asarray is no step of the fast path. It wou",
+        "^asarray cannot be fused. Move it",
     ),
-    "a subclass": ([OwnCrop(32), FLOATS], r"^OwnCrop\(.* is no step of the fast path"),
+    "a subclass": ([OwnCrop(32), FLOATS], r"^OwnCrop\(.* cannot be fused"),
     "a subclass of that name": (
         [type("RandomResizedCrop", (v1.RandomResizedCrop,), {})(32), FLOATS],
-        "RandomResizedCrop.* is no step of the fast path",
+        "RandomResizedCrop.* cannot be fused",
     ),
-    "hooks": ([hooked(v1.RandomResizedCrop(32)), FLOATS], "is no step of the fast path"),
+    "hooks": ([hooked(v1.RandomResizedCrop(32)), FLOATS], "cannot be fused"),
     "own forward": (
         [with_own_method(v1.RandomResizedCrop(32), "forward"), FLOATS],
-        "RandomResizedCrop.* is no step of the fast path",
+        "RandomResizedCrop.* cannot be fused",
     ),
     "own draws": (
         [with_own_method(v2.RandomResizedCrop(32), "make_params"), v2.ToImage()],
-        "RandomResizedCrop.* is no step of the fast path",
+        "RandomResizedCrop.* cannot be fused",
     ),
     "bicubic tensors without antialias": (
         [v2.ToImage(), v2.Resize((32, 32), InterpolationMode.BICUBIC, antialias=False)],
@@ -94,11 +94,11 @@ PIPELINES = {
     ),
     "exact nearest of tensors": (
         [v2.ToImage(), v2.Resize((32, 32), InterpolationMode.NEAREST_EXACT)],
-        "resizes by 'nearest-exact', which the fast path does not have",
+        "resizes with 'nearest-exact'",
     ),
     "lanczos of tensors": (
         [v2.ToImage(), v2.Resize((32, 32), InterpolationMode.LANCZOS)],
-        "resizes by 'lanczos', which the fast path does not have",
+        "resizes with 'lanczos'",
     ),
     "no antialias": (
         [v2.ToImage(), v2.RandomResizedCrop(32, antialias=False)],
@@ -108,7 +108,7 @@ PIPELINES = {
         [v1.PILToTensor(), v1.Resize((32, 32), antialias=None)],
         r"Resize\(.* resizes tensors without antialiasing",
     ),
-    "resized floats": ([FLOATS, v1.Resize((32, 32))], r"Resize\(.*resizes floats.*put it before"),
+    "resized floats": ([FLOATS, v1.Resize((32, 32))], r"Resize\(.*resizes floats.*move it before"),
     "cropped unscaled floats": (
         [v2.ToImage(), v2.ToDtype(torch.float32), v2.RandomResizedCrop(32)],
         "RandomResizedCrop.*resizes floats",
@@ -119,16 +119,22 @@ PIPELINES = {
     ),
     "max_size": ([v1.Resize(32, max_size=40), v1.CenterCrop(16), FLOATS], "has a max_size"),
     "no size": ([v2.Resize(None, max_size=40), v2.CenterCrop(16), FLOATS], "has a max_size"),
-    "no number of pixels": ([v2.RandomResizedCrop(("32", 32)), FLOATS], "no whole number of pix"),
+    "no number of pixels": ([v2.RandomResizedCrop(("32", 32)), FLOATS], "whole number of pixels"),
     "a larger oblong": (
         [v1.Resize(36), v1.CenterCrop((40, 20)), FLOATS],
         "CenterCrop.* is larger than the 36 px.*pads",
     ),
-    "half a pixel": ([v2.RandomResizedCrop((32.5, 32.5)), FLOATS], "no whole number of pixels"),
-    "no pixels": ([v1.RandomResizedCrop(0), FLOATS], "no whole number of pixels above 0"),
-    "a centre alone": ([v1.CenterCrop(32), FLOATS], "CenterCrop.*only once, after a Resize"),
+    "half a pixel": ([v2.RandomResizedCrop((32.5, 32.5)), FLOATS], "whole number of pixels"),
+    "no pixels": ([v1.RandomResizedCrop(0), FLOATS], "whole number of pixels above 0"),
+    "a centre alone": (
+        [v1.CenterCrop(32), FLOATS],
+        "CenterCrop.*only supported once, after a Resize",
+    ),
     "a larger centre": ([v1.Resize(32), v1.CenterCrop(40), FLOATS], "larger than the 32 px.*pads"),
-    "a random part alone": ([v1.RandomCrop(32), FLOATS], "RandomCrop.*only once, after a Resize"),
+    "a random part alone": (
+        [v1.RandomCrop(32), FLOATS],
+        "RandomCrop.*only supported once, after a Resize",
+    ),
     "a padded part": ([v1.Resize(36), v1.RandomCrop(32, padding=4), FLOATS], "RandomCrop.* pads"),
     "padded if needed": (
         [v2.Resize(36), v2.RandomCrop(32, pad_if_needed=True), FLOATS],
@@ -136,17 +142,17 @@ PIPELINES = {
     ),
     "too large a share": (
         [v1.RandomResizedCrop(32, scale=(0.5, 1.5)), FLOATS],
-        "cannot be drawn: scale must be",
+        "invalid parameters: scale must be",
     ),
     "no share": (
         [v1.RandomResizedCrop(32, scale=(0.0, 1.0)), FLOATS],
-        "RandomResizedCrop.*cannot be drawn: scale must be",
+        "RandomResizedCrop.*invalid parameters: scale must be",
     ),
-    "no ratio": ([v1.RandomResizedCrop(32, ratio=(0.0, 1.0)), FLOATS], "drawn: ratio must be"),
-    "an odd chance": ([CROP, v1.RandomHorizontalFlip(1.5), FLOATS], "drawn: flip must be"),
+    "no ratio": ([v1.RandomResizedCrop(32, ratio=(0.0, 1.0)), FLOATS], "parameters: ratio must be"),
+    "an odd chance": ([CROP, v1.RandomHorizontalFlip(1.5), FLOATS], "parameters: flip must be"),
     "an odd chance of a square": (
         [v1.Resize((32, 32)), v1.RandomHorizontalFlip(-1), FLOATS],
-        r"RandomHorizontalFlip\(p=-1\) has no probability",
+        r"RandomHorizontalFlip\(p=-1\): p must be",
     ),
     "a mean image": (
         [CROP, FLOATS, v1.Normalize(torch.rand(3, 16, 16), torch.ones(3, 1, 1))],
@@ -154,10 +160,10 @@ PIPELINES = {
     ),
     "bfloat16": (
         [CROP, v2.ToImage(), v2.ToDtype(torch.bfloat16)],
-        "torch.bfloat16, which numpy, that batches are made with, has not",
+        "torch.bfloat16, which numpy does not support",
     ),
-    "a generator": ([v1.Compose(step for step in [CROP, FLOATS])], "Compose is no step|no step of"),
-    "a strange step": ([Strange()], "Strange is no step of the fast path"),
+    "a generator": ([v1.Compose(step for step in [CROP, FLOATS])], "cannot be fused"),
+    "a strange step": ([Strange()], "Strange cannot be fused"),
 }
 
 
@@ -205,7 +211,7 @@ PLAIN = v1.Compose([CROP, FLOATS])
 DATASETS = {
     "a subclass": (
         lambda root: OwnFolder(root, PLAIN),
-        "OwnFolder is a subclass of torchvision's with a __getitem__ of its own",
+        "OwnFolder is a subclass .* overrides __getitem__",
     ),
     "another dataset": (lambda _: TensorDataset(torch.zeros(3)), "^TensorDataset is not torchvisi"),
     "several, with another": (lambda root: ConcatDataset([changed(root), [1]]), "^list is not tor"),
@@ -222,7 +228,7 @@ DATASETS = {
         lambda root: DatasetFolder(root, partial(pil_loader), (".png",), PLAIN),
         r"The loader functools\.partial",
     ),
-    "no transform": (lambda root: ImageFolder(root), "no transform, so it gives PIL images"),
+    "no transform": (lambda root: ImageFolder(root), "no transform, so it returns PIL images"),
     "a method put in": (
         lambda root: changed(root, __getitem__=len),
         "method of ImageFolder was re",
@@ -241,23 +247,29 @@ DATASETS = {
     ),
     "labels too large": (
         lambda root: changed(root, samples=[("a", 2**70)]),
-        "cannot be looked into",
+        "cannot be inspected",
     ),
     "samples of three": (
         lambda root: changed(root, samples=[("a", 1, 2)]),
-        "cannot be looked into",
+        "cannot be inspected",
     ),
     "samples from nowhere": (lambda root: changed(root, samples=iter([])), "not a list"),
-    "open files": (lambda root: changed(root, samples=[(3, 1)]), "cannot be looked into"),
+    "open files": (lambda root: changed(root, samples=[(3, 1)]), "cannot be inspected"),
     "a zero byte": (lambda root: changed(root, samples=[("a\0b", 1)]), "zero byte"),
-    "indices beyond": (lambda root: Subset(changed(root), [0, 7]), "go beyond its 7 samples"),
-    "indices before": (lambda root: Subset(changed(root), [-8]), "go beyond its 7 samples"),
-    "truths for indices": (lambda root: Subset(changed(root), [True]), "no list of whole numbers"),
-    "names for indices": (lambda root: Subset(changed(root), {"a": 1}), "no list of whole numbers"),
+    "indices beyond": (lambda root: Subset(changed(root), [0, 7]), "exceed its 7 samples"),
+    "indices before": (lambda root: Subset(changed(root), [-8]), "exceed its 7 samples"),
+    "truths for indices": (
+        lambda root: Subset(changed(root), [True]),
+        "not a list of whole numbers",
+    ),
+    "names for indices": (
+        lambda root: Subset(changed(root), {"a": 1}),
+        "not a list of whole numbers",
+    ),
     "a subset of itself": (circular, "more than 100"),
     "a pipeline within itself": (
         self_containing,
-        "ImageFolder cannot be looked into: RecursionErr",
+        "ImageFolder cannot be inspected: RecursionErr",
     ),
 }
 
@@ -274,7 +286,7 @@ def test_steps_that_look_at_the_place_of_a_pixel_have_no_table():
     greys = PixelLut()
     greys.take(FLOATS)
     greys.take(lambda image: image + torch.linspace(0, 1, image.shape[-1]))
-    with pytest.raises(NotRecognised, match="does more than give each grey level of a channel a"):
+    with pytest.raises(NotRecognised, match="does more than map each grey level"):
         greys.table()
 
 
@@ -290,7 +302,7 @@ def test_a_method_replaced_on_the_class_is_refused(root, monkeypatch):
 
 def test_a_step_changed_on_the_class_is_refused(root, monkeypatch):
     monkeypatch.setattr(v1.RandomResizedCrop, "get_params", staticmethod(lambda *_: (0, 0, 9, 9)))
-    assert "is no step of the fast path" in refused(changed(root))
+    assert "cannot be fused" in refused(changed(root))
 
 
 def test_a_sequential_with_hooks_is_one_step_of_which_nothing_is_known(root):

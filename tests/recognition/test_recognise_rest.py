@@ -134,9 +134,9 @@ def test_a_sample_is_what_the_steps_make_of_the_fast_ones_pixels(root, case):
         map(words, takewhile(lambda step: type(step).__name__ not in POINTWISE, steps[fast:]))
     )
     if len(between) == len(steps) - fast:
-        unchanged = f"So {', '.join(between)} runs unchanged, after the fast steps."
+        unchanged = f"So {', '.join(between)} runs unchanged, after the fused steps."
     else:
-        unchanged = f"So {', '.join(between)} runs unchanged, between the fast steps."
+        unchanged = f"So {', '.join(between)} runs unchanged, between the fused steps."
     assert recognition.as_is == between
     assert len(recognition.fast) == len(steps) - len(between)
     assert unchanged in recognition.refused
@@ -335,8 +335,8 @@ def test_code_of_a_users_is_not_run_to_recognise_it(root, step, monkeypatch):
 
 # Pipelines that cannot write rows, and why: the text, and what `sample` gives.
 NO_ROWS = {
-    "PIL images": ([*CROP, v1.RandomHorizontalFlip()], "gives PIL images"),
-    "PIL images, jittered": ([*CROP, v1.ColorJitter(0.1)], "gives Image, which is no tensor"),
+    "PIL images": ([*CROP, v1.RandomHorizontalFlip()], "returns PIL images"),
+    "PIL images, jittered": ([*CROP, v1.ColorJitter(0.1)], "returns Image, not a tensor"),
     "another size": ([*CROP, *FLOATS, v1.Resize((16, 16))], r"shape \(3, 16, 16\)"),
     "another dtype": (
         [*CROP, v2.ToImage(), v1.RandomErasing(), v2.ToDtype(torch.bfloat16)],
@@ -344,8 +344,8 @@ NO_ROWS = {
     ),
     "bytes normalised": ([*CROP, v1.PILToTensor(), v1.Normalize([0], [1])], "cannot.*TypeError"),
     "two means": ([*CROP, *FLOATS, v1.Normalize([0, 0], [1, 1])], "cannot be run.*RuntimeError"),
-    "five crops": ([*CROP, v1.FiveCrop(8)], "gives tuple, which is no tensor"),
-    "a dictionary": ([*CROP, lambda x: {"x": x}], "<lambda> makes of an image is known only"),
+    "five crops": ([*CROP, v1.FiveCrop(8)], "returns tuple, not a tensor"),
+    "a dictionary": ([*CROP, lambda x: {"x": x}], "output of <lambda> is known only"),
     "a gradient": ([*CROP, v1.ToTensor(), lambda x: x.requires_grad_()], "<lambda>"),
     "sparse": ([*CROP, v1.ToTensor(), lambda x: x.to_sparse()], "<lambda>"),
     "another device": ([*CROP, v1.ToTensor(), lambda x: x.to("meta")], "<lambda>"),
@@ -432,7 +432,7 @@ def test_a_size_that_a_step_behind_does_not_follow_is_an_error(root):
     steps = *CROP, v1.RandomRotation(9), v1.CenterCrop(32), v1.ToTensor()
     pipeline = recognised(root, *steps)[1].pipeline
     item_row(pipeline, 0, 32)
-    with pytest.raises(UsageError, match=r"asks for 48 px, and CenterCrop\(size=\(32, 32\)\) runs"):
+    with pytest.raises(UsageError, match=r"is 48 px, but CenterCrop\(size=\(32, 32\)\) runs"):
         item_row(pipeline, 0, 48)
 
 
@@ -495,6 +495,6 @@ def grow(image):
 def test_repr_tells_what_runs_as_it_is(root):
     _, recognition = recognised(root, *CROP, v1.ColorJitter(0.1), v1.ToTensor())
     assert repr(recognition.pipeline) == (
-        f"ImagePipeline('{root}/', Resize, CenterCrop, ToTensor; as they are: ColorJitter): "
+        f"ImagePipeline('{root}/', Resize, CenterCrop, ToTensor; unchanged: ColorJitter): "
         "7 images to float32, 32 px"
     )

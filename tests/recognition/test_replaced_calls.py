@@ -81,7 +81,7 @@ def test_a_replaced_function_that_a_step_calls_runs(case: str) -> None:
     pipeline = v1.Compose([*STEPS[case], *([] if "values" in case else [FLOATS])])
     if "tensors" in case:
         pipeline = v1.Compose([*STEPS[case], v1.ConvertImageDtype(torch.float32)])
-    assert feedline.compile(pipeline).explain().startswith("recognised")
+    assert feedline.compile(pipeline).explain().startswith("fused")
     # What the last step does is tabled, and the table is made by the step itself.
     steps = v1.Compose(STEPS[case])
     places = calls_of(lambda: made(steps))

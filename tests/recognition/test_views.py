@@ -171,21 +171,21 @@ def test_it_says_what_it_does():
     said = feedline.views(same, same, random_pipeline(12, own_step), own_step).explain()
     lines = [line.partition(" ")[0] for line in said.splitlines()]
     assert lines == [
-        *("views", "recognised", "size", "view", "recognised", "unchanged", "because", "size"),
+        *("views", "fused", "size", "view", "fused", "unchanged", "because", "size"),
         *("view", "unchanged", "because", "decoded", "inputs"),
     ]
     assert "1, 2" in said.splitlines()[0]
     assert "once, whole" in said
     assert "smallest rectangle" in feedline.views(same).explain()
     assert repr(feedline.views(usual_pipeline(), own_step)) == (
-        "feedline.views(Resize, CenterCrop, ToTensor, Normalize; as it is: own_step)"
+        "feedline.views(Resize, CenterCrop, ToTensor, Normalize; unchanged: own_step)"
     )
 
 
 def test_none_or_no_transforms_are_refused():
-    with pytest.raises(UsageError, match="there is no transform"):
+    with pytest.raises(UsageError, match="no transform given"):
         feedline.views()
-    with pytest.raises(UsageError, match="wants what can be called"):
+    with pytest.raises(UsageError, match="expects a function"):
         feedline.views([usual_pipeline(), usual_pipeline()])
 
 

@@ -360,7 +360,7 @@ def test_an_index_is_fetched_once_and_a_new_one_where_the_cache_is_another(
     for path in kept(local):
         path.unlink()
     with (
-        pytest.raises(RuntimeError, match=r"cannot be loaded.*built anew since the dataset was"),
+        pytest.raises(RuntimeError, match=r"cannot be loaded.*rebuilt there after the dataset was"),
         DataLoader(data, 16, **OPTIONS) as loader,
     ):
         next(iter(loader))
@@ -397,17 +397,17 @@ def test_other_formats_are_refused_with_what_to_do(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"root": "/here", "local_dir": "/tmp"}, r"local_dir is of what lies at a URL.*'/here'"),
-        ({"root": "/here", "local_bytes": 3}, "local_bytes is of what lies at"),
-        ({"root": "/here", "storage_options": {}}, "storage_options is of what lies at"),
+        ({"root": "/here", "local_dir": "/tmp"}, r"local_dir is only for URLs.*'/here'"),
+        ({"root": "/here", "local_bytes": 3}, "local_bytes is only for URLs"),
+        ({"root": "/here", "storage_options": {}}, "storage_options is only for URLs"),
         ({"root": "http://h/c", "local_bytes": 0}, "whole number above 0, got 0"),
         ({"root": "http://h/c", "local_bytes": True}, "whole number above 0, got True"),
-        ({"root": "http://h/c?key=1"}, "names no folder"),
-        ({"root": "zip://c::http://h/c"}, "names no folder"),
+        ({"root": "http://h/c?key=1"}, "is not a folder"),
+        ({"root": "zip://c::http://h/c"}, "is not a folder"),
         ({"root": "nothing://h/c"}, r"'?nothing'?.*Protocol not known|cannot be opened"),
-        ({"root": Path("s3://bucket/cache")}, "pathlib keeps one slash"),
+        ({"root": Path("s3://bucket/cache")}, "pathlib reduced to one slash"),
         ({"root": "s3://b/c", "storage_options": {"no": 1}}, "cannot be opened by fsspec.*'no'"),
-        ({"root": "http://h/c", "storage_options": {"batch_size": 0}}, "above 0; got 0"),
+        ({"root": "http://h/c", "storage_options": {"batch_size": 0}}, "above 0, got 0"),
     ],
 )
 def test_arguments_that_cannot_be_used_are_refused(arguments: dict[str, Any], said: str) -> None:
@@ -419,7 +419,7 @@ def test_arguments_that_cannot_be_used_are_refused(arguments: dict[str, Any], sa
 def test_a_cache_that_is_none_is_refused(originals: Path, value: object) -> None:
     with pytest.raises(UsageError, match="cache must be the folder or the URL of a cache"):
         DataLoader(ImageFolder(originals), 4, image_size=24, cache=value)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="which is no cache"):
+    with pytest.raises(UsageError, match="is not a cache"):
         DataLoader(ImageFolder(originals), 4, image_size=24, cache=ImageFolder(originals))
 
 

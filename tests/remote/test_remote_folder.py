@@ -58,7 +58,11 @@ def test_what_fails_by_chance_is_tried_again(server: RangeServer, pauses: list[f
 
 @pytest.mark.parametrize(
     ("status", "said", "again"),
-    [(403, "credentials", False), (501, "can what it names", False), (503, "overloaded", True)],
+    [
+        (403, "credentials", False),
+        (501, "whether the target supports", False),
+        (503, "overloaded", True),
+    ],
 )
 def test_what_lasts_is_said_at_once_and_all_else_after_a_while(
     server: RangeServer, pauses: list[float], status: int, said: str, again: bool

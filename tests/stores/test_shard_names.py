@@ -45,8 +45,8 @@ def test_they_mean_what_they_mean_to_webdataset() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{0..3.tar", "has a '{' without its partner"),
-        ("0}.tar", "has a '}' without its partner"),
+        ("{0..3.tar", "unmatched '{'"),
+        ("0}.tar", "unmatched '}'"),
         ("{0..99999999}", "more than 1000000 names"),
         ("{0..999}{0..999}{0..999}", "more than 1000000 names"),
     ],
@@ -80,14 +80,14 @@ def test_paths_are_filled_in_in_their_order(folder: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("a-{0..4}.tar", r"3 of 5 shards are not there, or no files: '.*a-2\.tar'"),
-        ("z*.tar", "there is no file"),
+        ("a-{0..4}.tar", r"3 of 5 shards are missing or not files: '.*a-2\.tar'"),
+        ("z*.tar", "no files match"),
         ("c.tar.gz", "is compressed, .* `gunzip`"),
-        ("below", r"1 of 1 shards .* For all shards in a folder name '.*below/\*\.tar'"),
+        ("below", r"1 of 1 shards .* For all shards in a folder use '.*below/\*\.tar'"),
         ("s3://bucket/a.tar", "download them, or make smaller copies"),
         ("pipe:curl -s a.tar", "download them, or make smaller copies"),
-        ([], "no shards were named"),
-        (7, "shards must be a path, or several in a list, got 7"),
+        ([], "list of shards is empty"),
+        (7, "shards must be a path, or a list of paths, got 7"),
         (b"a.tar", "shards must be a path"),
         ([None], "shards must be a path"),
     ],

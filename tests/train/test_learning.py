@@ -313,7 +313,7 @@ def test_a_gpu_that_is_not_there_is_refused_with_a_next_step(
     with pytest.raises(UsageError, match="'tpu'"):
         choose_device("tpu")
     monkeypatch.setattr("feedline.device.usable.accelerator_type", lambda: "mps")
-    with pytest.raises(UsageError, match=r"(?s)torch sees 'mps' here.*device=.mps"):
+    with pytest.raises(UsageError, match=r"(?s)torch detects 'mps' here.*device=.mps"):
         choose_device("xpu")
 
 

@@ -86,7 +86,7 @@ def test_a_disk_that_is_full_later_ends_no_loop(
     (told,) = [each for each in caplog.records if each.levelname == "WARNING"]
     assert told.exc_info is None
     assert "\n" not in told.getMessage()
-    for said in (f"{tmp_path / 'run' / 'trace.json'}", "it needs about", "training goes on"):
+    for said in (f"{tmp_path / 'run' / 'trace.json'}", "needed: about", "training goes on"):
         assert said in told.getMessage()
     assert any("No space left" in note for note in watched.run.notes)
     assert len(watched.run.notes) == 1, "it is not tried again"

@@ -1,9 +1,9 @@
-"""How many workers, batches ahead and pieces, found while a training runs. Pure.
+"""Online control of the number of workers, batches ahead and task size during a training. Pure.
 
-window.py       what was seen of a loader for a while
-limits.py       how far it may go
-room.py         memory for workers and for what they make ahead
-decision.py     what is changed, and why
-trial.py        a change that is to be judged
+window.py       measurements of a loader over some steps
+limits.py       limits on workers and batches ahead
+room.py         memory budget for workers and prefetched batches
+decision.py     a change and its reason
+trial.py        a change under evaluation
 controller.py   windows in, decisions out
 """

@@ -1,18 +1,18 @@
-"""What a training needs of its loader, from what is seen of it: windows in, decisions out.
+"""Online controller: windows of measurements in, decisions out.
 
-The aim is the speed of the training, not of the loader: a change is judged by the time of a step
-before and after it, and taken back where it did not do what it was to do.
+It optimises the speed of the training, not of the loader: a change is evaluated by the step time
+before and after it, and undone if it did not help.
 
-Steps that wait ask for more workers: at once for as many as a step's own time and a batch's work
-call for, so that one change does. Where workers are enough for that work and idle in part, batches
-come unevenly: then more of them are made ahead, or in smaller pieces. Steps that do not wait, with
-workers that are idle most of the time, give some back, after a while, and never so many that the
-rest would be busy all the time.
+If steps wait, it adds as many workers as the step's own time and a batch's work require, so that
+one change suffices. If there are enough workers for that work and they are partly idle, batches
+arrive unevenly: then it makes more of them ahead, or uses smaller tasks. If steps do not wait and
+workers are mostly idle, it removes some after a while, but always leaves enough that the rest
+is not busy all the time.
 
 Guarantees: pure, no clock and no random number; the same windows give the same decisions. It
-settles: what was tried at an image size and did not help is not tried again at that size, unless
-the work or the step becomes another. A change is judged when the difference is larger than its
-error, or after some windows.
+settles: a change that did not help at an image size is not tried again at that size, unless the
+work or the step changes. A change is evaluated when the difference is larger than its error, or
+after some windows.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ _PATIENCE = 3  # windows that must agree before something is changed that is not
 _MANY = 8  # windows that tell of batches that come unevenly,
 _MOST = 32  # and as many as are looked at together
 _ANOTHER = 1.5  # times: work, or a step, that differs by so much is another
-_SHORTER = 4  # times: beyond a quarter there is 1.1 at most to be had, by simulation
+_SHORTER = 4  # times: beyond a quarter the gain is 1.1 at most, by simulation
 _LEAST_PIECE_MS = 2.0  # of which the 0.2 ms for its message are a tenth
 
 
 @dataclass(slots=True)
 class _Known:
-    """What was learnt of a phase.
+    """Knowledge about a phase.
 
     Args:
         work_s, own_s: of a batch and of a step, in the latest windows.
-        low, high: workers below and above which it was worse, or no better.
-        tried: what was changed against uneven batches.
-        need: work over step when these were found; 0 where none was.
-        other: windows, one after another, whose need is far from that.
+        low, high: numbers of workers below and above which steps were slower, or no faster.
+        tried: changes already made against uneven batches.
+        need: work over step time when these were found; 0 if there was none.
+        other: consecutive windows whose need is far from that.
     """
 
     work_s: float
@@ -65,10 +65,10 @@ class _Known:
 
 
 class Controller:
-    """Decides on a loader's workers, its batches ahead and its pieces.
+    """Chooses a loader's workers, batches ahead and task size.
 
     Args:
-        limits: that it keeps to; may be set anew at any time.
+        limits: limits to stay within; may be changed at any time.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -79,10 +79,10 @@ class Controller:
         self._calm = 0
 
     def observe(self, window: Window) -> Decision | None:
-        """Take in what was seen since the last change; what is to be changed, if anything.
+        """Evaluate a window since the last change. Return the next change, if any.
 
         Args:
-            window: with the settings at work that were decided on last.
+            window: measured with the settings of the last decision.
         """
         latest = self._latest[-1] if self._latest else None
         if latest is not None and latest.phase != window.phase:
@@ -104,12 +104,12 @@ class Controller:
         return self._hastened(window, seen, recent, known) or self._shrunk(window, seen, known)
 
     def prepare(self, phase: Hashable, step_ratio: float, work_ratio: float) -> Decision | None:
-        """Get ready for the phase that comes next, whose first batches are about to be made.
+        """Prepare for the next phase, whose first batches are about to be made.
 
         Args:
-            phase: as windows of it will say.
-            step_ratio: how many times as long as now its steps are expected to compute,
-            work_ratio: and its batches to be made; both count only where it was not seen before.
+            phase: key of the phase, as in its windows.
+            step_ratio: expected compute time of its steps, relative to now,
+            work_ratio: and expected work of its batches; both are used only for a new phase.
         """
         if not self._latest or phase == self._latest[-1].phase:
             return None
@@ -129,18 +129,20 @@ class Controller:
             kind="prepare",
             before=window.workers,
             after=wanted,
-            reason=f"the next phase's steps are expected to take {own_s * 1e3:.3g} ms, and its "
-            f"batches {work_s * 1e3:.3g} ms of work",
+            reason=(
+                f"expecting steps of {own_s * 1e3:.3g} ms and batches of {work_s * 1e3:.3g} ms of "
+                "work in the next phase"
+            ),
         )
 
     @property
     def _are_many(self) -> bool:
-        """Whether the latest windows are enough to tell of batches that come unevenly."""
+        """True if there are enough windows to detect uneven batches."""
         return len(self._latest) >= _MANY
 
     @property
     def _recent(self) -> Window:
-        """As few of the latest windows as tell how long a step is."""
+        """Smallest number of recent windows that determine the step time."""
         windows = list(self._latest)[-_MANY:]
         for count in range(1, len(windows)):
             recent = Window.joined(windows[-count:])
@@ -165,7 +167,7 @@ class Controller:
         return known
 
     def _judged(self, trial: Trial, seen: Window, known: _Known) -> Decision | None:
-        """Take a change back, or learn from it."""
+        """Undo a change, or learn from it."""
         done = trial.decision
         lacked = done.kind == "grow" and trial.seen.wanted(_SPARE) > done.before
         stays = trial.gain(seen) >= 0 or (lacked and not trial.is_clear(seen))
@@ -200,15 +202,15 @@ class Controller:
         if hasty or not all(waits[-_PATIENCE:]) or window.workers >= most:
             return None
         reason = (
-            f"steps wait {recent.wait_share:.0%} of the time: a batch takes "
-            f"{recent.work_s * 1e3:.3g} ms of work, and a step {recent.own_s * 1e3:.3g} ms"
+            f"steps wait for data {recent.wait_share:.0%} of the time: a batch takes "
+            f"{recent.work_s * 1e3:.3g} ms of work, a step {recent.own_s * 1e3:.3g} ms"
         )
         after = min(most, max(window.workers + 1, wanted))
         grown = Decision(kind="grow", before=window.workers, after=after, reason=reason)
         return self._tried(grown, recent)
 
     def _even(self, seen: Window, known: _Known, most: int) -> Decision | None:
-        """What may help where batches come unevenly and was not tried."""
+        """Next untried change against uneven batches."""
         deepest = self.limits.deepest(seen.prefetch, seen.workers, seen.blocked_share)
         shorter = max(_LEAST_PIECE_MS, round(seen.piece_ms / _SHORTER, 3))
         options: tuple[tuple[What, float, float, bool], ...] = (
@@ -221,8 +223,8 @@ class Controller:
         for what, before, after, possible in options:
             if possible and what not in known.tried:
                 reason = (
-                    f"steps wait {seen.wait_share:.0%} of the time, and workers are at work "
-                    f"{seen.busy:.0%} of it: batches come unevenly"
+                    f"batches arrive unevenly: steps wait for data {seen.wait_share:.0%} of the "
+                    f"time while workers are {seen.busy:.0%} busy"
                 )
                 return Decision(kind="even", what=what, before=before, after=after, reason=reason)
         return None
@@ -231,7 +233,7 @@ class Controller:
         most = self.limits.most(window.workers, window.blocked_share)
         before = window.workers
         if before > max(most, known.low):
-            reason = f"there are more workers than {self.limits.cores} cores can keep busy"
+            reason = f"{self.limits.cores} cores cannot keep more workers busy"
             after = max(most, known.low)
             shrunk = Decision(kind="shrink", before=before, after=after, reason=reason)
             return self._tried(shrunk, seen)
@@ -241,8 +243,7 @@ class Controller:
         if self._calm < _PATIENCE:
             return None
         reason = (
-            f"steps do not wait, and workers are at work {seen.busy:.0%} of the time: {wanted} "
-            "are enough"
+            f"steps do not wait for data and workers are {seen.busy:.0%} busy: {wanted} are enough"
         )
         shrunk = Decision(kind="shrink", before=before, after=wanted, reason=reason)
         return self._tried(shrunk, seen)

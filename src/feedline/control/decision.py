@@ -1,4 +1,4 @@
-"""A change of how a loader works, with its reason, as it is logged."""
+"""A change of a loader's settings, with its reason, as it is logged."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ What = Literal["workers", "prefetch", "piece_ms"]
 """`workers`: how many; `prefetch`: whole batches ahead; `piece_ms`: work in a piece of a batch."""
 
 Kind = Literal["grow", "shrink", "even", "back", "prepare"]
-"""`even`: so that steps wait less for batches that come unevenly; `back`: a change did not do what
-it was to do, and is taken back; `prepare`: for the phase that comes next."""
+"""`even`: against uneven batches; `back`: undo a change that did not help; `prepare`: for the next
+phase."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What is changed.
+    """A change of one setting.
 
     Args:
-        kind: of change.
-        what: is changed.
-        before: its value until now: a number of workers or of batches, or ms.
-        after: its value from now on.
-        reason: in words, with the figures that it follows from.
+        kind: kind of change.
+        what: setting that changes.
+        before: previous value: a number of workers or of batches, or ms.
+        after: new value.
+        reason: reason as text, with the figures behind it.
     """
 
     kind: Kind
@@ -40,5 +40,5 @@ class Decision:
 _SAID: dict[What, str] = {
     "workers": "{:g} workers -> {:g}",
     "prefetch": "{:g} batches ahead -> {:g}",
-    "piece_ms": "pieces of {:g} ms -> {:g} ms",
+    "piece_ms": "tasks of {:g} ms -> {:g} ms",
 }

@@ -1,6 +1,6 @@
-"""How far a loader may go, by cores, by memory, and by what its user has stated.
+"""Limits on workers and batches ahead, from cores, memory and the user's settings.
 
-Guarantees: pure; never more workers than there are seats for, and at least one.
+Guarantees: pure; at least one worker, and never more than there are worker ids.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from feedline.engine.board import MAX_SEATS
 __all__ = ["Limits"]
 
 _FOR_EACH_CORE = 4
-"""Workers of a core at most, where nearly all of their work is waiting."""
+"""Maximum number of workers per core, if nearly all of their work is waiting."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What a loader has to do with.
+    """Resources of a loader.
 
     Args:
-        cores: that the training process and its workers may use.
-        more: workers that there is memory for, besides those there are; None where not known.
-        for_each: whole batches that the user lets each worker make ahead; 0 where batches are made
-            of rows: as many as there is memory for are ahead in any case.
-        batches: that there is memory for, besides those that may be ahead; None where not known.
+        cores: cores for the training process and its workers.
+        more: additional workers that fit in memory; None if unknown.
+        for_each: whole batches the user lets each worker make ahead; 0 for batches made of rows, of
+            which memory always holds the full number ahead.
+        batches: additional batches ahead that fit in memory; None if unknown.
     """
 
     cores: int
@@ -33,14 +33,14 @@ class Limits:
     batches: int | None = None
 
     def most(self, workers: int, blocked_share: float) -> int:
-        """How many workers there may be.
+        """Maximum number of workers.
 
-        One for each core, where they compute. Where they wait for a disk or a server for most of
-        their work, as many more as leave the cores busy.
+        One per core if they compute. If they spend most of their work waiting for a disk or a
+        server, as many more as leave the cores busy.
 
         Args:
-            workers: that there are now.
-            blocked_share: of their work, 0 to 1.
+            workers: current number of workers.
+            blocked_share: share of their work spent blocked, 0 to 1.
         """
         computing = max(1.0 / _FOR_EACH_CORE, 1.0 - blocked_share)
         cores = max(1, self.cores)
@@ -50,12 +50,12 @@ class Limits:
         return max(1, min(most, MAX_SEATS))
 
     def deepest(self, prefetch: int, workers: int, blocked_share: float) -> int:
-        """How many whole batches may be ahead: those of the largest crew that there may be.
+        """Maximum number of whole batches ahead: that of the largest allowed worker pool.
 
         Args:
-            prefetch: how many may be now.
-            workers: that there are now.
-            blocked_share: of their work, 0 to 1.
+            prefetch: current maximum.
+            workers: current number of workers.
+            blocked_share: share of their work spent blocked, 0 to 1.
         """
         deepest = self.for_each * self.most(workers, blocked_share)
         return deepest if self.batches is None else min(deepest, prefetch + self.batches)

@@ -1,4 +1,4 @@
-"""A change that is to be judged, by the time of a step before and after it.
+"""A change under evaluation, by the step time before and after it.
 
 Guarantees: pure.
 """
@@ -19,17 +19,17 @@ _SURE = 0.05  # and that is hardly noise: so much is asked where far more was ex
 _IN_VAIN: dict[What, str] = {
     "workers": "more workers",
     "prefetch": "more batches ahead",
-    "piece_ms": "smaller pieces",
+    "piece_ms": "smaller tasks",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What was changed, and what was seen before.
+    """A change and the measurements before it.
 
     Args:
-        decision: that was taken.
-        seen: that it follows from.
+        decision: the change.
+        seen: measurements that led to it.
     """
 
     decision: Decision
@@ -37,26 +37,26 @@ class Trial:
 
     @property
     def worth(self) -> float:
-        """By how much steps must be faster for the change to stay."""
+        """Required relative gain in step time for the change to stay."""
         if self.decision.kind == "shrink":
             return -_WORTH
         expected = self.seen.step_s / self.seen.own_s - 1 if self.seen.own_s > 0 else 1.0
         return max(_WORTH, min(_SURE, expected / 4))
 
     def gain(self, now: Window) -> float:
-        """By how much steps are faster than they have to be."""
+        """Relative gain in step time beyond the required one."""
         return self.seen.step_s / now.step_s - 1 - self.worth if now.step_s > 0 else 0.0
 
     def is_clear(self, now: Window) -> bool:
-        """Whether that is more than chance."""
+        """Return True if the gain is larger than its error."""
         return abs(self.gain(now)) > math.hypot(self.seen.error, now.error)
 
     def back(self, now: Window) -> Decision:
-        """Take the change back."""
+        """Return the decision that undoes the change."""
         done = self.decision
         said = f"{_IN_VAIN[done.what]} did not make steps faster"
         if done.kind == "shrink":
-            said = "with fewer workers steps were slower"
+            said = "steps were slower with fewer workers"
         return Decision(
             kind="back",
             what=done.what,

@@ -1,6 +1,6 @@
-"""What was seen of a loader for a while: the steps, and what its workers did beside them.
+"""Measurements of a loader over some steps: the steps, and the work of its workers meanwhile.
 
-Guarantees: pure; no figure is negative, and what cannot be told is None.
+Guarantees: pure; no figure is negative; unknown values are None.
 """
 
 from __future__ import annotations
@@ -20,22 +20,7 @@ _BLOCKS = 8  # of steps, whose means tell the error: neighbouring steps are not 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """Some steps, one after another, with nothing changed between them.
-
-    Args:
-        phase: what their batches have in common: image size and rows. Others take other times.
-        steps: how many, at least 1.
-        seconds: from the first one's batch to the last one's end.
-        wait_s: of these, waiting for batches.
-        tasks_s: what all workers together spent on tasks meanwhile.
-        on_core: share of that on a core, 0 to 1; None where it was not measured.
-        queued: share of that in which a worker was ready and no core was free; likewise.
-        workers: how many there were.
-        tasks: how many these have made.
-        prefetch: whole batches that might be ahead; 0 where batches are made of rows.
-        piece_ms: how much work a piece of a batch of rows might hold; 0 for whole batches.
-        error: of the mean step, see `error_of`; 0 where it was not measured.
-    """
+    """Consecutive steps without a change of settings."""
 
     phase: Hashable
     steps: int
@@ -65,9 +50,9 @@ class Window:
         piece_ms: float = 0.0,
         error: float = 0.0,
     ) -> Window:
-        """A window by what all workers together had spent before and have spent after it.
+        """Window from the workers' total times before and after it.
 
-        Where no task in it was timed, those before it tell what tasks take of a core.
+        If no task within it was timed, the tasks before it determine the share on a core.
         """
         timed = before if after.timed > before.timed else StageTimings()
         timed_ms = after.timed_ms - timed.timed_ms
@@ -94,7 +79,7 @@ class Window:
 
     @classmethod
     def joined(cls, windows: Sequence[Window]) -> Window:
-        """Windows of the same phase, with the same settings, as one."""
+        """Join windows of the same phase and settings."""
         seconds = sum(each.seconds for each in windows)
         return replace(
             windows[-1],
@@ -110,41 +95,41 @@ class Window:
 
     @property
     def settings(self) -> tuple[int, int, float]:
-        """What the loader worked with."""
+        """Settings of the loader during the window."""
         return self.workers, self.prefetch, self.piece_ms
 
     @property
     def wait_share(self) -> float:
-        """Of the time, what the steps waited."""
+        """Share of the time that steps waited for data."""
         return min(1.0, self.wait_s / self.seconds) if self.seconds > 0 else 0.0
 
     @property
     def step_s(self) -> float:
-        """A step, its waiting included."""
+        """Step time, including data wait."""
         return self.seconds / self.steps
 
     @property
     def own_s(self) -> float:
-        """A step without its waiting."""
+        """Step time without data wait."""
         return max(0.0, self.seconds - self.wait_s) / self.steps
 
     @property
     def work_s(self) -> float:
-        """What one worker needs for a batch where it has a core."""
+        """Work of one batch for one worker with a core, in seconds."""
         return self.tasks_s * (1.0 - (self.queued or 0.0)) / self.steps
 
     @property
     def need(self) -> float:
-        """Workers that are busy all the time where steps never wait."""
+        """Number of workers that are busy all the time if steps never wait."""
         return self.work_s / self.own_s if self.own_s > 0 else math.inf
 
     def wanted(self, spare: float) -> int:
-        """How many workers there should be, with so many times what is needed on average."""
+        """Recommended number of workers, for `spare` times the average need."""
         return workers_for(self.work_s, self.own_s, spare)
 
     @property
     def blocked_share(self) -> float:
-        """Of that work, what is spent waiting for something else than a core."""
+        """Share of the work spent waiting for anything but a core."""
         if self.on_core is None:
             return 0.0
         own = 1.0 - (self.queued or 0.0)
@@ -152,36 +137,36 @@ class Window:
 
     @property
     def busy(self) -> float:
-        """Of the workers' time, what they were at tasks."""
+        """Share of the workers' time spent on tasks."""
         held = self.seconds * self.workers
         return min(1.0, self.tasks_s / held) if held > 0 else 0.0
 
     @property
     def task_s(self) -> float:
-        """A task, on average; 0 where none was made."""
+        """Mean time of a task; 0 if there was none."""
         return self.tasks_s / self.tasks if self.tasks else 0.0
 
 
 def _mean(weighted: list[tuple[float | None, float]]) -> float | None:
-    """Of the shares that are known, by their weights."""
+    """Weighted mean of the known shares."""
     whole = sum(weight for share, weight in weighted if share is not None)
     known = sum(share * weight for share, weight in weighted if share is not None)
     return known / whole if whole > 0 else None
 
 
 def workers_for(work_s: float, own_s: float, spare: float) -> int:
-    """Workers for batches of so much work and steps of so much time; `spare` times as many."""
+    """Workers needed for a work per batch and a step time, with a factor `spare`."""
     need = spare * work_s / own_s if own_s > 0 else math.inf
     return max(1, math.ceil(need)) if math.isfinite(need) else 1 << 30
 
 
 def error_of(times: Sequence[float]) -> float:
-    """Half of the 95% interval of the mean of steps' times, as a share of it, from block means.
+    """Relative half-width of the 95% confidence interval of the mean step time, from block means.
 
     Student's t of 7 degrees of freedom, 97.5%: 2.365.
 
     Args:
-        times: one after another; 1.0 is the answer to fewer than there are blocks.
+        times: step times, in order; returns 1.0 if there are fewer than blocks.
     """
     if len(times) < _BLOCKS:
         return 1.0

@@ -1,9 +1,9 @@
 """Any torch Dataset, unchanged, as a source of whole batches.
 
-A worker's side: `fetcher` fetches samples, collates them and packs the batch; `collate` stacks into
-the batch's memory at once, `pack` lays a batch of any structure into memory and reads it back,
-`worker_init` begins a worker as torch's begin, `samples` holds a batch to the requested size,
-`generators` seeds the generators that a dataset keeps for itself, `notes` says which sample an
-exception is about, `worker_exception` brings it home. The trainer's side: `outline` tells what was
-set on a dataset, `whole_batch_carrier` hands batches out.
+In workers: `fetcher` fetches samples, collates them and packs the batch; `collate` stacks directly
+into the batch's memory, `pack` writes a batch of any structure to memory and reads it back,
+`worker_init` initialises a worker like torch's, `samples` checks a batch against the requested
+size, `generators` seeds the dataset's own generators, `notes` adds the failing sample to an
+exception, `worker_exception` sends it to the trainer. In the trainer: `outline` takes attribute
+snapshots of a dataset, `whole_batch_carrier` returns batches.
 """

@@ -1,12 +1,12 @@
-"""The generators of albumentations' transforms, seeded by its own `set_random_state`.
+"""Random generators of albumentations' transforms, seeded through their `set_random_state`.
 
-Guarantees: after `seed(outermost, number)` a Compose, or a transform by itself, and all within it
-depend on the number alone; `restore` undoes that. albumentations is never imported.
+Guarantees: after `seed(outermost, number)` a Compose, or a single transform, and everything within
+it depend on the number alone; `restore` undoes that. albumentations is never imported.
 
-`set_random_seed` would not do: it seeds each transform of a Compose with one and the same number,
-so that a flip up and a flip sideways come together or not at all.
+`set_random_seed` would not work: it seeds each transform of a Compose with the same number, so a
+vertical and a horizontal flip would always coincide.
 
-Relies on: transforms keeping their random state in attributes.
+Relies on: transforms storing their random state in attributes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from feedline.plan.seeds import extend
 __all__ = ["classes", "restore", "seed", "state"]
 
 _State: TypeAlias = list[tuple[dict[str, Any], dict[str, Any]]]
-"""The attributes of each transform, and the values to be put back into them."""
+"""Attributes of each transform, with the values to restore."""
 
 _MISSING: Any = object()
 _MOST = 10_000
 
 
 def classes() -> tuple[type, ...]:
-    """The classes that keep generators; none where albumentations is not imported.
+    """Classes with generators of their own; none if albumentations is not imported.
 
     Releases before 1.4.19 draw from the global random states, and have none.
     """
@@ -44,13 +44,13 @@ def classes() -> tuple[type, ...]:
 
 
 def seed(outermost: Any, number: int) -> None:
-    """Seed a Compose or transform, and all within it, from 64 bits."""
+    """Seed a Compose or transform, and everything within it, from 64 bits."""
     python = random.Random(extend(number, 1))
     outermost.set_random_state(np.random.default_rng(number), python)
 
 
 def state(outermost: Any) -> _State:
-    """What `restore` needs: what is changed where it is seeded, whatever the release."""
+    """Data that `restore` needs: everything that seeding changes, in any release."""
     within = [vars(thing) for thing in _within(outermost)]
     before = [dict(attributes) for attributes in within]
     try:
@@ -61,7 +61,7 @@ def state(outermost: Any) -> _State:
 
 
 def restore(_: object, state: _State) -> None:
-    """Make it what it was."""
+    """Restore the state."""
     for attributes, had in state:
         for name, value in had.items():
             if value is _MISSING:
@@ -83,7 +83,7 @@ def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _within(outermost: Any) -> list[Any]:
-    """Itself, and all transforms within it."""
+    """Yield a transform and all transforms within it."""
     kinds = classes()
     found, known, ahead = [], set[int](), [outermost]
     while ahead and len(known) < _MOST:

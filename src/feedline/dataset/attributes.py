@@ -1,8 +1,8 @@
-"""The parts of an object: attributes, entries and what a function has bound, read passively.
+"""Passive inspection of an object: its attributes, entries and a function's bound values.
 
-Guarantees: no code of the user's runs: no property, no `__getattr__`, no `__iter__`, no metaclass.
-Attributes are read from `__dict__`, from slots and from the classes themselves. What Python itself
-does not store in these places, such as the fields of an object of a C extension, is not seen.
+Guarantees: no user code runs: no property, no `__getattr__`, no `__iter__`, no metaclass.
+Attributes are read from `__dict__`, from slots and from the classes themselves. What Python does
+not store in these places, e.g. the fields of a C extension's object, is not seen.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 __all__ = ["attributes", "class_of_any", "is_plain_object", "parts"]
 
 MAX_ENTRIES = 1000
-"""A container with more of them holds data, not transforms."""
+"""Maximum length of a container: longer ones hold data, not transforms."""
 
 _OPAQUE = (
     str,
@@ -37,9 +37,9 @@ _OPAQUE = (
     type(None),
 )
 _NO_VALUES = {types.FunctionType, property, staticmethod, classmethod, types.GetSetDescriptorType}
-"""What a class has besides attributes that its objects share."""
+"""Class attributes that are not shared data of its objects."""
 _USERS = 1 << 9
-"""Of the flags of a class: it was not compiled in. CPython's Py_TPFLAGS_HEAPTYPE."""
+"""Class flag of classes defined in Python: CPython's Py_TPFLAGS_HEAPTYPE."""
 
 _bases = type.__dict__["__mro__"].__get__  # a metaclass may have another
 _members = type.__dict__["__dict__"].__get__
@@ -47,17 +47,17 @@ _flags = type.__dict__["__flags__"].__get__
 
 
 def class_of_any(thing: object, kinds: tuple[type, ...]) -> bool:
-    """Whether a thing's class is one of these or derived from one, whatever it claims to be."""
+    """Return True if an object's real class is one of these or derived from one."""
     return any(base in kinds for base in _bases(type(thing)))
 
 
 def is_plain_object(thing: object) -> bool:
-    """Return True for an object of a class that is not compiled in; False for data and classes."""
+    """Return True for an instance of a Python class; False for data and classes."""
     return bool(_flags(type(thing)) & _USERS) and not class_of_any(thing, _OPAQUE)
 
 
 def parts(thing: Any) -> Iterator[tuple[str, Any]]:
-    """The parts of a thing, each with what to write behind the thing's name to reach it."""
+    """Parts of an object, each with its suffix (e.g. ".name" or "[0]")."""
     if class_of_any(thing, _OPAQUE):
         return
     if class_of_any(thing, (list, tuple)):
@@ -82,7 +82,7 @@ def _said(key: object) -> str:
 
 
 def _bound(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """What a function has of its own; not the globals it names, which other code shares."""
+    """Values bound by a function; not the globals it names, which other code shares."""
     cells: tuple[types.CellType, ...] = function.__closure__ or ()
     for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
         try:
@@ -95,7 +95,7 @@ def _bound(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def attributes(thing: object) -> Iterator[tuple[str, Any]]:
-    """The attributes of a thing, by name: its own, its slots, and those of a user's classes."""
+    """Attributes of an object, by name: its own, its slots, and those of user-defined classes."""
     bases = _bases(type(thing))
     own: Any = next((of["__dict__"] for of in map(_members, bases) if "__dict__" in of), None)
     known: dict[str, Any] = {}

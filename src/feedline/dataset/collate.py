@@ -1,8 +1,8 @@
-"""torch's default collate, stacking into the batch's own memory.
+"""torch's default collate, stacking directly into the batch's memory.
 
-Guarantees: what `default_collate` returns, with functions that users have registered in
-`default_collate_fn_map`; only the plain tensors lie in the batch's memory from the start. Where
-samples do not go together the error is torch's, with the index of a sample that differs.
+Guarantees: returns what `default_collate` returns, including functions users have registered in
+`default_collate_fn_map`; only plain tensors are stacked directly. If samples do not match, the
+error is torch's, with the index of a sample that differs.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["collate_into", "odd_one_out"]
 
 
 def collate_into(samples: Sequence[Any], space: Space) -> Any:
-    """Collate samples as `torch.utils.data.default_collate` does.
+    """Collate samples like `torch.utils.data.default_collate`.
 
     Raises:
-        RuntimeError, TypeError: they do not go together.
+        RuntimeError, TypeError: the samples do not match.
     """
 
     def stack(tensors: Sequence[torch.Tensor], **options: Any) -> torch.Tensor:
@@ -45,22 +45,22 @@ def collate_into(samples: Sequence[Any], space: Space) -> Any:
 
 
 def odd_one_out(samples: Sequence[Any]) -> tuple[int, str] | None:
-    """The first sample that differs from sample 0 in structure or shape, and how.
+    """Find the first sample that differs from sample 0 in structure or shape.
 
     Returns:
-        Its position and a sentence's end in words; None where all are alike.
+        Its position and a description of the difference; None if all are alike.
     """
     with contextlib.suppress(Exception):  # a sample may be anything, and fail when looked at
         wanted = _outline(samples[0])
         for k, sample in enumerate(samples):
             found = _outline(sample)
             if found != wanted:
-                return k, f"is {found}, where the first is {wanted}"
+                return k, f"is {found}, but the first sample is {wanted}"
     return None
 
 
 def _outline(value: Any, depth: int = 0) -> str:
-    """A value's structure and shapes in words, e.g. (float32 [3, 224, 224], int)."""
+    """Structure and shapes of a value as text, e.g. (float32 [3, 224, 224], int)."""
     shape = getattr(value, "shape", None)
     if shape is not None and hasattr(value, "dtype"):
         return f"{str(value.dtype).removeprefix('torch.')} {list(shape)}"

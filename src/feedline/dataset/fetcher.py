@@ -1,12 +1,12 @@
-"""A worker's side of any torch Dataset: samples, collated, as whole batches.
+"""Fetching and collating of whole batches of any torch Dataset, in a worker.
 
-Guarantees: what torch's own worker would make of the same keys: `__getitems__` where there is one,
-`collate_fn`, `worker_init_fn`, `get_worker_info()`. A user's exception comes home with its type,
-its traceback and the sample's index. The random states, and the generators that the dataset keeps
-for itself, are seeded from the batch's seed, whatever `worker_init_fn` seeds: batches go to workers
-that are free, so only then is a batch the same in every run. A batch at another size or strength
-than was asked for is an error.
-Relies on: being used in one process, from its main thread.
+Guarantees: the result of torch's own worker for the same keys: `__getitems__` if it exists,
+`collate_fn`, `worker_init_fn`, `get_worker_info()`. A user's exception reaches the trainer with its
+type, its traceback and the sample's index. The random states, and the dataset's own generators, are
+seeded from the batch's seed, whatever `worker_init_fn` seeds: batches go to free workers, so this
+is the only way to make a batch the same in every run. A batch at another size or strength than
+requested raises an error.
+Relies on: use in one process, from its main thread.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ __all__ = ["DatasetFetcher", "Told"]
 _log = logging.getLogger("feedline")
 
 Told: TypeAlias = Callable[[int], None]
-"""Called with the position of the sample, within its batch, that is about to be made."""
+"""Called with the position of the next sample within its batch."""
 
 
 class DatasetFetcher:
     """Makes batches of a Dataset.
 
     Args:
-        beginning: of its workers, and the dataset: anything with `__getitem__`.
+        beginning: initialisation of its workers, and the dataset: anything with `__getitem__`.
         collate_fn: makes a batch of samples.
-        batched: keys are lists, of which each makes a sample; else a key makes what is collated.
-        skip_errors: leave samples out that raise.
-        samples: makes the samples in the dataset's place, unless `worker_init_fn` sets something
-            on the dataset; None: only the dataset can.
+        batched: keys are lists of sample keys; otherwise one key is fetched and collated.
+        skip_errors: leave out samples that raise.
+        samples: compiled replacement of the dataset, used unless `worker_init_fn` sets attributes
+            of the dataset; None: only the dataset makes samples.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class DatasetFetcher:
         self._broken: WorkerException | None = None
 
     def given(self) -> dict[str, object]:
-        """What a user gave, by the names of the loader's arguments."""
+        """The user's objects, by the names of the loader's arguments."""
         return {**self._beginning.given(), "collate_fn": self._collate}
 
     def open(self, worker: int, workers: int) -> None:
-        """Become a worker, as torch's workers do."""
+        """Initialise this worker, like torch's workers."""
         self._worker = worker
         if is_recording_enabled():
             time_steps()
@@ -94,15 +94,15 @@ class DatasetFetcher:
                 self._recognised = None
             if worker == 0 and fingerprint() != before:
                 _log.info(
-                    "worker_init_fn seeds random states, and feedline seeds them again for each "
-                    "batch. Runs repeat with torch.manual_seed(...), generator= or seed="
+                    "worker_init_fn seeds random states; feedline seeds them again for each batch. "
+                    "For repeatable runs use torch.manual_seed(...), generator= or seed="
                 )
             self._look()
         except (Exception, SystemExit) as error:
             self._broken = WorkerException.of(error, self._place)
 
     def _look(self) -> list[OwnGenerator]:
-        """The generators to be seeded for each batch; looked for once."""
+        """Find the generators to seed for each batch, once."""
         if self._own is None:
             self._own = find(self.dataset, self._collate)
         return self._own
@@ -112,7 +112,7 @@ class DatasetFetcher:
         return f"in DataLoader worker process {self._worker}"
 
     def pack(self, keys: bytes, task: BatchTask, space: Space, at: Told) -> int:
-        """Make a batch, or what was raised instead, and lay it into memory."""
+        """Make a batch, or catch its exception, and write it to memory."""
         if self._broken is not None:
             return lay(self._broken, space)
         try:
@@ -128,13 +128,13 @@ class DatasetFetcher:
             return lay(WorkerException.of(error, self._place), space)
 
     def make_here(self, batch: Batch) -> Any:
-        """Make a batch in this process, which is no worker: what a worker would make.
+        """Make a batch in the training process, equal to a worker's.
 
-        All random states, the dataset's own among them, and the request that is being answered are
-        afterwards as they were, also where Ctrl-C came.
+        All random states, including the dataset's own, and the current request are restored
+        afterwards, also after Ctrl-C.
 
         Raises:
-            Exception: whatever a user's dataset raises, as it is.
+            Exception: any error of the user's dataset, unchanged.
         """
         task = BatchTask(
             id=0,
@@ -154,10 +154,10 @@ class DatasetFetcher:
         """Make a batch.
 
         Args:
-            keys: what the sampler gave.
-            task: at which size and strength, with which seeds.
-            space: where tensors may go at once; None leaves everything to `collate_fn`.
-            at: see `Told`; None where it need not be told.
+            keys: keys from the sampler.
+            task: size, strength and seeds.
+            space: memory to stack tensors into; None leaves everything to `collate_fn`.
+            at: see `Told`; None if not needed.
         """
         with Request(task.image_size, task.strength) as request:
             one = None
@@ -192,7 +192,11 @@ class DatasetFetcher:
                 where, how = odd
                 note(error, f"Sample {keys[where]!r} {how} (sample {keys[0]!r}).")
             elif isinstance(samples, Sequence) and samples and _holds_none(samples[0]):
-                note(error, f"Sample {keys[0]!r} holds a None: does a transform return nothing?")
+                note(
+                    error,
+                    f"Sample {keys[0]!r} contains None. Check that every transform returns a "
+                    "value.",
+                )
             raise
 
     def _samples(
@@ -241,13 +245,11 @@ class DatasetFetcher:
                     first = error if first is None else first
                     skipped.append((repr(key), f"{type(error).__name__}: {said(error)}"))
             if first is not None and not samples:
-                alone = "It is the only sample of its batch"
-                if len(skipped) > 1:
-                    alone = f"Not one of its batch's {len(skipped)} samples could be made"
+                count = len(skipped)
                 note(
                     first,
-                    f"{alone}, and a batch of nothing cannot be handed out. drop_last=True leaves "
-                    "small last batches out.",
+                    f"No sample of the batch could be loaded ({count} of {count} failed), and a "
+                    "batch cannot be empty. Use drop_last=True if this is a small last batch.",
                 )
                 raise first
             return samples, made

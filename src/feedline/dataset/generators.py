@@ -1,13 +1,13 @@
-"""Random generators that a dataset and its transforms keep for themselves.
+"""Random generators owned by a dataset and its transforms.
 
-The global random states are seeded for each batch (`feedline.randomness`). Transforms that draw
-from generators of their own, as albumentations' do, would give equal batches in two workers, and
-other batches on another number of workers.
+The global random states are seeded for each batch (`feedline.randomness`). Transforms with their
+own generators, such as albumentations', would give equal batches in two workers, and other batches
+on another number of workers.
 
-Guarantees: after `seed_own(found, seed)` every generator that was found depends on `seed` and on
-its place among them alone. After `seed_own_meanwhile` they are at the end of the `with seeded(...)`
-as they were before, also after an exception. No code of the user's runs while they are looked for.
-Relies on: `attributes` for what can be reached; `find` says in which bounds.
+Guarantees: after `seed_own(found, seed)` each generator depends on `seed` and on its place in the
+list alone. `seed_own_meanwhile` restores them at the end of the `with seeded(...)`, also after an
+exception. No user code runs during the search.
+Relies on: `attributes` for what can be reached; `find` documents its limits.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from feedline.randomness import put_back_later
 __all__ = ["OwnGenerator", "describe", "find", "seed_own", "seed_own_meanwhile"]
 
 _OWN = 3
-"""Sets them apart from the global states, which are seeded from the same number."""
+"""Constant that separates these seeds from those of the global states."""
 _DEEPEST = 16
 _MOST = 10_000
 _numpy: Any = np.random  # its stubs leave functions out
 
 
 class _Kind(NamedTuple):
-    """How generators of one kind are handled.
+    """Functions for one kind of generator.
 
     Args:
-        name: what to call one.
-        seed: seeds it from 64 bits.
-        state: what `restore` needs; `seed` follows.
-        restore: makes it what it was.
+        name: name of the kind.
+        seed: seeds a generator from 64 bits.
+        state: data that `restore` needs; `seed` follows.
+        restore: restores the state.
     """
 
     name: str
@@ -54,12 +54,12 @@ class _Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class OwnGenerator:
-    """A generator that was found.
+    """A generator found in a dataset.
 
     Args:
-        path: where, as in "dataset.transform.rng".
-        kind: what it is.
-        thing: it.
+        path: path from the dataset.
+        kind: kind of generator.
+        thing: the generator.
     """
 
     path: str
@@ -68,12 +68,12 @@ class OwnGenerator:
 
 
 def find(dataset: object, collate_fn: object = None) -> list[OwnGenerator]:
-    """The generators of a dataset, of what it is made of, and of a `collate_fn`, in a fixed order.
+    """Find the generators of a dataset, of its parts, and of a `collate_fn`, in a fixed order.
 
-    They are looked for in attributes, slots and class attributes, in lists, tuples and dicts of at
-    most 1000 entries, in what functions and partials have bound, down to 16 steps from the dataset
-    and among at most 10,000 objects, the nearest first. One that is reached by two ways is found
-    once. Globals of a module, and what an object of a C extension keeps, are out of reach.
+    Searches attributes, slots and class attributes, lists, tuples and dicts of at most 1000
+    entries, and values bound by functions and partials, down to 16 steps from the dataset and among
+    at most 10,000 objects, the nearest first. A generator with two paths is found once. Globals of
+    a module, and the fields of a C extension's object, are out of reach.
     """
     found: list[OwnGenerator] = []
     known = {id(own) for own in _global_states()}
@@ -96,26 +96,26 @@ def find(dataset: object, collate_fn: object = None) -> list[OwnGenerator]:
 
 
 def describe(dataset: object, collate_fn: object = None) -> list[str]:
-    """What `find` finds, in words, e.g. "dataset.transform.rng (numpy Generator)"."""
+    """Describe what `find` finds, e.g. "dataset.transform.rng (numpy Generator)"."""
     return [f"{own.path} ({own.kind.name})" for own in find(dataset, collate_fn)]
 
 
 def seed_own(found: Sequence[OwnGenerator], seed: int) -> None:
-    """Seed each of them, with a stream of its own, from 64 bits."""
+    """Seed each generator with its own stream, from 64 bits."""
     seed = extend(seed, _OWN)
     for place, own in enumerate(found):
         own.kind.seed(own.thing, extend(seed, place))
 
 
 def seed_own_meanwhile(found: Sequence[OwnGenerator], seed: int) -> None:
-    """Seed generators within a `seeded`, at whose end they are as they were before."""
+    """Seed generators within a `seeded`, and restore them at its end."""
     for own in found:
         put_back_later(partial(own.kind.restore, own.thing, own.kind.state(own.thing)))
     seed_own(found, seed)
 
 
 def _global_states() -> tuple[object, ...]:
-    """Generators that are seeded in any case."""
+    """Global generators, which are seeded in any case."""
     python = random.seed.__self__  # type: ignore[attr-defined]
     return (python, torch.default_generator, _numpy.mtrand._rand, _numpy.get_bit_generator())
 
@@ -123,7 +123,7 @@ def _global_states() -> tuple[object, ...]:
 def _kind_of(thing: Any) -> _Kind | None:
     kind: type = type(thing)
     if kind is np.random.RandomState and type(thing._bit_generator) is not np.random.MT19937:
-        return None  # only that one can be seeded behind it
+        return None  # only that one can be seeded through it
     if kind is torch.Generator:
         return _TORCH if thing.device.type == "cpu" else None
     if kind in _KINDS:

@@ -1,7 +1,7 @@
-"""What is added to a user's exception: which sample it is about, and what to do about it.
+"""Notes added to a user's exception: the failing sample and the fix.
 
-Guarantees: the exception stays the user's own. Its message is left alone; a note is added, unless
-its class allows no change.
+Guarantees: the exception and its message are not changed; a note is added, unless its class does
+not allow it.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ __all__ = ["blame", "explain"]
 
 
 def blame(error: BaseException, dataset: object, key: object) -> None:
-    """Add to an exception which sample it is about."""
+    """Add a note with the failing sample to an exception."""
     text = f"Raised for the sample with index {key!r} of {type(dataset).__name__}."
     if isinstance(error, IndexError) and isinstance(dataset, Sized):
-        text += f" Its len() is {len(dataset)}: does that promise samples it has not?"
+        text += f" Check __len__: it returns {len(dataset)}."
     elif isinstance(error, SystemExit):
-        text += " It asked the whole process to exit: raise an ordinary exception instead."
+        text += " It called sys.exit(): raise an ordinary exception instead."
     note(error, text)
 
 
 def explain(error: Exception, batch: object) -> None:
-    """Add to an exception what in a batch kept it from going home, unless there was no memory."""
+    """Add a note with the unpicklable part of a batch to an exception, unless memory ran out."""
     if isinstance(error, (FeedlineError, MemoryError, OSError)):
         return
     found = culprit_in(batch, "batch")
     note(
         error,
-        f"What a worker returns is pickled on its way home, and {found.path}, of type "
-        f"{type(found.value).__name__}, cannot be: turn it into tensors, numbers or text in "
-        "collate_fn or __getitem__, or use num_workers=0.",
+        f"Batches are pickled to return from a worker, and {found.path}, of type "
+        f"{type(found.value).__name__}, cannot be pickled: convert it to tensors, numbers or text "
+        "in collate_fn or __getitem__, or use num_workers=0.",
     )

@@ -1,17 +1,16 @@
-"""Snapshot of a dataset: its attributes, and those of the datasets and transforms it holds.
+"""Attribute snapshot of a dataset and of the datasets and transforms it holds.
 
-A snapshot is compared when an iteration begins. It tells whether workers that are kept from epoch
-to epoch, and a recognised pipeline, still have the dataset as it is.
+Snapshots are compared when an iteration begins, to tell whether persistent workers, and a compiled
+pipeline, still match the dataset.
 
-Guarantees: exact in what it compares, and no code of the user's runs. Attributes are compared by
-identity, numbers and text by value, tensors also by the counter of changes in place that torch
-keeps; lists, dicts and sets by identity and length, and entry by entry up to 1000 entries. The
-samples and labels of torchvision folders and the indices of Subsets are compared entry by entry at
-any length: some 20 ms for a list of a million. Transforms, libraries' and a user's own, are
-looked into as datasets are; any other object is looked into one level deep, its public attributes
-only, as private ones are often caches. Changes deeper inside, and the contents of arrays, are not
-seen.
-Relies on: `attributes`, which reads them passively.
+Guarantees: exact in what it compares, and no user code runs. Attributes are compared by identity,
+numbers and text by value, tensors also by torch's counter of in-place changes; lists, dicts and
+sets by identity and length, and entry by entry up to 1000 entries. The samples and labels of
+torchvision folders and the indices of Subsets are compared entry by entry at any length: some 20 ms
+for a list of a million. Transforms, from libraries or user-defined, are inspected like datasets;
+any other object one level deep, its public attributes only, because private ones are often caches.
+Changes at deeper levels, and the contents of arrays, are not detected.
+Relies on: `attributes` for passive inspection.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _OF_FOLDERS = ("samples", "targets", "imgs")
 
 
 class _Place(NamedTuple):
-    """Path to a value from the dataset; joined to a text only if it has changed."""
+    """Path to a value from the dataset; formatted only if the value has changed."""
 
     holder: _Place | None
     name: str
@@ -100,18 +99,19 @@ def _has_entries(value: object) -> bool:
 
 
 class Outline:
-    """Values to be compared one by one.
+    """Values to compare one by one.
 
     Args:
-        walk: through the objects. Those that allow it are held weakly: an outline must not keep a
-            dataset's old tensors. The others are kept, so that none can take another's identity.
+        walk: finished walk through the objects. Objects that allow it are referenced weakly, so
+            that a snapshot does not keep a dataset's old tensors alive. The others are referenced,
+            so that no other object can get their identity.
     """
 
     def __init__(self, walk: _Walk) -> None:
         self._values = list(map(_held, walk.values))
         self._places = walk.places
         self.entries = walk.entries
-        """Copies of the lists that are compared at any length, by the lists' ids."""
+        """Copies of the lists compared at any length, by the lists' ids."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Outline) and self.change_from(other) is None
@@ -119,7 +119,7 @@ class Outline:
     __hash__ = None  # type: ignore[assignment]
 
     def change_from(self, before: Outline) -> str | None:
-        """Name of the first thing that is another than before; None if nothing is."""
+        """Name of the first difference from an earlier snapshot; None if there is none."""
         mine, theirs = self._values, before._values
         for place, one, other in zip(self._places, mine, theirs, strict=False):
             if not _same(one, other):
@@ -133,13 +133,13 @@ class Outline:
 def outline(
     dataset: object, *others: object, before: Outline | None = None, whole: bool = True
 ) -> Outline:
-    """Take the snapshot of a dataset, and of other objects that count by identity.
+    """Take a snapshot of a dataset, and of other objects that are compared by identity.
 
     Args:
         dataset: any object.
         others: settings of its loader.
-        before: an earlier snapshot, whose copies of long lists are shared if nothing has changed.
-        whole: look for changes among all entries of those lists; else only at their lengths.
+        before: an earlier snapshot, whose copies of unchanged long lists are shared.
+        whole: compare all entries of those lists; otherwise only their lengths.
     """
     walk = _Walk({} if before is None else before.entries, whole=whole)
     walk.look_into(dataset, _Place(None, "dataset"))
@@ -170,7 +170,7 @@ def _same(one: object, other: object) -> bool:
 
 
 class _Walk:
-    """A walk through a dataset, which notes values and where they were found.
+    """Walk through a dataset that records values and their paths.
 
     Args:
         known: copies of long lists from an earlier walk.
@@ -189,7 +189,7 @@ class _Walk:
         self.places.append(place)
 
     def look_into(self, thing: object, place: _Place) -> None:
-        """Note all attributes of a dataset or a transform."""
+        """Record all attributes of a dataset or a transform."""
         self._seen.add(id(thing))
         whole = _lists_of(type(thing))
         for name, value in attributes(thing):
@@ -208,7 +208,7 @@ class _Walk:
             self._note(self.entries[key], place)
 
     def add(self, thing: Any, place: _Place, *, deeper: bool = True) -> None:
-        """Note a value, and what it holds; `deeper`: also the attributes of plain objects."""
+        """Record a value and its entries; `deeper`: also the attributes of plain objects."""
         self._note(thing, place)
         kind = type(thing)
         if kind in _BY_VALUE or id(thing) in self._seen or len(self._seen) > _MOST_LOOKED_INTO:
@@ -225,7 +225,7 @@ class _Walk:
             issubclass(kind, Dataset) or kind.__module__.startswith(_TRANSFORMS) or has_images(kind)
         ):
             self.look_into(thing, place)
-        elif call := users_call(thing):  # it may stand for the transforms that it has
+        elif call := users_call(thing):  # it may wrap transforms
             self._note(call, place)
             self.look_into(thing, place)
         elif deeper and is_plain_object(thing):
@@ -250,7 +250,7 @@ class _Walk:
 
 
 def _lists_of(kind: type) -> tuple[str, ...]:
-    """Names of a dataset's lists that are compared entry by entry, however long they are."""
+    """Names of a dataset's lists that are compared entry by entry at any length."""
     if Subset in kind.__mro__:
         return ("indices",)
     module: Any = sys.modules.get("torchvision.datasets.folder")
@@ -258,7 +258,7 @@ def _lists_of(kind: type) -> tuple[str, ...]:
 
 
 def _version(tensor: torch.Tensor) -> int | None:
-    """Counter of a tensor's changes in place; None without one, or if workers share the memory."""
+    """Counter of a tensor's in-place changes; None without one, or if workers share the memory."""
     try:
         return None if tensor.is_shared() else tensor._version
     except RuntimeError:  # made in inference mode, or of no storage

@@ -1,12 +1,12 @@
-"""A batch of any structure, into memory and back.
+"""Serialisation of a batch of any structure to memory and back.
 
-The tensors' bytes lie in the memory as they are; only the shell around them (containers, strings,
-numbers, objects of the user's) is pickled, by a worker for its own trainer. Tensors that were
-collated into the memory already stay where they are.
+The tensors' bytes are stored unchanged; only the rest (containers, strings, numbers, user-defined
+objects: the shell) is pickled, by a worker for its own trainer. Tensors collated directly into the
+memory stay where they are.
 
 Guarantees: `load(*lay(value))` has the structure, types, dtypes, shapes, strides and values of
-`value`; its tensors and arrays can be written to and keep the memory alive. What it has no
-way of its own for (nested, quantised, CUDA) goes by its own pickling, and so arrives.
+`value`; its tensors and arrays are writable and keep the memory alive. Tensors without plain memory
+(nested, quantised, CUDA) are serialised by their own pickling.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _LENGTH = struct.Struct("<q")
 _SMALL_BYTES = 512
 
 _Leaf: TypeAlias = tuple[int, int, torch.dtype, "tuple[int, ...]", "tuple[int, ...]", bool]
-"""A tensor's number within the batch, where it begins in memory (bytes), its dtype, shape,
-strides, and requires_grad."""
+"""Index of a tensor within the batch, its offset in memory (bytes), dtype, shape, strides, and
+requires_grad."""
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is nothing but strided bytes in this process, whatever its class.
+    """Return True if a tensor, of any class, consists of strided bytes in this process.
 
-    The bytes of such tensors can be copied, summed up and shared as they lie in memory.
+    The bytes of such tensors can be copied, checksummed and shared in memory.
     """
     return (
         tensor.layout is torch.strided
@@ -46,7 +46,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def lay(value: object, space: Space) -> int:
-    """Lay a value into memory; how many of its last bytes are the shell.
+    """Write a value to memory. Return the length of the shell at its end, in bytes.
 
     Raises:
         Exception: something in the value cannot be pickled.
@@ -64,8 +64,8 @@ def load(memory: NDArray[np.uint8], shell: int) -> Any:
     """Read a value back.
 
     Args:
-        memory: all that was used, shape (bytes,), from where it began; kept by what comes out.
-        shell: how many of the last bytes are the shell.
+        memory: the used memory, shape (bytes,), from its start; kept alive by the result.
+        shell: length of the shell at the end, in bytes.
     """
     data = memory[len(memory) - shell :].tobytes()
     end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
@@ -74,7 +74,7 @@ def load(memory: NDArray[np.uint8], shell: int) -> Any:
 
 
 def empty_in(space: Space, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A contiguous tensor in memory, to be written to."""
+    """Allocate a contiguous tensor in memory."""
     count = int(np.prod(shape, dtype=np.int64))
     if count == 0:
         return torch.empty(shape, dtype=dtype, device="cpu")
@@ -93,7 +93,7 @@ class _Pickler(pickle.Pickler):
         self._leaves: dict[int, tuple[torch.Tensor, _Leaf]] = {}  # by id of what is kept with it
 
     def persistent_id(self, obj: object) -> Any:
-        """Plain tensors are leaves in memory; one that comes twice is one leaf."""
+        """Plain tensors are leaves in memory; repeated references share one leaf."""
         if type(obj) is not torch.Tensor or not is_plain(obj):
             return None
         if id(obj) not in self._leaves:
@@ -101,7 +101,7 @@ class _Pickler(pickle.Pickler):
         return self._leaves[id(obj)][1]
 
     def reducer_override(self, obj: object) -> Any:
-        """A subclass of Tensor that pickles as Tensor does: the plain one, and what it adds.
+        """Pickle a Tensor subclass that pickles like Tensor as the plain tensor plus its additions.
 
         One that catches what is done to it may hold no bytes of its own: torch takes it apart.
         A sparse tensor is its indices and values: torch's own way keeps each one that it rebuilds
@@ -133,9 +133,9 @@ class _Pickler(pickle.Pickler):
     def _copy(
         self, tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]
     ) -> tuple[int, tuple[int, ...]]:
-        """Copy a tensor into memory: where it begins, and its strides there.
+        """Copy a tensor into memory. Return its offset and its strides there.
 
-        What is repeated, as `expand` does, is copied once.
+        Repeated elements, as from `expand`, are copied once.
         """
         once = tuple(1 if stride == 0 else n for n, stride in zip(shape, strides, strict=True))
         tensor = tensor.as_strided(once, strides)
@@ -148,7 +148,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _lay_buffer(space: Space, buffers: list[tuple[int, int]], buffer: pickle.PickleBuffer) -> bool:
-    """Lay an array's bytes into memory, unless they are so few that the shell takes them."""
+    """Write an array's bytes to memory, unless they are so few that the shell holds them."""
     data = buffer.raw()
     if data.nbytes < _SMALL_BYTES:
         return True
@@ -190,7 +190,7 @@ _INDICES = {
     torch.sparse_csc: ("ccol_indices", "row_indices"),
     torch.sparse_bsc: ("ccol_indices", "row_indices"),
 }
-"""The methods that give the indices of a sparse tensor, by its layout."""
+"""Methods that return the indices of a sparse tensor, by its layout."""
 
 
 def _sparse_parts(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -224,7 +224,7 @@ def _as_subclass(plain: torch.Tensor, kind: type[torch.Tensor], requires_grad: b
 
 
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether the elements lie side by side, in whatever order of the dimensions."""
+    """Return True if the elements are contiguous in some order of the dimensions."""
     expected = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if size != 1:

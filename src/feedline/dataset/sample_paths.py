@@ -1,7 +1,7 @@
-"""The files of a dataset's samples, where it has a list of them.
+"""Files of a dataset's samples, if it has a list of them.
 
-Guarantees: no code of a user's runs but the reading of attributes; what is no list of paths, as
-long as the dataset, gives None, not a guess.
+Guarantees: no user code runs except attribute access; anything that is not a list of paths of the
+dataset's length gives None, not a guess.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SOME = 32
 
 
 def sample_path(dataset: Any, number: int) -> str | None:
-    """The path of a sample, through torch's Subsets; None where there is none."""
+    """Path of a sample, through torch's Subsets; None if unknown."""
     try:
         return _path(dataset, number)
     except Exception:  # of a class that has an attribute in name only
@@ -51,7 +51,7 @@ def _path(dataset: Any, number: int) -> str | None:
 
 
 def key_in_words(dataset: Any, batch: Batch, row: int) -> tuple[Any, str]:
-    """Key of a batch's sample, and what to call it with its path; None if it is not known."""
+    """Key of a batch's sample (None if unknown), and its description with the path."""
     keys = batch.asked if isinstance(batch.asked, (list, tuple)) else [batch.asked]
     if hasattr(dataset, "__getitems__") or row >= len(keys):
         return None, f"a batch of {len(keys)} samples"
@@ -61,7 +61,7 @@ def key_in_words(dataset: Any, batch: Batch, row: int) -> tuple[Any, str]:
 
 
 def sample_bytes(dataset: Any) -> int | None:
-    """What all samples take as files, by the sizes of 32; None where they are not files."""
+    """Estimated bytes of all samples' files, from 32 of them; None if samples are not files."""
     try:
         length = len(dataset)
         if not length:

@@ -1,8 +1,7 @@
-"""Single samples at the size and strength that were requested.
+"""Single samples at the requested size and strength.
 
-Guarantees: a sample of a recognised dataset is made with the seed that the engine gives a row, so
-that it has the pixels of that row. A batch that cannot be at the requested size or strength, as
-nothing asked for it, is an error.
+Guarantees: a sample of a compiled dataset is made with the seed that the engine gives a row, so it
+has the pixels of that row. A batch that ignores the requested size raises an error.
 """
 
 from __future__ import annotations
@@ -27,29 +26,29 @@ class Samples(Protocol):
     """Makes single samples. Called from one thread."""
 
     def prepare(self, samples: Sequence[int], image_size: int | None) -> None:
-        """These are about to be made; what it raises is passed over."""
+        """Prepare for samples that are about to be made; errors are ignored."""
 
     def sample(self, item: Item) -> Any:
-        """What the dataset itself gives for a sample, with the random draws of the item's seed.
+        """The dataset's value for a sample, with the random draws of the item's seed.
 
         Raises:
-            Exception: any; it comes home with the sample's index.
+            Exception: any; it reaches the trainer with the sample's index.
         """
 
 
 One: TypeAlias = Callable[[int, Any], Any]
-"""From a sample's place in its batch, and its key, to the sample."""
+"""Function from a sample's place in its batch, and its key, to the sample."""
 
 
 def by_samples(samples: Samples, dataset: Any, keys: Any, task: BatchTask, request: Request) -> One:
-    """What makes the samples of one batch; keys that are no whole numbers go to the dataset.
+    """Create the function that makes a batch's samples; the dataset makes those without index.
 
     Args:
-        samples: makes them.
+        samples: makes samples with an index.
         dataset: makes the others.
-        keys: of the batch.
-        task: at which size and strength, with which seeds.
-        request: is told that it was heard.
+        keys: keys of the batch.
+        task: size, strength and seeds.
+        request: updated with what the samples read of it.
     """
     seed = mix(task.row_seed)
     with contextlib.suppress(Exception):
@@ -70,7 +69,7 @@ def by_samples(samples: Samples, dataset: Any, keys: Any, task: BatchTask, reque
 
 
 def _whole(key: Any) -> int | None:
-    """The sample number that a key is; None for any other key."""
+    """Sample index of a key; None for any other key."""
     if type(key) is int or isinstance(key, np.integer):
         return int(key)
     if isinstance(key, torch.Tensor) and key.dim() == 0:
@@ -80,21 +79,21 @@ def _whole(key: Any) -> int | None:
 
 
 def check(request: Request, dataset: object) -> None:
-    """Refuse a batch that cannot be what the loader says that it is.
+    """Check that a batch used the requested size and strength.
 
     Raises:
-        UsageError: a size or a strength was requested, and nothing asked for it.
+        UsageError: a size or a strength was requested, and nothing read it.
     """
     kind = type(dataset).__name__
     if request.size is not None and not request.size_was_asked:
         raise UsageError(
-            f"schedule/image_size was given, and nothing in {kind} asked for the size: the batch "
-            f"would not be at {request.size} px. Use feedline.per_size(...) or "
-            "feedline.image_size() in the transform, or leave the schedule's size out"
+            f"schedule= or image_size= is set, but nothing in {kind} asked for the size: the batch "
+            f"might not be at {request.size} px. Use feedline.per_size(...) or "
+            "feedline.image_size() in the transform, or leave the size out of the schedule"
         )
     if request.strength != 1 and not request.strength_was_asked:
         raise UsageError(
-            f"the schedule says strength {request.strength:g}, and nothing in {kind} asked for it: "
-            "the augmentation would not be weakened. Use feedline.augmentation_strength() in the "
-            "transform, or leave the schedule's strength out"
+            f"the schedule sets strength {request.strength:g}, but nothing in {kind} asked for it: "
+            "the augmentation would have full strength. Use feedline.augmentation_strength() in "
+            "the transform, or leave the strength out of the schedule"
         )

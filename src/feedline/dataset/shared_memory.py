@@ -1,9 +1,9 @@
-"""Find memory that a dataset shares with its workers, such as a counter of epochs.
+"""Detection of memory that a dataset shares with its workers, such as an epoch counter.
 
 The training process may change it between two epochs, and workers see that at once. Batches that
-were made before the epoch began would have the value from before.
+were made before the epoch began would have the previous value.
 
-Guarantees: no code of the user's runs.
+Guarantees: no user code runs.
 Relies on: `attributes` for what can be reached. Globals of a module are not seen.
 """
 
@@ -34,8 +34,8 @@ def find_shared(dataset: object, *, forked: bool) -> str | None:
     """Path of the first shared memory in a dataset, e.g. "dataset.epoch"; None without any.
 
     Args:
-        dataset: any object. It is searched as for generators, up to 10,000 objects.
-        forked: workers start by fork. By other methods all tensors on the CPU become shared.
+        dataset: any object. It is searched like for generators, up to 10,000 objects.
+        forked: workers start by fork. With other methods all CPU tensors become shared.
     """
     known: set[int] = set()
     ahead: deque[tuple[str, Any]] = deque([("dataset", dataset)])
@@ -59,7 +59,7 @@ def _is_shared(thing: Any, *, forked: bool) -> bool:
 
 
 def _is_mapped(array: Any) -> bool:
-    """Return True for an array over shared memory of multiprocessing, or over a file."""
+    """Return True for an array over multiprocessing's shared memory, or over a file."""
     while type(array) is np.ndarray:
         array = array.base
     if type(array) is memoryview:

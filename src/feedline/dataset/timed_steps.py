@@ -1,10 +1,9 @@
-"""Laps between the steps of a user's transform, for a worker process.
+"""Timing of the steps of a user's transform, in a worker process.
 
-Guarantees: what is made does not change. The code of the libraries runs as it is: in a task that is
-timed, a step is called through a function that calls it and then notes the time. In another task
-nothing is different but a look whether it is timed.
-Relies on: a process that is a worker's own; in the training process nothing is touched. Libraries
-that are not loaded when a worker begins are not looked at.
+Guarantees: results do not change. Library code runs unchanged: in a timed task a step is called
+through a function that records its time. Other tasks only check whether they are timed.
+Relies on: a worker's own process; the training process is not modified. Libraries that are not
+loaded when a worker starts are not timed.
 """
 
 from __future__ import annotations
@@ -28,14 +27,13 @@ _DECODERS = (
     ("torchvision.io", "decode_image"),
     ("torchvision.io", "decode_jpeg"),
 )
-"""Functions that give pixels: seen where they are called as attributes of their modules."""
+"""Functions that return pixels; timed if called as attributes of their modules."""
 
 
 def time_steps() -> None:
-    """Note the time of steps of torchvision's and albumentations' Compose, of those that mix
-    batches, and of Pillow's decoding.
+    """Time the steps of transforms (torchvision, albumentations), batch mixing and decoding.
 
-    To be called once in a process.
+    Call it once per process.
     """
     if "PIL.Image" in sys.modules:  # which loads the other with the first image
         importlib.import_module("PIL.ImageFile")
@@ -51,7 +49,7 @@ def time_steps() -> None:
 
 
 def _around(module: str, kind: str, method: str, how: Callable[..., Any]) -> None:
-    """Put `how` around a method of a class, if its module is loaded and has it."""
+    """Wrap a method of a class with `how`, if its module is loaded and has it."""
     found = getattr(sys.modules.get(module), kind, None)
     original = vars(found).get(method) if isinstance(found, type) else None
     if not callable(original):
@@ -67,7 +65,7 @@ def _around(module: str, kind: str, method: str, how: Callable[..., Any]) -> Non
 
 
 def _around_function(module: str, name: str) -> None:
-    """Note the time of a function that decodes."""
+    """Time a function that decodes."""
     original = getattr(sys.modules.get(module), name, None)
     if not callable(original):
         return

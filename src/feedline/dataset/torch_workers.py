@@ -1,12 +1,11 @@
-"""A look into the workers of torch's own DataLoader.
+"""Stage timings of the workers of torch's own DataLoader.
 
-Guarantees: torch's code runs as it is, and makes the same batches. What a worker calls, the dataset
-and `collate_fn`, is called through functions that note the time. The loader that a user holds has
-its own `worker_init_fn` again as soon as its workers have been started. The pages are in memory
-that has no name where the kernel has such, so that nothing is left behind, whatever ends the
-processes.
-Relies on: names within torch's worker loop; where a release lacks them, or a worker cannot map the
-pages, nothing is noted.
+Guarantees: torch's code runs unchanged and makes the same batches. The dataset and `collate_fn` are
+called through functions that record the time. The user's loader gets its own `worker_init_fn` back
+as soon as its workers have started. The timings are in anonymous memory if the kernel supports it,
+so nothing remains, however the processes end.
+Relies on: names within torch's worker loop; if a release lacks them, or a worker cannot map the
+memory, nothing is recorded.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ _MOST_WORKERS = 512
 
 
 class TorchWorkers:
-    """Pages for the workers of a loader.
+    """Stage timings of a loader's workers.
 
     Args:
-        workers: how many there are; 0 for the training process itself.
+        workers: number of workers; 0 for the training process itself.
 
     Raises:
-        OSError: there is no memory for them.
+        OSError: not enough memory.
     """
 
     def __init__(self, workers: int) -> None:
@@ -59,16 +58,16 @@ class TorchWorkers:
         self._end = weakref.finalize(self, let_go)
 
     def spent(self) -> dict[int, StageTimings]:
-        """What the workers have spent their time on, by their ids."""
+        """Time per stage, by worker id."""
         return read_pages(self.pages)
 
     def pids(self) -> list[int]:
-        """Process ids of the workers that have begun to note, which may have ended."""
+        """Process ids of workers that have recorded something; they may have ended."""
         return [pid for pid in worker_pids(self.pages) if pid != self.owner]
 
     @contextmanager
     def starting(self, loader: Any) -> Iterator[None]:
-        """Workers that are started within the `with` note what they do."""
+        """Context manager: record the workers that start within it."""
         before = loader.worker_init_fn
         if isinstance(before, _Begin):  # of a pass that has not ended its start
             yield
@@ -81,14 +80,14 @@ class TorchWorkers:
                 loader.worker_init_fn = before
 
     def watch_here(self, iterator: Any) -> None:
-        """Note what an iterator without workers does in this process."""
+        """Record an iterator without workers, in this process."""
         fetcher = getattr(iterator, "_dataset_fetcher", None)
         if fetcher is not None:
             _note(fetcher, StagePage(self.pages[0]))
 
 
 class _Begin:
-    """A worker's `worker_init_fn`: the user's, and then the notes."""
+    """A worker's `worker_init_fn`: calls the user's, then starts recording."""
 
     def __init__(self, init: Callable[[int], Any] | None, path: str, seats: int) -> None:
         self._init = init
@@ -122,7 +121,7 @@ class _Begin:
 
 
 def _note(fetcher: Any, page: StagePage) -> None:
-    """Let a fetcher of torch's note what its parts take."""
+    """Record the time of the parts of torch's fetcher."""
     collate = fetcher.collate_fn
     # Held weakly: a fetcher that held itself would stay after a loop, with its dataset's files.
     fetch = weakref.WeakMethod(fetcher.fetch)
@@ -155,7 +154,7 @@ def _note(fetcher: Any, page: StagePage) -> None:
 
 
 class _Noted:
-    """Stands where a fetcher of torch's has a user's object, and answers as that does."""
+    """Wrapper of a user's object in torch's fetcher; delegates attribute access."""
 
     def __init__(self, of: Any) -> None:
         self._of = of
@@ -167,7 +166,7 @@ class _Noted:
 
 
 class _NotedDataset(_Noted):
-    """What a fetcher asks for samples."""
+    """Wrapper of a map-style dataset."""
 
     def __getitem__(self, key: Any) -> Any:
         made = self._of[key]
@@ -177,7 +176,7 @@ class _NotedDataset(_Noted):
 
 
 class _NotedBatches(_NotedDataset):
-    """The same of a dataset that gives many samples at once."""
+    """Wrapper of a dataset with `__getitems__`."""
 
     def __getitems__(self, keys: Any) -> Any:
         made = self._of.__getitems__(keys)
@@ -186,7 +185,7 @@ class _NotedBatches(_NotedDataset):
 
 
 class _NotedIterator(_Noted):
-    """The iterator over an IterableDataset; its samples have no numbers."""
+    """Wrapper of the iterator of an IterableDataset; its samples have no indices."""
 
     def __iter__(self) -> _NotedIterator:
         return self
@@ -199,7 +198,7 @@ class _NotedIterator(_Noted):
 
 
 def _file(nbytes: int) -> tuple[str, Callable[[], None]]:
-    """A file of zeros that other processes can open: its path, and how to let go of it."""
+    """Create a file of zeros for other processes. Return its path and a release function."""
     owner = os.getpid()
     if sys.platform == "linux":
         descriptor = nameless_file(nbytes)

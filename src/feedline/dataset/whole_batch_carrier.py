@@ -1,7 +1,7 @@
-"""Whole batches out of their slots, to the user.
+"""Transfer of whole batches from their slots to the user.
 
-Guarantees: what is handed out is safe to keep. Its tensors are the slot's own memory where that
-leaves the workers enough slots, and a copy otherwise; the slot returns when they are garbage.
+Guarantees: a returned batch is safe to keep. Its tensors are views of the slot if the workers have
+enough other slots, and copies otherwise; the slot is released when they are garbage collected.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["WholeBatchCarrier"]
 
 
 class WholeBatchCarrier(CpuCarrier):
-    """Carries whole batches to the CPU.
+    """Transfers whole batches to the CPU.
 
     Args:
-        slots: where they come from.
-        spare: how many slots a user may keep without the workers missing them.
-        pin: page-lock their tensors, as torch's DataLoader does; where there is no accelerator
-            nothing is.
+        slots: slots of the batches.
+        spare: number of slots a user may keep without slowing the workers.
+        pin: copy their tensors to pinned memory, like torch's DataLoader; no effect without an
+            accelerator.
     """
 
     _slots: GrowingSlots
@@ -52,7 +52,7 @@ class WholeBatchCarrier(CpuCarrier):
 
 
 def _failed(flight: InFlightBatch) -> WorkerException:
-    """What the engine itself has to say of a batch: above all, that it kills its workers."""
+    """Error for a batch that failed in the engine, e.g. because it kills its workers."""
     batch, first = flight.batch, flight.failures[0]
     keys = batch.asked
     if not isinstance(keys, (list, tuple)):

@@ -1,4 +1,4 @@
-"""What comes home from a worker instead of a batch, or with one: exceptions, samples left out."""
+"""Exceptions and skipped samples, as a worker returns them to the trainer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["SkippedBatch", "WorkerException", "say_notes"]
 
 @dataclass(frozen=True)
 class SkippedBatch:
-    """A batch, and the samples that were left out of it: their names and why."""
+    """A batch and its skipped samples, each with its key and the reason."""
 
     batch: Any
     skipped: tuple[tuple[str, str], ...]
@@ -24,15 +24,14 @@ class SkippedBatch:
 
 @dataclass(frozen=True)
 class WorkerException:
-    """An exception on its way between processes, as torch's own workers send it.
+    """An exception on its way between processes, in the form of torch's workers.
 
-    A UsageError says itself what to do: it comes home with its own message, and where it was caught
-    is its cause.
+    A UsageError contains the fix: it is raised with its own message, and its origin is the cause.
 
     Args:
-        kind: its class; RuntimeError for one that cannot be sent.
-        message: what it shall say: where it was caught, the notes on it, the traceback there.
-        own: what it said itself, for one that shall say no more than that.
+        kind: class; RuntimeError for a class that cannot be sent.
+        message: origin, notes and traceback of the exception.
+        own: original message, for an exception that is raised with that alone.
     """
 
     kind: type[BaseException]
@@ -41,7 +40,7 @@ class WorkerException:
 
     @classmethod
     def of(cls, error: BaseException, place: str) -> WorkerException:
-        """Catch an exception; `place` says where, as in "in DataLoader worker process 0"."""
+        """Catch an exception; `place` is its origin, e.g. "in DataLoader worker process 0"."""
         # These two would end the program, or the epoch, without a word.
         unfit = isinstance(error, (SystemExit, StopIteration))
         kind = RuntimeError if unfit else type(error)
@@ -58,7 +57,7 @@ class WorkerException:
         return cls(kind, message, own)
 
     def error(self) -> BaseException:
-        """The exception to raise here."""
+        """Exception to raise in the trainer."""
         if issubclass(self.kind, KeyError):
             return self.kind(_Text(self.message))
         try:
@@ -71,9 +70,9 @@ class WorkerException:
 
 
 def say_notes(error: BaseException) -> None:
-    """Put the notes on an exception into its message, for Pythons that print no notes.
+    """Append an exception's notes to its message, for Pythons that print no notes.
 
-    An exception whose message is not what it was made with stays as it is.
+    An exception whose message differs from its first argument stays unchanged.
     """
     notes = "\n".join(getattr(error, "__notes__", ()))
     first = error.args[0] if error.args else ""
@@ -89,7 +88,7 @@ def say_notes(error: BaseException) -> None:
 
 
 class _Text(str):
-    """KeyError shows the repr of what it holds: this one's is the text itself."""
+    """Text whose repr is itself: KeyError prints the repr of its argument."""
 
     __slots__ = ()
 

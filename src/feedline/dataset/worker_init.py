@@ -1,7 +1,7 @@
-"""How a worker begins: as torch's workers do, so that a user's own code finds what it looks for.
+"""Initialisation of a worker, like torch's, so that user code finds what it expects.
 
-Guarantees: `get_worker_info()` says who the worker is, the global random states are seeded with
-the loader's seed plus the worker's number, and then `worker_init_fn` is called.
+Guarantees: `get_worker_info()` describes the worker, the global random states are seeded with the
+loader's seed plus the worker's number, and then `worker_init_fn` is called.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["RowsWithInit", "WorkerInit"]
 
 @dataclass(frozen=True)
 class WorkerInit:
-    """What a worker begins with.
+    """Arguments of a worker's initialisation.
 
     Args:
-        dataset: the user's, as `get_worker_info()` shows it.
-        worker_init_fn: called with the worker's number; None for nothing.
-        seed: of the workers; worker n is seeded with seed + n.
+        dataset: the user's dataset, as in `get_worker_info()`.
+        worker_init_fn: called with the worker's number; None for none.
+        seed: base seed; worker n is seeded with seed + n.
     """
 
     dataset: Any
@@ -33,11 +33,11 @@ class WorkerInit:
     seed: int
 
     def given(self) -> dict[str, object]:
-        """What a user gave, by the names of the loader's arguments."""
+        """The user's objects, by the names of the loader's arguments."""
         return {"dataset": self.dataset, "worker_init_fn": self.worker_init_fn}
 
     def become(self, worker: int, workers: int) -> None:
-        """Be a worker from now on."""
+        """Make this process a worker."""
         seed = self.seed + worker
         torch_worker._worker_info = torch_worker.WorkerInfo(
             id=worker, num_workers=workers, seed=seed, dataset=self.dataset
@@ -45,17 +45,17 @@ class WorkerInit:
         seed_all(seed)
 
     def call(self, worker: int) -> None:
-        """Call `worker_init_fn`, if there is one. Raises whatever it does."""
+        """Call `worker_init_fn`, if there is one. Raises any error it raises."""
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker)
 
 
 class RowsWithInit:
-    """A source of rows whose workers call a `worker_init_fn` when they begin.
+    """Source of rows whose workers call `worker_init_fn` when they start.
 
     Args:
         rows: makes the rows.
-        init: how its workers begin.
+        init: initialisation of its workers.
     """
 
     def __init__(self, rows: Source, init: WorkerInit) -> None:
@@ -65,16 +65,16 @@ class RowsWithInit:
         self.name, self.fingerprint = rows.name, rows.fingerprint
 
     def given(self) -> dict[str, object]:
-        """What a user gave, by the names of the loader's arguments."""
+        """The user's objects, by the names of the loader's arguments."""
         return self._init.given()
 
     def open(self, worker: int, workers: int) -> None:
-        """A worker begins. Raises whatever `worker_init_fn` raises."""
+        """Initialise a worker. Raises any error of `worker_init_fn`."""
         self._init.become(worker, workers)
         self._init.call(worker)
 
     def prepare(self, samples: Sequence[int], image_size: int | None) -> None:
-        """Rows are about to be loaded."""
+        """Prepare for rows that are about to be loaded."""
         if (prepare := getattr(self._rows, "prepare", None)) is not None:
             prepare(samples, image_size)
 

@@ -1,6 +1,6 @@
-"""From a slot to the training step: tensors, copy, normalisation, layout.
+"""From a buffer slot to the training step: tensors, copies, normalisation, layout.
 
-`carrier` is what the loader asks for, `host` and `accelerator_carrier` are the two ways,
-`normalise` the arithmetic they share, `accelerator` the calls of a device, `pinning` makes the
-slots' own memory a source for asynchronous copies.
+`carrier` is the protocol, implemented by `host` and `accelerator_carrier`; `normalise` is the
+arithmetic they share, `accelerator` the calls of a device, and `pinning` registers the slots'
+memory for asynchronous copies.
 """

@@ -1,9 +1,9 @@
-"""The calls of an accelerator that carrying batches takes: streams, events, copies.
+"""Accelerator calls that device transfer needs: streams, events, copies.
 
 Guarantees: nothing here waits for the device, except `synchronize` of a stream or an event.
-Relies on: torch's device-neutral calls where the release has them (`torch.accelerator` of 2.6,
-streams that are context managers), and on `torch.cuda` else. They serve CUDA and ROCm; other
-accelerators go the same way, without pinned memory of feedline's own.
+Relies on: torch's device-neutral calls if the release has them (`torch.accelerator` of 2.6,
+streams that are context managers), otherwise `torch.cuda`. They serve CUDA and ROCm; other
+accelerators use the same calls, without memory pinned by feedline.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ __all__ = ["TorchAccelerator"]
 
 
 class TorchAccelerator:
-    """One device, as torch drives it.
+    """One device, driven through torch.
 
     Args:
-        device: with its index, where there may be several.
+        device: device with its index, if there may be several.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -29,38 +29,38 @@ class TorchAccelerator:
         self._has_streams = device.type != "mps"
 
     def stream(self) -> torch.Stream:
-        """A stream beside the user's; the same one on devices that have only one."""
+        """New side stream; the default stream on devices that have only one."""
         if not self._has_streams:
             return self.current_stream()
         return torch.Stream(self.device) if self._neutral else torch.cuda.Stream(self.device)
 
     def current_stream(self) -> torch.Stream:
-        """The stream that the user's work goes to now."""
+        """Current stream of the user."""
         if self._neutral:
             return torch.accelerator.current_stream(self.device)
         return torch.cuda.current_stream(self.device)
 
     def on(self, stream: Any) -> AbstractContextManager[object]:
-        """Within a `with`: work for the device goes to this stream."""
+        """Context manager: queue device work on this stream."""
         entered: AbstractContextManager[object] = (
             stream if self._neutral else torch.cuda.stream(stream)
         )
         return entered
 
     def event(self) -> torch.Event:
-        """A mark that can tell the time."""
+        """Create an event with timing."""
         if self._neutral:
             return torch.Event(self.device, enable_timing=True)
         return torch.cuda.Event(enable_timing=True)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of a host tensor on the device, made on the current stream when its turn comes.
+        """Copy a host tensor to the device, asynchronously, on the current stream.
 
-        The host tensor must stay as it is until then.
+        The host tensor must not change until the copy is done.
         """
         return tensor.to(self.device, non_blocking=True)
 
     def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Keep a tensor's memory from being used again before this stream is done with it."""
+        """Keep a tensor's memory from being reused before this stream is done with it."""
         if self._has_streams:
             tensor.record_stream(stream)

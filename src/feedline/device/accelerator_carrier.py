@@ -1,12 +1,11 @@
-"""Batches for an accelerator: copied and transformed on a stream of their own, one batch ahead.
+"""Device transfer to an accelerator: copies and transforms batches on a side stream, one ahead.
 
-Guarantees: the tensors handed out are ordered after their copy on the stream that is current
-when they are received, and their memory is not reused while that stream may read them; a slot
-is free again once its copy has been done, not before. The host waits for the device only for
-a free slot, or where it would run so far ahead that batches pile up in device memory.
-Relies on: the slots being pinned, without which copies hold up the host but stay correct; where
-the device is not CUDA's or ROCm's, it is not. On a device with one stream copies are in line with
-the step.
+Guarantees: returned tensors are ordered after their copy on the stream that is current when they
+are received, and their memory is not reused while that stream may read them; a slot is released
+only after its copy is done. The host waits for the device only for a free slot, or to prevent
+batches from accumulating in device memory.
+Relies on: pinned slots; without them copies block the host but stay correct. Slots are pinned for
+CUDA and ROCm only. On a device with one stream copies queue between the steps.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class _Sent:
 
 @dataclass(eq=False, slots=True)
 class _Step:
-    """Marks of one step on the device's own timeline."""
+    """Events of one step on the device's timeline."""
 
     before: torch.Event | None  # the step before it got going
     asked: torch.Event
@@ -52,14 +51,14 @@ class _Step:
 
 
 class AcceleratorCarrier:
-    """Carries batches to an accelerator.
+    """Transfers batches to an accelerator.
 
     Args:
-        slots: where batches come from.
-        on_device: what becomes of a batch there, on the side stream.
+        slots: slots of the batches.
+        on_device: transforms applied to a batch on the side stream.
         accelerator: the device.
-        pinned: the slots' memory, where it is registered; released by `close`.
-        form: what the tensors of a batch are put into.
+        pinned: registered memory of the slots, if any; released by `close`.
+        form: container for the tensors of a batch.
     """
 
     ahead = True
@@ -94,15 +93,15 @@ class AcceleratorCarrier:
         return event
 
     def pause(self) -> None:
-        """An epoch begins: the time since the last batch belongs to no step."""
+        """Start an epoch: the time since the last batch belongs to no step."""
         self._before = None
 
     def asked(self) -> None:
-        """The step wants a batch now: all it has queued so far is computing."""
+        """Note that the step requests a batch: everything it has queued so far is compute."""
         self._asked = self._mark(self._accelerator.current_stream())
 
     def send(self, flight: InFlightBatch) -> None:
-        """Queue copy and transforms on the side stream. Takes over the batch's slot."""
+        """Queue copy and transforms on the side stream. Takes ownership of the batch's slot."""
         slot: int | None = None
         if flight.failures:
             arrays = good_rows(self._slots, flight)
@@ -122,14 +121,14 @@ class AcceleratorCarrier:
             self._copying.append(sent)
 
     def receive(self) -> Any:
-        """The oldest batch that was sent, ready for the current stream."""
+        """Return the oldest sent batch, ready for the current stream."""
         sent = self._sent.popleft()
         stream = self._accelerator.current_stream()
         stream.wait_event(sent.finished)
         for tensor in sent.tensors:
             # Made on the side stream, used on this one.
             self._accelerator.record_stream(tensor, stream)
-        assert self._asked is not None, "receive without asked"
+        assert self._asked is not None, "receive() before asked()"
         going = self._mark(stream)
         self._steps.append(_Step(self._before, self._asked, going, sent))
         self._before = going
@@ -141,8 +140,8 @@ class AcceleratorCarrier:
         return self._form(tensors)
 
     def reclaim(self, wait: bool) -> None:
-        """Free the slots whose copies are done; `wait` for the oldest of them."""
-        assert self._copying or not wait, "there is no copy to wait for"
+        """Release the slots whose copies are done; `wait` for the oldest of them."""
+        assert self._copying or not wait, "no copy is pending"
         while self._copying and (wait or self._copying[0].copied.query()):
             sent = self._copying.popleft()
             sent.copied.synchronize()
@@ -152,14 +151,14 @@ class AcceleratorCarrier:
             wait = False
 
     def drop(self) -> None:
-        """Give up what was sent and not received; no slot is being read afterwards."""
+        """Discard sent batches; afterwards no slot is being read."""
         self._stream.synchronize()  # a `send` that broke off halfway is in no list
         while self._copying:
             self.reclaim(wait=True)
         self._sent.clear()
 
     def _settle(self) -> None:
-        """Read the marks of the steps that the device has finished."""
+        """Read the events of finished steps."""
         while self._steps and self._steps[0].going.query():
             step = self._steps.popleft()
             if step.before is None:

@@ -1,9 +1,9 @@
-"""Batches for the CPU.
+"""Transfer of batches to CPU tensors.
 
-Guarantees: a tensor handed out is safe to keep. It is the slot itself where that leaves the
-workers enough slots, and a copy otherwise; the slot returns when the tensor is garbage. A pinned
-tensor is always a copy, in memory of torch's own: only torch knows when the device has read it,
-and that may be long after it is garbage.
+Guarantees: a returned tensor is safe to keep. It is a view of the slot if the workers have enough
+other slots, and a copy otherwise; the slot is released when the tensor is garbage collected. A
+pinned tensor is always a copy, in torch's own memory: only torch knows when the device has read it,
+which may be long after the tensor is garbage.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _SLOTS_FOR_WORKERS = 2
 
 
 class CpuCarrier(ABC):
-    """What carriers to the CPU share: one batch at a time, and the clock.
+    """Base of the CPU transfers: one batch at a time, and the timing.
 
     Args:
-        slots: where batches come from.
+        slots: slots of the batches.
     """
 
     ahead = False
@@ -46,24 +46,24 @@ class CpuCarrier(ABC):
 
     @abstractmethod
     def _made(self, flight: InFlightBatch) -> Any:
-        """What is handed out for a flight; takes over its slot."""
+        """Value to return for a flight; takes ownership of its slot."""
 
     def pause(self) -> None:
-        """An epoch begins: the time since the last batch belongs to no step."""
+        """Start an epoch: the time since the last batch belongs to no step."""
         self._received_s = 0.0
 
     def asked(self) -> None:
-        """The step wants a batch now."""
+        """Note that the step requests a batch."""
         self._asked_s = time.perf_counter()
 
     def send(self, flight: InFlightBatch) -> None:
-        """Take a batch over."""
+        """Take ownership of a batch."""
         self._flight = flight
         self._sent_s = time.perf_counter()
 
     def receive(self) -> Any:
-        """What is made of it."""
-        assert self._flight is not None, "receive without send"
+        """Return the value of the batch."""
+        assert self._flight is not None, "receive() without send()"
         flight, self._flight = self._flight, None
         made = self._made(flight)
         now_s = time.perf_counter()
@@ -77,28 +77,28 @@ class CpuCarrier(ABC):
         return made
 
     def reclaim(self, wait: bool) -> None:
-        """Slots of the host's batches come back by themselves."""
-        assert not wait, "a host batch holds no slot that could be waited for"
+        """Do nothing: slots of CPU batches are released by the garbage collector."""
+        assert not wait, "a CPU batch has no slot to wait for"
 
     def drop(self) -> None:
-        """Give up a batch that was sent and not received."""
+        """Discard a sent batch."""
         if self._flight is not None:
             self._slots.release(self._flight.slot)
             self._flight = None
 
     def close(self) -> None:
-        """Finish what is under way."""
+        """Finish pending work."""
         self.drop()
 
 
 class HostCarrier(CpuCarrier):
-    """Carries batches of rows to CPU tensors.
+    """Transfers batches of rows to CPU tensors.
 
     Args:
-        slots: where batches come from.
-        on_device: what becomes of a batch; None hands rows out as they are.
-        form: what the tensors of a batch are put into.
-        pin: page-lock what is handed out.
+        slots: slots of the batches.
+        on_device: transforms applied to a batch; None returns rows unchanged.
+        form: container for the tensors of a batch.
+        pin: copy returned tensors to pinned memory.
     """
 
     _slots: FixedSlots

@@ -1,4 +1,4 @@
-"""uint8 pixels to normalised floats, the same arithmetic on every device."""
+"""Normalisation of uint8 pixels to floats, with the same arithmetic on every device."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, kw_only=True)
 class Normalise:
-    """(x / 255 - mean) / std for each channel, in float32, then cast.
+    """(x / 255 - mean) / std per channel, in float32, then cast.
 
     Args:
-        mean: of each channel, for pixels in 0 .. 1, RGB.
-        std: likewise.
-        dtype: of the result; a floating-point type.
+        mean: mean of each channel, for pixels in 0 .. 1, RGB.
+        std: standard deviation of each channel, for pixels in 0 .. 1, RGB.
+        dtype: floating-point type of the result.
 
     Raises:
-        UsageError: not three values, a std that is not positive, or a dtype that is no float.
+        UsageError: not three values, a std that is not positive, or a dtype that is not
+            floating-point.
     """
 
     mean: tuple[float, float, float] = IMAGENET_MEAN
@@ -40,8 +41,8 @@ class Normalise:
             fits = False
         if not fits:
             raise UsageError(
-                "mean and std must be three numbers each (RGB, for pixels in 0 .. 1), std above "
-                f"0; got mean={self.mean!r}, std={self.std!r}"
+                "mean and std must have three numbers each (RGB, for pixels in 0 .. 1), with std "
+                f"above 0; got mean={self.mean!r}, std={self.std!r}"
             )
         if not self.dtype.is_floating_point:
             raise UsageError(f"dtype must be a floating-point type, got {self.dtype}")
@@ -54,6 +55,6 @@ class Normalise:
         return scale.float().to(device), shift.float().to(device)
 
     def __call__(self, images: torch.Tensor, constants: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Normalise images of shape (N, 3, H, W), uint8; the result keeps their memory layout."""
+        """Normalise images of shape (N, 3, H, W), uint8; keeps their memory layout."""
         scale, shift = constants
         return images.to(torch.float32).mul_(scale).add_(shift).to(self.dtype)

@@ -1,7 +1,7 @@
-"""What becomes of a batch on its device: its pixels changed, made values, and the whole changed.
+"""Transforms of a batch on its device: of its pixels, to values, and of the whole batch.
 
-Guarantees: the same on every device and in every carrier; a user's function gets tensors of its
-own, and what it gives is checked.
+Guarantees: the same on every device and with every transfer; a user's function gets tensors that
+nothing else uses, and its result is checked.
 """
 
 from __future__ import annotations
@@ -19,41 +19,39 @@ from feedline.plan.row import Field
 __all__ = ["BatchTransform", "Constants", "OnDevice", "PixelTransform", "ToValues", "is_image"]
 
 PixelTransform = Callable[[torch.Tensor, Batch], torch.Tensor]
-"""Images of a batch, uint8 (N, 3, H, W) on the device, and its plan: the images, changed."""
+"""Function of a batch's images, uint8 (N, 3, H, W) on the device, and its plan. Returns images."""
 
 BatchTransform = Callable[..., "tuple[torch.Tensor, ...]"]
-"""The tensors of a batch, normalised, and its plan as `batch=`: as many tensors, changed."""
+"""Function of a batch's normalised tensors, with its plan as `batch=`. Returns as many tensors."""
 
 
 Constants = tuple[torch.Tensor, ...]
-"""What making values takes, on the device."""
+"""Constants of the conversion to values, on the device."""
 
 
 class ToValues(Protocol):
-    """Makes values of pixels: `Normalise`, or `ValueTable`."""
+    """Converts pixels to values: `Normalise` or `ValueTable`."""
 
     def constants(self, device: torch.device) -> Constants:
-        """What it takes, on a device."""
+        """Return its constants on a device."""
 
     def __call__(self, images: torch.Tensor, constants: Constants) -> torch.Tensor:
-        """The values of images, uint8 (N, 3, H, W), channels_last in memory; in memory of their
-        own.
-        """
+        """Convert images, uint8 (N, 3, H, W), channels_last in memory, to values in new memory."""
 
 
 def is_image(field: Field) -> bool:
-    """Whether a field holds RGB pixels, rows of shape (H, W, 3), uint8."""
+    """Return True if a field holds RGB pixels: rows of shape (H, W, 3), uint8."""
     return field.name == "image" and field.dtype == "uint8" and field.shape[2:] == (3,)
 
 
 @dataclass(frozen=True, slots=True)
 class OnDevice:
-    """What is done there.
+    """Transforms of a batch on its device.
 
     Args:
-        values: makes values of pixels; None: there are no pixels, or they stay.
-        pixels: a user's function, before that; None for none.
-        whole: a user's function, behind that; None for none.
+        values: conversion of pixels to values; None: there are no pixels, or they stay pixels.
+        pixels: user's function applied before the conversion; None for none.
+        whole: user's function applied after the conversion; None for none.
     """
 
     values: ToValues | None = None
@@ -61,7 +59,7 @@ class OnDevice:
     whole: BatchTransform | None = None
 
     def constants(self, device: torch.device) -> Constants:
-        """What making values takes, on a device."""
+        """Constants of the conversion on the device."""
         return () if self.values is None else self.values.constants(device)
 
     def __call__(
@@ -71,17 +69,17 @@ class OnDevice:
         batch: Batch,
         constants: Constants,
     ) -> tuple[torch.Tensor, ...]:
-        """A batch's tensors, as they are handed out.
+        """Transform a batch's tensors.
 
         Args:
-            tensors: as the workers made them, on the device.
-            fields: of their rows.
-            batch: as it was planned.
-            constants: as `constants` gives them for the device.
+            tensors: tensors from the workers, on the device.
+            fields: layout of their rows.
+            batch: plan of the batch.
+            constants: return value of `constants` for the device.
 
         Raises:
-            UsageError: a user's function gives something else.
-            Exception: whatever it raises.
+            UsageError: a user's function returns another shape, dtype or number of tensors.
+            Exception: any error of a user's function.
         """
         made = []
         for tensor, field in zip(tensors, fields, strict=True):
@@ -98,19 +96,19 @@ class OnDevice:
         )
         if not kinds or len(given) != len(made):
             raise UsageError(
-                f"batch_transform was given {len(made)} tensors and must give as many, as a tuple; "
-                f"it gave {_described(given)}"
+                f"batch_transform must return {len(made)} tensors, as many as it receives, as a "
+                f"tuple; it returned {_described(given)}"
             )
         return tuple(given)
 
     def _changed(self, images: torch.Tensor, batch: Batch) -> torch.Tensor:
-        assert self.pixels is not None, "only called with one"
+        assert self.pixels is not None, "no pixel_transform is set"
         given = self.pixels(images, batch)
         kept = isinstance(given, torch.Tensor) and given.dtype == torch.uint8
         if not kept or given.ndim != 4 or given.shape[:2] != images.shape[:2]:
             raise UsageError(
-                f"pixel_transform was given images of shape {tuple(images.shape)}, uint8, and must "
-                f"give as many, uint8 of shape (N, 3, H, W); it gave {_described(given)}"
+                "pixel_transform must return the same number of images, uint8 of shape (N, 3, H, "
+                f"W); it received shape {tuple(images.shape)} and returned {_described(given)}"
             )
         return given
 

@@ -1,9 +1,9 @@
-"""Page-locked memory: that of the slots registered as such, and copies in torch's own.
+"""Pinned (page-locked) memory: registered memory of the slots, and copies in torch's own.
 
-Guarantees: memory that was registered is unregistered before it is unmapped. Where CUDA refuses
-(a container's limit on locked memory, say), copies still work, only not asynchronously.
-Relies on: the owner of registered memory, who must not change it while the device reads it. torch
-does so for its own page-locked memory alone.
+Guarantees: registered memory is unregistered before it is unmapped. If CUDA refuses (e.g. a
+container's limit on locked memory), copies still work, but are not asynchronous.
+Relies on: the owner of registered memory does not change it while the device reads it. torch
+ensures that for its own pinned memory only.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["Pinned", "pinned_copy", "pins", "registered"]
 
 
 def pins(wanted: bool) -> bool:
-    """Whether page-locked memory was wanted and there is an accelerator that it helps."""
+    """Return True if pinned memory was requested and there is an accelerator that benefits."""
     # torch's DataLoader pins nothing for mps either: host and device have one memory.
     return wanted and accelerator_type() not in (None, "mps")
 
 
 def pinned_copy(array: NDArray[np.generic]) -> torch.Tensor:
-    """A copy in page-locked memory of torch's, which is not used again while a device reads it.
+    """Copy to torch's own pinned memory, which is not reused while a device reads it.
 
-    The tensor is torch's own, not one on an array: of those torch notes no copies.
+    The tensor is allocated by torch, not a view of an array: torch tracks no copies of those.
     """
     dtype = torch.from_numpy(array[:0]).dtype
     copied = torch.empty(array.shape, dtype=dtype, device="cpu", pin_memory=True)
@@ -37,7 +37,7 @@ def pinned_copy(array: NDArray[np.generic]) -> torch.Tensor:
 
 
 class Pinned:
-    """Memory registered with CUDA for as long as this object is not released.
+    """Memory registered with CUDA until it is released.
 
     Args:
         memory: contiguous, page-aligned, shape (bytes,). Kept alive until released.
@@ -50,9 +50,9 @@ class Pinned:
             self._memory = memory
         else:
             warnings.warn(
-                f"CUDA would not pin {memory.nbytes / 2**20:.0f} MiB of batch memory "
-                f"({torch.cuda.cudart().cudaGetErrorString(code)}): copies to the GPU will hold "
-                "up the training loop. Raise the limit on locked memory (ulimit -l)",
+                f"CUDA could not pin {memory.nbytes / 2**20:.0f} MiB of batch memory "
+                f"({torch.cuda.cudart().cudaGetErrorString(code)}): copies to the GPU will block "
+                "the training loop. Raise the limit on locked memory (ulimit -l)",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -65,11 +65,11 @@ class Pinned:
 
 
 def registered(memory: NDArray[np.uint8], device: torch.device) -> Pinned | None:
-    """Memory registered for a device; None where that is not CUDA's, which alone has a call for it.
+    """Register memory for a device; None if the device is not CUDA's, which alone supports it.
 
     Args:
         memory: contiguous, page-aligned, shape (bytes,).
-        device: what is to read it.
+        device: device that reads it.
     """
     if device.type != "cuda":
         return None

@@ -1,8 +1,8 @@
-"""Which device a name means here: the CPU, or the accelerator that torch drives on this machine.
+"""Resolution of device names: the CPU, or the accelerator torch drives on this machine.
 
-Guarantees: a device is torch's own name for it ("cuda" is AMD's too, "mps" is Apple's, "xpu"
-Intel's), and one that is not there is an error at once, not at the first batch.
-Relies on: `torch.accelerator` of 2.6; before that, on what torch says of CUDA and MPS.
+Guarantees: device names are torch's ("cuda" is AMD's too, "mps" is Apple's, "xpu" Intel's), and a
+missing device raises an error at once, not at the first batch.
+Relies on: `torch.accelerator` of 2.6; before that, on torch's CUDA and MPS checks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OTHER_NAMES = ("gpu", "nvidia", "amd", "rocm", "hip", "metal", "apple", "intel"
 
 
 def accelerator_type() -> str | None:
-    """The type of the accelerator that torch sees here; None where there is only the CPU."""
+    """Type of the accelerator that torch detects; None if there is only the CPU."""
     if hasattr(torch, "accelerator"):
         found = torch.accelerator.current_accelerator()
         # In a build for an accelerator it is named even where the machine has none.
@@ -32,13 +32,13 @@ def accelerator_type() -> str | None:
 
 
 def usable_device(device: str | torch.device) -> torch.device:
-    """The device that was asked for, with its index.
+    """Resolve a device and its index.
 
     Args:
-        device: "cpu", or torch's name of an accelerator, as "cuda", "cuda:1", "mps" or "xpu".
+        device: "cpu", or torch's name of an accelerator, e.g. "cuda", "cuda:1", "mps" or "xpu".
 
     Raises:
-        UsageError: it does not exist here.
+        UsageError: it does not exist on this machine.
     """
     try:
         found = torch.device(device)
@@ -49,7 +49,7 @@ def usable_device(device: str | torch.device) -> torch.device:
     there = accelerator_type()
     if found.type != there:
         raise UsageError(
-            f"{device} is not available: torch sees "
+            f"{device} is not available: torch detects "
             f"{'no accelerator' if there is None else repr(there)} here{_advice(found.type)}",
             argument="device",
             fix={"device": there or "cpu"},
@@ -60,7 +60,8 @@ def usable_device(device: str | torch.device) -> torch.device:
         return torch.device(found.type, current())
     if found.index >= (count := module.device_count()):
         raise UsageError(
-            f"{device} does not exist: torch sees {count} of them, numbered from 0",
+            f"{device} is not available: torch detects {count} {found.type} "
+            f"device{'s' * (count != 1)}, numbered from 0",
             argument="device",
         )
     return found
@@ -78,7 +79,7 @@ def _unknown(device: object) -> str:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what was asked of it; at once on a CPU."""
+    """Wait until the device has finished its queued work. Returns at once for the CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type != "cpu":
@@ -86,5 +87,5 @@ def synchronize(device: torch.device) -> None:
 
 
 def _advice(kind: str) -> str:
-    """What else to look at where a kind of accelerator is missing."""
-    return ", or look at `nvidia-smi` and torch.version.cuda" if kind == "cuda" else ""
+    """Further advice if a kind of accelerator is missing."""
+    return "; check `nvidia-smi` and torch.version.cuda" if kind == "cuda" else ""

@@ -1,7 +1,7 @@
-"""uint8 pixels to the values of a table, on any device: bytes travel, floats are made there.
+"""Conversion of uint8 pixels to values by a table, on any device. Transfers bytes, not floats.
 
-Guarantees: what is made are the table's own values, to the bit, in the layout that rows of values
-have: contiguous.
+Guarantees: results are the table's own values, bit for bit, in the layout of rows of values:
+contiguous.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ _LEVELS = 256
 
 @dataclass(frozen=True, eq=False)
 class ValueTable:
-    """The value of each grey level in each channel.
+    """Table of the value of each grey level in each channel.
 
     Args:
-        table: (3, 256), of a dtype that torch has.
+        table: shape (3, 256), of a dtype torch supports.
     """
 
     table: np.ndarray[Any, Any]
 
     def constants(self, device: torch.device) -> tuple[torch.Tensor, ...]:
-        """The values, (768), and where each channel's begin, int32 (1, 3, 1, 1)."""
+        """Values, shape (768,), and offset of each channel, int32 (1, 3, 1, 1)."""
         values = torch.from_numpy(self.table.reshape(-1).copy())
         firsts = torch.arange(0, 3 * _LEVELS, _LEVELS, dtype=torch.int32, device=device)
         return values.to(device), firsts.view(1, 3, 1, 1)
 
     def __call__(self, images: torch.Tensor, constants: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """The values of images (N, 3, H, W), uint8: (N, 3, H, W), contiguous.
+        """Values of images (N, 3, H, W), uint8: (N, 3, H, W), contiguous.
 
-        Meanwhile it takes four bytes a value more, for the places in the table.
+        Temporarily uses four more bytes per value, for the table indices.
         """
         values, firsts = constants
         places = images.to(torch.int32, memory_format=torch.contiguous_format).add_(firsts)

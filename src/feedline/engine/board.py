@@ -1,9 +1,8 @@
-"""What every worker is doing now, in shared memory.
+"""Heartbeat table: the current task of every worker, in shared memory.
 
-Each worker writes its own cache line and the trainer reads it: which piece it holds, which row it
-is on, and which process it is. So when a worker dies or hangs, the trainer knows what it held and
-at which sample.
-Behind the lines lies a page for each worker, of what it has spent its time on.
+Each worker writes its own cache line and the trainer reads it: its task, its row and its process
+id. So when a worker dies or hangs, the trainer knows its task and its sample.
+After the lines comes a page of stage timings for each worker.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ MAX_SEATS = 512
 _WORDS = 8  # one cache line of 64 bytes each: no worker slows another down
 _LINES_BYTES = MAX_SEATS * _WORDS * 8
 BOARD_BYTES = _LINES_BYTES + MAX_SEATS * PAGE_BYTES
-"""The head of a block; slots lie behind it."""
+"""Size of the table at the head of a block; the slots follow."""
 
 PIECE, ROW, PID, SINCE, READING = range(5)
-"""Columns: the piece held, 0 for none; the row of it being made, counted from 0; the process id, 0
-before the worker is ready for its first piece; when the row was begun (of a whole batch: the task),
-on the monotonic clock in ns; 1 while the worker reads from storage."""
+"""Columns: the task held, 0 for none; its current row, counted from 0; the process id, 0 before the
+worker is ready for its first task; when the row (of a whole batch: the task) was started, on the
+monotonic clock in ns; 1 while the worker reads from storage."""
 
 
 def board_of(block: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The board at the head of a block: shape (MAX_SEATS, 8), int64."""
+    """Heartbeat table at the head of a block: shape (MAX_SEATS, 8), int64."""
     return block[:_LINES_BYTES].view(np.int64).reshape(MAX_SEATS, _WORDS)
 
 
 def pages_of(block: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The workers' pages: shape (MAX_SEATS, PAGE_WORDS), int64; see `trace.stage_timings`."""
+    """Pages of stage timings: shape (MAX_SEATS, PAGE_WORDS), int64; see `trace.stage_timings`."""
     return block[_LINES_BYTES:BOARD_BYTES].view(np.int64).reshape(MAX_SEATS, PAGE_WORDS)

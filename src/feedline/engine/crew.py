@@ -1,13 +1,13 @@
-"""The workers as a set: what the feed asks of them, whatever their start method.
+"""Protocol of worker pools, for all start methods.
 
-Three crews keep this protocol:
+Three worker pools implement it:
     SocketCrew   fork server, one SEQPACKET socket, memfd: Linux, the default there
     PipeCrew     spawn, a pipe for each worker, named shared memory: everywhere
-    InlineCrew   no process at all: num_workers=0
+    InlineCrew   no process: num_workers=0
 
-Guarantees, of each: a task, be it a piece or a whole batch, that was submitted comes
-back exactly once, in a `Report`, in the `lost` of a `Death`, or from `recall`. A dead worker is
-replaced by the crew itself, and its death logged.
+Guarantees, of each: a submitted task (some rows, or a whole batch) comes back exactly once, in a
+`Report`, in the `lost` of a `Death`, or from `recall`. The pool replaces a dead worker itself and
+logs its death.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from feedline.errors import ClosedError, StartError, UsageError, WorkerError
 __all__ = ["MAX_FRUITLESS_DEATHS", "UNGUARDED", "Crew", "CurrentRow", "Death", "ProcessCrew"]
 
 MAX_FRUITLESS_DEATHS = 8
-"""Workers that end one after another, before any has finished anything, until this is an error."""
+"""Consecutive deaths of workers, without a finished task in between, until an error is raised."""
 
 UNGUARDED = (
-    "your script builds a loader with workers when it is imported, and workers import it: put "
-    'that code under `if __name__ == "__main__":`'
+    "your script starts a loader with workers at import, and worker processes import it: put that "
+    'code under `if __name__ == "__main__":`'
 )
 
 _log = logging.getLogger("feedline")
@@ -41,15 +41,14 @@ _log = logging.getLogger("feedline")
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A worker died.
+    """Death of a worker.
 
     Args:
-        how: what ended it, for a message, e.g. "DataLoader worker (pid 7) is killed by signal:
-            SIGKILL".
-        lost: ids of the pieces it held, not made.
-        piece: the one of them that it was working on; 0 where none is to blame.
-        row: the row of that piece that it was on, counted from 0.
-        hung: `kill` was called.
+        how: cause of death as text, e.g. "DataLoader worker (pid 7) is killed by signal: SIGKILL".
+        lost: ids of the tasks it held, not done.
+        piece: the task it was working on; 0 if unknown.
+        row: row of that task it was working on, counted from 0.
+        hung: True if `kill` was called.
     """
 
     how: str
@@ -60,13 +59,13 @@ class Death:
 
 
 class CurrentRow(NamedTuple):
-    """The row that a worker is on.
+    """Row a worker is working on.
 
     Args:
         piece: id of its task.
-        row: counted from 0 within the task.
-        since_ns: when it was begun (of a whole batch: the task), on the monotonic clock.
-        pid: of the worker.
+        row: row within the task, counted from 0.
+        since_ns: start of the row (of a whole batch: the task), on the monotonic clock.
+        pid: process id of the worker.
     """
 
     piece: int
@@ -76,64 +75,64 @@ class CurrentRow(NamedTuple):
 
 
 class Crew(Protocol):
-    """A set of workers that fill pieces in one block of memory."""
+    """Pool of workers that do tasks in one block of memory."""
 
     shares_memory: bool
-    """Whether workers can be handed memory by its descriptor."""
+    """Whether workers can receive memory as a file descriptor."""
 
     advice: str
-    """A sentence for errors about workers that hang; empty if nothing is known to be wrong."""
+    """Sentence for errors about hung workers; empty if no cause is known."""
 
     @property
     def block(self) -> NDArray[np.uint8]:
-        """The shared memory, shape (bytes,); its head is the board."""
+        """Shared memory, shape (bytes,); the heartbeat table is at its head."""
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the live workers."""
 
     def resize(self, workers: int) -> None:
-        """Grow or shrink to so many workers. Those that leave finish their piece first."""
+        """Set the number of workers. Workers that leave finish their task first."""
 
     def submit(self, task: Task) -> bool:
-        """Queue a task; False where there is no room now. Never blocks."""
+        """Queue a task; False if the queue is full. Never blocks."""
 
     def wait(self, timeout_s: float) -> list[Report | Death]:
-        """What has happened; blocks until something has, or for `timeout_s` at most."""
+        """Return new events; blocks until there is one, or for `timeout_s` at most."""
 
     def recall(self) -> list[int]:
-        """Take back the pieces that no worker has begun; their ids."""
+        """Cancel the tasks that no worker has started. Return their ids."""
 
     def busy(self) -> dict[int, CurrentRow]:
-        """Workers that are at a task, by seat."""
+        """Workers with a task, by worker id."""
 
     def idle(self) -> set[int]:
-        """Seats of the workers that are ready for a task and have none."""
+        """Ids of the workers that are ready and have no task."""
 
     def waits_for_storage(self, seat: int) -> bool:
         """True if a worker is inside a read of its store, or in the kernel's disk sleep."""
 
     def kill(self, seat: int, why: str) -> None:
-        """Kill a worker; its `Death` will say why."""
+        """Kill a worker; its `Death` contains the reason."""
 
     def restart(self) -> None:
-        """Replace all workers at once and forget all tasks: for a trainer that lost count."""
+        """Replace all workers at once and forget all tasks, for a trainer that lost count."""
 
     def close(self) -> None:
-        """End all workers and free all they used. No process is left when this returns."""
+        """End all workers and free all resources. No process is left when this returns."""
 
 
 class ProcessCrew:
-    """A crew whose workers are processes, one on each seat that is taken.
+    """Worker pool of processes, one per worker id.
 
     Args:
-        memory: for the board and all slots.
+        memory: memory of the heartbeat table and all slots.
     """
 
     advice = ""
 
     _workers: Mapping[int, object]
-    """The workers that live or are being started, by seat."""
+    """Workers that are alive or starting, by worker id."""
 
     def __init__(self, memory: Memfd | Named) -> None:
         self._memory = memory
@@ -145,11 +144,11 @@ class ProcessCrew:
 
     @property
     def block(self) -> NDArray[np.uint8]:
-        """The shared memory, shape (bytes,); its head is the board."""
+        """Shared memory, shape (bytes,); the heartbeat table is at its head."""
         return self._memory.array
 
     def busy(self) -> dict[int, CurrentRow]:
-        """Workers that are at a task, by seat."""
+        """Workers with a task, by worker id."""
         lines = {seat: self._board[seat].tolist() for seat in self._workers}
         return {
             seat: CurrentRow(line[PIECE], line[ROW], line[SINCE], line[PID])
@@ -158,7 +157,7 @@ class ProcessCrew:
         }
 
     def idle(self) -> set[int]:
-        """Seats of the workers that are ready for a task and have none."""
+        """Ids of the workers that are ready and have no task."""
         return {s for s in self._workers if self._board[s, PID] and not self._board[s, PIECE]}
 
     def waits_for_storage(self, seat: int) -> bool:
@@ -166,7 +165,7 @@ class ProcessCrew:
         return bool(self._board[seat, READING]) or _in_disk_sleep(int(self._board[seat, PID]))
 
     def _not_started(self, report: Report) -> StartError:
-        """What a report with id 0 means: a worker could not open its source."""
+        """Error for a report with id 0: a worker could not open its source."""
         failure = report.failures[0]
         return StartError(
             f"a worker could not open the dataset: {failure.kind}: {failure.message}. "
@@ -175,15 +174,15 @@ class ProcessCrew:
 
     def _set_target(self, workers: int) -> None:
         if not 1 <= workers <= MAX_SEATS:
-            raise UsageError(f"num_workers must be from 1 to {MAX_SEATS} here, got {workers}")
+            raise UsageError(f"num_workers must be from 1 to {MAX_SEATS}, got {workers}")
         self._target = workers
 
     def _death(self, seat: int, pid: int, status: int, lost: Collection[int]) -> Death:
-        """What there is to say of a worker that has ended.
+        """Record the end of a worker.
 
         Raises:
-            ClosedError: another thread is closing the crew.
-            WorkerError: too many in a row ended, and none of them finished anything.
+            ClosedError: another thread is closing the pool.
+            WorkerError: too many workers ended in a row without finishing a task.
         """
         killed = self._killed.pop(seat, None)
         how = killed or _how_it_ended(pid, status)
@@ -193,27 +192,27 @@ class ProcessCrew:
 
     def _count_death(self, how: str) -> None:
         self._raise_if_closing()
-        _log.warning("%s; another worker does its work again", how)
+        _log.warning("%s; another worker repeats its work", how)
         self._fruitless_deaths += 1
         if self._fruitless_deaths >= MAX_FRUITLESS_DEATHS:
             raise WorkerError(
-                f"{self._fruitless_deaths} workers in a row ended before finishing anything (the "
-                f"last was {how}); see their output above, or load one sample with num_workers=0"
+                f"{self._fruitless_deaths} workers in a row ended without finishing a task (the "
+                f"last: {how}); see their output above, or load one sample with num_workers=0"
             )
 
     def _raise_if_closing(self) -> None:
-        """Raise ClosedError if another thread is ending the workers."""
+        """Raise ClosedError if another thread is closing the pool."""
         if self._closing:
             raise ClosedError("the workers were ended by close()")
 
     def _free(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._board = np.empty((0, 8), np.int64)
         self._memory.close()
 
 
 def _in_disk_sleep(pid: int) -> bool:
-    """True if the kernel says that a process waits for a disk or server, as in a page fault."""
+    """Return True if the kernel reports that a process waits for a disk or server."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[:1] == [b"D"]
@@ -222,7 +221,7 @@ def _in_disk_sleep(pid: int) -> bool:
 
 
 def _how_it_ended(pid: int, status: int) -> str:
-    """An exit status in words, those that torch's DataLoader uses; negative is a signal."""
+    """Describe an exit status in the words of torch's DataLoader; negative is a signal."""
     if status >= 0:
         return f"DataLoader worker (pid {pid}) exited with status {status}"
     try:

@@ -1,9 +1,8 @@
-"""The connections of one crew: to the queue that its workers read, and to its fork server.
+"""Connections of one worker pool: to the queue its workers read, and to its fork server.
 
 Guarantees: no call waits for a worker or the fork server to read. After `close` no process is left
-that could write to the crew's memory.
-Relies on: SEQPACKET sockets, whose messages stay whole and of which the kernel gives each to one
-reader.
+that could write to the pool's memory.
+Relies on: SEQPACKET sockets, which keep messages whole and deliver each to one reader.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ _END_DEADLINE_S = 5.0
 
 
 class CrewSockets:
-    """A crew's sockets, connected to a fork server.
+    """Sockets of a worker pool, connected to a fork server.
 
     Args:
-        server: forks the workers; one that is dead shows in `news`.
-        fds: descriptors for it besides the sockets: the block, and the shipment if there is one.
+        server: forks the workers; its death is reported by `news`.
+        fds: further descriptors for it: the block, and the pickled payload if there is one.
     """
 
     def __init__(self, server: ForkServer, fds: list[int]) -> None:
@@ -60,13 +59,13 @@ class CrewSockets:
         """Queue a task.
 
         Raises:
-            BlockingIOError: the queue has no room now.
+            BlockingIOError: the queue is full.
         """
         memory = task.memory if isinstance(task, BatchTask) else -1
         send(self._tasks, task.pack(), memory, wait=False)
 
     def drain(self) -> list[int]:
-        """Empty the queue; the ids of the tasks that were in it, in order."""
+        """Empty the queue. Return the ids of the tasks in it, in order."""
         queued = []
         with contextlib.suppress(BlockingIOError):
             while message := self._tasks_end.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT):
@@ -74,12 +73,12 @@ class CrewSockets:
         return queued
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until there are reports or news; whether there are news."""
+        """Wait for reports or news. Return True if there are news."""
         control = self._control.fileno()
         return any(fd == control for fd, _ in self._poll.poll(timeout_s * 1000))
 
     def reports(self) -> Iterator[Report]:
-        """The reports that have come."""
+        """Receive the available reports."""
         while True:
             try:
                 message, memory = receive(self._results, MAX_MESSAGE_BYTES)
@@ -92,15 +91,15 @@ class CrewSockets:
             yield report
 
     def command(self, **command: object) -> None:
-        """Tell the fork server what to do."""
+        """Send a command to the fork server."""
         with contextlib.suppress(OSError):  # a dead server shows in `news`
             self._control.send(json.dumps(command).encode())
 
     def news(self) -> Iterator[dict[str, Any]]:
-        """What the fork server has told.
+        """Receive the fork server's messages.
 
         Raises:
-            EOFError: it is gone.
+            EOFError: it has ended.
         """
         try:
             while message := self._control.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT):
@@ -112,34 +111,34 @@ class CrewSockets:
         raise EOFError
 
     def hang_up(self) -> None:
-        """End the control connection; the fork server then kills the workers."""
+        """Close the control connection; the fork server then kills the workers."""
         # Closing alone would not end it: a child forked meanwhile holds a copy.
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
 
     def close(self, pids: list[int]) -> None:
-        """End the workers and close the sockets. May be called again where it was interrupted.
+        """End the workers and close the sockets. May be called again after an interrupt.
 
         Args:
-            pids: of the workers, for the error.
+            pids: process ids of the workers, for the error.
 
         Raises:
-            WorkerError: they live on.
+            WorkerError: they are still alive.
         """
         self.hang_up()
         if self._results.fileno() >= 0 and not self._ended():
             self._server.kill()  # it was stopped, or is stuck, and did not see us go
             if not self._ended():
                 raise WorkerError(
-                    f"workers {pids} did not end within {_END_DEADLINE_S:.0f} s of being "
-                    "killed; they may hang in the kernel (a dead network disk?)"
+                    f"workers {pids} did not end within {_END_DEADLINE_S:.0f} s after they were "
+                    "killed; they may hang in the kernel (an unreachable network disk?)"
                 )
         for connection in (self._tasks, self._tasks_end, self._results):
             connection.close()
 
     def _ended(self) -> bool:
-        """Wait for the end of the results: it comes when no process is left to write them."""
+        """Wait for the end of the results: it comes when no process can write to them."""
         deadline = time.monotonic() + _END_DEADLINE_S
         with contextlib.suppress(TimeoutError):
             while (left_s := deadline - time.monotonic()) > 0:

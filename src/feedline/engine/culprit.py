@@ -1,6 +1,6 @@
-"""What in a value cannot be pickled, for errors that help.
+"""Search for the part of a value that cannot be pickled, for error messages.
 
-Guarantees: changes nothing, and takes long only where pickling has failed already.
+Guarantees: changes nothing, and takes long only if pickling has failed already.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from feedline.engine.messages import said
 __all__ = ["Culprit", "culprit_in"]
 
 Dump: TypeAlias = Callable[[object], object]
-"""Pickles a value, and raises what that raises."""
+"""Pickles a value, or raises."""
 
 _DEPTH = 8
 _MOST_PARTS = 1000
@@ -27,12 +27,12 @@ _MOST_PARTS = 1000
 
 @dataclass(frozen=True)
 class Culprit:
-    """The innermost part of a value that does not pickle.
+    """The innermost part of a value that cannot be pickled.
 
     Args:
-        path: how a user comes to it, as in dataset.transform.function.
+        path: path to it in the user's terms, e.g. dataset.transform.function.
         value: the part.
-        error: what pickling it raises.
+        error: exception raised by pickling it.
     """
 
     path: str
@@ -41,7 +41,7 @@ class Culprit:
 
     @property
     def reason(self) -> str:
-        """Why it does not pickle."""
+        """Reason why it cannot be pickled."""
         method = self._raised_in()
         kind = type(self.error).__name__
         if method is not None:
@@ -50,24 +50,24 @@ class Culprit:
 
     @property
     def remedy(self) -> str:
-        """What there is to be done about it, besides not pickling it; a sentence's beginning."""
+        """Fix other than not pickling it; the beginning of a sentence."""
         kind = self.value if isinstance(self.value, type) else type(self.value)
         if isinstance(self.value, (FunctionType, type)) or "<locals>" in kind.__qualname__:
             return (
-                "Lambdas and functions or classes made inside a function cannot be pickled: "
-                "define them at the top of a module"
+                "Lambdas, and functions or classes defined inside a function, cannot be pickled: "
+                "define them at the top level of a module"
             )
         if kind.__module__.startswith("multiprocessing."):
-            return "Make it by multiprocessing.get_context() of the workers' start method"
+            return "Create it with multiprocessing.get_context() of the workers' start method"
         if self._raised_in() is not None:
-            return f"Mend how {kind.__name__} is pickled"
+            return f"Fix the pickling of {kind.__name__}"
         return (
-            f"What belongs to one process, as a {kind.__name__} does, cannot be pickled: open or "
-            "make it in the worker, when it is first used, and leave it out in __getstate__"
+            f"A {kind.__name__} belongs to one process and cannot be pickled: open or create it in "
+            "the worker, when it is first used, and leave it out in __getstate__"
         )
 
     def _raised_in(self) -> str | None:
-        """The special method of the value that raised the error."""
+        """Special method of the value that raised the error."""
         for frame, _ in traceback.walk_tb(self.error.__traceback__):
             name, arguments = frame.f_code.co_name, frame.f_code.co_varnames[:1]
             if name.startswith("__") and any(
@@ -88,13 +88,13 @@ def culprit_in(
     parts: Mapping[str, object] | None = None,
     dump: Dump = _plain_dump,
 ) -> Culprit:
-    """Find what does not pickle.
+    """Find the part that cannot be pickled.
 
     Args:
-        value: something that does not.
-        path: what a user calls it.
-        parts: what is in it, by a user's names for them, where those are not its attributes.
-        dump: how it is pickled.
+        value: value that cannot be pickled.
+        path: its name in the user's terms.
+        parts: its parts by the user's names, if those are not its attributes.
+        dump: function that pickles it.
     """
     for name, part in (parts or {}).items():
         if _refusal(part, dump) is not None:
@@ -114,7 +114,7 @@ def _innermost(
 
 
 def _refusal(value: object, dump: Dump) -> Exception | None:
-    """What pickling raises."""
+    """Exception raised by pickling a value; None if it succeeds."""
     try:
         dump(value)
     except Exception as error:
@@ -123,7 +123,7 @@ def _refusal(value: object, dump: Dump) -> Exception | None:
 
 
 def _parts(value: object) -> dict[str, object]:
-    """What is pickled with a value, by what a user writes behind its name."""
+    """Parts that are pickled with a value, by their suffix in Python code."""
     if isinstance(value, partial):
         return {".func": value.func, ".args": value.args, ".keywords": value.keywords}
     if isinstance(value, MethodType):

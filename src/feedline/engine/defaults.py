@@ -1,6 +1,6 @@
-"""How many workers, batches ahead and slots there are where no one says otherwise.
+"""Default numbers of workers, batches ahead and slots.
 
-Needs no torch: what is told about a loader before there is one reads the same numbers here.
+Needs no torch: commands that describe a loader before it exists use the same numbers.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ DEFAULT_PREFETCH = 3
 all workers share each batch."""
 
 DEFAULT_PREFETCH_FACTOR = 2
-"""Whole batches that each worker makes ahead, as torch's."""
+"""Whole batches that each worker makes ahead, as in torch."""
 
 
 def auto_workers(
     cores: int | None = None, *, available_bytes: int | None = None, batches_bytes: int = 0
 ) -> int:
-    """With how many workers `num_workers="auto"` begins.
+    """Initial number of workers for `num_workers="auto"`.
 
-    One for each core up to 5, where the training loop mostly waits and each core counts. From 6
-    cores on, one is left to the loop; from 16 on, one more to the threads that launch and copy.
-    They are fewer, but at least one, where half of the memory does not hold the batches and the
-    workers. The memory of a GPU has no say: two batches lie there, however many workers there are.
-    That is a rule of thumb: what is seen of the training changes it (see `control`).
+    One per core up to 5 cores, because the training loop mostly waits. From 6 cores on, one core is
+    left to the loop; from 16 on, one more to threads that launch kernels and copy. Fewer, but at
+    least one, if half of the memory cannot hold the batches and the workers. GPU memory does not
+    matter: it holds two batches for any number of workers. This is a rule of thumb that
+    measurements of the training refine (see `control`).
 
     Args:
-        cores: that this process may use; None asks the machine.
-        available_bytes: memory that this process can have; None where that is not known.
-        batches_bytes: of batches, as far as it is known.
+        cores: cores this process may use; None reads them from the machine.
+        available_bytes: memory available to this process; None if unknown.
+        batches_bytes: memory of the batches, as far as known.
     """
     cores = usable_cores() if cores is None else cores
     most = min(cores - (cores >= 6) - (cores >= 16), MAX_SEATS)
@@ -54,7 +54,7 @@ def auto_workers(
 
 
 def own_memory_bytes() -> int | None:
-    """Memory that can be had by this process, one of several that train here; None: not known."""
+    """Memory available to this process, one of several that train here; None if unknown."""
     try:
         return available_memory_bytes() // local_processes()
     except OSError:
@@ -62,5 +62,5 @@ def own_memory_bytes() -> int | None:
 
 
 def slots_for(prefetch: int) -> int:
-    """How many batches of rows there is memory for: those made ahead, and one to be read."""
+    """Number of slots for batches of rows: those made ahead, and one being read."""
     return prefetch + 1

@@ -1,12 +1,13 @@
 """The engine as a whole: planned batches in, filled batches out, in order.
 
-Guarantees: batches come in the order they were planned, each row made by exactly one report; a
-piece whose worker died is made again; a row that kills its worker twice is given up and named.
-A source of rows has its batches divided into pieces; a source of whole batches gets one task for
-each batch.
-Every wait has a deadline, if the user has set one, and a check of the workers: see `patience`.
-No thread runs here: pieces are queued ahead of need, and all else happens in `take`.
-Relies on: a crew that hands every piece back exactly once.
+Guarantees: batches come in the order they were planned, each row made by exactly one report; the
+task of a dead worker is repeated; a row that kills its worker twice is given up and named.
+Batches of a source of rows are divided into tasks; a source of whole batches gets one task per
+batch.
+Every wait has a deadline, if the user has set one, and a liveness check of the workers: see
+`patience`.
+No thread runs here: tasks are queued ahead of need, and everything else happens in `take`.
+Relies on: a worker pool that returns every task exactly once.
 """
 
 from __future__ import annotations
@@ -44,19 +45,19 @@ def _sample(batch: Batch, row: int) -> tuple[Any, str]:
 
 
 class Feed:
-    """Batches through slots, made by a crew.
+    """Makes batches in slots, with a worker pool.
 
     Args:
-        tasks: how batches are asked for, and the slots they are made in.
-        crew: the workers.
-        settings: what may be changed later, by `apply`; the crew has that many workers.
-        timeout_s: how long a worker may stay on one row before it counts as stuck.
+        tasks: kind of tasks, and the slots of the batches.
+        crew: worker pool.
+        settings: settings that `apply` can change later; the pool has that many workers.
+        timeout_s: time on one row after which a worker counts as stuck.
         deadline_s: how long `take` may wait while no worker finishes a row or a whole batch.
-        in_order: batches come in the order they were planned; else as soon as they are made.
-        replaces: replace stuck workers, see `patience`; else only warn.
-        ahead: take batches before they are wanted. False where no worker would make them meanwhile:
-            a sampler is then asked for each batch when it is wanted, as torch does.
-        sample: the number or key of a row, None if unknown, and what to call it in a message.
+        in_order: batches come in the order they were planned; otherwise as soon as they are made.
+        replaces: replace stuck workers, see `patience`; otherwise only warn.
+        ahead: request batches before they are needed. False if no worker would make them meanwhile:
+            a sampler is then asked for each batch when it is needed, as in torch.
+        sample: number or key of a row (None if unknown), and its name in messages.
     """
 
     def __init__(
@@ -96,17 +97,17 @@ class Feed:
 
     @property
     def under_way(self) -> int:
-        """How many batches are made or being made, and not taken."""
+        """Number of batches in flight, made or being made."""
         return len(self._flights)
 
     @property
     def depth(self) -> int:
-        """How many batches may be under way."""
+        """Maximum number of batches in flight."""
         return self._tasks.depth(self.settings)
 
     @property
     def shares_batches(self) -> bool:
-        """Whether all workers share each batch, in pieces; else a batch is one worker's."""
+        """True if all workers share each batch; otherwise a batch is made by one worker."""
         return isinstance(self._tasks, PieceTasks)
 
     @property
@@ -115,12 +116,12 @@ class Feed:
         return self._crew.pids
 
     def spent(self) -> dict[int, StageTimings]:
-        """What the workers have spent their time on, by seat."""
+        """Time per stage of each worker, by worker id."""
         block = self._crew.block
         return read_pages(pages_of(block)) if len(block) else {}
 
     def start(self, batches: Iterator[Batch]) -> None:
-        """Go on with other batches: what was under way is cancelled and never handed out."""
+        """Continue with other batches; batches in flight are cancelled."""
         self._recall()
         for flight in self._flights:
             flight.cancelled = True
@@ -133,7 +134,7 @@ class Feed:
         self._pump()
 
     def restart(self, batches: Iterator[Batch]) -> None:
-        """As `start`, with new workers and nothing believed of the old ones."""
+        """Like `start`, with new workers and without the state of the old ones."""
         self._crew.restart()
         self._flights.clear()
         self._outstanding.clear()
@@ -145,10 +146,10 @@ class Feed:
         self._pump()
 
     def apply(self, settings: LiveSettings) -> None:
-        """Go on with other settings. Batches that are under way are finished as they were begun.
+        """Change the settings. Batches in flight are finished unchanged.
 
         Raises:
-            UsageError: the crew cannot have so many workers; then all stays as it was.
+            UsageError: the worker pool cannot have that many workers; nothing changes.
         """
         self._recall()  # those that are to leave would else hear of it after all that is queued
         self._crew.resize(settings.workers)
@@ -157,14 +158,14 @@ class Feed:
         self._pump()
 
     def ready(self) -> bool:
-        """Whether `take` would not block."""
+        """Return True if `take` would not block."""
         self._pump()
         if self._flights and self._made() is None:
             self.poll(0.0)
         return self._made() is not None
 
     def _made(self) -> InFlightBatch | None:
-        """The in-flight batch to hand out next, if it is made."""
+        """Next in-flight batch to return, if it is made."""
         for flight in self._flights:
             if not flight.unmade:
                 return flight
@@ -173,14 +174,14 @@ class Feed:
         return None
 
     def take(self) -> InFlightBatch | None:
-        """The next batch, made as far as it can be; None when no batch is left.
+        """Return the next batch, made as far as possible; None if no batch is left.
 
-        Its slot is the caller's, to be given to `slots.release` or `slots.lend`.
+        The caller owns its slot and passes it to `slots.release` or `slots.lend`.
 
         Raises:
             SlotTooSmall: the batch does not fit into a slot.
             LoadTimeoutError: no worker has finished a row or a whole batch before the deadline.
-            WorkerError: workers cannot be had.
+            WorkerError: workers cannot be started.
         """
         self._pump(wanted=1)
         if not self._flights and self._outstanding:
@@ -227,7 +228,7 @@ class Feed:
             for seat, row in self._crew.busy().items()
             if row.piece in self._outstanding
         ]
-        said, facts = "no worker is at the batch", {}
+        said, facts = "no worker is working on the batch", {}
         unit = "row" if self.shares_batches else "batch"
         if busy:
             _, since_ns, seat, row = min(busy)
@@ -237,24 +238,24 @@ class Feed:
             facts = {"worker": seat, "sample": place.sample}
         return LoadTimeoutError(
             f"DataLoader timed out after {self._deadline_s:g} seconds in which no worker finished "
-            f"a {unit}; {said}. The storage may have been unavailable (a network disk or server "
-            "that does not answer), or the sample takes longer. Pass a larger timeout, or 0 to "
-            "wait for ever; iterating again loads the same batch again"
+            f"a {unit}; {said}. The storage may be unavailable (a network disk or server that does "
+            "not answer), or the sample takes longer. Set a larger timeout, or 0 for no limit; "
+            "iterating again loads the same batch again"
             + (f". {self._crew.advice}" if self._crew.advice else ""),
             seconds=idle_s,
             **facts,
         )
 
     def _place(self, id: int, row: int) -> Place:
-        """The row of a task, by the task's id and the row's number in it."""
+        """Row of a task, by the task's id and the row's number in it."""
         if id not in self._outstanding:
-            return Place(-1, row, None, "a task that was cancelled")
+            return Place(-1, row, None, "a cancelled task")
         flight, span = self._outstanding[id]
         sample, name = self._sample(flight.batch, span[0] + row)
         return Place(flight.number, span[0] + row, sample, name)
 
     def poll(self, timeout_s: float) -> None:
-        """Take in what the workers have told; wait for it if there is nothing yet."""
+        """Process new events of the workers; wait for one if there is none yet."""
         before = time.monotonic()
         for news in self._crew.wait(timeout_s):
             if isinstance(news, Report):
@@ -276,10 +277,10 @@ class Feed:
         self._crew.close()
 
     def _pump(self, wanted: int = 0) -> None:
-        """Queue as much work as there are slots for, and as is to be under way.
+        """Queue tasks for all free slots, up to the maximum in flight.
 
         Args:
-            wanted: how many batches are queued if none is made ahead.
+            wanted: number of batches to queue if none is made ahead.
         """
         depth = self.depth if self._ahead else wanted
         while len(self._flights) < depth and self._too_small is None:
@@ -315,7 +316,7 @@ class Feed:
         self._next_id += 1
 
     def _recall(self) -> None:
-        """Take back what no worker has begun, to be queued again in order."""
+        """Cancel tasks that no worker has started, to queue them again in order."""
         for id in self._crew.recall():
             flight, span = self._outstanding[id]
             heapq.heappush(self._pending, (flight.number, span[0], id))
@@ -341,7 +342,7 @@ class Feed:
         self._forget(report.id)  # only now: it frees the slot of a batch that is cancelled
 
     def _on_death(self, death: Death) -> None:
-        """Queue again what a dead worker held; what kills again and again is given up."""
+        """Queue the tasks of a dead worker again; give up a row that keeps killing workers."""
         self.deaths.append(death.how)
         self._events += 1
         for id in death.lost:
@@ -354,13 +355,15 @@ class Feed:
                     hopeless = flight.deaths[row] >= _DEATHS_PER_ROW
                     spans = self._tasks.again(span, row, hopeless)
                     if hopeless:
-                        said = f"ended its worker {_DEATHS_PER_ROW} times; the last: {death.how}"
+                        said = (
+                            f"killed its worker {_DEATHS_PER_ROW} times; the last time: {death.how}"
+                        )
                         kind = HUNG if death.hung else "WorkerDied"
                         flight.failures.append(Failure(row, kind, said))
                 for again in spans:
                     self._add(flight, again)
             self._forget(id)
         if death.lost:
-            # The oldest batch goes first: what is queued behind it is queued anew.
+            # The oldest batch goes first: later tasks are queued again after it.
             self._recall()
             self._pump()

@@ -1,7 +1,7 @@
-"""A worker's work: fill the rows of one piece. The same code in a worker and in the trainer.
+"""A worker's work: fill the rows of one task. The same code in a worker and in the trainer.
 
-Guarantees: every row of the piece is tried; a row that fails is reported, never left looking
-like a made one; nothing outside the piece's rows is written.
+Guarantees: every row of the task is tried; a failed row is always reported; nothing outside the
+task's rows is written.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def fill(
     """Make the rows of `piece` in `block`.
 
     Args:
-        piece: what to make and where.
+        piece: task: what to make and where.
         source: makes the rows.
-        block: the shared memory, shape (bytes,).
-        line: this worker's line of the board; its row is kept up to date.
-        seat: this worker's number, for the report.
-        page: where it notes what its time goes to; None where nobody asks.
+        block: shared memory, shape (bytes,).
+        line: this worker's line of the heartbeat table; its row is updated.
+        seat: worker id, for the report.
+        page: page for stage timings; None if they are not recorded.
     """
     noted = stage_timer.begin_task(page)
     try:

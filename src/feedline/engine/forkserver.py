@@ -1,20 +1,19 @@
-"""The fork server: a process that has imported what workers need, and forks them in no time.
+"""Fork server: a process that has imported what workers need, and forks them quickly.
 
-It belongs to one trainer and serves all its crews, or, where it was itself forked from the
-trainer together with a source, the one crew of that source. Each crew has a control connection:
+It belongs to one trainer and serves all its worker pools, or, if it was itself forked from the
+trainer together with a source, the one pool of that source. Each pool has a control connection:
     down  {"do": "fork", "seat": 3, "workers": 8}     {"do": "kill", "seat": 3}
     up    {"seat": 3, "pid": 4711}      {"seat": 3, "pid": 4711, "status": -9}
           {"seat": 3, "failed": "why it could not be forked"}
-A crew comes by messages on the main connection that carry its descriptors: control, tasks,
-results, block, and, where the server does not have the source already, its shipment and the
-descriptors of the shipment's resources. Each worker unpacks the shipment with its own copies of
-these. When
-its control connection ends, its workers are killed; when the main connection ends, or the trainer
-is gone, so is everything.
+A pool is registered by messages on the main connection that carry its descriptors: control, tasks,
+results, block, and, if the server does not have the source already, its pickled payload and the
+descriptors of the payload's resources. Each worker unpickles the payload with its own copies of
+these. When a control connection ends, the pool's workers are killed; when the main connection ends,
+or the trainer is gone, everything ends.
 
 Guarantees: no worker outlives it (the kernel kills them with it), and it does not outlive the
-trainer by more than half a second, even where another process inherited the connections.
-Relies on: no thread running when it forks; libraries are held to one thread before import.
+trainer by more than half a second, even if another process inherited the connections.
+Relies on: no thread running when it forks; libraries are limited to one thread before import.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from feedline.engine.source import AnySource
 __all__ = ["MAX_FDS", "serve"]
 
 MAX_FDS = 250
-"""Descriptors in one message; the kernel allows 253."""
+"""Descriptors per message; the kernel allows 253."""
 
 _PARENT_CHECK_S = 0.5
 _MESSAGE_BYTES = 4096
@@ -84,15 +83,15 @@ def serve(
     tied: bool,
     source: AnySource | None = None,
 ) -> None:
-    """Run the fork server until its trainer goes. Does not return.
+    """Run the fork server until its trainer ends. Does not return.
 
     Args:
-        main_fd: the main connection, a SEQPACKET socket.
+        main_fd: main connection, a SEQPACKET socket.
         trainer: process id of the trainer, this process's parent.
-        preload: modules to import first; one that is missing or broken is left out.
-        tied: whether the trainer's main thread started this process, so that the kernel may
-            kill it with that thread: then a trainer killed during the imports leaves nothing.
-        source: what all crews make, where it came by fork; None: each crew ships its own.
+        preload: modules to import first; missing or broken ones are skipped.
+        tied: the trainer's main thread started this process, so the kernel may kill it with that
+            thread: then a trainer killed during the imports leaves nothing.
+        source: source of all pools, if it came by fork; None: each pool sends its own.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The trainer's thread may have blocked signals; without SIGCHLD no death would be seen.
@@ -113,11 +112,11 @@ def serve(
 
 
 class _Server:
-    """The fork server at work.
+    """A running fork server.
 
     Args:
-        main: the main connection.
-        source: what all crews make, where it came by fork.
+        main: main connection.
+        source: source of all pools, if it came by fork.
     """
 
     def __init__(self, main: socket.socket, source: AnySource | None) -> None:
@@ -135,13 +134,13 @@ class _Server:
         self._open = True
 
     def run(self, trainer: int) -> None:
-        """Serve until the trainer has hung up or is gone."""
+        """Serve until the trainer has closed the connection or is gone."""
         while self._open and os.getppid() == trainer:
             for key, _ in self._selector.select(_PARENT_CHECK_S):
                 key.data()
 
     def _adopt(self) -> None:
-        """A crew comes, or the end."""
+        """Register a new worker pool, or end."""
         message, fds, _, _ = socket.recv_fds(self._main, _MESSAGE_BYTES, MAX_FDS)
         if not message:
             self._open = False
@@ -151,7 +150,9 @@ class _Server:
         self._arriving += fds
         expected = json.loads(message)
         if len(fds) < expected["descriptors"]:
-            print("feedline: the fork server has no file descriptors left", file=sys.stderr)
+            print(
+                "feedline: the fork server is out of file descriptors (ulimit -n)", file=sys.stderr
+            )
             self._open = False
             return
         if len(self._arriving) < expected["of"]:
@@ -163,7 +164,7 @@ class _Server:
         self._selector.register(crew.control, selectors.EVENT_READ, partial(self._serve, crew))
 
     def _reap(self) -> None:
-        """Tell the crews which of their workers have ended."""
+        """Report ended workers to their pools."""
         self._woken.recv(_MESSAGE_BYTES)
         for crew in self._crews:
             for seat, pid in list(crew.pids.items()):
@@ -174,7 +175,7 @@ class _Server:
                         crew.tell(seat=seat, pid=pid, status=os.waitstatus_to_exitcode(status))
 
     def _serve(self, crew: _Crew) -> None:
-        """Do what a crew's trainer asks; end the crew when it has closed the connection."""
+        """Execute a command of a pool's trainer; end the pool when it has closed the connection."""
         try:
             message = crew.control.recv(_MESSAGE_BYTES)
         except OSError:
@@ -204,7 +205,7 @@ class _Server:
         crew.tell(seat=seat, pid=pid)
 
     def _be_worker(self, crew: _Crew, seat: int, workers: int, server: int) -> None:
-        """The forked child: keeps its own crew's descriptors only, and never returns."""
+        """Run a worker in the forked child, with its own pool's descriptors only. Never returns."""
         status = 1
         try:
             end_with_parent(server)

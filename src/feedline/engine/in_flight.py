@@ -1,4 +1,4 @@
-"""A batch on its way through a slot."""
+"""A batch in flight."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["InFlightBatch"]
 
 @dataclass(eq=False, slots=True)
 class InFlightBatch:
-    """A batch on its way through a slot.
+    """A batch in flight, in its slot.
 
     Args:
         number: counted from the start of the feed; earlier ones go first.
-        batch: what was planned.
-        slot: where it is made.
-        fields: how its arrays lie there; none for a whole batch.
-        used: bytes of the slot that a whole batch takes.
-        shell: how many of the last of them say how it is put together.
+        batch: planned batch.
+        slot: its slot.
+        fields: layout of its arrays; empty for a whole batch.
+        used: bytes of the slot used by a whole batch.
+        shell: bytes at its end that describe its structure.
         unmade: tasks that have not come back.
         failures: rows that could not be made.
-        deaths: by row, of workers that were on it.
-        cancelled: it is not to be handed out; the slot is free when its last task is back.
+        deaths: number of workers that died on a row, by row.
+        cancelled: it will not be returned; the slot is free when its last task is back.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""No workers: pieces are filled in the training process, by the same code. num_workers=0."""
+"""Worker pool without workers: tasks are done in the training process, by the same code."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["InlineCrew"]
 
 
 class InlineCrew:
-    """A crew of none, for debugging and for tiny sets.
+    """Pool without workers, for debugging and tiny datasets: num_workers=0.
 
     Args:
         source: makes the rows.
-        slots_bytes: memory for all slots.
+        slots_bytes: memory of all slots.
     """
 
     shares_memory = False
@@ -37,20 +37,20 @@ class InlineCrew:
 
     @property
     def pids(self) -> list[int]:
-        """None."""
+        """Empty: there are no workers."""
         return []
 
     def resize(self, workers: int) -> None:
-        """There is nothing to resize."""
+        """Do nothing: there are no workers."""
 
     def submit(self, task: Task) -> bool:
-        """Queue a piece."""
-        assert isinstance(task, Piece), "whole batches are made without a crew here"
+        """Queue a task."""
+        assert isinstance(task, Piece), "whole batches are made without a worker pool"
         self._queue.append(task)
         return True
 
     def wait(self, timeout_s: float) -> list[Report | Death]:
-        """Fill one piece, here and now; nothing where `timeout_s` is 0, so prefetch costs none."""
+        """Do one task; nothing if `timeout_s` is 0, so prefetch costs no time."""
         if not self._queue or timeout_s == 0:
             return []
         piece = self._queue.popleft()
@@ -58,31 +58,31 @@ class InlineCrew:
         return [fill(piece, self._source, self.block, line, 0, self._page)]
 
     def recall(self) -> list[int]:
-        """Take back all queued pieces."""
+        """Cancel all queued tasks."""
         ids = [piece.id for piece in self._queue]
         self._queue.clear()
         return ids
 
     def busy(self) -> dict[int, CurrentRow]:
-        """No worker, ever."""
+        """Empty: there are no workers."""
         return {}
 
     def idle(self) -> set[int]:
-        """No worker, ever."""
+        """Empty: there are no workers."""
         return set()
 
     def waits_for_storage(self, seat: int) -> bool:
-        """There is no worker."""
+        """False: there are no workers."""
         return False
 
     def kill(self, seat: int, why: str) -> None:
-        """There is no worker to kill."""
+        """Do nothing: there are no workers."""
 
     def restart(self) -> None:
-        """Forget all pieces."""
+        """Forget all tasks."""
         self._queue.clear()
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._queue.clear()
         self.block = np.empty(0, np.uint8)

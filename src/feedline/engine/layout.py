@@ -1,6 +1,6 @@
-"""How a batch lies in its slot: one array after another, each on its own cache lines.
+"""Layout of a batch in its slot: one array after another, each on its own cache lines.
 
-Pure arithmetic, done alike in the training process and in the workers.
+Pure arithmetic, the same in the training process and in the workers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LINE_BYTES = 64
 
 
 def align(offset: int, to: int) -> int:
-    """The next multiple of `to` at or after `offset`."""
+    """Round `offset` up to a multiple of `to`."""
     return -(-offset // to) * to
 
 
@@ -28,14 +28,14 @@ def _field_bytes(field: Field, rows: int) -> int:
 
 
 def batch_bytes(fields: tuple[Field, ...], rows: int) -> int:
-    """Bytes that a batch of `rows` rows takes, a whole number of pages."""
+    """Bytes of a batch of `rows` rows, a whole number of pages."""
     return align(sum(align(_field_bytes(f, rows), LINE_BYTES) for f in fields), PAGE_BYTES)
 
 
 def arrays(
     slot: NDArray[np.uint8], fields: tuple[Field, ...], rows: int
 ) -> tuple[NDArray[np.generic], ...]:
-    """A batch's arrays as views of its slot, each of shape (rows, *field.shape)."""
+    """Arrays of a batch as views of its slot, each of shape (rows, *field.shape)."""
     views: list[NDArray[np.generic]] = []
     offset = 0
     for field in fields:

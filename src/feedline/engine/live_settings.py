@@ -1,4 +1,4 @@
-"""What may change while a loader works. None of it changes the bytes or the order of batches."""
+"""Settings that may change while a loader works. None changes the bytes or the order of batches."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class LiveSettings:
     """Settings of a feed.
 
     Args:
-        workers: how many make batches; 0 where the training process does.
-        prefetch: how many batches may be under way at a time, made or not, besides those that were
-            taken. Of rows there are never more than slots; whole batches get slots for as many.
-            None: rows as many as slots, whole batches as many as are `usual`.
-        prefetch_factor: whole batches that each worker makes ahead,
-        ahead: and how many all make together at least, however few they are.
-        piece_ns: how much work a piece of a batch of rows holds, in ns.
+        workers: number of workers; 0 if the training process makes batches.
+        prefetch: maximum number of batches in flight, made or not, besides those already taken. For
+            rows at most the number of slots; for whole batches slots are added. None: for rows the
+            number of slots, for whole batches `usual`.
+        prefetch_factor: whole batches that each worker makes ahead.
+        ahead: minimum of whole batches made ahead by all workers together.
+        piece_ns: target work of a task of a batch of rows, in ns.
 
     Raises:
         UsageError: a value is out of range.
@@ -50,9 +50,9 @@ class LiveSettings:
 
     @property
     def usual(self) -> int:
-        """How many whole batches are made ahead where `prefetch` does not say."""
+        """Default number of whole batches made ahead."""
         return max(self.prefetch_factor * self.workers, self.ahead)
 
     def depth(self, slots: int) -> int:
-        """How many batches may be under way where there are so many slots."""
+        """Maximum number of batches in flight for a number of slots."""
         return slots if self.prefetch is None else min(self.prefetch, slots)

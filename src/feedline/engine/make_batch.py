@@ -1,7 +1,6 @@
-"""A worker's work on a batch task: one whole batch into one slot's memory.
+"""A worker's work on a whole batch: make it in one slot's memory.
 
-Guarantees: what goes wrong is reported, never left looking like a made batch; memory is mapped
-once for as long as a slot keeps it.
+Guarantees: failures are always reported; memory is mapped once for as long as a slot has it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ __all__ = ["MappedMemory", "PrivateMemory", "SlotMemory", "make_batch"]
 
 
 class MappedMemory:
-    """The memory of slots behind descriptors: they come with tasks, or go along with reports."""
+    """Memory of slots as file descriptors, which come with tasks or are sent with reports."""
 
     def __init__(self) -> None:
         # By slot: device and inode, bytes.
@@ -34,7 +33,7 @@ class MappedMemory:
         self._new = -1
 
     def of(self, task: BatchTask) -> NDArray[np.uint8]:
-        """The memory of a task's slot, shape (bytes,), mapped once; empty where it has none."""
+        """Memory of a task's slot, shape (bytes,), mapped once; empty if it has none."""
         self._new = -1
         if task.memory < 0:
             return np.empty(0, np.uint8)
@@ -49,10 +48,10 @@ class MappedMemory:
         return memory
 
     def larger(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
-        """New memory for a slot, which goes along with the report.
+        """Allocate new memory for a slot, to be sent with the report.
 
         Raises:
-            ResourceError: the machine has not that much.
+            ResourceError: not enough memory.
         """
         made = Memfd.create(nbytes)
         self._new = made.fd
@@ -60,38 +59,38 @@ class MappedMemory:
         return made.array
 
     def attach(self, report: Report) -> None:
-        """Send new memory along, if there is any; the descriptor is then the sender's to close."""
+        """Add new memory to a report, if any; the sender then closes the descriptor."""
         report.memory, self._new = self._new, -1
 
 
 def _identity(fd: int) -> tuple[int, int]:
-    """Device and inode: no other file has both while this one is mapped."""
+    """Device and inode: unique while the file is mapped."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
 
 
 class PrivateMemory:
-    """One memory for all slots, of this process alone: batches go by a pipe."""
+    """One memory for all slots, private to this process: batches are sent through a pipe."""
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
 
     def of(self, task: BatchTask) -> NDArray[np.uint8]:
-        """The memory, whatever the slot."""
+        """Return the memory, for any slot."""
         return self._memory
 
     def larger(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
-        """More of it."""
+        """Allocate more memory."""
         self._memory = np.empty(nbytes, np.uint8)
         return self._memory
 
     def attach(self, report: Report) -> None:
-        """Send the batch itself along."""
+        """Add the batch itself to the report."""
         report.data = self._memory[: report.used]
 
 
 SlotMemory: TypeAlias = MappedMemory | PrivateMemory
-"""Where a worker finds the memory of slots."""
+"""Memory of slots in a worker."""
 
 
 def make_batch(
@@ -107,10 +106,10 @@ def make_batch(
     Args:
         task: what to make.
         source: makes the batch.
-        memory: where the batch goes.
-        line: this worker's line of the board; its row is kept up to date.
-        seat: this worker's number, for the report.
-        page: where it notes what its time goes to; None where nobody asks.
+        memory: memory of the slots.
+        line: this worker's line of the heartbeat table; its row is updated.
+        seat: worker id, for the report.
+        page: page for stage timings; None if they are not recorded.
     """
     noted = stage_timer.begin_task(page)
     try:

@@ -1,10 +1,10 @@
-"""One block of memory that all processes of a crew map.
+"""One block of memory that all processes of a worker pool map.
 
-Guarantees: its size is fixed and paid for at creation (no page of it can be missing later, so
-no SIGBUS), and it goes with its processes: nothing stays behind, whichever is killed.
-Relies on: memfd on Linux, which needs no /dev/shm, or, if the kernel or a sandbox refuses it, a
-file without a name in /dev/shm or the folder for temporary files; elsewhere, and with spawned
-workers, `multiprocessing.shared_memory`, whose resource tracker unlinks what a killed owner left.
+Guarantees: its size is fixed and all its pages are allocated at creation (no page can be missing
+later, so no SIGBUS), and it is freed with its processes: nothing remains, whichever is killed.
+Relies on: memfd on Linux, which needs no /dev/shm, or, if the kernel or a sandbox refuses it, an
+unlinked file in /dev/shm or the folder for temporary files; elsewhere, and with spawned workers,
+`multiprocessing.shared_memory`, whose resource tracker unlinks what a killed owner left.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = logging.getLogger("feedline")
 
 
 def require_memory(nbytes: int, purpose: str, remedy: str) -> None:
-    """Refuse what the machine does not have, before the kernel kills for it.
+    """Check that memory is available; if memory runs out later, the kernel kills processes.
 
     Raises:
         ResourceError: fewer than `nbytes` bytes are available.
@@ -43,18 +43,18 @@ def require_memory(nbytes: int, purpose: str, remedy: str) -> None:
     available = available_memory_bytes()
     if nbytes > available:
         raise ResourceError(
-            f"{purpose} needs {nbytes / 2**20:,.0f} MiB of memory, "
+            f"{purpose} needs {nbytes / 2**20:,.0f} MiB of memory, but only "
             f"{available / 2**20:,.0f} MiB are available; {remedy}"
         )
 
 
 def nameless_file(nbytes: int) -> int:
-    """Descriptor of `nbytes` zero bytes that processes can share and that no folder names. Linux.
+    """Create an unlinked file of `nbytes` zero bytes for several processes. Return its descriptor.
 
-    Not inheritable: the fork server hands descriptors on by name of a call.
+    Linux only. Not inheritable: it is passed to the fork server explicitly.
 
     Raises:
-        OSError: there is no room for them.
+        OSError: not enough memory or disk space.
     """
     refused: OSError | None = None
     for folder in (None, *_folders()):
@@ -68,7 +68,7 @@ def nameless_file(nbytes: int) -> int:
             refused = refused or error
             continue
         if folder is not None:
-            _log_once(f"batches lie in unnamed files in {folder}: {refused}")
+            _log_once(f"batches are stored in unlinked files in {folder}: {refused}")
         return fd
     assert refused is not None
     raise refused
@@ -80,11 +80,11 @@ def _memfd() -> int:
     try:
         return os.memfd_create("feedline", os.MFD_CLOEXEC)
     except OSError as error:  # an old kernel, or a sandbox's filter of system calls
-        raise OSError(error.errno, f"memfd_create is refused ({error.strerror})") from error
+        raise OSError(error.errno, f"memfd_create failed ({error.strerror})") from error
 
 
 def _folders() -> list[str]:
-    """Folders for files without a name; the first is memory."""
+    """Folders for unlinked files; the first is in memory."""
     folders = [_SHARED_MEMORY]
     with contextlib.suppress(OSError):  # none can be written to
         folders.append(tempfile.gettempdir())
@@ -98,7 +98,7 @@ def _unlinked(folder: str) -> int:
 
 
 def _allocate(fd: int, nbytes: int) -> None:
-    """Make a file so long, with all of its pages."""
+    """Set a file's length and allocate all of its pages."""
     try:
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
@@ -138,7 +138,7 @@ class Memfd:
         """Allocate a block of `nbytes` zero bytes.
 
         Raises:
-            ResourceError: the kernel would not give that much.
+            ResourceError: the kernel refused.
         """
         fd = -1
         try:
@@ -153,7 +153,7 @@ class Memfd:
             ) from error
 
     def close(self) -> None:
-        """Let go of the descriptor and, once no batch uses it, of the memory."""
+        """Close the descriptor and, once no batch uses it, free the memory."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -161,7 +161,7 @@ class Memfd:
 
 
 class _Segment(SharedMemory):
-    """Named memory that leaves batches in a user's hands their mapping, and does so quietly."""
+    """Named memory that stays mapped for batches a user holds, without warnings."""
 
     # No module is used here: at the interpreter's end their globals may be gone already.
     def close(self) -> None:
@@ -178,14 +178,14 @@ class _Segment(SharedMemory):
 
 
 class Named:
-    """A block behind a name, for the start method "spawn".
+    """A named block, for the start method "spawn".
 
     Args:
-        name: of an existing block to attach to; None makes a new one of `nbytes` bytes.
+        name: name of an existing block; None creates one of `nbytes` bytes.
         nbytes: its size in bytes.
 
     Raises:
-        ResourceError: /dev/shm has too little room.
+        ResourceError: /dev/shm is too small.
     """
 
     def __init__(self, name: str | None, nbytes: int) -> None:
@@ -197,13 +197,13 @@ class Named:
             except OSError as error:
                 raise ResourceError(
                     f"spawned workers need {_SHARED_MEMORY}: {error}. Mount it (docker run "
-                    '--shm-size=8g), or use start_method="forkserver", which needs none'
+                    '--shm-size=8g), or use start_method="forkserver", which does not need it'
                 ) from error
             if nbytes > room.f_bavail * room.f_frsize:
                 raise ResourceError(
                     f"batches need {nbytes / 2**20:,.0f} MiB of /dev/shm, which has "
-                    f"{room.f_bavail * room.f_frsize / 2**20:,.0f} MiB left; use "
-                    'start_method="forkserver", which needs none, or smaller batches'
+                    f"{room.f_bavail * room.f_frsize / 2**20:,.0f} MiB free; use "
+                    'start_method="forkserver", which does not need it, or smaller batches'
                 )
         self._memory = _Segment(name=name, create=name is None, size=nbytes)
         self.name = self._memory.name
@@ -213,7 +213,7 @@ class Named:
         )
 
     def close(self) -> None:
-        """Unlink the block if it is ours; its memory goes with the last array on it."""
+        """Unlink the block if this process created it; the last array on it frees its memory."""
         self.array = np.empty(0, np.uint8)
         if self._owner:
             self._owner = False

@@ -1,8 +1,8 @@
-"""What trainer and workers tell each other: a piece down, a report up.
+"""Messages between trainer and workers: tasks down, reports up.
 
-A piece is a fixed head and its sample numbers; a batch task is a fixed head and keys that only the
-source understands; a report is a fixed head and, where rows failed, JSON. All stay far below the
-size that one message may have: what is longer goes through memory, whose descriptor is sent along.
+A task of rows is a fixed header and its sample indices; a batch task is a fixed header and keys
+that only the source understands; a report is a fixed header and, if rows failed, JSON. All are far
+smaller than the limit of a message: longer data is sent as memory, by its descriptor.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ __all__ = [
 ]
 
 HUNG = "WorkerHung"
-"""`Failure.kind` of a row whose workers were killed as they made no progress."""
+"""`Failure.kind` of a row whose workers were killed because they made no progress."""
 
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_KEY_BYTES = 32 * 1024
-"""Keys beyond this go through the slot's memory."""
+"""Keys longer than this are sent through the slot's memory."""
 
 # The fields in their order, without what has a length of its own.
 _ID = struct.Struct("<q")
@@ -58,28 +58,28 @@ _RECEIVE = _AT_ONCE | int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 
 
 def said(error: BaseException) -> str:
-    """An exception's message, also where its own class fails to give one."""
+    """Message of an exception, even if its own class fails to give one."""
     try:
         return str(error)
     except Exception:
-        return "(its message could not be made)"
+        return "(the exception's __str__ failed)"
 
 
 class Piece(NamedTuple):
-    """Some rows of one batch.
+    """Task: some rows of one batch.
 
     Args:
-        id: positive, unique within a crew.
-        samples: sample numbers, shape (rows,), int64.
-        offset: where the batch's slot begins in the block, in bytes.
-        slot_bytes: how long the slot is.
-        batch_rows: rows of the whole batch; they decide where its arrays lie.
-        start: the piece's first row within the batch.
-        image_size: in pixels; None where none was asked for, 0 in a message.
-        seed: of the epoch; a row's seed is mix(seed, sample),
+        id: positive, unique within a worker pool.
+        samples: sample indices, shape (rows,), int64.
+        offset: offset of the batch's slot in the block, in bytes.
+        slot_bytes: size of the slot.
+        batch_rows: rows of the whole batch, which determine the offsets of its arrays.
+        start: first row of the task within the batch.
+        image_size: in pixels; None if no size is set, 0 in a message.
+        seed: seed of the epoch; a row's seed is mix(seed, sample),
         place, stride: or, with a stride above 0, mix(seed, sample, place + row * stride), by its
             row within the batch.
-        strength: of the augmentation.
+        strength: augmentation strength.
     """
 
     id: int
@@ -95,7 +95,7 @@ class Piece(NamedTuple):
     strength: float = 1.0
 
     def pack(self) -> bytes:
-        """As one message."""
+        """Serialise to one message."""
         id, samples, offset, slot_bytes, rows, start, size, *rest = self
         head = _PIECE.pack(id, offset, slot_bytes, rows, start, size or 0, *rest)
         return head + samples.tobytes()
@@ -109,19 +109,19 @@ class Piece(NamedTuple):
 
 
 class BatchTask(NamedTuple):
-    """A whole batch, to be packed into a slot's own memory.
+    """Task: a whole batch, to be packed into a slot's own memory.
 
     Args:
-        id: positive, unique within a crew.
-        keys: which samples, in a form that the source understands.
-        memory: the descriptor of the slot's memory, -1 for none. It goes along with the message.
-        slot: whose memory it is; a worker keeps what it has mapped by this number.
-        image_size: in pixels; None where none was asked for, 0 in a message.
-        seed: of the batch.
-        row_seed: of the epoch; a sample's seed follows from it as a row's does, see `Piece`,
+        id: positive, unique within a worker pool.
+        keys: sample keys, in a form that the source understands.
+        memory: descriptor of the slot's memory, -1 for none. It is sent with the message.
+        slot: index of the slot; a worker caches its mapping by this number.
+        image_size: in pixels; None if no size is set, 0 in a message.
+        seed: seed of the batch.
+        row_seed: seed of the epoch; a sample's seed follows from it as in `Piece`,
         place, stride: likewise.
-        strength: of the augmentation.
-        kept: how many bytes of keys lie at the head of the slot's memory instead.
+        strength: augmentation strength.
+        kept: bytes of keys at the head of the slot's memory instead.
     """
 
     id: int
@@ -137,13 +137,13 @@ class BatchTask(NamedTuple):
     kept: int = 0
 
     def pack(self) -> bytes:
-        """As one message."""
+        """Serialise to one message."""
         id, keys, _, *rest = self._replace(image_size=self.image_size or 0)
         return _BATCH_TASK.pack(id, *rest) + keys
 
     @classmethod
     def unpack(cls, message: bytes, memory: int = -1) -> BatchTask:
-        """The inverse of `pack`; `memory` is the descriptor that came along."""
+        """The inverse of `pack`; `memory` is the descriptor received with the message."""
         id, *rest = _BATCH_TASK.unpack_from(message)
         task = cls(id, message[_BATCH_TASK.size :], memory, *rest)
         return task._replace(image_size=task.image_size or None)
@@ -153,12 +153,12 @@ Task: TypeAlias = Piece | BatchTask
 
 
 def task_id(message: bytes) -> int:
-    """The id of the task in a message; negative asks the worker to leave."""
+    """Id of the task in a message; negative asks the worker to exit."""
     return int(_ID.unpack_from(message)[0])
 
 
 def leave(id: int = -1) -> BatchTask:
-    """What asks a worker to leave; ids of such tasks are negative."""
+    """Message that asks a worker to exit; ids of such tasks are negative."""
     return BatchTask(id=id)
 
 
@@ -167,10 +167,10 @@ class Failure:
     """A row that could not be made.
 
     Args:
-        row: within the batch.
-        kind: the exception's class name.
-        message: what it said.
-        trace: the worker's traceback; empty where none exists.
+        row: row within the batch.
+        kind: class name of the exception.
+        message: its message.
+        trace: the worker's traceback; empty if there is none.
     """
 
     row: int
@@ -180,18 +180,18 @@ class Failure:
 
     @classmethod
     def of(cls, row: int, error: BaseException) -> Failure:
-        """What was raised for a row, with the innermost 20 frames."""
+        """Failure of a row from its exception, with the innermost 20 frames."""
         trace = "".join(traceback.format_exception(error, limit=-20))
         return cls(row, type(error).__name__, said(error), trace)
 
 
 @dataclass(slots=True)
 class Report:
-    """A task is done: by whom, when (on the monotonic clock, ns), and which rows failed.
+    """Report of a finished task: worker, times (monotonic clock, ns) and failed rows.
 
     For a batch task also: `used` bytes of the slot's memory hold the batch, the last `shell` of
-    them how it is put together; `memory` is a descriptor of new memory that came along, -1 for
-    none, and `data` the batch itself where it came by a pipe.
+    them describe its structure; `memory` is a descriptor of new memory sent with the report, -1 for
+    none, and `data` the batch itself if it came through a pipe.
     """
 
     seat: int
@@ -206,11 +206,11 @@ class Report:
 
     @classmethod
     def start_failure(cls, seat: int, error: BaseException) -> Report:
-        """What a worker says that could not open its source: id 0 stands for no task."""
+        """Report of a worker that could not open its source; its id is 0."""
         return cls(seat, 0, 0, 0, (Failure.of(-1, error),))
 
     def pack(self) -> bytes:
-        """As one message, shortened where many long failures would not fit."""
+        """Serialise to one message, shortened if many long failures would not fit."""
         head = _REPORT.pack(
             self.seat, self.id, self.started_ns, self.ended_ns, self.used, self.shell
         )
@@ -237,12 +237,12 @@ class Report:
 
 
 def send(connection: socket.socket, message: bytes, fd: int = -1, *, wait: bool) -> None:
-    """Send a message, and a descriptor along with it unless it is -1.
+    """Send a message, with a descriptor unless it is -1.
 
-    Python's `socket.send_fds` and `recv_fds` do the same but ignore the flags they are given.
+    Python's `socket.send_fds` and `recv_fds` do the same but ignore their flags.
 
     Raises:
-        BlockingIOError: there is no room now, and it was not to `wait` for some.
+        BlockingIOError: there is no room, and `wait` is False.
     """
     flags = 0 if wait else _AT_ONCE
     if fd < 0:
@@ -253,11 +253,11 @@ def send(connection: socket.socket, message: bytes, fd: int = -1, *, wait: bool)
 
 
 def receive(connection: socket.socket, max_bytes: int) -> tuple[bytes, int]:
-    """A message, empty at the end, and the descriptor that came along, -1 for none. Never waits.
+    """Receive a message (empty at the end) and its descriptor (-1 for none). Never waits.
 
     Raises:
         BlockingIOError: there is no message now.
-        ResourceError: this process has no room for the descriptor; the kernel has closed it.
+        ResourceError: this process cannot open the descriptor; the kernel has closed it.
     """
     message, extras, flags, _ = connection.recvmsg(max_bytes, _FD_ROOM_BYTES, _RECEIVE)
     for level, kind, data in extras:
@@ -265,7 +265,7 @@ def receive(connection: socket.socket, max_bytes: int) -> tuple[bytes, int]:
             return message, array.array("i", data[:_FD_BYTES])[0]
     if flags & socket.MSG_CTRUNC:
         raise ResourceError(
-            "this process has no file descriptors left for batches; raise the limit (ulimit -n) or "
-            "use fewer num_workers or a smaller prefetch_factor"
+            "this process has too many open files to receive a batch; raise the limit (ulimit -n), "
+            "or use fewer num_workers or a smaller prefetch_factor"
         )
     return message, -1

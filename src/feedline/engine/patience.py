@@ -27,7 +27,7 @@ from feedline.errors import WorkerError
 __all__ = ["CHECK_S", "OPEN_S", "Patience", "Place"]
 
 CHECK_S = 1.0
-"""How often the workers are looked at, in seconds."""
+"""Interval between two checks of the workers, in seconds."""
 
 OPEN_S = 60.0
 """Time to import the libraries and open the source, in seconds."""
@@ -36,13 +36,13 @@ _log = logging.getLogger("feedline")
 
 
 class Place(NamedTuple):
-    """A row of a batch under way.
+    """A row of a batch in flight.
 
     Args:
         batch: number of the batch.
-        row: of the batch; the first one of the task, if the source does not tell.
+        row: row of the batch; the first row of the task, if the source does not report rows.
         sample: its number or key; None if unknown.
-        name: what to call it in a message.
+        name: its name in messages.
     """
 
     batch: int
@@ -55,10 +55,10 @@ class Patience:
     """Replaces hung workers, and warns when storage stalls.
 
     Args:
-        crew: the workers.
-        timeout_s: how long a worker may stay on one row before it counts as stuck.
-        place: the row of a task, by the task's id and the row's number in it.
-        replaces: replace stuck workers; else only warn.
+        crew: worker pool.
+        timeout_s: time on one row after which a worker counts as stuck.
+        place: function from a task's id and the row's number in it to the row.
+        replaces: replace stuck workers; otherwise only warn.
     """
 
     def __init__(
@@ -84,24 +84,24 @@ class Patience:
         self._has_warned = False
 
     def finished(self, seat: int, begun_ns: int) -> None:
-        """Note that a worker has finished a task, which it began at this time."""
+        """Record that a worker has finished a task it started at this time."""
         self._begun_ns[seat] = begun_ns
 
     def idle_s(self, unreported_s: float) -> float:
-        """Return for how long no worker has begun a row, in seconds.
+        """Time since any worker started a row, in seconds.
 
         Args:
-            unreported_s: for how long none has reported a finished task.
+            unreported_s: time since any worker reported a finished task.
         """
         begun_ns = max((row.since_ns for row in self._crew.busy().values()), default=0)
         return min(unreported_s, (time.monotonic_ns() - begun_ns) / 1e9)
 
     def has_ended(self, idle_s: float, deadline_s: float) -> bool:
-        """True if a deadline has passed and no replacement of a stuck worker is to be expected.
+        """Return True if a deadline has passed and no stuck worker is about to be replaced.
 
         Args:
-            idle_s: for how long no worker has begun a row.
-            deadline_s: the user's; workers that are starting have `OPEN_S` in addition.
+            idle_s: time since any worker started a row.
+            deadline_s: the user's deadline; workers that are starting have `OPEN_S` in addition.
         """
         if idle_s < deadline_s:
             return False
@@ -111,14 +111,14 @@ class Patience:
         return not any(self._is_stuck_alone(seat, row.since_ns) for seat, row in busy.items())
 
     def check(self, waited_s: float, reported: bool) -> None:
-        """Look at the workers, as is to be done every `CHECK_S`.
+        """Check the workers, every `CHECK_S`.
 
         Args:
-            waited_s: for how long they were waited for since the last look.
-            reported: one of them has finished something since.
+            waited_s: time spent waiting for them since the last check.
+            reported: a worker has finished something since.
 
         Raises:
-            WorkerError: workers are ready and none begins the tasks that are queued.
+            WorkerError: workers are ready, but none starts the queued tasks.
         """
         was, self._rows = self._rows, {}
         busy = self._crew.busy()
@@ -142,13 +142,13 @@ class Patience:
                 self._warn(
                     f"worker {seat} (pid {busy[seat].pid}) has been on {place.name} for "
                     f"{held_s:.0f} s; waiting for it. The storage may be unavailable (a network "
-                    "disk or server that does not answer). timeout= sets a limit in seconds"
+                    "disk or server that does not answer). Set timeout= to limit the wait"
                 )
         if self._idle_s >= self._timeout_s + OPEN_S and not busy:
             self._check_start()
 
     def _is_stuck_alone(self, seat: int, since_ns: int) -> bool:
-        """True if a worker's row alone is stuck, see the module."""
+        """Return True if only this worker's row is stuck; see the module docstring."""
         if not self._replaces or self._crew.waits_for_storage(seat):
             return False
         if not self._crew.idle() and not any(
@@ -165,12 +165,13 @@ class Patience:
         if self._crew.idle():
             self._idle_s = 0.0
             raise WorkerError(
-                f"no worker has begun or finished a row for {idle_s:.0f} s, and tasks are queued. "
-                f"Was a worker or the fork server stopped? Workers: {self._crew.pids}"
+                f"no worker has started or finished a row for {idle_s:.0f} s, although tasks are "
+                "queued. A worker or the fork server may be stopped (SIGSTOP). Workers: "
+                f"{self._crew.pids}"
             )
         self._warn(
-            f"no worker has opened the dataset for {idle_s:.0f} s; waiting for it. The storage may "
-            f"be unavailable. timeout= sets a limit in seconds. Workers: {self._crew.pids}"
+            f"no worker has opened the dataset for {idle_s:.0f} s; waiting. The storage may be "
+            f"unavailable. Set timeout= to limit the wait. Workers: {self._crew.pids}"
         )
 
     def _warn(self, text: str) -> None:

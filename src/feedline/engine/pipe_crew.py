@@ -1,13 +1,13 @@
-"""Workers by spawn, each with a pipe of its own. Works on every platform.
+"""Worker pool of spawned processes, each with its own pipe. Works on every platform.
 
-Guarantees: as every crew. Since the trainer deals pieces out, it knows what each worker holds.
-The two ends of a pipe never wait for each other: the trainer never blocks in sending, as the tasks
-in a pipe are fewer bytes than any platform's pipe holds, and a task that does not fit is sent
-through named memory; so a worker may block in sending a report or a batch of any size, until the
-trainer reads it in `wait`.
-Costs: workers start as slowly as spawn is (seconds), each has its own copy of the libraries and
-of the source, and tasks are dealt while the trainer is inside `wait`, a few ahead.
-Relies on: a pipe that holds 8 KB, as those of macOS and Windows do; Linux's hold more.
+Guarantees: those of every worker pool. The trainer assigns tasks, so it knows the tasks of each
+worker. The two ends of a pipe never wait for each other: the trainer never blocks in sending,
+because the tasks in a pipe are fewer bytes than any platform's pipe holds, and a larger task is
+sent through named memory; so a worker may block in sending a report or a batch of any size, until
+the trainer reads it in `wait`.
+Costs: workers start as slowly as spawn does (seconds), each has its own copy of the libraries and
+of the source, and tasks are assigned while the trainer is inside `wait`, a few ahead.
+Relies on: a pipe that holds 8 KB, as on macOS and Windows; Linux pipes hold more.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class _Worker:
     leaving: bool = False
 
     def hold(self, id: int, message: bytes) -> bytes:
-        """Note a task, and return what fits into the pipe: its message, or a reference to it.
+        """Record a task. Return the message for the pipe, or a reference to the task.
 
         Raises:
-            ResourceError: there is no memory for it.
+            ResourceError: not enough memory for it.
         """
         if sum(self.held.values()) + len(message) > _PIPE_BYTES:
             memory = self.memories[id] = Named(None, len(message))
@@ -62,7 +62,7 @@ class _Worker:
         return message
 
     def finish(self, id: int) -> None:
-        """Forget a task that was reported, and free its memory."""
+        """Remove a reported task, and free its memory."""
         self.held.pop(id, None)
         if (memory := self.memories.pop(id, None)) is not None:
             memory.close()
@@ -76,15 +76,15 @@ class _Worker:
 
 
 class PipeCrew(ProcessCrew):
-    """A crew whose workers multiprocessing starts.
+    """Worker pool started with multiprocessing.
 
     Args:
         source: makes the rows; pickled here, once.
-        slots_bytes: memory for all slots.
+        slots_bytes: memory of all slots.
 
     Raises:
-        ResourceError: the memory cannot be had.
-        UsageError: the user's script is in no file. From `resize`: the source cannot be pickled.
+        ResourceError: not enough memory.
+        UsageError: the user's script has no file. From `resize`: the source cannot be pickled.
     """
 
     shares_memory = False
@@ -120,7 +120,7 @@ class PipeCrew(ProcessCrew):
         return [w.process.pid for w in self._workers.values() if w.process.pid]
 
     def resize(self, workers: int) -> None:
-        """Grow or shrink to so many workers. Those that leave finish their pieces first."""
+        """Set the number of workers. Workers that leave finish their tasks first."""
         self._set_target(workers)
         for worker in self._staying()[workers:]:
             worker.leaving = True
@@ -160,7 +160,7 @@ class PipeCrew(ProcessCrew):
             self._workers[seat] = _Worker(process, ours)
 
     def submit(self, task: Task) -> bool:
-        """Give a task to the worker with the least to do; False where all have enough."""
+        """Give a task to the worker with the fewest tasks; False if all have enough."""
         worker = min(self._staying(), key=lambda w: len(w.held), default=None)
         if worker is None or len(worker.held) >= _DEPTH:
             return False
@@ -170,10 +170,10 @@ class PipeCrew(ProcessCrew):
         return True
 
     def wait(self, timeout_s: float) -> list[Report | Death]:
-        """What has happened; blocks until something has, or for `timeout_s` at most.
+        """Return new events; blocks until there is one, or for `timeout_s` at most.
 
         Raises:
-            UsageError: a worker's import of the user's script came to a loader with workers.
+            UsageError: a worker's import of the user's script started a loader with workers.
         """
         seats = {worker.pipe: seat for seat, worker in self._workers.items()}
         news: list[Report | Death] = []
@@ -211,11 +211,11 @@ class PipeCrew(ProcessCrew):
         return [death]
 
     def recall(self) -> list[int]:
-        """What is in a pipe cannot be taken back."""
+        """Return nothing: tasks in a pipe cannot be cancelled."""
         return []
 
     def kill(self, seat: int, why: str) -> None:
-        """Kill a worker; its `Death` will say why."""
+        """Kill a worker; its `Death` contains the reason."""
         self._killed[seat] = why
         self._workers[seat].process.kill()
 
@@ -235,7 +235,7 @@ class PipeCrew(ProcessCrew):
         self._killed.clear()
 
     def close(self) -> None:
-        """End all workers and free all they used. No process is left when this returns."""
+        """End all workers and free all resources. No process is left when this returns."""
         self._closing = True
         self._end_all()
         self._free()
@@ -244,7 +244,7 @@ class PipeCrew(ProcessCrew):
 
 
 class _Descriptors:
-    """Descriptors as an argument of a process, which gets a list of its own duplicates."""
+    """Descriptors as an argument of a process, which gets its own duplicates."""
 
     def __init__(self, fds: list[int]) -> None:
         self._fds = fds
@@ -260,7 +260,7 @@ def _detached(duplicates: list[Any]) -> list[int]:
 
 
 def _close(process: SpawnProcess) -> None:
-    """Let go of a process that has ended."""
+    """Release a process that has ended."""
     # Something else may have waited for it, as psutil does: multiprocessing takes it for alive.
     with contextlib.suppress(ValueError):
         process.close()

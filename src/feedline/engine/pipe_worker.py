@@ -1,7 +1,7 @@
-"""A spawned worker: read a task from its own pipe, do it, report it.
+"""Spawned worker: read a task from its own pipe, do it, report it.
 
-Guarantees: it ends when its trainer ends, even in the middle of a sample, where the platform's
-Python lets another thread run.
+Guarantees: it ends when its trainer ends, even within a sample, if the platform's Python lets
+another thread run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _REFERENCE = struct.Struct("<qq")  # 0, which is no task's id, and bytes of memo
 
 
 def reference_to(memory: Named) -> bytes:
-    """The message for a task that is in named memory, where it stays until it is reported."""
+    """Message for a task in named memory, where it stays until it is reported."""
     return _REFERENCE.pack(0, memory.nbytes) + memory.name.encode()
 
 
@@ -40,15 +40,15 @@ def run(
     seat: int,
     workers: int,
 ) -> None:
-    """Serve until asked to leave or until the trainer is gone.
+    """Serve until asked to exit or until the trainer is gone.
 
     Args:
-        pipe: tasks come; reports go, and behind a report its batch, if it has one.
+        pipe: tasks in; reports out, each followed by its batch, if it has one.
         block: name and size in bytes of the memory for batches.
-        shipped: name and size in bytes of the shipped source, or the source itself.
-        resources: descriptors of the shipment's resources.
-        seat: this worker's number.
-        workers: how many there are to be.
+        shipped: name and size in bytes of the pickled source, or the source itself.
+        resources: descriptors of the payload's resources.
+        seat: worker id.
+        workers: number of workers.
     """
     settle()
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -82,7 +82,7 @@ def run(
 
 
 def _next_task(pipe: Connection) -> bytes:
-    """The message of the next task, from the pipe or from the memory that it refers to."""
+    """Message of the next task, from the pipe or from the memory it refers to."""
     message: bytes = pipe.recv_bytes()
     if task_id(message):
         return message

@@ -1,7 +1,7 @@
-"""What a process does to be a well-behaved worker or fork server.
+"""Setup of a worker or fork server process.
 
-Guarantees: it dies with its parent, does not answer the terminal's Ctrl-C (the trainer does),
-and runs its libraries on one thread: the workers are the parallelism.
+Guarantees: it dies with its parent, ignores the terminal's Ctrl-C (the trainer handles it), and
+runs its libraries on one thread: the workers are the parallelism.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = [
 ]
 
 WORKER_NAME = "feedline worker"
-"""What multiprocessing calls a worker, from before it imports the user's script."""
+"""Process name of a worker, set before it imports the user's script."""
 
 UNGUARDED_STATUS = 78
-"""Exit status of a worker whose import of the user's script came to a loader with workers."""
+"""Exit status of a worker whose import of the user's script started a loader with workers."""
 
 
 THREAD_SETTINGS = (
@@ -62,12 +62,12 @@ _in_worker = False
 
 
 def in_worker() -> bool:
-    """Whether this process is one of feedline's workers."""
+    """Return True if this process is a feedline worker."""
     return _in_worker
 
 
 def importing_script() -> bool:
-    """Whether this process, a child, is importing its parent's script just now."""
+    """Return True while this child process imports its parent's script."""
     frame = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] == "__mp_main__":
@@ -87,7 +87,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def settle() -> None:
-    """Turn this process into a worker: it leaves Ctrl-C to the trainer and may be terminated."""
+    """Turn this process into a worker: it ignores Ctrl-C and can be terminated."""
     global _in_worker
     _in_worker = True
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -95,9 +95,9 @@ def settle() -> None:
 
 
 class _Worker(mp_process.BaseProcess):
-    """What `multiprocessing.current_process()` returns in a forked worker.
+    """Value of `multiprocessing.current_process()` in a forked worker.
 
-    It is not a daemon, as that could start no processes of its own.
+    It is not a daemon, because daemons cannot start processes.
     """
 
     def __init__(self) -> None:
@@ -105,11 +105,11 @@ class _Worker(mp_process.BaseProcess):
 
 
 def become_child() -> None:
-    """Do in a worker that `os.fork` started what multiprocessing does in its own children.
+    """Do for an `os.fork` worker what multiprocessing does for its own children.
 
-    Its queues, locks and connections to a manager, if the training process has used them before
-    the fork, are of no use in a child before: a queue would never send, and two workers would
-    read each other's answers. `current_process()` and `parent_process()` are a child's.
+    Queues, locks and manager connections of multiprocessing that the training process used before
+    the fork do not work in a child without this: a queue would never send, and two workers would
+    read each other's answers. `current_process()` and `parent_process()` return a child's values.
     """
     mp: Any = mp_process
     mp._parent_process = mp._ParentProcess(mp._current_process.name, os.getppid(), None)
@@ -125,9 +125,9 @@ def become_child() -> None:
 
 @contextlib.contextmanager
 def interrupt_held() -> Iterator[None]:
-    """Hold Ctrl-C back for a `with`; a child that starts within it has it blocked at first.
+    """Block Ctrl-C for a `with`; a child started within it has it blocked at first.
 
-    Where signals cannot be held back nothing is.
+    No effect on platforms that cannot block signals.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -140,12 +140,12 @@ def interrupt_held() -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Have this process keep the memory of large blocks that it frees, for the next ones.
+    """Make this process reuse the memory of large blocks that it frees.
 
-    Whole batches are made through several blocks of many MB: the samples, the batch, what a user's
-    transform or `collate_fn` puts between. By default each is had from the kernel, zeroed page by
-    page, and given back: with MixUp on batches of 19 MB that was a third of a worker's time. What
-    is kept is at most what was needed at once, up to 256 MB. glibc only; elsewhere a no-op.
+    Whole batches are made through several blocks of many MB: the samples, the batch, temporaries of
+    a transform or `collate_fn`. By default each is requested from the kernel, zeroed page by page,
+    and returned: with MixUp on batches of 19 MB that was a third of a worker's time. At most the
+    peak memory is kept, up to 256 MB. glibc only; elsewhere a no-op.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -156,7 +156,7 @@ def keep_freed_memory() -> None:
 
 
 def limit_threads() -> None:
-    """Hold the libraries that have been imported to one thread."""
+    """Limit the imported libraries to one thread."""
     torch, cv2 = sys.modules.get("torch"), sys.modules.get("cv2")
     if torch is not None:
         torch.set_num_threads(1)

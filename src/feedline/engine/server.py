@@ -1,10 +1,10 @@
-"""The trainer's hold on its fork servers.
+"""Fork servers, as the trainer controls them.
 
-The clean one is a new Python: one per process, started by need, stopped by need. A forked one is a
-fork of the trainer itself, as it stands with a dataset: one per crew.
+The clean one is a new Python process: one per trainer, started and stopped on demand. A forked one
+is a fork of the trainer itself, with its dataset: one per worker pool.
 
-Guarantees: each runs while a crew uses it and no longer. A process forked from the trainer never
-uses, and never stops, its parent's server.
+Guarantees: each runs only while a pool uses it. A process forked from the trainer never uses, and
+never stops, its parent's server.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _BOOT = (
 
 
 class ForkServer:
-    """A running fork server; its process is a child of this one.
+    """A running fork server, a child process of this one.
 
     Args:
-        connection: to the server.
-        process: the server itself.
+        connection: connection to the server.
+        process: the server's process.
     """
 
     def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes] | _Fork) -> None:
@@ -50,7 +50,7 @@ class ForkServer:
         self._process = process
 
     def alive(self) -> bool:
-        """Whether it still serves. One that is dying has hung up, and may not have ended yet."""
+        """True if it still serves. A dying server closes its connection before it ends."""
         try:
             self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:  # it sends nothing, so this is no end
@@ -60,16 +60,16 @@ class ForkServer:
         return False
 
     def kill(self) -> None:
-        """Kill it and, through the kernel, its workers. Other users of it start another."""
+        """Kill it and, through the kernel, its workers. Other users start another server."""
         self._process.kill()
 
     def adopt(self, fds: Sequence[int]) -> None:
-        """Hand over a crew: control, tasks, results, block and perhaps shipment descriptors.
+        """Register a worker pool by its descriptors: control, tasks, results, block, payload.
 
-        Those of the shipment's resources follow it.
+        Descriptors of the payload's resources follow.
 
         Raises:
-            OSError: it is gone.
+            OSError: the server has ended.
         """
         for first in range(0, len(fds), MAX_FDS):
             part = fds[first : first + MAX_FDS]
@@ -77,7 +77,7 @@ class ForkServer:
             socket.send_fds(self._connection, [json.dumps(message).encode()], list(part))
 
     def stop(self) -> None:
-        """End it, and with it any worker left."""
+        """End it and any worker left."""
         # Closing alone would not end it: a child forked meanwhile holds a copy.
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
@@ -91,7 +91,7 @@ class ForkServer:
 
 
 def _started(preload: Sequence[str]) -> ForkServer:
-    """A new Python that serves, and imports modules before it forks the first worker."""
+    """Start a new Python process that imports modules before it forks the first worker."""
     connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         start = {
@@ -111,13 +111,13 @@ def _started(preload: Sequence[str]) -> ForkServer:
 
 
 def forked(source: AnySource) -> ForkServer:
-    """A fork of this process that serves, and so has a source without any pickling.
+    """Fork this process into a server, which then has the source without pickling.
 
-    What is forked is what multiprocessing's own fork would give to a worker, locks that another
-    thread holds included; but it happens once, not for each worker and each epoch.
+    The state is the same as with multiprocessing's fork, including locks that another thread holds;
+    but the fork happens once, not for each worker and each epoch.
 
     Args:
-        source: what its workers make.
+        source: source of its workers.
     """
     connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     trainer, tied = os.getpid(), _is_main_thread()
@@ -132,14 +132,14 @@ def forked(source: AnySource) -> ForkServer:
 
 
 def _is_main_thread() -> bool:
-    """The kernel's death signal is for the death of the thread that starts a process."""
+    """Return True in the main thread. The kernel's death signal follows the starting thread."""
     return threading.current_thread() is threading.main_thread()
 
 
 class _Fork:
-    """A fork of this process, which is asked as a `subprocess.Popen` is.
+    """A fork of this process, with the interface of `subprocess.Popen`.
 
-    What it may hold of batches is this process's again when it is found to have ended.
+    Slots it may have held become usable again when it is found to have ended.
     """
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class _Fork:
             self.pid = os.fork()
 
     def poll(self) -> int | None:
-        """None while it runs."""
+        """Exit status; None while it runs."""
         return self._look(os.WNOHANG)
 
     def _look(self, options: int) -> int | None:
@@ -170,7 +170,7 @@ class _Fork:
         """Wait for its end.
 
         Raises:
-            subprocess.TimeoutExpired: it did not come in so many seconds.
+            subprocess.TimeoutExpired: it did not end in time.
         """
         if timeout is None:
             self._look(0)
@@ -183,7 +183,7 @@ class _Fork:
 
 
 def _become_server(theirs: socket.socket, trainer: int, tied: bool, source: AnySource) -> None:
-    """The forked child. Never returns, whatever happens."""
+    """Run the server in the forked child. Never returns."""
     try:
         gc.freeze()  # the trainer's garbage is not for this process to finalize
         # What multiprocessing does for a forked child: it must not read the terminal.
@@ -205,10 +205,10 @@ _holders: set[int] = set()
 
 
 def hold(holder: object, preload: Sequence[str]) -> ForkServer:
-    """This process's fork server, started or started anew if need be.
+    """Return this process's fork server; start it if needed.
 
-    It runs until every holder has let go. Holding twice is as good as once, so that an
-    interrupted call can be made again.
+    It runs until every holder has released it. Acquiring twice has no further effect, so an
+    interrupted call can be repeated.
     """
     global _server, _owner, _holders
     with _lock:
@@ -224,7 +224,7 @@ def hold(holder: object, preload: Sequence[str]) -> ForkServer:
 
 
 def let_go(holder: object) -> None:
-    """Say that a holder needs the server no more; the last one stops it."""
+    """Release the server; the last release stops it."""
     global _server
     with _lock:
         if _owner != os.getpid():

@@ -26,8 +26,8 @@ from typing import Any
 __all__ = ["SharedResources", "SharingPickler", "inherited"]
 
 _MOST_MOVED = 128
-"""Tensors of one pickle that are moved to shared memory: each takes a descriptor in every process,
-of which many systems allow 1024. Those that are in shared memory already do not count."""
+"""Maximum number of tensors of one pickle that are moved to shared memory, because each takes a
+descriptor in every process, and many systems allow 1024. Tensors already shared do not count."""
 
 _set_spawning: Any = mp_context.set_spawning_popen
 _get_spawning: Any = mp_context.get_spawning_popen
@@ -36,10 +36,10 @@ _descriptors: Sequence[int] = ()  # of this worker, while it unpickles
 
 
 class InheritedFd:
-    """A descriptor within a pickle, as multiprocessing's `DupFd` makes them.
+    """A descriptor within a pickle, like multiprocessing's `DupFd`.
 
     Args:
-        index: among the descriptors that come with the pickle.
+        index: index among the descriptors sent with the pickle.
     """
 
     def __init__(self, index: int) -> None:
@@ -53,7 +53,7 @@ class InheritedFd:
 class SharedResources:
     """Descriptors and references to shared memory that belong to pickles.
 
-    multiprocessing takes this for the process that is being started.
+    multiprocessing uses it like the process that is being started.
     """
 
     DupFd = InheritedFd
@@ -65,12 +65,12 @@ class SharedResources:
     def duplicate_for_child(self, fd: int) -> int:
         """Keep a duplicate of a descriptor. Returns its index."""
         if sys.platform == "win32":
-            raise RuntimeError("a handle can be sent as an argument of a process only")
+            raise RuntimeError("a handle can only be sent as an argument of a new process")
         self.fds.append(os.dup(fd))
         return len(self.fds) - 1
 
     def keep(self, storage: Any) -> None:
-        """Keep the reference that torch counts for a storage on its way to another process."""
+        """Keep torch's reference to a storage on its way to another process."""
         self._counted.append(storage)
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class SharedResources:
 
     @contextmanager
     def pickling(self) -> Iterator[None]:
-        """Collect what is pickled in this thread within a `with`."""
+        """Context manager: collect resources of everything pickled in this thread."""
         before = _get_spawning()
         _set_spawning(self)
         try:
@@ -92,13 +92,12 @@ class SharedResources:
 
 
 class SharingPickler(ForkingPickler):
-    """A pickler for objects on their way to workers.
+    """Pickler for objects sent to workers.
 
     Args:
         file: receives the pickle, protocol 5.
         buffer_callback: receives the out-of-band buffers.
-        resources: receives descriptors; see `SharedResources.pickling`, within which `dump` is
-            to be called.
+        resources: receives descriptors; call `dump` within `SharedResources.pickling`.
     """
 
     def __init__(
@@ -109,15 +108,15 @@ class SharingPickler(ForkingPickler):
     ) -> None:
         super().__init__(file, 5, True, buffer_callback)
         self.packages: set[str] = set()
-        """Top-level names of the modules that are needed to unpickle."""
+        """Top-level names of the modules needed to unpickle."""
         self.copied: list[str] = []
-        """For each tensor that could not be shared, the reason."""
+        """Reason for each tensor that could not be shared."""
         self._resources = resources
         self._torch: Any = sys.modules.get("torch")
         self._moved = 0
 
     def reducer_override(self, obj: object) -> Any:
-        """Reduce storages of torch; note where classes and functions come from."""
+        """Reduce torch storages; record the modules of classes and functions."""
         if isinstance(obj, (type, FunctionType)):
             self.packages.add(str(obj.__module__).partition(".")[0])
         elif self._torch is not None and type(obj) is self._torch.UntypedStorage:
@@ -134,7 +133,9 @@ class SharingPickler(ForkingPickler):
         if not named and not storage.is_shared():
             self._moved += 1
             if self._moved > _MOST_MOVED:
-                return self._reduced_copy(storage, f"at most {_MOST_MOVED} are moved there")
+                return self._reduced_copy(
+                    storage, f"only {_MOST_MOVED} can be moved to shared memory"
+                )
         try:
             reduced: Any = self.dispatch_table[type(storage)](storage)
         except (OSError, RuntimeError) as error:
@@ -159,8 +160,8 @@ def _storage_on(buffer: Any) -> Any:
 def _counted(rebuild: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     """Rebuild a storage in named memory, and count this process.
 
-    torch's function takes the reference that was counted for the pickle, as if no other process
-    would read it.
+    torch's function consumes the reference counted for the pickle, as if no other process would
+    read it.
     """
     storage = rebuild(*arguments)
     storage._shared_incref()
@@ -169,7 +170,7 @@ def _counted(rebuild: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 
 @contextmanager
 def inherited(descriptors: Sequence[int]) -> Iterator[None]:
-    """Unpickle within a `with`, with the descriptors that came with the pickle; closes them."""
+    """Context manager: unpickle with the descriptors sent with the pickle, and close them."""
     global _descriptors
     process: Any = mp_process.current_process()
     _descriptors = descriptors

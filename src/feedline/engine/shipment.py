@@ -1,11 +1,10 @@
-"""A source on its way to the workers: pickled once, its large arrays mapped by all.
+"""Pickled payload: a source pickled once for all workers, its large arrays mapped by all.
 
 Guarantees: numpy arrays inside the source are stored once for all workers (pickle protocol 5,
-out-of-band) and mapped copy-on-write: writable, private, and shared until written to. The
-pickle is made by the trainer for its own workers and never read from a file. What a module of the
-user's looks at when it is imported (arguments, search path, working directory, environment) is the
-trainer's at this moment.
-Relies on: the source being picklable; `pack` names the attribute that is not.
+out-of-band) and mapped copy-on-write: writable, private, and shared until written to. The pickle is
+made by the trainer for its own workers and never read from a file. Modules imported by a worker see
+the trainer's arguments, search path, working directory and environment.
+Relies on: the source being picklable; otherwise the error of `pack` names the attribute.
 """
 
 from __future__ import annotations
@@ -43,19 +42,19 @@ _LIBRARIES = {"feedline", "torch", "torchvision", "timm", "numpy", "PIL", *sys.s
 def pack(
     source: AnySource, resources: SharedResources, *, runs_user_code: bool = False
 ) -> list[memoryview | bytes]:
-    """The parts of a shipment, to be laid one after another by `lay`.
+    """Pickle a source. Return the parts of the payload, for `lay`.
 
     Args:
-        source: what is sent.
-        resources: receives the descriptors that workers need to unpack it; open as long as workers
-            start.
-        runs_user_code: code of the user's runs in workers, so they import the user's script first,
-            for what it sets at its top level. Otherwise they do if the source needs any module
-            besides feedline's and the libraries' of its pipelines.
+        source: source to send.
+        resources: receives the descriptors that workers need to unpickle it; open as long as
+            workers start.
+        runs_user_code: user code runs in workers, so they import the user's script first, for what
+            it sets at its top level. Otherwise they do so if the source needs any module besides
+            feedline's and the libraries of its pipelines.
 
     Raises:
-        UsageError: something in the source cannot be pickled; names it. Or it needs the user's
-            script, which is in no file.
+        UsageError: something in the source cannot be pickled; the message names it. Or it needs the
+            user's script, which has no file.
     """
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
@@ -78,15 +77,15 @@ def pack(
     if pickler.copied:
         warnings.warn(
             f"{len(pickler.copied)} tensors of the dataset cannot be shared with worker processes: "
-            f"{pickler.copied[0]}. Each worker has a copy of them, and sees no later change. Use "
-            "fewer, larger tensors, or call share_memory_() on those that have to be shared",
+            f"{pickler.copied[0]}. Each worker has its own copy and does not see later changes. "
+            "Use fewer, larger tensors, or call share_memory_() on those that must be shared",
             stacklevel=2,
         )
     return [head.getvalue(), file.getvalue(), *[buffer.raw() for buffer in buffers]]
 
 
 def _dump(value: object) -> None:
-    """Pickle a value as `pack` does, to find out if that is possible."""
+    """Pickle a value like `pack`, to test whether that is possible."""
     resources = SharedResources()
     try:
         with resources.pickling():
@@ -97,13 +96,13 @@ def _dump(value: object) -> None:
 
 
 def size_bytes(parts: Sequence[memoryview | bytes]) -> int:
-    """Bytes that a shipment takes."""
+    """Size of a payload in bytes."""
     head = _COUNT.size * (1 + len(parts))
     return align(head, LINE_BYTES) + sum(align(len(part), LINE_BYTES) for part in parts)
 
 
 def lay(parts: Sequence[memoryview | bytes], block: NDArray[np.uint8]) -> None:
-    """Write a shipment into a block of at least `size_bytes(parts)` bytes."""
+    """Write a payload into a block of at least `size_bytes(parts)` bytes."""
     head = _COUNT.pack(len(parts)) + b"".join(_COUNT.pack(len(part)) for part in parts)
     offset = 0
     for part in (head, *parts):
@@ -112,11 +111,11 @@ def lay(parts: Sequence[memoryview | bytes], block: NDArray[np.uint8]) -> None:
 
 
 def unpack(block: NDArray[np.uint8], descriptors: Sequence[int]) -> AnySource:
-    """Open a shipment in a worker. The source's arrays stay where they are, in `block`.
+    """Unpickle a payload in a worker. The source's arrays stay where they are, in `block`.
 
     Args:
-        block: what was laid.
-        descriptors: those of the shipment's resources, in this process; closed here.
+        block: block written by `lay`.
+        descriptors: descriptors of the payload's resources, in this process; closed here.
     """
     with inherited(descriptors):
         return _unpacked(block)
@@ -146,16 +145,15 @@ def _unpacked(block: NDArray[np.uint8]) -> AnySource:
         if "_main__'" not in str(error):
             raise
         raise AttributeError(
-            f"{error}: it is in your script, which workers import without what stands under "
-            '`if __name__ == "__main__"`, and cannot import from python -c or a notebook. Put it '
-            "into a module of its own, or at the top of the script, or use "
-            'start_method="fork" (Linux)'
+            f"{error}: it is defined in your script, which workers import without the code under "
+            '`if __name__ == "__main__"`, and cannot import from python -c or a notebook. Move it '
+            'to a module or to the top level of the script, or use start_method="fork" (Linux)'
         ) from error
     return source
 
 
 def _take_over(environment: dict[str, str]) -> None:
-    """Have the trainer's environment, but for what is a worker's own."""
+    """Set the trainer's environment, except for a worker's own variables."""
     for name in os.environ.keys() - environment.keys() - WORKER_ENVIRONMENT.keys():
         del os.environ[name]
     for name in environment.keys() - WORKER_ENVIRONMENT.keys():
@@ -163,9 +161,9 @@ def _take_over(environment: dict[str, str]) -> None:
 
 
 def _use_tracker(fd: int) -> None:
-    """Use the trainer's resource tracker, as multiprocessing's own children do.
+    """Use the trainer's resource tracker, like multiprocessing's own children.
 
-    One of this process's own would remove shared memory that the process only opened.
+    Its own tracker would remove shared memory that this process has only opened.
     """
     ours: Any = resource_tracker._resource_tracker
     if ours._fd is None:
@@ -175,19 +173,19 @@ def _use_tracker(fd: int) -> None:
 
 
 def search_path() -> list[str]:
-    """Where this process looks for modules, as another process can be told it."""
+    """Module search path of this process, in a form for another process."""
     # Python passes over entries of other types, a Path say, and so must we.
     return [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
 
 
 def main_module(*, needed: bool = True) -> dict[str, Any]:
-    """How a worker finds the user's script, as multiprocessing says it; empty where there is none.
+    """Location of the user's script for a worker, in multiprocessing's form; may be empty.
 
     Args:
         needed: workers cannot start without it.
 
     Raises:
-        UsageError: it is needed, and was read from no file, so that no other process can import it.
+        UsageError: it is needed, but has no file, so other processes cannot import it.
     """
     process: Any = mp_process.current_process()
     # multiprocessing refuses while a process unpickles its arguments, of which a loader may be one.
@@ -204,17 +202,17 @@ def main_module(*, needed: bool = True) -> dict[str, Any]:
         if not needed:
             return {}
         raise UsageError(
-            f"worker processes have to import your script, and there is no file {path}: was it "
-            "read from stdin? Put it into a file, or use "
-            'start_method="fork" (Linux) or num_workers=0'
+            f"worker processes must import your script, but there is no file {path} (was it read "
+            'from stdin?). Put the code into a file, or use start_method="fork" (Linux) or '
+            "num_workers=0"
         )
     return found
 
 
 def _home(resources: SharedResources) -> dict[str, Any]:
-    """What a worker takes over before it imports anything of the user's.
+    """Settings a worker needs before it imports user code.
 
-    The fork server has none of it: it serves many crews and may be older than a change of these.
+    The fork server has none of them: it serves many pools and may be older than a change of these.
     """
     home: dict[str, Any] = {
         "authkey": mp_process.current_process().authkey,

@@ -1,11 +1,11 @@
-"""The memory of batches, in slots: each is free, being filled or being read, never two of these.
+"""Buffer slots: the memory of batches. Each slot is free, being filled or being read.
 
-Rows lie in `FixedSlots`, whole batches in `GrowingSlots`.
+Rows use `FixedSlots`, whole batches `GrowingSlots`.
 
-Guarantees: a slot that was lent comes back by itself when the last array on it is garbage, in
-whichever thread that happens; so a batch handed out is safe to keep. A process forked from the
-trainer may hold batches too, unseen: slots that were on loan at a fork are not used again, unless
-the process was feedline's own and has ended.
+Guarantees: an acquired slot is released when the last array on it is garbage, in whichever thread
+that happens; so a returned batch is safe to keep. A process forked from the trainer may hold
+batches too, unseen: slots on loan at a fork are not used again, unless the process was feedline's
+own and has ended.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SlotTooSmall(Exception):
     """A batch needs larger slots. They come with new workers: see `loader.session`.
 
     Args:
-        nbytes: what the batch needs, in bytes.
+        nbytes: size of the batch, in bytes.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -41,10 +41,10 @@ class SlotTooSmall(Exception):
 
 
 class Slots:
-    """A number of slots, handed round.
+    """A number of slots.
 
     Args:
-        slots: how many there are.
+        slots: number of slots.
     """
 
     def __init__(self, slots: int) -> None:
@@ -57,26 +57,26 @@ class Slots:
         _all.add(self)
 
     def acquire(self) -> int | None:
-        """A free slot, or None."""
+        """Acquire a free slot, or None."""
         return self._free.popleft() if self._free else None
 
     def release(self, slot: int) -> None:
-        """Give a slot back."""
+        """Release a slot."""
         self._free.append(slot)
 
     def grow(self, slots: int) -> None:
-        """Have at least so many slots; those that there are stay."""
+        """Increase the number of slots; existing ones stay."""
         more = range(self.slots, max(self.slots, slots))
         self.slots += len(more)
         self._free.extend(more)
 
     @property
     def lent(self) -> int:
-        """How many slots are on loan, or kept by a child."""
+        """Number of slots on loan, or held by a child process."""
         return len(self._loans) + len(self._late)
 
     def lend_bytes(self, slot: int, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """A slot's memory, on loan: the slot is free again when the last array on it is garbage."""
+        """Lend a slot's memory: the slot is free again when the last array on it is garbage."""
         # Numpy lets every view refer to the first array over foreign memory. A fresh one of
         # those stands for the loan, and lives exactly as long as any array or tensor on it.
         loan = np.frombuffer(memory.data, dtype=np.uint8)
@@ -92,14 +92,14 @@ class Slots:
         return loan
 
     def keep(self) -> list[int]:
-        """A child of this process now holds whatever is on loan: which slots that are."""
+        """Record that a child of this process holds the slots on loan. Return these slots."""
         slots = list(self._loans)
         for slot in slots:
             self._kept[slot] = self._kept.get(slot, 0) + 1
         return slots
 
     def let_go(self, slots: list[int]) -> None:
-        """The child is gone."""
+        """Record that the child has ended."""
         for slot in slots:
             self._kept[slot] -= 1
             if not self._kept[slot]:
@@ -109,22 +109,22 @@ class Slots:
                     self._free.append(slot)
 
     def reclaim(self) -> None:
-        """Make every slot free that is not on loan: for when none is being filled or read."""
+        """Release every slot that is not on loan, when none is being filled or read."""
         away = self._late.union(self._loans)
         self._free = deque(slot for slot in range(self.slots) if slot not in away)
 
     def close(self) -> None:
-        """Hand none out any more. What is on loan keeps its own hold of its memory."""
+        """Lend no more slots. Slots on loan keep their memory alive."""
         self._free.clear()
 
 
 class FixedSlots(Slots):
-    """Slots of rows whose size is known: of equal size, behind the board of one block.
+    """Slots of rows of a known size: of equal size, after the heartbeat table in one block.
 
     Args:
-        block: the shared memory, shape (bytes,).
+        block: shared memory, shape (bytes,).
         slot_bytes: size of a slot, a whole number of pages.
-        slots: how many there are.
+        slots: number of slots.
     """
 
     def __init__(self, block: NDArray[np.uint8], slot_bytes: int, slots: int) -> None:
@@ -134,11 +134,11 @@ class FixedSlots(Slots):
 
     @property
     def memory_bytes(self) -> int:
-        """What all slots take."""
+        """Memory of all slots."""
         return self.slots * self.slot_bytes
 
     def offset(self, slot: int) -> int:
-        """Where a slot begins in the block, in bytes."""
+        """Offset of a slot in the block, in bytes."""
         return BOARD_BYTES + slot * self.slot_bytes
 
     def _bytes(self, slot: int) -> NDArray[np.uint8]:
@@ -148,31 +148,31 @@ class FixedSlots(Slots):
     def view(
         self, slot: int, fields: tuple[Field, ...], rows: int
     ) -> tuple[NDArray[np.generic], ...]:
-        """The arrays of a batch in a slot, each of shape (rows, *field.shape)."""
+        """Arrays of a batch in a slot, each of shape (rows, *field.shape)."""
         return arrays(self._bytes(slot), fields, rows)
 
     def lend(
         self, slot: int, fields: tuple[Field, ...], rows: int
     ) -> tuple[NDArray[np.generic], ...]:
-        """The same arrays, on loan: the slot is free again when the last of them is garbage."""
+        """Lend the same arrays: the slot is free again when the last of them is garbage."""
         return arrays(self.lend_bytes(slot, self._bytes(slot)), fields, rows)
 
     def close(self) -> None:
-        """Let go of the memory: what is on loan keeps its own hold of it."""
+        """Release the memory; slots on loan keep it alive."""
         super().close()
         self._block = np.empty(0, np.uint8)
 
 
 class GrowingSlots(Slots):
-    """Slots of whole batches whose size is not known ahead: their memory grows where it must.
+    """Slots of whole batches of unknown size: their memory grows on demand.
 
-    A slot begins with no memory. The worker that finds a batch too large for its slot makes memory
-    that is large enough, and sends it along with its report; from then on that is the slot's. So
-    every batch arrives, and after the first few none is copied. Descriptors and memory are bounded
-    by the number of slots. Without memfd a batch comes by a pipe and is private.
+    A slot begins without memory. If a batch is too large for its slot, the worker allocates memory
+    and sends it with its report; from then on it is the slot's. So every batch arrives, and after
+    the first few none is copied. Descriptors and memory are bounded by the number of slots. Without
+    memfd a batch comes through a pipe and is private.
 
     Args:
-        slots: how many there are.
+        slots: number of slots.
     """
 
     def __init__(self, slots: int) -> None:
@@ -181,32 +181,32 @@ class GrowingSlots(Slots):
         self._private: dict[int, NDArray[np.uint8]] = {}  # came by a pipe, for this batch only
 
     def grow(self, slots: int) -> None:
-        """Have at least so many slots; new ones begin with no memory, as all did."""
+        """Increase the number of slots; new ones begin without memory."""
         self._memory += [None] * (slots - self.slots)
         super().grow(slots)
 
     @property
     def memory_bytes(self) -> int:
-        """What the slots have by now."""
+        """Current memory of the slots."""
         return sum(memory.nbytes for memory in self._memory if memory is not None)
 
     def memory(self, slot: int) -> int:
-        """The descriptor of a slot's memory; -1 where it has none yet."""
+        """Descriptor of a slot's memory; -1 if it has none yet."""
         memory = self._memory[slot]
         return -1 if memory is None else memory.fd
 
     def adopt(self, slot: int, memory: Memfd) -> None:
-        """Take what a worker made for a slot; what the slot had goes with its last reader."""
+        """Use a worker's new memory for a slot; the last reader frees the previous memory."""
         before, self._memory[slot] = self._memory[slot], memory
         if before is not None:
             before.close()
 
     def put(self, slot: int, data: NDArray[np.uint8]) -> None:
-        """Take a batch that came by a pipe."""
+        """Store a batch that came through a pipe."""
         self._private[slot] = data
 
     def write(self, slot: int, data: bytes) -> None:
-        """Lay bytes at the head of a slot, for a worker to read before it writes there."""
+        """Write bytes at the head of a slot, which a worker reads before it writes there."""
         memory = self._memory[slot]
         if memory is None or memory.nbytes < len(data):
             memory = Memfd.create(len(data))
@@ -214,7 +214,7 @@ class GrowingSlots(Slots):
         memory.array[: len(data)] = np.frombuffer(data, np.uint8)
 
     def view(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
-        """The first `nbytes` bytes of a slot."""
+        """First `nbytes` bytes of a slot."""
         private = self._private.get(slot)
         if private is not None:
             return private[:nbytes]
@@ -222,7 +222,7 @@ class GrowingSlots(Slots):
         return np.empty(0, np.uint8) if memory is None else memory.array[:nbytes]
 
     def lend(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
-        """The same, on loan: the slot is free again when the last array on it is garbage."""
+        """Lend the same bytes: the slot is free again when the last array on it is garbage."""
         view = self.view(slot, nbytes)
         if self._private.pop(slot, None) is not None:
             super().release(slot)
@@ -230,12 +230,12 @@ class GrowingSlots(Slots):
         return self.lend_bytes(slot, view)
 
     def release(self, slot: int) -> None:
-        """Give a slot back."""
+        """Release a slot."""
         self._private.pop(slot, None)
         super().release(slot)
 
     def close(self) -> None:
-        """Let go of the memory: what is on loan keeps its own hold of it."""
+        """Release the memory; slots on loan keep it alive."""
         super().close()
         self._private.clear()
         for slot, memory in enumerate(self._memory):
@@ -245,7 +245,7 @@ class GrowingSlots(Slots):
 
 
 class OwnFork:
-    """A fork, within a `with`, of a process whose end is known: what it holds comes back then."""
+    """Context manager for a fork of a process whose end will be known and frees its slots."""
 
     _under_way: ClassVar[OwnFork | None] = None
 
@@ -260,14 +260,14 @@ class OwnFork:
         OwnFork._under_way = None
 
     def ended(self) -> None:
-        """The process is gone."""
+        """Record that the process has ended."""
         held, self._held = self._held, []
         for slots, numbers in held:
             slots.let_go(numbers)
 
     @classmethod
     def tell_all(cls) -> None:
-        """A fork has happened, feedline's own or any other."""
+        """Record a fork, by feedline or not."""
         for slots in list(_all):
             numbers = slots.keep()
             if cls._under_way is not None:

@@ -1,9 +1,9 @@
-"""Workers from the fork server, all reading one socket. Linux.
+"""Worker pool forked by the fork server, all workers reading one socket. Linux.
 
-Guarantees: pieces go to whichever worker is free, with no process of the trainer in between;
-a dead worker's piece is known exactly (see `worker.claim_lock`); the death of the fork server
-itself is one more death, after which everything outstanding is redone by new workers.
-Relies on: SEQPACKET sockets, memfd, record locks that the kernel returns at death.
+Guarantees: tasks go to whichever worker is free, without the trainer in between; a dead worker's
+task is known exactly (see `worker.claim_lock`); the death of the fork server counts as one more
+death, after which new workers repeat everything outstanding.
+Relies on: SEQPACKET sockets, memfd, record locks that the kernel releases at death.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ __all__ = ["SocketCrew"]
 
 _LOCK_DEADLINE_S = 5.0
 _FORKED_BESIDE_THREADS = (
-    "The workers were forked while the training process ran other threads, and a lock that such a "
-    'thread held stays locked in them: try multiprocessing_context="forkserver"'
+    "The workers were forked while the training process ran other threads, and a lock held by such "
+    'a thread stays locked in them: try multiprocessing_context="forkserver"'
 )
 
 
 class SocketCrew(ProcessCrew):
-    """A crew of workers that a fork server forks.
+    """Worker pool forked by a fork server.
 
     Args:
-        source: makes what is asked for; pickled here, once, unless it goes by fork.
-        slots_bytes: memory for all slots.
+        source: makes rows or batches; pickled here, once, unless it is forked.
+        slots_bytes: memory of all slots.
         preload: modules that the fork server imports.
         runs_user_code: see `shipment.pack`.
-        forked: the fork server is a fork of this process, with the source as it is now.
+        forked: the fork server is a fork of this process, with the current source.
 
     Raises:
-        UsageError: the source cannot be pickled, and does not go by fork.
-        ResourceError: the memory cannot be had.
+        UsageError: the source cannot be pickled, and is not forked.
+        ResourceError: not enough memory.
     """
 
     shares_memory = True
@@ -90,7 +90,7 @@ class SocketCrew(ProcessCrew):
             undo.pop_all()
 
     def _connect(self) -> CrewSockets:
-        """New sockets and a fork server at their other end."""
+        """Create sockets and connect a fork server to them."""
         if self._by_fork is None:
             return CrewSockets(server.hold(self, self._preload), self._fds)
         self._release_server()
@@ -100,7 +100,7 @@ class SocketCrew(ProcessCrew):
         return CrewSockets(self._forked, self._fds)
 
     def _release_server(self) -> None:
-        """Need the fork server no more."""
+        """Release the fork server."""
         if self._by_fork is None:
             server.let_go(self)
         elif self._forked is not None:
@@ -108,11 +108,11 @@ class SocketCrew(ProcessCrew):
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the live workers; of one that has reported something it is known."""
+        """Process ids of the live workers; known for every worker that has reported."""
         return [pid for pid in self._workers.values() if pid]
 
     def resize(self, workers: int) -> None:
-        """Grow or shrink to so many workers. Those that leave finish their piece first."""
+        """Set the number of workers. Workers that leave finish their task first."""
         self._set_target(workers)
         self._fork_missing()
         for _ in range(len(self._workers) - len(self._leaving) - workers):
@@ -132,7 +132,7 @@ class SocketCrew(ProcessCrew):
             self._sockets.command(do="fork", seat=seat, workers=self._target)
 
     def submit(self, task: Task) -> bool:
-        """Queue a task; False where there is no room now. Never blocks."""
+        """Queue a task; False if the queue is full. Never blocks."""
         try:
             self._sockets.send(task)
         except BlockingIOError:
@@ -141,7 +141,7 @@ class SocketCrew(ProcessCrew):
         return True
 
     def wait(self, timeout_s: float) -> list[Report | Death]:
-        """What has happened; blocks until something has, or for `timeout_s` at most."""
+        """Return new events; blocks until there is one, or for `timeout_s` at most."""
         if not self._news:
             has_news = self._sockets.wait(timeout_s)
             self._read_reports()
@@ -164,7 +164,7 @@ class SocketCrew(ProcessCrew):
                 self._learn_pids()
 
     def _learn_pids(self) -> None:
-        """From the board: the fork server may tell them later than a worker its first report."""
+        """Read process ids from the heartbeat table, before the fork server reports them."""
         for seat, pid in self._workers.items():
             self._workers[seat] = pid or int(self._board[seat, PID])
 
@@ -189,11 +189,11 @@ class SocketCrew(ProcessCrew):
         self._fork_missing()
 
     def _lost_with_a_worker(self) -> set[int]:
-        """The piece that a dead worker took and did not finish, if any; taken off the books.
+        """Find the unfinished task of a dead worker, if any, and remove it.
 
-        What was submitted and is not back is in the queue, on a live worker's line of the
-        board, in the results, or lost. No worker can be between queue and board while we hold
-        the claim lock; and a piece that leaves the board later is in the results by then.
+        An outstanding task is in the queue, on a live worker's line of the heartbeat table, in the
+        results, or lost. No worker can be between queue and table while we hold the claim lock; and
+        a task that leaves the table later is in the results by then.
         """
         try:
             with claim_lock(self._block_fd, _LOCK_DEADLINE_S):
@@ -201,8 +201,8 @@ class SocketCrew(ProcessCrew):
                 on_board = {int(self._board[seat, PIECE]) for seat in self._workers}
         except TimeoutError:
             raise WorkerError(
-                f"a worker has held the queue for {_LOCK_DEADLINE_S:.0f} s; is one of "
-                f"{self.pids} stopped (SIGSTOP)? Continue or kill it"
+                f"a worker has held the task queue for {_LOCK_DEADLINE_S:.0f} s; one of "
+                f"{self.pids} may be stopped (SIGSTOP). Continue or kill it"
             ) from None
         self._read_reports()
         lost = set(self._held) - set(queued) - on_board
@@ -214,7 +214,7 @@ class SocketCrew(ProcessCrew):
         return lost
 
     def recall(self) -> list[int]:
-        """Take back the pieces that no worker has begun; their ids."""
+        """Cancel the tasks that no worker has started. Return their ids."""
         recalled = []
         for id in self._sockets.drain():
             if id in self._leaving:
@@ -225,7 +225,7 @@ class SocketCrew(ProcessCrew):
         return recalled
 
     def kill(self, seat: int, why: str) -> None:
-        """Kill a worker; its `Death` will say why."""
+        """Kill a worker; its `Death` contains the reason."""
         self._killed[seat] = why
         self._sockets.command(do="kill", seat=seat)
 
@@ -244,8 +244,8 @@ class SocketCrew(ProcessCrew):
         self._fork_missing()
 
     def _start_over(self) -> None:
-        """The fork server is gone, and its workers with it: begin again with another."""
-        how = "lost with the fork server, which died"
+        """Start again with another fork server after the first ended together with its workers."""
+        how = "lost because the fork server died"
         reports, self._news = self._news, []  # what has been reported stays reported
         lost = tuple(id for id in self._held if id not in self._leaving)
         self._count_death(how)
@@ -253,7 +253,7 @@ class SocketCrew(ProcessCrew):
         self._news = [*reports, Death(how, lost)]
 
     def close(self) -> None:
-        """End all workers and free all they used. No process is left when this returns."""
+        """End all workers and free all resources. No process is left when this returns."""
         self._closing = True
         try:
             self._sockets.hang_up()

@@ -1,7 +1,7 @@
-"""Memory for one batch, taken bit by bit while it is packed.
+"""Memory for one batch, allocated in parts while it is packed.
 
-Guarantees: what is taken stays where it is until `close`; there is always more. What fits into
-the memory at hand is written there once; only what does not is copied at the end.
+Guarantees: allocated parts stay where they are until `close`; there is always more. Parts that fit
+into the existing memory are written there once; only the others are copied at the end.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _HEADROOM = 8  # batches that vary in size get an eighth more, so that few of th
 
 
 class Space:
-    """A batch's memory while it is being packed.
+    """Memory of a batch while it is packed.
 
     Args:
-        memory: what is there, shape (bytes,); may be empty.
+        memory: existing memory, shape (bytes,); may be empty.
     """
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
@@ -31,7 +31,7 @@ class Space:
         self.used = 0
 
     def take(self, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
-        """So many bytes, on cache lines of their own: where they begin, and the bytes."""
+        """Allocate bytes on their own cache lines. Return their offset and the bytes."""
         start = align(self.used, LINE_BYTES)
         self.used = start + nbytes
         if self.used <= len(self._memory):
@@ -41,7 +41,7 @@ class Space:
         return start, part
 
     def where(self, address: int) -> int | None:
-        """Where an address lies in what was taken; None for other memory."""
+        """Offset of an address in the allocated parts; None for other memory."""
         for start, part in [(0, self._memory[: self.used]), *self._beyond]:
             within = address - part.ctypes.data
             if 0 <= within < len(part):
@@ -50,11 +50,11 @@ class Space:
 
     @property
     def fits(self) -> bool:
-        """Whether all that was taken lies in the memory that was there."""
+        """True if all parts are in the existing memory."""
         return not self._beyond
 
     def move(self, make: Callable[[int], NDArray[np.uint8]]) -> NDArray[np.uint8]:
-        """Lay all that was taken into larger memory, made by `make(bytes)`."""
+        """Copy all parts into larger memory, allocated by `make(bytes)`."""
         larger = make(align(self.used + self.used // _HEADROOM, PAGE_BYTES))
         first = min(self._beyond[0][0], len(self._memory)) if self._beyond else self.used
         larger[:first] = self._memory[:first]

@@ -1,4 +1,4 @@
-"""Which crew a platform gets."""
+"""Choice of the worker pool for a platform and start method."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ _taking = ContextVar("_taking", default=False)
 
 @contextlib.contextmanager
 def taking_arguments() -> Iterator[None]:
-    """What begins within comes with the arguments of a new process, not with its script's import.
+    """Context in which a new process receives its arguments, rather than importing its script.
 
-    multiprocessing calls both the same, and by itself starts no process before they are over.
+    multiprocessing names both states the same, and by itself starts no process before they are
+    over.
     """
     before = _taking.set(True)
     try:
@@ -56,12 +57,12 @@ def taking_arguments() -> Iterator[None]:
 
 
 def default_start_method() -> str:
-    """The best start method this platform has: "forkserver" or "spawn"."""
+    """Best start method of this platform: "forkserver" or "spawn"."""
     return "forkserver" if sys.platform == "linux" else "spawn"
 
 
 def _has_message_sockets() -> bool:
-    """True if this system has the sockets of `SocketCrew`; a sandbox may refuse them."""
+    """Return True if this system has the sockets of `SocketCrew`; a sandbox may refuse them."""
     try:
         for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET):
             end.close()
@@ -69,14 +70,15 @@ def _has_message_sockets() -> bool:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
             return True  # which is said where they are needed
         _log.warning(
-            'workers start by "spawn", slower: SEQPACKET sockets are refused here (%s)', error
+            'workers start with the slower "spawn": this system refuses SEQPACKET sockets (%s)',
+            error,
         )
         return False
     return True
 
 
 def crew_bytes(workers: int, slots_bytes: int) -> int:
-    """Memory that a crew takes, in bytes: it is not started where less is to be had."""
+    """Memory of a worker pool, in bytes; it is not started if less is available."""
     return BOARD_BYTES + slots_bytes + workers * WORKER_BYTES
 
 
@@ -89,29 +91,29 @@ def start_crew(
     preload: Sequence[str],
     runs_user_code: bool = False,
 ) -> Crew:
-    """Start the workers.
+    """Start a worker pool.
 
     Args:
         source: makes rows or whole batches.
-        slots_bytes: memory for all slots; whole batches need none here.
-        workers: how many; 0 fills in this process.
+        slots_bytes: memory of all slots; whole batches need none here.
+        workers: number of workers; 0 works in this process.
         method: "forkserver", "spawn", "fork" (the workers are forks of this process: nothing is
-            pickled, and its locks and threads are as they happen to be), or None for the
-            platform's best.
+            pickled, but its locks and threads are inherited in their current state), or None for
+            the platform's best.
         preload: modules that workers will need.
-        runs_user_code: code of the user's runs in the workers, so they import the user's script
-            first, as multiprocessing's own children do.
+        runs_user_code: user code runs in the workers, so they import the user's script first, like
+            multiprocessing's own children.
 
     Raises:
-        UsageError: an argument is out of range, the source cannot be pickled, or this process
-            is itself a worker.
-        ResourceError: the memory cannot be had.
+        UsageError: an argument is out of range, the source cannot be pickled, or this process is
+            itself a worker.
+        ResourceError: not enough memory.
     """
     method = method or default_start_method()
     if method not in _METHODS:
-        raise UsageError(f"start_method must be one of {_METHODS} or None, got {method!r}")
+        raise UsageError(f"start_method must be None or one of {_METHODS}, got {method!r}")
     if method != "spawn" and default_start_method() != "forkserver":
-        raise UsageError(f'start_method="{method}" needs Linux; leave it at None')
+        raise UsageError(f'start_method="{method}" needs Linux; use start_method=None')
     if not 0 <= workers <= MAX_SEATS:
         raise UsageError(f"num_workers must be from 0 to {MAX_SEATS}, got {workers}")
     require_memory(
@@ -125,15 +127,15 @@ def start_crew(
     beginning = getattr(process, "_inheriting", False)
     if beginning and _taking.get() and method == "spawn":
         raise UsageError(
-            "a loader with spawned workers cannot be an argument of a process: build it there, or "
-            'use start_method="forkserver", where there is one'
+            "a loader with spawned workers cannot be an argument of a process: build it in that "
+            'process, or use start_method="forkserver" if available'
         )
     if in_worker() or (beginning and not _taking.get()):
         if not importing_script():
             raise UsageError(
                 f"a loader with num_workers={workers} was built inside a worker process, by the "
-                "dataset or by a function of the loader's; workers start no workers of their own. "
-                "Build it in the training process, or with num_workers=0"
+                "dataset or a function of the loader; workers cannot start workers. Build it in "
+                "the training process, or use num_workers=0"
             )
         if beginning and process.name == WORKER_NAME:
             os._exit(UNGUARDED_STATUS)  # the trainer says it, once for all workers

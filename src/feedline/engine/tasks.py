@@ -1,10 +1,10 @@
-"""What workers are asked for: pieces of rows, or whole batches.
+"""Tasks of the workers: some rows, or whole batches.
 
-The feed queues and counts tasks; what a task is, and what its end means for a batch, is said
-here. `PieceTasks` are for a `Source` of rows, `BatchTasks` for a `BatchSource`. Both have the same
-methods: `resize` gets the slots ready for other settings, and `depth` says how many batches may be
-under way with them; `begin` divides a new flight into spans, `task` is what is sent to a worker for
-a span, `done` takes what a report says besides its failures, and `again` is what to ask for after a
+The feed queues and counts tasks; this module defines what a task is, and what its end means for a
+batch. `PieceTasks` are for a `Source` of rows, `BatchTasks` for a `BatchSource`. Both have the same
+methods: `resize` prepares the slots for other settings, and `depth` is the maximum number of
+batches in flight with them; `begin` divides a new flight into spans, `task` is the message to a
+worker for a span, `done` processes a report's data, and `again` lists the spans to repeat after a
 worker died on a row of a span; `hopeless` means that this row is given up.
 """
 
@@ -33,18 +33,18 @@ from feedline.plan.row import Field
 __all__ = ["BatchTasks", "PieceTasks", "Span", "Tasks"]
 
 Span: TypeAlias = tuple[int, int]
-"""Rows of a batch that one task is for: the first, and how many."""
+"""Rows of a batch of one task: the first, and their number."""
 
 Tasks: TypeAlias = "PieceTasks | BatchTasks"
-"""How batches are asked for."""
+"""Kind of tasks."""
 
 
 class PieceTasks:
-    """Pieces of rows.
+    """Tasks of some rows.
 
     Args:
-        slots: where they are made.
-        fields: the arrays of a row at an image size.
+        slots: slots of the batches.
+        fields: arrays of a row at an image size.
     """
 
     def __init__(
@@ -54,18 +54,18 @@ class PieceTasks:
         self._fields = fields
 
     def resize(self, settings: LiveSettings) -> None:
-        """The slots stay: their memory is allocated once, and all workers share each batch."""
+        """Do nothing: memory is allocated once, and all workers share each batch."""
 
     def depth(self, settings: LiveSettings) -> int:
-        """How many batches may be under way."""
+        """Maximum number of batches in flight."""
         return settings.depth(self.slots.slots)
 
     def begin(self, flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
-        """As many pieces as `rows_per_piece` finds right.
+        """Divide a batch as computed by `rows_per_piece`.
 
         Raises:
             SlotTooSmall: the batch is larger than a slot.
-            UsageError: the batch has other keys than numbers.
+            UsageError: the batch has keys that are not indices.
         """
         batch = flight.batch
         if batch.drawn and NO_NUMBER in batch.samples:
@@ -79,7 +79,7 @@ class PieceTasks:
         return divide(batch.rows, rows)
 
     def task(self, id: int, flight: InFlightBatch, span: Span) -> Piece:
-        """A piece."""
+        """Create a task of rows."""
         batch = flight.batch
         start, count = span
         return Piece(
@@ -97,10 +97,10 @@ class PieceTasks:
         )
 
     def done(self, flight: InFlightBatch, report: Report) -> None:
-        """The rows lie where they belong."""
+        """Do nothing: the rows are in place."""
 
     def again(self, span: Span, row: int, hopeless: bool) -> list[Span]:
-        """The row by itself, so that nothing else dies with it, and the rest apart."""
+        """The row by itself, so that nothing else is lost with it, and the other rows."""
         start, count = span
         parts = [
             (start, row - start),
@@ -111,12 +111,13 @@ class PieceTasks:
 
 
 class BatchTasks:
-    """Whole batches, one task for each.
+    """Tasks of whole batches, one each.
 
     Args:
-        slots: where they are made.
-        kept: how many batches a user may hold besides those that are under way.
-        shares_memory: whether workers can read and write them; else all goes by messages.
+        slots: slots of the batches.
+        kept: number of batches a user may hold besides those in flight.
+        shares_memory: workers can read and write the slots; otherwise everything is sent in
+            messages.
     """
 
     def __init__(self, slots: GrowingSlots, *, kept: int, shares_memory: bool) -> None:
@@ -125,12 +126,12 @@ class BatchTasks:
         self._shares_memory = shares_memory
 
     def resize(self, settings: LiveSettings) -> None:
-        """Have slots for as many batches as may be under way, and for those that are kept."""
+        """Provide slots for the maximum in flight and for those the user holds."""
         usual, asked = self._usual(settings), settings.prefetch
         self.slots.grow(usual if asked is None else max(usual, asked + self._kept))
 
     def depth(self, settings: LiveSettings) -> int:
-        """How many batches may be under way: by default as many as that takes slots for."""
+        """Maximum number of batches in flight; by default as many as slots are provided for."""
         return self._usual(settings) if settings.prefetch is None else settings.prefetch
 
     def _usual(self, settings: LiveSettings) -> int:
@@ -139,11 +140,11 @@ class BatchTasks:
         return settings.usual + self._kept
 
     def begin(self, flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
-        """One."""
+        """Return one span."""
         return [(0, flight.batch.rows)]
 
     def task(self, id: int, flight: InFlightBatch, span: Span) -> BatchTask:
-        """The whole batch."""
+        """Create a task of the whole batch."""
         batch = flight.batch
         # Pickled by this process for its own workers.
         keys = pickle.dumps(batch.asked)
@@ -165,10 +166,10 @@ class BatchTasks:
         )
 
     def done(self, flight: InFlightBatch, report: Report) -> None:
-        """The batch is in the slot's memory, in new memory, or in the report.
+        """Store the batch from the slot's memory, from new memory, or from the report.
 
         Raises:
-            ResourceError: there is no room for the new memory.
+            ResourceError: no room for the new memory.
         """
         flight.used, flight.shell = report.used, report.shell
         if report.memory >= 0:
@@ -177,34 +178,33 @@ class BatchTasks:
             self.slots.put(flight.slot, report.data)
 
     def again(self, span: Span, row: int, hopeless: bool) -> list[Span]:
-        """All of it, or nothing: who collates wants every sample."""
+        """The whole batch, or nothing: `collate_fn` needs every sample."""
         return [] if hopeless else [span]
 
 
 def _indexed(batch: Batch) -> Batch:
-    """A batch whose keys are used as indices of a list, as True and False can be.
+    """Batch whose keys are used as list indices, as True and False can be.
 
     Raises:
-        UsageError: they are no indices.
+        UsageError: they are not indices.
     """
     try:
         samples = np.array([operator.index(key) for key in cast(Any, batch.keys)], np.int64)
     except TypeError as error:
         raise UsageError(
-            f"the sampler gave {batch.keys!r} for a batch (epoch {batch.epoch}, step "
-            f"{batch.step}), and this dataset has samples by whole numbers; let the sampler "
-            "give indices"
+            f"the sampler returned {batch.keys!r} for a batch (epoch {batch.epoch}, step "
+            f"{batch.step}), but this dataset needs integer indices"
         ) from error
     return replace(batch, samples=samples)
 
 
 def _mapped(fd: int) -> Memfd:
-    """The memory behind a descriptor, which is taken over."""
+    """Map the memory of a descriptor and take ownership of it."""
     try:
         return Memfd(fd)
     except OSError as error:  # a mapping of Python's has a descriptor of its own
         os.close(fd)
         raise ResourceError(
-            f"a batch cannot be taken: {error}. If this process has no file descriptors left, "
-            "raise the limit (ulimit -n), or use fewer num_workers or a smaller prefetch_factor"
+            f"cannot receive a batch: {error}. If this process has too many open files, raise the "
+            "limit (ulimit -n), or use fewer num_workers or a smaller prefetch_factor"
         ) from error

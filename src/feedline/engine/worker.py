@@ -1,10 +1,10 @@
-"""A worker of the fork server: claim a task, do it, report it, again.
+"""Worker of the fork server: claim a task, do it, report it, repeat.
 
-All workers read one SEQPACKET socket: the kernel hands each message to exactly one of them.
-Between taking a task and writing it on the board a worker holds a record lock. The kernel
-gives that lock back when a process dies, so it cannot be left behind; and its holder
-knows that every task taken stands on the board. That is how the trainer tells exactly which
-task a dead worker held.
+All workers read one SEQPACKET socket: the kernel delivers each message to exactly one of them.
+Between receiving a task and writing it to the heartbeat table a worker holds a record lock. The
+kernel releases that lock when a process dies, so it cannot be left locked; and its holder knows
+that every received task is in the table. That is how the trainer knows exactly which task a dead
+worker held.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _ORPHAN_CHECK_S = 1.0
 
 @contextmanager
 def claim_lock(fd: int, timeout_s: float | None = None) -> Iterator[None]:
-    """Hold the lock under which tasks are taken. Per process, released by the kernel at death.
+    """Hold the lock under which tasks are received. Per process, released by the kernel at death.
 
     Args:
-        fd: of the crew's block.
-        timeout_s: how long to wait for it; None for as long as it takes.
+        fd: descriptor of the pool's block.
+        timeout_s: how long to wait for it; None waits without limit.
 
     Raises:
         TimeoutError: another process has held it for that long.
@@ -74,16 +74,16 @@ def run(
     seat: int,
     workers: int,
 ) -> None:
-    """Serve until asked to leave, until the trainer closes `tasks`, or until it is gone.
+    """Serve until asked to exit, until the trainer closes `tasks`, or until it is gone.
 
     Args:
-        tasks: pieces or batch tasks come.
-        results: reports go.
-        block_fd: the crew's block, with the board at its head.
-        source: makes what is asked for; a descriptor where it still is in its shipment.
-        resources: descriptors of that shipment's resources.
-        seat: this worker's number.
-        workers: how many there are to be.
+        tasks: socket of tasks.
+        results: socket of reports.
+        block_fd: the pool's block, with the heartbeat table at its head.
+        source: makes rows or batches; a descriptor if it is still pickled.
+        resources: descriptors of that payload's resources.
+        seat: worker id.
+        workers: number of workers.
     """
     _keep_from_children(tasks, results)
     parent = os.getppid()
@@ -129,10 +129,10 @@ def run(
 
 
 def _keep_from_children(*connections: socket.socket) -> None:
-    """Close a worker's connections in whatever it forks.
+    """Close a worker's connections in processes it forks.
 
-    The trainer waits for the results to end, which they do not while any process holds them; and
-    a child of a user's code may live on when its worker is gone.
+    The trainer waits for the results to end, which they do not while any process holds them; and a
+    child started by user code may outlive its worker.
     """
 
     def close() -> None:
@@ -143,5 +143,5 @@ def _keep_from_children(*connections: socket.socket) -> None:
 
 
 def _private(fd: int) -> NDArray[np.uint8]:
-    """Map a shipment copy-on-write, so that a source may write to its own arrays."""
+    """Map a payload copy-on-write, so that a source may write to its own arrays."""
     return np.frombuffer(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""What a worker does about a message, whatever the start method."""
+"""Dispatch of a worker's messages, for all start methods."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from feedline.trace.stage_timings import StagePage
 __all__ = ["Work", "work_for"]
 
 Work: TypeAlias = Callable[[bytes, int], Report]
-"""Takes a message and the descriptor that came with it, -1 for none."""
+"""Function of a message and its descriptor, -1 for none."""
 
 
 def work_for(
@@ -32,15 +32,15 @@ def work_for(
     seat: int,
     workers: int,
 ) -> Work:
-    """Begin as a worker.
+    """Start as a worker.
 
     Args:
-        source: makes what is asked for.
-        block: the crew's memory, shape (bytes,): where rows go, and what its time goes to is noted.
-        line: this worker's line of the board.
-        memory: where whole batches go.
-        seat: this worker's number.
-        workers: how many there are to be.
+        source: makes rows or batches.
+        block: memory of the pool, shape (bytes,), for rows and stage timings.
+        line: this worker's line of the heartbeat table.
+        memory: memory for whole batches.
+        seat: worker id.
+        workers: number of workers.
     """
     reading.show_in(line[READING : READING + 1])
     page = StagePage(pages_of(block)[seat]) if is_recording_enabled() else None

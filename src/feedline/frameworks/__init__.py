@@ -1,1 +1,1 @@
-"""What single frameworks ask of a loader; none of them is imported before it is used."""
+"""Adapters for training frameworks; none of them is imported before it is used."""

@@ -1,8 +1,8 @@
-"""Hugging Face Accelerate with feedline's workers, also where it shares the samples out itself.
+"""Hugging Face Accelerate with feedline's workers, also if Accelerate distributes the samples.
 
-Guarantees: the batches of `accelerator.prepare(loader)`, for every setting and number of processes;
-made by feedline's workers wherever the dataset is map-style.
-Relies on: Accelerate keeping the loader that its wrapper reads from as `base_dataloader`.
+Guarantees: the batches of `accelerator.prepare(loader)`, for every setting and number of processes,
+made by feedline's workers if the dataset is map-style.
+Relies on: Accelerate's wrapper storing the loader it reads from as `base_dataloader`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OURS = (
 
 
 class _Inner(DataLoader[Any]):
-    """What a wrapper of Accelerate's reads from."""
+    """Loader that a wrapper of Accelerate reads from."""
 
     in_a_wrapper = True
 
@@ -43,7 +43,7 @@ class _Inner(DataLoader[Any]):
 
 
 def _in_place_of(stock: TorchDataLoader[Any], loader: DataLoader[Any]) -> _Inner:
-    """A loader of a stock one's parts, with what only feedline has as another has it."""
+    """Build a loader from a torch loader's parts, with the feedline settings of another."""
     options = {name: getattr(stock, name) for name in _TORCHS}
     options |= {name: getattr(loader, name) for name in _OURS}
     if stock.batch_sampler is not None and not isinstance(stock.sampler, BatchSampler):
@@ -54,18 +54,18 @@ def _in_place_of(stock: TorchDataLoader[Any], loader: DataLoader[Any]) -> _Inner
 
 
 def prepare(accelerator: Any, loader: DataLoader[Any]) -> Any:
-    """Prepare a loader, as `accelerator.prepare(loader)` does, with feedline's workers.
+    """Prepare a loader like `accelerator.prepare(loader)`, with feedline's workers.
 
     Args:
         accelerator: an `accelerate.Accelerator`.
         loader: a feedline.DataLoader.
 
     Returns:
-        The loader itself, where feedline shares its samples out; else Accelerate's own wrapper, to
-        be used like any other prepared loader.
+        The loader itself if feedline distributes its samples over ranks; otherwise Accelerate's
+        wrapper, to be used like any other prepared loader.
 
     Raises:
-        UsageError: it is no feedline.DataLoader, or Accelerate has no place for it.
+        UsageError: it is not a feedline.DataLoader, or Accelerate's wrapper cannot use one.
 
     Example:
         >>> accelerator = Accelerator()                                           # doctest: +SKIP
@@ -74,8 +74,8 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> Any:
     """
     if not isinstance(loader, DataLoader):
         raise UsageError(
-            f"a feedline.DataLoader is prepared here, and this is a {type(loader).__name__}; pass "
-            "it to accelerator.prepare"
+            f"prepare expects a feedline.DataLoader, got {type(loader).__name__}; pass it to "
+            "accelerator.prepare instead"
         )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", BUILDS_STOCK, RuntimeWarning)
@@ -85,8 +85,8 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> Any:
         return prepared
     if type(stock) is not TorchDataLoader:
         raise UsageError(
-            f"Accelerate made a {type(prepared).__name__} over a {type(stock).__name__}, in which "
-            "there is no place for feedline's workers; use accelerator.prepare"
+            f"Accelerate made a {type(prepared).__name__} over a {type(stock).__name__}, which "
+            "cannot use feedline's workers; use accelerator.prepare instead"
         )
     accelerator.skip_first_batches = SkipFirstBatches(accelerator)
     prepared.base_dataloader = _in_place_of(stock, loader)
@@ -94,12 +94,12 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> Any:
 
 
 def tracker(accelerator: Any) -> Callable[[dict[str, float]], None]:
-    """What `feedline.watch(loader, metrics=...)` tells its figures, for Accelerate's trackers.
+    """Create a `metrics=` function for `feedline.watch` that logs to Accelerate's trackers.
 
     The step of each figure is the number of batches so far. Accelerate logs on its main process.
 
     Args:
-        accelerator: an `accelerate.Accelerator` whose trackers were begun by `init_trackers`.
+        accelerator: an `accelerate.Accelerator` after `init_trackers`.
 
     Example:
         >>> loader = accelerator.prepare(loader)                                  # doctest: +SKIP

@@ -1,10 +1,10 @@
-"""A Lightning callback that records where the time of a training goes.
+"""Lightning callback that records how a training spends its time.
 
-Guarantees: nothing about the training changes. Where the record fails, that is logged, and the
-training goes on. A feedline.DataLoader keeps its own record, which is the run then.
-Relies on: Lightning's hooks. Between a batch's end and the next one's start Lightning asks for the
-batch and copies it to the device, and runs the hooks of others: all this counts as waiting.
-Validation in between counts as computing.
+Guarantees: the training is not changed. If recording fails, that is logged, and the training
+continues. With a feedline.DataLoader, the run is the loader's own record.
+Relies on: Lightning's hooks. Between the end of a batch and the start of the next, Lightning
+requests the batch, copies it to the device and runs other hooks: all of this counts as data wait.
+Validation in between counts as compute.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = ["WatchCallback"]
 
 
 class WatchCallback(Callback):
-    """Records a training of Lightning's.
+    """Records a Lightning training.
 
     Args:
-        run: a folder for the run; likewise
-        trace: and
-        panel: as `feedline.watch` takes them.
-        metrics: is called with the run's figures; None gives them to the trainer's loggers.
-        every_s: how many seconds lie between two calls of it.
+        run: folder for the run, as in `feedline.watch`.
+        trace: trace file, as in `feedline.watch`.
+        panel: live panel, as in `feedline.watch`.
+        metrics: function called with the run's figures; None logs them to the trainer's loggers.
+        every_s: seconds between two calls of it.
 
     Example:
         >>> watch = WatchCallback(run="runs/today")                             # doctest: +SKIP
@@ -74,14 +74,14 @@ class WatchCallback(Callback):
 
     @property
     def run(self) -> Run:
-        """What is known of the run so far."""
+        """Record of the run so far."""
         if self._steps is not None and self._steps.clock is not None:
             with contextlib.suppress(Exception):  # the device is gone
                 self._steps.clock.settle()
         return self.recorder.run()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """The loaders are known."""
+        """Start recording the trainer's loaders."""
         loader = trainer.train_dataloader
         if isinstance(loader, DataLoader):
             self._own, self.recorder = loader, loader.recorder
@@ -98,7 +98,7 @@ class WatchCallback(Callback):
         self._outlets.open(self.recorder)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """A pass begins."""
+        """Start a pass."""
         if self._source is not None:
             self._steps = StepWatch(
                 self.recorder, self._source.number, time.monotonic_ns(), trainer.current_epoch
@@ -108,7 +108,7 @@ class WatchCallback(Callback):
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        """A batch is there."""
+        """Note that a batch has arrived."""
         if self._steps is not None:
             self._steps.got(batch, self._asked_ns)
         if self._outlets is not None:
@@ -117,11 +117,11 @@ class WatchCallback(Callback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """The next one will be asked for."""
+        """Note that the next batch will be requested."""
         self._ask()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Training goes on; what was between counts as computing."""
+        """Continue after validation, which counts as compute."""
         self._ask()
 
     def _ask(self) -> None:
@@ -129,11 +129,11 @@ class WatchCallback(Callback):
             self._asked_ns = self._steps.asked()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """The pass is over."""
+        """End the pass."""
         self._end("exhausted")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The training breaks off."""
+        """End the record after an error."""
         self._end("raised")
 
     def _end(self, how: str) -> None:

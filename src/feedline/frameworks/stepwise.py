@@ -1,9 +1,9 @@
-"""A loader behind the face of a stock one, for frameworks that take stock loaders apart.
+"""Adapter to torch's DataLoader, for frameworks that rebuild loaders from their parts.
 
-Guarantees: another torch DataLoader that is built from this one's dataset and batch sampler,
-as skip_first_batches of Accelerate builds one, still gives the inner loader's own batches, each
-asked for by epoch and step.
-Relies on: those who take it apart passing on what the batch sampler yields, in one process.
+Guarantees: a torch DataLoader built from this one's dataset and batch sampler (e.g. by
+skip_first_batches of Accelerate) still yields the inner loader's batches, requested by epoch and
+step.
+Relies on: the framework passes on what the batch sampler yields, in one process.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Place = tuple[int, int]  # epoch, step
 
 
 class Stepwise(torch.utils.data.DataLoader[Any]):
-    """A loader whose batches can be skipped without being made.
+    """Loader whose batches can be skipped without being made.
 
-    For `transformers.Trainer`: let `get_train_dataloader` return `Stepwise(loader)`, and a run
-    that resumes in the middle of an epoch goes on with the batch that comes next.
+    For `transformers.Trainer`: return `Stepwise(loader)` from `get_train_dataloader`, and a run
+    that resumes within an epoch continues with the next batch.
 
     Args:
-        loader: a feedline.DataLoader that makes its own order, by `seed` or a schedule.
+        loader: a feedline.DataLoader with its own order, from `seed` or a schedule.
 
     Raises:
         UsageError: its order is drawn from samplers.
@@ -37,8 +37,8 @@ class Stepwise(torch.utils.data.DataLoader[Any]):
     def __init__(self, loader: Any) -> None:
         if loader.plan is None:
             raise UsageError(
-                "Stepwise asks for batches by epoch and step, and this loader draws its order from "
-                "samplers; give the loader a seed or a schedule, or use "
+                "Stepwise needs batches by epoch and step, but this loader draws its order from "
+                "samplers; set seed= or schedule= on the loader, or use "
                 "feedline.frameworks.accelerate.prepare(accelerator, loader)"
             )
         self._loader = loader
@@ -65,13 +65,13 @@ class Stepwise(torch.utils.data.DataLoader[Any]):
         """What an Accelerator does to each loader it keeps."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` what the next iteration runs."""
+        """Set the epoch of the next iteration."""
         assert isinstance(self.batch_sampler, _Places)
         self.batch_sampler.set_epoch(epoch)
 
 
 class _Places:
-    """The places of an epoch's batches, in order; every iteration is an epoch."""
+    """Places of an epoch's batches, in order; every iteration is an epoch."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -79,7 +79,7 @@ class _Places:
 
     @property
     def batch_sampler(self) -> _Places:
-        """Itself: transformers looks for set_epoch one level below what it was given."""
+        """Itself: transformers looks for set_epoch one level below the object it was given."""
         return self
 
     def __len__(self) -> int:
@@ -96,7 +96,7 @@ class _Places:
 
 
 class _Made:
-    """The batches of a loader by their places; cheap in order, at the cost of a seek elsewhere."""
+    """Batches of a loader by their places; cheap in order, at the cost of a seek otherwise."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader

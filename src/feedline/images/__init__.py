@@ -1,1 +1,1 @@
-"""Folders of images: which files, their pixels, the part that is wanted, in rows of a batch."""
+"""Image folders: files, decoding, crops, and rows of a batch."""

@@ -1,4 +1,4 @@
-"""Images that are decoded already, as a source of rows: one array, in memory or in a file.
+"""Images decoded in advance, as a source of rows: one array, in memory or in a file.
 
 Guarantees: those of `rows` and `array_store`.
 """
@@ -20,22 +20,22 @@ __all__ = ["ImageArray"]
 
 
 class ImageArray(ImageSource[ArrayStore]):
-    """Decoded images of one size in one array, e.g. a smaller copy of a whole set.
+    """Decoded images of one size in one array, e.g. a smaller copy of a dataset.
 
     A row is "image", uint8 (size, size, 3), and "label", of the labels' dtype and shape.
 
     Args:
-        images: uint8 (n, height, width, 3), RGB, C-contiguous; or the path of an .npy file that
-            holds it, which is mapped and may be larger than memory.
+        images: uint8 (n, height, width, 3), RGB, C-contiguous; or the path of an .npy file with
+            such an array, which is memory-mapped and may be larger than memory.
         labels: numbers (n, ...), or the path of an .npy file of them. Whole numbers of shape (n,)
-            become int64, e.g. class numbers; all others keep their dtype and shape, e.g. float32
-            (n, 4) for boxes or bool (n, classes) for several labels an image.
-        transform: which part of an image becomes the row: `TrainCrop()`, the default, or
-            `EvalCrop()`, or another transform, as of `ImageFolder`. It does not change labels.
+            become int64, e.g. class indices; all others keep their dtype and shape, e.g. float32
+            (n, 4) for boxes or bool (n, classes) for multi-label.
+        transform: crop, `TrainCrop()` (default) or `EvalCrop()`, or another transform, as in
+            `ImageFolder`. Does not change labels.
 
     Raises:
-        DatasetError: a file is missing or is no .npy file.
-        UsageError: an array has another shape or dtype; says which.
+        DatasetError: a file is missing or is not an .npy file.
+        UsageError: an array has a wrong shape or dtype; the message names it.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class ImageArray(ImageSource[ArrayStore]):
 
     @property
     def path(self) -> str | None:
-        """The file of the images; None where they are in memory."""
+        """File of the images; None if they are in memory."""
         return self.store.path
 
     def transform_identity(self) -> str:
-        """What decides how an image becomes a row, in words: the same in every process."""
+        """Description of everything that determines a row's pixels: equal in every process."""
         return without_addresses(repr(self.transform))
 
     def __repr__(self) -> str:

@@ -1,9 +1,10 @@
-"""An image's way through crops, resizes, pads and flips, folded into one: what is shown of what.
+"""Crops, resizes, pads and flips of an image, folded into one mapping from source to visible
+pixels.
 
-Guarantees: pure geometry, each direction for itself; the same pixels are shown that the moves show
-one after another, and the same are looked at by a resize.
+Guarantees: pure geometry, independent in each direction; the visible pixels are those of the moves
+one after another, and a resize uses the same source pixels.
 
-Relies on: at most one resize, and no pad before it; `resample_filter` for how far a filter looks.
+Relies on: at most one resize, and no padding before it; `resample_filter` for the filter's reach.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ __all__ = ["Axis", "Canvas"]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One direction of an image on its way.
+    """One direction of an image.
 
-    Of its pixels some are resized, some of those are shown, and they stand somewhere on the canvas,
-    whose rest was padded.
+    Some of its pixels are resized, some of those are visible, and they are placed on the canvas,
+    whose rest is padding.
 
     Args:
-        first, extent: the source pixels that are resized.
-        resized: to how many.
-        mirrored: the source pixels are mirrored before they are resized.
-        start, count: which of the resized are shown.
-        flip: they are shown mirrored.
-        at: where on the canvas the first stands.
-        length: of the canvas, in pixels.
+        first, extent: source pixels that are resized.
+        resized: their number after resizing.
+        mirrored: the source pixels are mirrored before the resize.
+        start, count: visible range of the resized pixels.
+        flip: the visible pixels are mirrored.
+        at: position of the first visible pixel on the canvas.
+        length: length of the canvas, in pixels.
     """
 
     first: int
@@ -48,21 +49,21 @@ class Axis:
 
     @classmethod
     def of(cls, pixels: int) -> Axis:
-        """All of an image as it is."""
+        """The whole image, unchanged."""
         return cls(0, pixels, pixels, False, 0, pixels, False, 0, pixels)
 
     @property
     def is_resized(self) -> bool:
-        """Whether it has another number of pixels than before."""
+        """True if the number of pixels changes."""
         return self.resized != self.extent
 
     @property
     def is_mirrored(self) -> bool:
-        """Whether the last source pixel that is shown comes first."""
+        """True if the last visible source pixel comes first."""
         return self.mirrored != self.flip
 
     def crop(self, first: int, length: int) -> Axis:
-        """Keep `length` pixels of the canvas from `first` on."""
+        """Keep `length` pixels of the canvas, starting at `first`."""
         low = min(max(first - self.at, 0), self.count)
         high = max(min(first + length - self.at, self.count), low)
         start = self.start + (self.count - high if self.flip else low)
@@ -70,23 +71,23 @@ class Axis:
         return replace(self, start=start, count=high - low, at=at, length=length)
 
     def pad(self, before: int, after: int) -> Axis:
-        """Put pixels before and behind the canvas."""
+        """Add pixels before and after the canvas."""
         return replace(self, at=self.at + before, length=self.length + before + after)
 
     def mirror(self) -> Axis:
-        """Turn the canvas round."""
+        """Mirror the canvas."""
         return replace(self, at=self.length - self.at - self.count, flip=not self.flip)
 
     def resize(self, pixels: int) -> Axis:
-        """Resize the canvas, which is the image still, and has not been resized."""
+        """Resize the canvas, which must be the unpadded image and not resized yet."""
         if pixels == self.length:
             return self
-        assert not self.is_resized, "it was resized"
-        assert self.count == self.length, "it was padded"
+        assert not self.is_resized, "already resized"
+        assert self.count == self.length, "padded before the resize"
         return Axis(self.start, self.count, pixels, self.flip, 0, pixels, False, 0, pixels)
 
     def picked(self, filter: Filter) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """The source pixels that a resize to the nearest one shows, int64 (count), as they stand.
+        """Source pixels that a nearest-neighbour resize shows, int64 (count), in order.
 
         Args:
             filter: "nearest" or "nearest-exact".
@@ -101,11 +102,11 @@ class Axis:
 
     @property
     def window(self) -> int:
-        """The first of the resized that is shown, where nothing is mirrored before."""
+        """First visible resized pixel, if nothing is mirrored before the resize."""
         return self.resized - self.start - self.count if self.mirrored else self.start
 
     def span(self, filter: Filter) -> slice:
-        """Which of the pixels that are resized a weighing filter looks at for those shown."""
+        """Range of source pixels that a weighing filter needs for the visible ones."""
         if not self.is_resized:
             return slice(self.window, self.window + self.count)
         scale = self.extent / self.resized
@@ -116,45 +117,45 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Canvas:
-    """An image on its way, in both directions; each move gives another one."""
+    """An image under transformation, in both directions; each move returns a new one."""
 
     down: Axis
     across: Axis
 
     @classmethod
     def of(cls, height: int, width: int) -> Canvas:
-        """All of an image of this many pixels as it is."""
+        """A whole image of this many pixels, unchanged."""
         return cls(Axis.of(height), Axis.of(width))
 
     @property
     def size(self) -> tuple[int, int]:
-        """The height and width in pixels."""
+        """Height and width in pixels."""
         return self.down.length, self.across.length
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is shown of the image: all was padded."""
+        """True if nothing of the image is visible: all is padding."""
         return not (self.down.count and self.across.count)
 
     @property
     def is_padded(self) -> bool:
-        """Whether there is more than the image shows."""
+        """True if the canvas contains padding."""
         return (self.down.count, self.across.count) != self.size
 
     def crop(self, top: int, left: int, height: int, width: int) -> Canvas:
-        """Keep a part, which lies on the canvas."""
+        """Keep a part, which must lie on the canvas."""
         return Canvas(self.down.crop(top, height), self.across.crop(left, width))
 
     def pad(self, left: int, top: int, right: int, bottom: int) -> Canvas:
-        """Put pixels around it."""
+        """Add pixels around it."""
         return Canvas(self.down.pad(top, bottom), self.across.pad(left, right))
 
     def mirror(self) -> Canvas:
-        """Exchange left and right."""
+        """Mirror left and right."""
         return Canvas(self.down, self.across.mirror())
 
     def turn_over(self) -> Canvas:
-        """Exchange top and bottom."""
+        """Mirror top and bottom."""
         return Canvas(self.down.mirror(), self.across)
 
     def resize(self, height: int, width: int) -> Canvas:
@@ -162,7 +163,7 @@ class Canvas:
         return Canvas(self.down.resize(height), self.across.resize(width))
 
     def window(self, filter: Filter) -> Window:
-        """What is shown of all that is resized, mirrored left and right alone."""
+        """Visible part of the resized image, mirrored left and right only."""
         down, across = self.down, self.across
         flip = across.is_mirrored
         return Window(down.resized, across.resized, down.window, across.window, flip, filter)

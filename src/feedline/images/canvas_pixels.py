@@ -1,9 +1,9 @@
-"""The pixels that a canvas shows: of an image through a filter, of a mask the nearest ones.
+"""Pixels of a canvas: of an image through a filter, of a mask the nearest ones.
 
-Guarantees: no more of an image is asked for than the filter looks at; a mask's values are copied,
-never mixed, and are those that torch's nearest resize of the whole mask gives.
+Guarantees: only the pixels that the filter needs are read of an image; a mask's values are copied,
+never mixed, and are those of torch's nearest-neighbour resize of the whole mask.
 
-Relies on: `canvas` for what is shown, `resize_mode` for the pixels.
+Relies on: `canvas` for the geometry, `resize_mode` for the pixels.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ def image_on(
     mode: ResizeMode,
     colour: Colour,
 ) -> Pixels:
-    """What a canvas shows of an image.
+    """Visible pixels of an image on a canvas.
 
     Args:
-        read: gives a part of the image, uint8 (height, width, 3); None for all of it.
-        filter: of the resize.
-        mode: whose roundings it has; "pillow" or "bytes".
-        colour: of what was padded, red, green, blue.
+        read: returns a part of the image, uint8 (height, width, 3); None for all of it.
+        filter: resize filter.
+        mode: rounding, "pillow" or "bytes".
+        colour: colour of the padding: red, green, blue.
 
     Returns:
-        uint8 (height, width, 3), C-contiguous, in memory of its own.
+        uint8 (height, width, 3), C-contiguous, in new memory.
     """
     down, across = canvas.down, canvas.across
     if canvas.is_empty:
@@ -57,9 +57,10 @@ def image_on(
 
 
 def _looked_at(canvas: Canvas, read: Callable[[Part | None], Pixels], filter: Filter) -> Pixels:
-    """All that is resized, of which only what the filter looks at is read; the rest is anything.
+    """Source of the resize, of which only the pixels that the filter needs are read; the rest is
+    undefined.
 
-    So the filter's weights, and their roundings, are those of a resize of the whole.
+    So the filter's weights, and their rounding, are those of a resize of the whole.
     """
     down, across = canvas.down, canvas.across
     rows, columns = down.span(filter), across.span(filter)
@@ -75,14 +76,14 @@ def _looked_at(canvas: Canvas, read: Callable[[Part | None], Pixels], filter: Fi
 def mask_on(
     canvas: Canvas, mask: np.ndarray[Any, Any], value: float
 ) -> np.ndarray[Any, np.dtype[Any]]:
-    """What a canvas shows of a mask.
+    """Visible pixels of a mask on a canvas.
 
     Args:
-        mask: of any dtype, (..., height, width): the size of the image.
-        value: of what was padded.
+        mask: any dtype, (..., height, width), of the image's size.
+        value: value of the padding.
 
     Returns:
-        the same dtype, (..., height, width), in memory of its own.
+        the same dtype, (..., height, width), in new memory.
     """
     rows, columns = canvas.down.picked("nearest"), canvas.across.picked("nearest")
     shown = np.take(np.take(mask, rows, -2), columns, -1)
@@ -94,7 +95,7 @@ def mask_on(
 def _padded(
     shown: np.ndarray[Any, Any], canvas: Canvas, colour: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
-    """What is shown, (..., height, width, channels), where it stands on the canvas."""
+    """Visible pixels, (..., height, width, channels), placed on the canvas."""
     padded = np.empty((*shown.shape[:-3], *canvas.size, len(colour)), colour.dtype)
     if len(set(colour.tolist())) == 1:
         padded.fill(colour[0])

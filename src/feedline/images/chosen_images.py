@@ -1,8 +1,9 @@
-"""Some of the images of a source, in an order of their own.
+"""Selected images of a source, in their own order.
 
-Guarantees: sample k is that of the source whose number stands at place k, read and shown as there.
+Guarantees: sample k is the source's sample `numbers[k]`, read and transformed alike.
 
-Relies on: `chosen_store` to count, and on the source for all else: its methods are feedline's own.
+Relies on: `chosen_store` for counting, and on the source for everything else: its methods are
+feedline's own.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ __all__ = ["ChosenImages"]
 
 
 class ChosenImages(ImageSource[ChosenStore]):
-    """Some of the images of a source.
+    """Selected images of a source.
 
     Args:
         whole: the source.
-        numbers: int64 (n), which of its samples, in order.
+        numbers: int64 (n), sample indices in order.
     """
 
     def __init__(self, whole: ImageSource[Any], numbers: Numbers) -> None:
@@ -35,12 +36,12 @@ class ChosenImages(ImageSource[ChosenStore]):
         )
 
     def open(self, worker: int, workers: int) -> None:
-        """A worker begins, whose `worker_init_fn` may have set another transform."""
+        """Start a worker, whose `worker_init_fn` may have set another transform."""
         self.transform = self.whole.transform
         super().open(worker, workers)
 
     def originals(self) -> FileStore[Any]:
-        """The chosen ones of the source's files; else raises as the source does."""
+        """Selected files of the source; raises like the source."""
         return self.whole.originals().chosen(self.store.numbers)
 
     def __repr__(self) -> str:

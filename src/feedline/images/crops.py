@@ -1,10 +1,10 @@
-"""Which part of an image becomes a row: the random crop of training, the central one of testing.
+"""Crops: the random crop of training and the centre crop of evaluation.
 
-Guarantees: pure geometry on the original image's height and width, so that the same crop can
-be taken from a smaller copy of it; the same seed gives the same crop everywhere.
+Guarantees: pure geometry on the original image's height and width, so that the same crop can be
+taken from a smaller copy of it; the same seed gives the same crop everywhere.
 
-Relies on: torchvision's RandomResizedCrop.get_params, Resize and CenterCrop for the
-algorithms, their distributions and their roundings.
+Relies on: torchvision's RandomResizedCrop.get_params, Resize and CenterCrop for the algorithms,
+their distributions and their rounding.
 """
 
 from __future__ import annotations
@@ -33,23 +33,22 @@ _TRIES = 10
 
 
 class Transform(Protocol):
-    """What an image folder asks of a transform."""
+    """Protocol of an image source's transform."""
 
     def place(self, height: int, width: int, item: Item) -> Placement:
-        """Say which part of an image of (height, width) pixels becomes the row.
+        """Return the part of an image of (height, width) pixels that becomes the row.
 
-        A transform may also change the row's pixels once they are there, in a method
-        `retouch(pixels, item)`: uint8 (size, size, 3), to be changed in place, by draws that follow
-        from the item's seed alone.
+        A transform may also change the row's pixels, in a method `retouch(pixels, item)`: uint8
+        (size, size, 3), changed in place, with random draws that depend on the item's seed alone.
         """
         ...
 
 
 def wanted_side(transform: Transform, size: int) -> int:
-    """The shorter side at which an image is large enough for rows of `size` px.
+    """Shorter side of an image that is large enough for rows of `size` px.
 
-    A transform may say so in a method `wanted_side(size)`: the side at which it does not enlarge an
-    image of which it shows all that it may show. Else it is `size`.
+    A transform may define it with a method `wanted_side(size)`: the side at which it does not
+    enlarge an image that it shows completely. Otherwise it is `size`.
     """
     own = getattr(transform, "wanted_side", None)
     return size if own is None else int(own(size))
@@ -57,22 +56,25 @@ def wanted_side(transform: Transform, size: int) -> int:
 
 @dataclass(frozen=True)
 class TrainCrop:
-    """A random part of the image, resized to the row and mirrored half of the time.
+    """Random crop, resized and flipped: torchvision's RandomResizedCrop and RandomHorizontalFlip.
 
-    torchvision's RandomResizedCrop and RandomHorizontalFlip: an area and an aspect ratio are
-    drawn up to ten times until they fit into the image; else the largest central part within
-    the ratios is taken. All draws come from the item's seed.
+    An area and an aspect ratio are drawn up to ten times until the crop fits into the image;
+    otherwise the largest central crop within the ratios is used. All draws come from the item's
+    seed.
+
+    An item's strength s, 0 to 1, weakens the crop: the smallest share of the area becomes 1 - s *
+    (1 - scale[0]), but at most scale[1]. Progressive resizing uses weak augmentation at small sizes
+    (EfficientNetV2, arXiv:2104.00298, section 4).
 
     Args:
-        scale: the smallest and the largest share of the image's area.
-        ratio: the smallest and the largest width / height; drawn uniformly in its logarithm.
-        flip: the probability of mirroring left and right.
-        filter: of the resize: "bilinear", "bicubic", "lanczos", "box", "hamming", "nearest-exact"
-            (as Pillow chooses pixels) or "nearest" (as torch does); of several one is drawn.
+        scale: range of the crop's share of the image area.
+        ratio: range of the crop's width / height; drawn uniformly in its logarithm.
+        flip: probability of a horizontal flip.
+        filter: resize filter: "bilinear", "bicubic", "lanczos", "box", "hamming", "nearest-exact"
+            (Pillow's choice of pixels) or "nearest" (torch's); from several, one is drawn.
 
-    An item's strength s, 0 to 1, weakens the crop: the smallest share of the area becomes
-    1 - s * (1 - scale[0]), but no more than scale[1]. Progressive resizing wants weak
-    augmentation at small sizes (EfficientNetV2, arXiv:2104.00298, section 4).
+    Raises:
+        UsageError: an argument is out of range.
     """
 
     scale: tuple[float, float] = (0.08, 1.0)
@@ -91,7 +93,7 @@ class TrainCrop:
         if not 0 < ratio[0] <= ratio[1] < math.inf:
             raise UsageError(f"ratio must be (low, high) with 0 < low <= high, got {self.ratio!r}")
         if not (isinstance(self.flip, (int, float)) and 0 <= self.flip <= 1):
-            raise UsageError(f"flip must be a probability, 0 to 1, got {self.flip!r}")
+            raise UsageError(f"flip must be a probability from 0 to 1, got {self.flip!r}")
         several = isinstance(self.filter, (tuple, list)) and len(self.filter) > 0
         for each in self.filter if several else (self.filter,):
             _check_filter(each)
@@ -103,13 +105,13 @@ class TrainCrop:
         object.__setattr__(self, "_log_ratio", (math.log(ratio[0]), math.log(ratio[1])))
 
     def place(self, height: int, width: int, item: Item) -> Box:
-        """Draw the part of an image of (height, width) pixels for this item."""
+        """Draw the crop for an item, in an image of (height, width) pixels."""
         return self.box(height, width, Stream(item.seed), item.strength)
 
     def box(self, height: int, width: int, stream: Stream, strength: float = 1.0) -> Box:
-        """Draw a part of an image of (height, width) pixels; it lies inside the image.
+        """Draw a crop within an image of (height, width) pixels.
 
-        How many numbers are taken from the stream varies; the strength is 0 to 1, as above.
+        The number of draws from the stream varies; the strength is 0 to 1, as above.
         """
         smallest, largest = self.scale
         smallest = min(1.0 - strength * (1.0 - smallest), largest)
@@ -141,12 +143,15 @@ class TrainCrop:
 
 @dataclass(frozen=True)
 class EvalCrop:
-    """The centre of the image: torchvision's Resize(round(size / fraction)), CenterCrop(size).
+    """Centre crop: torchvision's Resize(round(size / fraction)), CenterCrop(size).
 
     Args:
-        fraction: which part of the shorter side is kept, above 0 and at most 1; 0.875 is the
-            usual 224 of 256.
-        filter: of the resize, as of `TrainCrop`, but one.
+        fraction: kept part of the shorter side, above 0 and at most 1; 0.875 is the usual 224 of
+            256.
+        filter: resize filter, one of those of `TrainCrop`.
+
+    Raises:
+        UsageError: an argument is out of range.
     """
 
     fraction: float = 0.875
@@ -159,24 +164,24 @@ class EvalCrop:
         _check_filter(self.filter)
 
     def place(self, height: int, width: int, item: Item) -> Window:
-        """Place the central square in an image of (height, width) pixels; nothing is drawn."""
+        """Place the central square in an image of (height, width) pixels; nothing is random."""
         return self.window(height, width, item.side)
 
     def window(self, height: int, width: int, size: int) -> Window:
-        """Place a central square of `size` px in an image of (height, width) pixels, resized.
+        """Place a central square of `size` px in a resized image of (height, width) pixels.
 
-        The resized image is never smaller than the square, so nothing is padded.
+        The resized image is never smaller than the square, so there is no padding.
         """
         whole = resized(height, width, self.wanted_side(size))
         return Window(*whole, *centred(*whole, size, size), False, self.filter)
 
     def wanted_side(self, size: int) -> int:
-        """The shorter side, in pixels, to which images are resized for rows of `size` px."""
+        """Shorter side, in pixels, to which images are resized for rows of `size` px."""
         return round(size / self.fraction)
 
 
 def resized(height: int, width: int, short: int) -> tuple[int, int]:
-    """The height and width of an image when its shorter side is resized to `short` px."""
+    """Height and width of an image after its shorter side is resized to `short` px."""
     # As torchvision rounds: the longer side is cut.
     if width <= height:
         return int(short * height / width), short
@@ -184,16 +189,16 @@ def resized(height: int, width: int, short: int) -> tuple[int, int]:
 
 
 def centred(height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
-    """The top and left of a central part of (rows, columns) in (height, width) pixels."""
+    """Top and left of a central part of (rows, columns) in (height, width) pixels."""
     # As torchvision rounds: the corner goes to the even neighbour.
     return round((height - rows) / 2.0), round((width - columns) / 2.0)
 
 
 def checked_transform(transform: object) -> Transform:
-    """A user's transform, or `TrainCrop()` for None.
+    """Check a user's transform; `TrainCrop()` for None.
 
     Raises:
-        UsageError: it is no transform.
+        UsageError: it is not a transform.
     """
     if transform is None:
         return TrainCrop()

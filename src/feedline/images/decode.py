@@ -1,12 +1,11 @@
-"""The bytes of an image file to RGB pixels.
+"""Decoding of image files to RGB pixels.
 
-Guarantees: JPEGs come out as libjpeg-turbo decodes them, which is what Pillow and so
-torchvision's loader give, to the last bit (`jpeg.py`); everything else comes from Pillow
-(`pillow.py`). Formats are told by their bytes, never by a file name. The pixel count in the header
-is checked before any decoding. A JPEG that ends early is an ImageError, also where an end marker
-was put behind the missing part (Pillow fills that with grey); but not where only rows above that
-are wanted, or parts between restart markers, and `_jpeg` decodes them. Any bytes give an image or
-an ImageError.
+Guarantees: JPEGs are decoded like by libjpeg-turbo, Pillow and so torchvision's loader, bit for bit
+(`jpeg.py`); everything else by Pillow (`pillow.py`). The format is detected from the bytes, never
+from the file name. The pixel count in the header is checked before any decoding. A truncated JPEG
+raises an ImageError, also if an end marker was added after the missing part (Pillow fills that with
+grey); but not if only rows above that are needed, or parts between restart markers, and `_jpeg`
+decodes them. Any bytes give an image or an ImageError.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from feedline.stores.store import Pixels
 __all__ = ["DEFAULT_MAX_PIXELS", "Decoder", "ThreadsDecoder", "checked_decoding"]
 
 DEFAULT_MAX_PIXELS = 178_956_970
-"""Twice 0.25 GiB of RGB pixels: from here on Pillow, by default, refuses an image too."""
+"""Twice 0.25 GiB of RGB pixels, Pillow's default limit."""
 
 
 def checked_decoding(decode: object, max_pixels: object) -> bool:
-    """Whether JPEGs are decoded smaller, as a user's `decode` and `max_pixels` say.
+    """Check a user's `decode` and `max_pixels`. Return True if JPEGs are decoded at a reduced size.
 
     Raises:
-        UsageError: one of them cannot be used.
+        UsageError: one of them is invalid.
     """
     if decode not in ("exact", "scaled"):
         raise UsageError(f'decode must be "exact" or "scaled", got {decode!r}')
@@ -43,8 +42,8 @@ class Decoder:
     """Decodes images one after the other, in one thread: `open`, then `read`.
 
     Args:
-        max_pixels: the most pixels that a header may announce.
-        exif: turn images upright by their Exif orientation.
+        max_pixels: maximum number of pixels in a header.
+        exif: rotate images by their Exif orientation.
     """
 
     def __init__(self, *, max_pixels: int = DEFAULT_MAX_PIXELS, exif: bool = False) -> None:
@@ -55,14 +54,14 @@ class Decoder:
         self._opened: JpegDecoder | Pixels | None = None
 
     def open(self, data: bytes) -> tuple[int, int]:
-        """Look at the bytes of a file, all of them.
+        """Open a file from all of its bytes.
 
         Returns:
             The image's height and width in pixels, upright.
 
         Raises:
-            ImageError: the bytes are no image that can be decoded, or one too large. The message
-                does not name the file, which is not known here.
+            ImageError: the bytes are not a supported image, or too large. The message does not name
+                the file, which is unknown here.
         """
         self._opened = None
         kind = sniff(data)
@@ -83,20 +82,20 @@ class Decoder:
 
     @property
     def reducible(self) -> bool:
-        """Whether the opened image can be decoded smaller: JPEGs, but for a few odd ones."""
+        """True if the opened image can be decoded at a reduced size: JPEGs, with few exceptions."""
         return self._opened is self._jpeg
 
     def read(self, by: int = 1, part: Part | None = None) -> Pixels:
         """Decode the opened image, once.
 
         Args:
-            by: 1, 2, 4 or 8, and only 1 unless it is `reducible`: the image comes out smaller by
-                that, each side rounded up.
-            part: which part of what comes out; None for all.
+            by: reduction factor, 1, 2, 4 or 8 (only 1 unless it is `reducible`); each side is
+                rounded up.
+            part: part of the result; None for all.
 
         Returns:
             uint8 of shape (height, width, 3), RGB, writable, valid until another image is opened.
-            The pixels of a row follow one another; the rows of a part need not.
+            The pixels of a row are contiguous; the rows of a part need not be.
 
         Raises:
             ImageError: the image cannot be decoded.
@@ -111,28 +110,28 @@ class Decoder:
 
 
 class ThreadsDecoder(threading.local):
-    """A decoder for each thread: `decoder` is the calling thread's own."""
+    """A decoder per thread: `decoder` is the calling thread's."""
 
     def __init__(self, *, max_pixels: int, exif: bool) -> None:
         self.decoder = Decoder(max_pixels=max_pixels, exif=exif)
 
 
 def _stranger(data: bytes) -> str:
-    """Say what a file that is no image seems to be."""
+    """Guess the real type of a file that is not an image, for the error message."""
     if not data:
-        return "the file is empty (0 bytes): an interrupted copy or download"
+        return "the file is empty (0 bytes), e.g. from an interrupted copy or download"
     head = bytes(data[:512]).lstrip().lower()
     if not any(data[:512]):
-        guess = "nothing but zeros: a copy that was never finished, or a damaged disk"
+        guess = "only zeros, e.g. an unfinished copy or a damaged disk"
     elif head.startswith((b"<!doctype", b"<html", b"<?xml", b"<svg")):
-        guess = "a web page or SVG text, as a failed download leaves"
+        guess = "a web page or SVG text, e.g. from a failed download"
     elif data[4:8] == b"ftyp":
-        guess = "HEIC, AVIF or a video, which is not read: convert it to JPEG"
+        guess = "HEIC, AVIF or a video, which are not supported: convert it to JPEG"
     elif head.startswith(b"version https://git-lfs"):
         guess = "a Git LFS pointer: run `git lfs pull`"
     else:
-        guess = f"beginning with {bytes(data[:8])!r}"
+        guess = f"starting with {bytes(data[:8])!r}"
     return (
-        "it is no image of a kind that is read (JPEG, PNG, WebP, GIF, BMP, TIFF, PPM): "
-        f"{len(data)} bytes, {guess}"
+        f"it is not a supported image (JPEG, PNG, WebP, GIF, BMP, TIFF, PPM): {len(data)} bytes, "
+        f"{guess}"
     )

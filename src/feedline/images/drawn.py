@@ -1,7 +1,7 @@
-"""Some images of a folder, drawn at random, as a folder of their own.
+"""Random sample of a folder's images, as a folder.
 
-Guarantees: the same seed draws the same images; what is sent to a process is as small as what was
-drawn, however large the folder.
+Guarantees: the same seed draws the same images; what is sent to a process is as small as the
+sample, however large the folder.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from feedline.stores.path_table import starts_of
 __all__ = ["ENOUGH_IMAGES", "drawn"]
 
 ENOUGH_IMAGES = 1000
-"""They have the mean cost of all to about 2%, and a second warms them up."""
+"""Their mean cost is within about 2% of that of all images; warming up takes a second."""
 
 
 def drawn(folder: ImageFolder, seed: int, most: int = ENOUGH_IMAGES) -> ImageFolder:
-    """Up to `most` images of a folder, each once, in random order; the classes are all of its own.
+    """Draw up to `most` images of a folder, without repetition, in random order; all classes are
+    kept.
 
     Raises:
-        UsageError: the images are of a cache.
+        UsageError: the images are from a cache.
     """
     numbers = np.random.RandomState(seed).permutation(len(folder))[:most]
     index = folder.files.paths

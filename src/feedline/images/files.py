@@ -21,7 +21,7 @@ __all__ = ["find_images", "image_files"]
 
 
 def find_images(paths: Iterable[Path]) -> list[Path]:
-    """The images that are named, and those in the folders that are named, however deep, sorted.
+    """Find the given images, and those in the given folders, recursively, sorted.
 
     Raises:
         DatasetError: a path does not exist, or there is no image.
@@ -34,17 +34,17 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
             inside = (each for each in path.rglob("*") if each.is_file())
             found += sorted(each for each in inside if each.suffix.lower() in IMAGE_EXTENSIONS)
         else:
-            raise DatasetError(f"{path}: there is no such file or folder")
+            raise DatasetError(f"{path}: no such file or folder")
     if not found:
         raise DatasetError(
-            f"there is no image in {', '.join(map(str, paths))}; images end in "
+            f"no images in {', '.join(map(str, paths))}; image names end in "
             f"{', '.join(IMAGE_EXTENSIONS)}"
         )
     return found
 
 
 def image_files(paths: Sequence[Path], transform: Transform) -> ImageFolder:
-    """Images by their paths, in this order; the label of each is 0."""
+    """Images by their paths, in this order; all labels are 0."""
     names = [os.path.abspath(path) for path in paths]
     anchors = {Path(name).anchor for name in names}
     root = anchors.pop() if len(anchors) == 1 else ""  # on several drives of Windows

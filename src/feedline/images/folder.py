@@ -1,9 +1,9 @@
 """A folder of images, or an archive or a cache of one, as a source of rows.
 
-Guarantees: those of `rows`; what fails is an ImageError that names the file, whatever is wrong
-with it; a pickle carries the index out of band.
+Guarantees: those of `rows`; any failure raises an ImageError that names the file; a pickle carries
+the index out of band.
 
-Relies on: `index` for which files, `rows` and `file_store` for the rest.
+Relies on: `index` for the list of files, `rows` and `file_store` for the rest.
 """
 
 from __future__ import annotations
@@ -36,48 +36,48 @@ __all__ = ["ImageFolder"]
 
 
 class ImageFolder(ImageSource["FileStore[FolderIndex] | ArchiveStore | CacheStore"]):
-    """The images under root/CLASS/, numbered as torchvision.datasets.ImageFolder does.
+    """Images under root/CLASS/, indexed like torchvision.datasets.ImageFolder.
 
-    A row is "image", uint8 (size, size, 3), RGB, and "label", int64, or as the cache's labels are.
+    A row is "image", uint8 (size, size, 3), RGB, and "label", int64, or the cache's label type.
 
     Args:
-        root: the folder with one sub-folder a class; or a .zip file, or a .tar file that is not
-            compressed, that holds these, or a folder in one, as "data.zip/train": images are read
-            where they lie in it. What lies where is found out once, and kept beside the archive or
-            else in $XDG_CACHE_HOME or ~/.cache. Or a cache that `build_cache` made, of whose copies
-            each phase gets the smallest that serves its image size. A cache of tar shards, or a
-            folder of class folders, may lie elsewhere: "s3://bucket/train", "https://host/train",
-            or any other protocol of fsspec's; what is fetched is kept here.
-        transform: which part of an image becomes the row: `TrainCrop()`, the default, or
-            `EvalCrop()`. Or a pipeline of torchvision's or timm's, `feedline.compile(...)`,
-            `feedline.views(...)`, or any other function of an image, RGB, of Pillow's: what that
-            makes is then in the batches, on the fast path where it is recognised.
-        decode: "exact" decodes every pixel, as torchvision does. "scaled" decodes a JPEG at
-            1/2, 1/4 or 1/8 where the part wanted still has the row's size. On 500 ImageNet
-            photographs of about 500 x 375 px its pixels differ from those of "exact" by 0.04 grey
-            levels on average at 224 px (up to 4 in an image that was reduced) and by 1.3 at
-            112 px (up to 7), and those of "exact" from torchvision's by 0.02 to 0.09; it was as
-            fast at 224 px and 1.05 times as fast at 112 px.
-        exif: turn images upright by their Exif orientation; torchvision's loader does not. A cache
-            was made with it or without it.
-        max_pixels: an image whose header announces more is an ImageError.
-        extensions: how the names of images end, e.g. (".jpg", ".gif"); None for torchvision's
-            list; with another one, sample numbers may differ from torchvision's.
-        enlarge: of a cache whose copies are all smaller than wanted, enlarge the largest ones.
-        local_dir: of a URL: where this machine keeps what was fetched; None for `feedline` in
-            $XDG_CACHE_HOME or ~/.cache.
-        local_bytes: of a URL: how much of the disk all that is kept in that folder may take; None
-            for 50 GB, and no more than half of what the disk has for it. Beyond it files that no
-            one has used for ten minutes make room; else images are not kept.
-        storage_options: of a URL: the arguments of fsspec's filesystem, such as {"anon": True} for
-            a public bucket; also "batch_size", how many requests each worker sends at a time, 32
-            if not given.
+        root: folder with one sub-folder per class; or a .zip file or uncompressed .tar file with
+            such folders, or a folder in one, e.g. "data.zip/train": images are read directly from
+            the archive, whose index is cached next to it or in $XDG_CACHE_HOME or ~/.cache. Or a
+            cache made by `build_cache`: each phase reads the smallest copies that serve its image
+            size. A cache of tar shards, or a folder of class folders, may be remote:
+            "s3://bucket/train", "https://host/train", or any other fsspec URL; fetched files are
+            kept locally.
+        transform: crop, `TrainCrop()` (default) or `EvalCrop()`. Or a torchvision or timm pipeline,
+            `feedline.compile(...)`, `feedline.views(...)`, or any other function of an RGB Pillow
+            image: batches then contain its output, and it is fused if possible.
+        decode: "exact" decodes every pixel, as torchvision does. "scaled" decodes a JPEG at 1/2,
+            1/4 or 1/8 if the crop still has the row's size. On 500 ImageNet photographs of about
+            500 x 375 px its pixels differ from those of "exact" by 0.04 grey levels on average at
+            224 px (up to 4 in an image that was reduced) and by 1.3 at 112 px (up to 7), and those
+            of "exact" from torchvision's by 0.02 to 0.09; it was as fast at 224 px and 1.05 times
+            as fast at 112 px.
+        exif: rotate images by their Exif orientation; torchvision's loader does not. Must match a
+            cache's setting.
+        max_pixels: maximum number of pixels in an image's header; a larger image raises an
+            ImageError.
+        extensions: file extensions of images, e.g. (".jpg", ".gif"); None for torchvision's list.
+            With another list, sample indices may differ from torchvision's.
+        enlarge: for a cache whose copies are all too small, enlarge the largest ones.
+        local_dir: for a URL, folder for fetched files; None for `feedline` in $XDG_CACHE_HOME or
+            ~/.cache.
+        local_bytes: for a URL, maximum disk space for all files in that folder; None for 50 GB, and
+            at most half of the available space. Above it, files unused for ten minutes are removed;
+            otherwise images are not kept.
+        storage_options: for a URL, arguments of fsspec's filesystem, e.g. {"anon": True} for a
+            public bucket; also "batch_size", the number of requests each worker sends at a time,
+            default 32.
 
     Raises:
-        DatasetError: the folder is missing, unreadable, without classes or with empty ones; the
-            archive is damaged, cut off or encrypted, or has names that lead out of it; the cache is
-            unfinished, damaged, out of reach or of a newer version.
-        UsageError: an argument cannot be used.
+        DatasetError: the folder is missing, unreadable, or has no classes or empty ones; the
+            archive is damaged, truncated or encrypted, or has names that lead out of it; the cache
+            is unfinished, damaged, unreachable or of a newer version.
+        UsageError: an argument is invalid.
     """
 
     def __init__(
@@ -131,55 +131,54 @@ class ImageFolder(ImageSource["FileStore[FolderIndex] | ArchiveStore | CacheStor
 
     @property
     def files(self) -> FileStore[FolderIndex]:
-        """The images' files.
+        """Files of the images.
 
         Raises:
-            UsageError: the images are of a cache, which has no files of the originals, or of an
-                archive, or they are at a URL.
+            UsageError: the images are in a cache, which has no original files, or in an archive, or
+                at a URL.
         """
         if isinstance(self.store, ArchiveStore):
             raise UsageError(
-                f"{self.root!r} is an archive, whose images are no files of their own, and files "
-                "are wanted here: unpack it"
+                f"{self.root!r} is an archive, but image files are needed here: unpack it"
             )
         if isinstance(self.store, RemoteImages):
             raise no_files_here(self.root)
         if isinstance(self.store, CacheStore):
             raise UsageError(
-                f"{self.root!r} is a cache, which has no original files; name(sample) says what an "
-                "image was called"
+                f"{self.root!r} is a cache, which has no original files; name(sample) returns an "
+                "image's original name"
             )
         return self.store
 
     def path(self, sample: int) -> str:
-        """The absolute path of a sample's file, to open it; odd names keep their odd bytes.
+        """Absolute path of a sample's file; undecodable bytes in names are preserved.
 
         Raises:
-            UsageError: as of `files`.
+            UsageError: as in `files`.
         """
         return os.fsdecode(self.files.path(sample))
 
     @property
     def classes(self) -> list[str]:
-        """The class names, by class number; of a cache without names an empty list."""
+        """Class names by index; empty for a cache without names."""
         store = self.store
         return store.classes if isinstance(store, CacheStore) else store.paths.classes
 
     @property
     def class_to_idx(self) -> dict[str, int]:
-        """The class numbers, by class name; a new dictionary each time."""
+        """Class indices by name; a new dictionary each time."""
         return {name: number for number, name in enumerate(self.classes)}
 
     @property
     def targets(self) -> np.ndarray[Any, Any]:
-        """The class number of every sample, int64 (n), or a cache's labels; a new array."""
+        """Class index of every sample, int64 (n), or a cache's labels; a new array."""
         store = self.store
         if isinstance(store, CacheStore):
             return np.array(store.labels)
         return store.paths.labels.astype(np.int64)
 
     def originals(self) -> FileStore[Any]:
-        """The images' files, which may be at a URL; else raises as `files` does."""
+        """Files of the images, possibly at a URL; otherwise raises like `files`."""
         return self.store if isinstance(self.store, RemoteImages) else self.files
 
     def __repr__(self) -> str:
@@ -195,6 +194,8 @@ def _cache_at(
 ) -> CacheStore:
     store = CacheStore(location, enlarge=enlarge)
     if extensions is not None:
-        raise UsageError(f"extensions are of a folder of images, and {store.root!r} is a cache")
+        raise UsageError(
+            f"extensions= is only for folders of images, but {store.root!r} is a cache"
+        )
     store.check_exif(exif)
     return store

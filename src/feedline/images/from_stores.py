@@ -1,9 +1,9 @@
-"""Lists of images made of what holds them: a dataset of Hugging Face, tar shards, an LMDB.
+"""Image lists from containers: a Hugging Face dataset, tar shards, an LMDB.
 
-Guarantees: nothing is unpacked or unpickled; a sample without its image or label is an error that
-names it, or is counted.
+Guarantees: nothing is unpacked or unpickled; a sample without its image or label raises an error
+that names it, or is counted.
 
-Relies on: `stores` for what lies where, `labels` for what a label is.
+Relies on: `stores` for the containers' indexes, `labels` for labels.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ ListStore = FileStore[LabelledPaths] | RowStore | WebDatasetStore | LmdbStore
 
 
 class FromStores(ImageSource[ListStore]):
-    """Ways to make a list of images that are no files of their own."""
+    """Constructors of image lists from containers."""
 
     classes: list[str]
     root: str
     left_out: tuple[tuple[str, str], ...] = ()
-    """Of shards: the names of samples without an image or a label, and what they lack."""
+    """Of shards: skipped samples without an image or a label, and the reasons."""
 
     @classmethod
     def from_hf(
@@ -55,22 +55,21 @@ class FromStores(ImageSource[ListStore]):
         exif: bool = True,
         max_pixels: int = DEFAULT_MAX_PIXELS,
     ) -> Self:
-        """The images of a `datasets.Dataset` of Hugging Face, as they are encoded in it.
+        """Images of a Hugging Face `datasets.Dataset`, in their encoded form.
 
-        What `set_transform` or `set_format` were told of the dataset has no say here.
+        `set_transform` and `set_format` of the dataset have no effect here.
 
         Args:
-            dataset: one split, of which rows can be had by number.
-            image: a column of the feature `Image`.
-            label: a column of a `ClassLabel`, of numbers, texts, or rows of numbers; what they mean
-                is said with `ImageList`.
-            transform, decode, max_pixels: as of `ImageList`.
-            classes: as of `ImageList`; those of a `ClassLabel` are known, and no others are taken.
-            exif: turn images upright by their Exif orientation, as datasets does.
+            dataset: one split, with random access to rows.
+            image: column with the feature `Image`.
+            label: column of a `ClassLabel`, of numbers, texts, or rows of numbers; see `ImageList`.
+            transform, decode, max_pixels: as in `ImageList`.
+            classes: as in `ImageList`; not for a `ClassLabel`, whose names are known.
+            exif: rotate images by their Exif orientation, as datasets does.
 
         Raises:
             DatasetError: it has no rows.
-            UsageError: it is no such dataset, has no such column, or other classes; and as
+            UsageError: it is not such a dataset, has no such column, or other classes; and as
                 `ImageList`.
         """
         scaled = checked_decoding(decode, max_pixels)
@@ -78,8 +77,8 @@ class FromStores(ImageSource[ListStore]):
         rows, listed, names = rows_of(dataset, image, label)
         if names is not None and classes is not None and ordered(classes) != names:
             raise UsageError(
-                f"classes={classes!r:.99} was given, and the column {label!r} has others, "
-                f"{names!r:.99}: leave `classes` out; dataset.cast_column gives it new ones"
+                f"classes={classes!r:.99} differ from those of the column {label!r}, "
+                f"{names!r:.99}: remove classes=; use dataset.cast_column for new ones"
             )
         known = names if classes is None else classes
         found = labels_of(listed, len(rows), known, lambda sample: f"row {sample}")
@@ -103,29 +102,29 @@ class FromStores(ImageSource[ListStore]):
         exif: bool = False,
         max_pixels: int = DEFAULT_MAX_PIXELS,
     ) -> Self:
-        """The images of tar shards of WebDataset, each read where it lies in its shard.
+        """Images of WebDataset tar shards, read directly from the shards.
 
-        A sample is files in a row whose names are alike up to the first dot behind the last slash,
-        as webdataset groups them. They are numbered in the order of the shards, and read in any:
-        shuffling, samplers and resume are as of a folder. A shard is looked through once; what
-        lies where is kept beside it, or else in $XDG_CACHE_HOME or ~/.cache.
+        A sample consists of consecutive files whose names are equal up to the first dot after the
+        last slash, as in webdataset. Samples are indexed in the order of the shards and read in any
+        order: shuffling, samplers and resume work as for a folder. Each shard is scanned once; its
+        index is cached next to it or in $XDG_CACHE_HOME or ~/.cache.
 
         Args:
-            shards: paths of .tar files, not compressed: "train-{000000..000099}.tar",
-                "train/*.tar", or a list of such.
-            image: the endings of images, of which the first that a sample has counts.
-            label: "cls", "txt" or another ending of files with a text; "json:label", or
-                "json:about.label", a field of JSON; several with ";" between, of which the first
-                that a sample has counts. Texts are whole numbers where all are, fractions where
-                all are numbers, and else names of classes. None: all labels are 0.
-            incomplete: a sample without image or label is an error, or is left out and listed in
-                `left_out`.
-            transform, classes, decode, exif, max_pixels: as of `ImageList`.
+            shards: paths of uncompressed .tar files: "train-{000000..000099}.tar", "train/*.tar",
+                or a list of such.
+            image: file extensions of images, in order of preference.
+            label: "cls", "txt" or another extension of text files; "json:label" or
+                "json:about.label", a field of JSON; several separated by ";", in order of
+                preference. Texts become whole numbers if all are, floats if all are numbers, and
+                otherwise class names. None: all labels are 0.
+            incomplete: "raise" an error for a sample without image or label, or "skip" it and list
+                it in `left_out`.
+            transform, classes, decode, exif, max_pixels: as in `ImageList`.
 
         Raises:
-            DatasetError: a shard is missing, empty, damaged, cut off or compressed, or holds a key
-                twice or a name that leads out of it; a sample lacks its image or label.
-            UsageError: an argument cannot be used; and as `ImageList`.
+            DatasetError: a shard is missing, empty, damaged, truncated or compressed, or contains a
+                duplicate key or a name that leads out of it; a sample lacks its image or label.
+            UsageError: an argument is invalid; and as `ImageList`.
         """
         scaled = checked_decoding(decode, max_pixels)
         crop = given_transform(transform)
@@ -151,26 +150,26 @@ class FromStores(ImageSource[ListStore]):
         exif: bool = False,
         max_pixels: int = DEFAULT_MAX_PIXELS,
     ) -> Self:
-        """The images of an LMDB whose values are the bytes of image files.
+        """Images of an LMDB whose values are the bytes of image files.
 
-        It is opened read only and without a lock file, by each worker for itself, and must not be
-        written to meanwhile. Values that are anything else, such as pickles, are an error.
+        Each worker opens it read-only and without a lock file; it must not be written to meanwhile.
+        Other values, e.g. pickles, raise an error.
 
         Args:
-            path: the folder that holds its data.mdb, or such a file by another name.
-            keys: of the images: a sequence of texts or bytes; or a pattern with one number, as
-                "image-%09d", for all that fit it, by number; None for all that there are, sorted.
-            labels: one for each key, as of `ImageList`; or a pattern such as "label-%09d" for
-                entries of the same numbers, whose texts are read as those of a CSV; or a function
-                of a key as text; None: all labels are 0.
-            check: look now whether each key is there. Otherwise one that is missing is an
-                ImageError when it is read.
-            transform, classes, decode, exif, max_pixels: as of `ImageList`.
+            path: folder with its data.mdb, or such a file with another name.
+            keys: keys of the images: a sequence of texts or bytes; or a pattern with one number,
+                e.g. "image-%09d", for all matching keys, by number; None for all keys, sorted.
+            labels: one per key, as in `ImageList`; or a pattern such as "label-%09d" for entries
+                with the same numbers, whose texts are read like those of a CSV; or a function of a
+                key as text; None: all labels are 0.
+            check: check now that each key exists. Otherwise a missing one raises an ImageError when
+                it is read.
+            transform, classes, decode, exif, max_pixels: as in `ImageList`.
 
         Raises:
-            DatasetError: it is not there, damaged, or no LMDB; it has no such entries, or others
-                than images; a key comes with two labels; with `check`, a key is missing.
-            UsageError: an argument cannot be used; and as `ImageList`.
+            DatasetError: it is missing, damaged, or not an LMDB; it has no such entries, or they
+                are not images; a key has two labels; with `check`, a key is missing.
+            UsageError: an argument is invalid; and as `ImageList`.
         """
         scaled = checked_decoding(decode, max_pixels)
         crop = given_transform(transform)
@@ -183,7 +182,7 @@ class FromStores(ImageSource[ListStore]):
 
     @classmethod
     def _of_store(cls, store: ListStore, found: Labels, root: str) -> Self:
-        """A list that is to be made a pipeline."""
+        """Create a list for a pipeline."""
         made = cls.__new__(cls)
         made.store, made.classes, made.root = store, found.classes, root
         return made

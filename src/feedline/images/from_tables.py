@@ -1,6 +1,6 @@
-"""Lists of images made of tables: CSV and Parquet files, frames of pandas and of polars.
+"""Image lists from tables: CSV and Parquet files, pandas and polars DataFrames.
 
-Guarantees: what is wrong with a table is an error that names it.
+Guarantees: errors in a table name it.
 
 Relies on: `tables` for its columns.
 """
@@ -22,7 +22,9 @@ __all__ = ["FromTables"]
 
 
 class FromTables:
-    """Ways to make a list, of a class whose constructor takes paths, labels and options."""
+    """Constructors of image lists from tables, for a class that accepts paths, labels and
+    options.
+    """
 
     def __init__(
         self, paths: Any, labels: Any, transform: GivenTransform | None = None, **options: Any
@@ -41,25 +43,23 @@ class FromTables:
         sep: str = ",",
         **options: Any,
     ) -> Self:
-        """The images that a CSV file lists, in its order.
+        """Images listed in a CSV file, in its order.
 
         Args:
-            path: of the file: UTF-8, the first line names the columns.
-            image: the column of the paths.
-            label: that of the labels; or a list of columns of numbers, which make a row together.
-                A column is of whole numbers where all cells are, of fractions where all are
-                numbers, and else of class names; with `classes` of names, or of whole numbers where
-                no cell is a name.
-            transform: as of `ImageList`.
-            root: the folder that relative paths are relative to, or its URL; None for the CSV
-                file's folder.
-            sep: what stands between cells.
+            path: UTF-8 file whose first line names the columns.
+            image: column of the paths.
+            label: column of the labels; or a list of columns of numbers, which form a row together.
+                A column holds whole numbers if all cells are, floats if all are numbers, and
+                otherwise class names; with `classes`, names, or whole numbers if no cell is a name.
+            transform: as in `ImageList`.
+            root: folder or URL for relative paths; None for the CSV file's folder.
+            sep: separator of cells.
             options: `classes`, `check`, `decode`, `exif`, `max_pixels`, `local_dir`, `local_bytes`,
-                `storage_options`, as of `ImageList`.
+                `storage_options`, as in `ImageList`.
 
         Raises:
             DatasetError: the file cannot be read or has no rows; and as `ImageList`.
-            UsageError: it has no such column; numbers and texts are mixed; and as `ImageList`.
+            UsageError: there is no such column; numbers and texts are mixed; and as `ImageList`.
         """
         table = of_csv(path, image, label, sep=sep, classes=options.get("classes"))
         return cls._of(table, transform, _folder_of(path) if root is None else root, options)
@@ -75,9 +75,9 @@ class FromTables:
         root: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> Self:
-        """The images whose paths a Parquet file lists; arguments and errors as of `from_csv`.
+        """Images whose paths a Parquet file lists; arguments and errors as in `from_csv`.
 
-        It needs pyarrow: `pip install "feedline[parquet]"`.
+        Needs pyarrow: `pip install "feedline[parquet]"`.
         """
         table = of_parquet(path, image, label)
         return cls._of(table, transform, _folder_of(path) if root is None else root, options)
@@ -93,10 +93,10 @@ class FromTables:
         root: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> Self:
-        """The images that a DataFrame of pandas or polars lists.
+        """Images listed in a pandas or polars DataFrame.
 
         Arguments and errors are those of `from_csv`; relative paths are relative to the working
-        directory, unless `root` is given. Of a column of pandas' categories or of a polars Enum
+        directory, unless `root` is given. For a column of pandas' categories or of a polars Enum
         these are the classes, in their order.
         """
         return cls._of(of_frame(frame, image, label), transform, root, options)

@@ -1,7 +1,7 @@
-"""What a user gives a source of images as its transform: a crop of feedline's, or a pipeline.
+"""User's transform of an image source: a feedline crop, or a pipeline.
 
-Guarantees: a pipeline of another library's, or any function of an image, is kept as it was given.
-What is made of it is said above: the loader recognises it, or calls it.
+Guarantees: a pipeline of another library, or any function of an image, is kept unchanged. The
+loader compiles it, or calls it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from feedline.images.crops import TrainCrop, Transform
 __all__ = ["GivenTransform", "given_transform", "is_crop"]
 
 GivenTransform: TypeAlias = Transform | Callable[..., Any]
-"""A crop of feedline's; or a function of an image, as torchvision's pipelines are."""
+"""A feedline crop; or a function of an image, such as a torchvision pipeline."""
 
 
 def is_crop(transform: object) -> bool:
-    """Whether a transform says itself which part of an image becomes the row."""
+    """Return True for a transform that places a crop."""
     return not isinstance(transform, type) and callable(getattr(transform, "place", None))
 
 
 def given_transform(transform: object) -> Any:
-    """A user's transform as it was given, or `TrainCrop()` for None.
+    """Check a user's transform; `TrainCrop()` for None.
 
     Raises:
         UsageError: it is neither a crop nor a function of an image.
@@ -34,6 +34,6 @@ def given_transform(transform: object) -> Any:
     if is_crop(transform) or (callable(transform) and not isinstance(transform, type)):
         return transform
     raise UsageError(
-        "transform must be TrainCrop(...) or EvalCrop(...), a pipeline of torchvision's or timm's, "
+        "transform must be TrainCrop(...) or EvalCrop(...), a torchvision or timm pipeline, "
         f"feedline.compile(...) or feedline.views(...), got {transform!r}"
     )

@@ -1,10 +1,10 @@
-"""What the first bytes of an image file say: its format, its size, which way is up.
+"""Format, size and orientation of an image file, from its first bytes.
 
-Guarantees: reads a few bytes and never decodes pixels; any bytes whatever give an answer
-(None or 1 where they make no sense), never an exception.
+Guarantees: reads a few bytes and never decodes pixels; never raises, for any bytes (returns None or
+1 if they make no sense).
 
-Relies on: JPEG (ITU T.81 annex B), GIF89a, the WebP container specification (RFC 9649) and
-Exif 2.32 section 4.6 for where the numbers lie.
+Relies on: JPEG (ITU T.81 annex B), GIF89a, the WebP container specification (RFC 9649) and Exif
+2.32 section 4.6 for the positions of the numbers.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _JPEG_STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
 
 
 def sniff(data: bytes) -> str | None:
-    """Name the format of a file by its first bytes, as Pillow names it, or None.
+    """Format of a file by its first bytes, in Pillow's terms, or None.
 
-    The extension of a file says what someone called it: ImageNet holds a PNG named .JPEG.
+    The file extension may be wrong: ImageNet contains a PNG named .JPEG.
     """
     for name, magics in _MAGICS:
         if data.startswith(magics):
@@ -42,10 +42,10 @@ def sniff(data: bytes) -> str | None:
 
 
 def canvas(data: bytes, kind: str) -> tuple[int, int] | None:
-    """Width and height in pixels of a GIF or WebP, or None where the header breaks off.
+    """Width and height in pixels of a GIF or WebP, or None if the header is truncated.
 
-    Only for the two formats whose Pillow reader reserves the memory before it tells the size.
-    A GIF counts with its first frame, which may reach beyond its screen.
+    Only for these formats, whose Pillow readers allocate memory before they return the size. A GIF
+    includes its first frame, which may be larger than its screen.
     """
     try:
         if kind == "GIF":
@@ -87,7 +87,7 @@ def _webp_canvas(data: bytes) -> tuple[int, int] | None:
 
 
 def jpeg_orientation(data: bytes) -> int:
-    """The Exif orientation, 1 to 8, of a JPEG; 1 (upright) where it says none."""
+    """Exif orientation, 1 to 8, of a JPEG; 1 (upright) if it has none."""
     for marker, start, stop in _jpeg_segments(data):
         if marker == 0xE1 and data[start : start + 6] == b"Exif\0\0":
             return exif_orientation(data[start:stop])
@@ -95,12 +95,12 @@ def jpeg_orientation(data: bytes) -> int:
 
 
 def jpeg_is_lossless(data: bytes) -> bool:
-    """Whether a JPEG's frame header is one of lossless coding (ITU T.81, table B.1: SOF3)."""
+    """Return True if a JPEG's frame header is lossless (ITU T.81, table B.1: SOF3)."""
     return any(marker == 0xC3 for marker, _, _ in _jpeg_segments(data))
 
 
 def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """What stands before the pixels of a JPEG: markers, and where their content is."""
+    """Segments before the pixels of a JPEG: markers, and the positions of their content."""
     at = 2
     while at + 4 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]
@@ -117,7 +117,7 @@ def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def exif_orientation(exif: bytes) -> int:
-    """The orientation, 1 to 8, in an Exif block; 1 (upright) where it holds none.
+    """Orientation, 1 to 8, in an Exif block; 1 (upright) if it has none.
 
     Args:
         exif: the block, with or without "Exif\\0\\0" before it.

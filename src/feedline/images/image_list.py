@@ -1,10 +1,9 @@
 """Images by their paths, with labels of any kind, as a source of rows.
 
-Guarantees: those of `rows`; samples are numbered as the paths are; no file is looked at before it
-is read, unless that is asked for.
+Guarantees: those of `rows`; samples have the order of the paths; no file is accessed before it is
+read, unless `check=True`.
 
-Relies on: `labels` for what a label is, `tables` for CSV, Parquet and frames, `file_store` for the
-rest.
+Relies on: `labels` for labels, `tables` for CSV, Parquet and DataFrames, `file_store` for the rest.
 """
 
 from __future__ import annotations
@@ -39,28 +38,26 @@ class ImageList(FromStores, FromTables):
     numbers, int64 or float32, of shape () or (k,).
 
     Args:
-        paths: of the images, str or os.PathLike. A path may come more than once, with one label.
-            Or URLs, such as "s3://bucket/a.jpg", of any protocol of fsspec's; what is fetched is
-            kept here.
-        labels: one for each path. Whole numbers are class numbers; texts are class names. Fractions
-            become float32, and rows of k numbers int64 (k,), or float32 (k,) where one is a
-            fraction: for regression, or several labels an image.
-        transform: which part of an image becomes the row: `TrainCrop()`, the default, or
-            `EvalCrop()`, or another transform, as of `ImageFolder`. It does not change labels.
-        root: the folder that relative paths are relative to, or its URL; None for the working
-            directory.
-        classes: the names of the classes by number; None: the texts that occur, sorted.
-        check: look now whether each file is there. Otherwise one that is missing is an ImageError
-            when it is read.
-        decode, exif, max_pixels: as of `ImageFolder`.
-        local_dir, local_bytes, storage_options: of URLs; as of `ImageFolder`.
+        paths: paths of the images, str or os.PathLike. A path may be repeated with the same label.
+            Or URLs of any fsspec protocol, e.g. "s3://bucket/a.jpg"; fetched files are kept
+            locally.
+        labels: one per path. Whole numbers are class indices; texts are class names. Floats become
+            float32, and rows of k numbers int64 (k,), or float32 (k,) if one is a float: for
+            regression or multi-label.
+        transform: crop, `TrainCrop()` (default) or `EvalCrop()`, or another transform, as in
+            `ImageFolder`. Does not change labels.
+        root: folder or URL for relative paths; None for the working directory.
+        classes: class names by index; None: the texts that occur, sorted.
+        check: check now that each file exists. Otherwise a missing one raises an ImageError when it
+            is read.
+        decode, exif, max_pixels: as in `ImageFolder`.
+        local_dir, local_bytes, storage_options: for URLs, as in `ImageFolder`.
 
     Raises:
-        DatasetError: there are no paths; a path comes with two different labels; with `check`, a
-            file is missing.
-        UsageError: a path is no text; some are URLs and others paths of this machine; labels are
-            missing, of mixed types, NaN, or none of `classes`; an argument cannot be used. Names
-            the sample.
+        DatasetError: there are no paths; a path has two different labels; with `check`, a file is
+            missing.
+        UsageError: a path is not text; URLs and local paths are mixed; labels are missing, of mixed
+            types, NaN, or not in `classes`; an argument is invalid. The message names the sample.
     """
 
     def __init__(
@@ -105,31 +102,31 @@ class ImageList(FromStores, FromTables):
 
     @property
     def files(self) -> FileStore[LabelledPaths]:
-        """The images' files.
+        """Files of the images.
 
         Raises:
-            UsageError: the images are no files of their own, or they are at URLs.
+            UsageError: the images are not separate files, or they are at URLs.
         """
         if isinstance(self.store, RemoteImages):
             raise no_files_here(self.root)
         if not isinstance(self.store, FileStore):
             raise UsageError(
-                f"files are wanted here, and the images are of {self.store!r}, which holds them "
-                "itself: leave `cache` out. feedline.build_cache makes a cache of them"
+                f"image files are needed here, but the images are inside {self.store!r}: remove "
+                "cache=. Use feedline.build_cache to make a cache of them"
             )
         return self.store
 
     def path(self, sample: int) -> str:
-        """The absolute path of a sample's file, to open it."""
+        """Absolute path of a sample's file."""
         return os.fsdecode(self.files.path(sample))
 
     def originals(self) -> FileStore[LabelledPaths]:
-        """The images' files, which may be at URLs; else raises as `files` does."""
+        """Files of the images, possibly at URLs; otherwise raises like `files`."""
         return self.store if isinstance(self.store, RemoteImages) else self.files
 
     @property
     def class_to_idx(self) -> dict[str, int]:
-        """The class numbers, by class name; a new dictionary each time."""
+        """Class indices by name; a new dictionary each time."""
         return {name: number for number, name in enumerate(self.classes)}
 
     @property
@@ -146,9 +143,9 @@ class ImageList(FromStores, FromTables):
         if missing:
             some = ", ".join(map(repr, missing[:_NAMED]))
             raise DatasetError(
-                f"{len(missing)} of {len(self)} images are not there, or no files: {some}"
-                f"{', ...' if len(missing) > _NAMED else ''}. Relative paths are relative to "
-                f"{self.root!r}, or to `root` where it is given"
+                f"{len(missing)} of {len(self)} images are missing or not files: "
+                f"{some}{', ...' if len(missing) > _NAMED else ''}. Relative paths are relative to "
+                f"{self.root!r}; set root= to change that"
             )
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
-"""Images with the transform that a user gave for them.
+"""Images with a user's transform.
 
-Guarantees: those of `rows`, where the transform is a crop of feedline's. With any other transform
-the source is a map-style Dataset: a sample is what the transform makes of the image, and its label.
+Guarantees: those of `rows`, if the transform is a feedline crop. With any other transform the
+source is a map-style Dataset: a sample is the transform's output for the image, and its label.
 
 Relies on: `rows` to read an image and to name what fails.
 """
@@ -30,64 +30,65 @@ __all__ = ["ImageSource", "sample_label"]
 
 
 class ImageSource(RowPipeline[Store]):
-    """What all of feedline's sources of images have in common; arguments as of `RowPipeline`.
+    """Base of feedline's image sources; arguments as in `RowPipeline`.
 
-    The transform may also be a function of an image, such as a pipeline of torchvision's. Then
-    `feedline.DataLoader` recognises it, or else asks for samples, as any DataLoader may.
+    The transform may also be a function of an image, such as a torchvision pipeline. Then
+    `feedline.DataLoader` compiles it, or otherwise requests samples, like any DataLoader.
     """
 
     @property
     def writes_rows(self) -> bool:
-        """Whether the transform is a crop, so that `fields` and `load` may be used."""
+        """True if the transform is a crop, so that `fields` and `load` may be used."""
         return is_crop(self.transform)
 
     @property
     def reads_scaled(self) -> bool:
-        """Whether JPEGs are decoded smaller where that serves."""
+        """True if JPEGs are decoded at a reduced size if possible."""
         return self._scaled
 
     @property
     def max_pixels(self) -> int:
-        """An image whose header announces more is an ImageError."""
+        """Maximum number of pixels in an image's header."""
         return self._max_pixels
 
     def fields(self, image_size: int | None) -> tuple[Field, ...]:
-        """The arrays of a row at this image size, in pixels, which must be given.
+        """Arrays of a row at this image size, in pixels, which must be given.
 
         Raises:
-            UsageError: the store has no images that are large enough, or the transform is no crop.
+            UsageError: the store has no images that are large enough, or the transform is not a
+                crop.
         """
         if not self.writes_rows:
             raise UsageError(
-                f"{type(self).__name__} makes no rows by itself with {type(self.transform)!r}: "
-                "feedline.DataLoader recognises such a transform when it is built of it. Build it "
-                "anew where the transform was changed since"
+                f"{type(self).__name__} cannot make rows with {type(self.transform)!r}; "
+                "feedline.DataLoader compiles such a transform when it is built. Build a new "
+                "loader if the transform has changed"
             )
         return super().fields(image_size)
 
     def __getitem__(self, sample: int) -> tuple[Any, Any]:
-        """What the transform makes of an image, RGB, of Pillow's; and the label.
+        """Output of the transform for an RGB Pillow image; and the label.
 
-        The image is decoded as a whole; of a cache it is the largest copy.
+        The image is decoded completely; from a cache it is the largest copy.
 
         Returns:
-            the label as an int where labels are whole numbers; else as an array of numpy's.
+            the label as an int if labels are whole numbers; otherwise as a numpy array.
 
         Raises:
             ImageError: the image cannot be read or decoded; names it.
             IndexError: there is no such sample.
-            TypeError: the transform is a crop of feedline's, which is placed for a batch.
-            Exception: whatever the transform raises.
+            TypeError: the transform is a feedline crop, which is placed per batch.
+            Exception: any error of the transform.
         """
         if self.writes_rows:
             raise TypeError(
-                f"{type(self).__name__} with {self.transform!r} has no samples by number: its "
-                "rows are made for feedline.DataLoader's batches. Give it, or a Subset of torch's "
-                "of it, to feedline.DataLoader; or give it a transform of torchvision's"
+                f"{type(self).__name__} with {self.transform!r} has no single samples: its rows "
+                "are made for batches of feedline.DataLoader. Pass it, or a torch Subset of it, to "
+                "feedline.DataLoader; or use a torchvision transform"
             )
         number, count = index(sample), len(self)
         if not -count <= number < count:
-            raise IndexError(f"sample {number} of {count}")
+            raise IndexError(f"sample index {number} is out of range for {count} samples")
         number %= count
         store: Any = self.store
         side = store.manifest.levels[-1].side if isinstance(store, CacheStore) else 1
@@ -103,31 +104,31 @@ class ImageSource(RowPipeline[Store]):
             raise
 
     def with_transform(self, transform: GivenTransform) -> Self:
-        """The same images with another transform, e.g. for testing; what is read is shared."""
+        """The same images with another transform, e.g. for evaluation; opened files are shared."""
         other = copy.copy(self)
         other.transform = given_transform(transform)
         return other
 
 
 class _Whole:
-    """Shows all of an image as it is, of copies that have a side of so many pixels."""
+    """Transform that shows the whole image unchanged, from copies with a given side."""
 
     def __init__(self, side: int) -> None:
         self._side = side
 
     def place(self, height: int, width: int, item: Item) -> Window:
-        """All of it."""
+        """Place the whole image."""
         return Window(height, width, 0, 0)
 
     def wanted_side(self, size: int) -> int:
-        """That of the copies."""
+        """Side of the copies."""
         return self._side
 
 
 def sample_label(label: Any) -> Any:
-    """A label of a store, as a sample has it: an int for a whole number, else an array or number.
+    """Label of a sample: an int for a whole number, otherwise an array or number.
 
-    torch's default collate makes of it what a batch of rows has.
+    torch's default collate makes the labels of a batch of rows from it.
     """
     given = np.asarray(label)
     if given.shape == () and given.dtype.kind in "iu":
@@ -136,5 +137,5 @@ def sample_label(label: Any) -> Any:
 
 
 def _own(pixels: Pixels) -> Pixels:
-    """Pixels in memory of their own: what is decoded next goes where these are."""
+    """Copy pixels to new memory, because the next image overwrites them."""
     return np.array(pixels, order="C")

@@ -1,14 +1,14 @@
-"""JPEG bytes to RGB: only the part that is wanted, where the rest need not be decoded.
+"""JPEG bytes to RGB: only the required part, if the rest need not be decoded.
 
-Guarantees: the pixels that a decode of the whole gives, to the last bit, by any of the decoders;
-the header's pixel count is checked before anything of that size is reserved. A file without an
-end is an ImageError. One that only looks whole, with an end mark behind a gap, is one too, unless
-the gap is below the part, or restart markers lie between them, and `_jpeg` decodes that.
+Guarantees: the pixels of a complete decode, bit for bit, by any of the decoders; the header's pixel
+count is checked before memory of that size is allocated. A file without an end raises an
+ImageError. So does one that only looks complete, with an end mark after a gap, unless the gap is
+below the part, or restart markers lie between them, and `_jpeg` decodes that.
 
-Relies on: `_jpeg`, compiled, which decodes a part by the libjpeg-turbo that Pillow brings. What
-that leaves simplejpeg decodes whole: where it was not compiled or Pillow has no libjpeg-turbo 3,
-images to be turned, files without an end, and whatever libjpeg warns of. What that leaves, and
-lossless files that are wanted smaller, Pillow decodes.
+Relies on: `_jpeg`, compiled, which decodes a part with Pillow's libjpeg-turbo. simplejpeg decodes
+the rest completely: if `_jpeg` was not compiled or Pillow has no libjpeg-turbo 3, images to be
+rotated, files without an end, and whatever libjpeg warns of. Pillow decodes what remains, and
+lossless files at a reduced size.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TRUNCATED = ("Premature end of JPEG file", "premature end of data segment")
 
 
 def compiled_decoder() -> compiled.Decoder | None:
-    """A decoder of parts; None where it was not compiled or Pillow's libjpeg is of no use to it."""
+    """Decoder of parts; None if it was not compiled or cannot use Pillow's libjpeg."""
     if compiled is not None:
         # Pillow may have another libjpeg, or one inside it, where the functions cannot be found.
         with contextlib.suppress(OSError):
@@ -47,10 +47,10 @@ def compiled_decoder() -> compiled.Decoder | None:
 
 
 class JpegDecoder:
-    """Decodes JPEGs one after the other, in one thread, into memory that it keeps.
+    """Decodes JPEGs one after the other, in one thread, into reused memory.
 
     Reusing memory saves the page faults of fresh memory, 18% of a decode. It grows to the largest
-    part, or image, met, up to 64 MiB; larger ones get memory of their own.
+    part, or image, up to 64 MiB; larger ones get their own memory.
 
     The arguments are `Decoder`'s.
     """
@@ -64,12 +64,12 @@ class JpegDecoder:
         self._data = b""
         self._size = 0, 0
         self.orientation = 1
-        """How the opened image is turned, as Exif counts, 1 to 8; 1 is upright."""
+        """Exif orientation of the opened image, 1 to 8; 1 is upright."""
 
     def open(self, data: bytes) -> tuple[int, int] | None:
-        """Read the header of a file's bytes; None where only Pillow decodes it.
+        """Read the header of a file's bytes; None if only Pillow can decode it.
 
-        For all else `decode.Decoder.open` says how.
+        Otherwise as in `decode.Decoder.open`.
         """
         self._data = b""
         self.orientation = jpeg_orientation(data) if self._exif else 1
@@ -84,7 +84,7 @@ class JpegDecoder:
         return (width, height) if self.orientation >= 5 else (height, width)
 
     def read(self, by: int, part: Part | None) -> Pixels:
-        """Decode the opened image, once: `decode.Decoder.read` says how."""
+        """Decode the opened image, once, as in `decode.Decoder.read`."""
         data, self._data = self._data, b""
         height, width = self._size
         # libjpeg-turbo 3 decodes lossless files, and falsely claims to scale them.
@@ -108,11 +108,13 @@ class JpegDecoder:
             if by > 1:
                 whole = np.array(Image.fromarray(whole).reduce(by), np.uint8)
         if whole.shape[:2] != (-(-height // by), -(-width // by)):
-            raise ImageError(f"its header announces {width} x {height} pixels, which it has not")
+            raise ImageError(
+                f"its header announces {width} x {height} pixels, but the data has fewer"
+            )
         return cut(upright(whole, self.orientation), part)
 
     def _reserve(self, size_bytes: int) -> Pixels:
-        """Give at least `size_bytes`."""
+        """Return memory of at least `size_bytes`."""
         if size_bytes > len(self._buffer):
             if size_bytes > _KEPT_BYTES:
                 return np.empty(size_bytes, np.uint8)
@@ -121,7 +123,7 @@ class JpegDecoder:
 
 
 def _read_header(data: bytes) -> tuple[int, int]:
-    """Height and width; zeros for what simplejpeg cannot decode."""
+    """Height and width; zeros if simplejpeg cannot decode it."""
     try:
         height, width, colours, _ = decode_jpeg_header(data)
     except ValueError:
@@ -130,10 +132,10 @@ def _read_header(data: bytes) -> tuple[int, int]:
 
 
 def _decode_fast(data: bytes, height: int, width: int, by: int, buffer: Pixels) -> Pixels | None:
-    """Decode a JPEG of one or three colours, smaller by `by`; None where Pillow has to decide.
+    """Decode a JPEG of one or three colours, reduced by `by`; None if Pillow must decide.
 
     Raises:
-        ImageError: it ends too early.
+        ImageError: it is truncated.
     """
     # simplejpeg takes the smallest scale that is no smaller than what is asked for, and it also has
     # odd eighths, which are slower than a full decode: ask for the exact size.
@@ -145,7 +147,7 @@ def _decode_fast(data: bytes, height: int, width: int, by: int, buffer: Pixels) 
         reason = str(error)
         if reason.endswith(_TRUNCATED):
             raise ImageError(
-                f"the JPEG ends before its last pixel ({reason}): "
-                "an interrupted copy or download, or a damaged disk"
+                f"the JPEG ends before its last pixel ({reason}), e.g. from an interrupted copy or "
+                "download, or a damaged disk"
             ) from None
         return None

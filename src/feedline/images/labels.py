@@ -1,8 +1,7 @@
-"""Labels as a user has them, as one array: class numbers, class names, or numbers to be predicted.
+"""Conversion of a user's labels to one array: class indices, class names, or regression targets.
 
-Guarantees: nothing is guessed that could be another thing: a label that is missing, no number, or
-of another type than the others, or another one for the same image, is an error that names its
-sample.
+Guarantees: nothing ambiguous is guessed: a label that is missing, not a number, or of another type
+than the others, or differs for the same image, raises an error that names its sample.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ _MISSING = ("NoneType", "NAType", "NaTType")
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """The labels of all samples.
+    """Labels of all samples.
 
     Args:
         values: int64 (n) for classes; int64 or float32 (n, ...) for anything else.
-        classes: the names of the classes by number; empty where they have none.
+        classes: class names by index; empty if there are none.
     """
 
     values: Array
@@ -39,23 +38,23 @@ class Labels:
 
 
 def labels_of(given: Any, count: int, classes: Any, called: Callable[[int], str]) -> Labels:
-    """The labels of so many samples.
+    """Labels of `count` samples.
 
     Args:
         given: a sequence, or an array or tensor whose first axis is that of the samples. Whole
-            numbers are class numbers, texts class names, fractions float32. Rows of whole numbers
-            become int64 (n, k), rows with fractions float32 (n, k).
-        count: how many samples there are.
-        classes: the names of the classes by number; None: texts that occur, sorted.
-        called: what a sample is called in a message.
+            numbers are class indices, texts class names, floats float32. Rows of whole numbers
+            become int64 (n, k), rows with floats float32 (n, k).
+        count: number of samples.
+        classes: class names by index; None: texts that occur, sorted.
+        called: name of a sample in messages.
 
     Raises:
-        UsageError: it is anything else; names the sample.
+        UsageError: anything else; names the sample.
     """
     names = None if classes is None else _checked_classes(classes)
     listed = _listed(given)
     if len(listed) != count:
-        raise UsageError(f"there are {count} paths and {len(listed)} labels: give one for each")
+        raise UsageError(f"got {count} paths but {len(listed)} labels: pass one label per path")
     if isinstance(listed, np.ndarray):
         found = _numbers(listed, called)
     else:
@@ -71,10 +70,10 @@ def labels_of(given: Any, count: int, classes: Any, called: Callable[[int], str]
 def check_repeats(
     names: Sequence[str | bytes], labels: np.ndarray[Any, Any], called: Callable[[int], str]
 ) -> None:
-    """See whether a path or key that comes more than once has one label.
+    """Check that repeated paths or keys have the same label.
 
     Raises:
-        DatasetError: it has two.
+        DatasetError: one has two labels.
     """
     if len(set(names)) == len(names):
         return
@@ -84,13 +83,13 @@ def check_repeats(
     if other.size:
         sample = int(other[0])
         raise DatasetError(
-            f"{called(firsts[sample])} comes again as sample {sample} with another label "
-            f"({labels[firsts[sample]].tolist()}, then {labels[sample].tolist()}): which is true?"
+            f"{called(firsts[sample])} is repeated as sample {sample} with another label: "
+            f"{labels[firsts[sample]].tolist()} and {labels[sample].tolist()}"
         )
 
 
 def ordered(given: Any) -> list[Any] | None:
-    """What a user gives in an order of its own, as a list; None for a set, a mapping or a text."""
+    """List of a user's ordered collection; None for a set, a mapping or a text."""
     if isinstance(given, (str, bytes, Mapping, Set)) or not isinstance(given, Iterable):
         return None
     if not getattr(given, "ndim", 1):  # numpy's arrays without an axis have an iterator that fails
@@ -106,33 +105,33 @@ def _listed(given: Any) -> Array | list[Any]:
     listed = ordered(given)
     if listed is None:
         raise UsageError(
-            f"labels must be a sequence, one for each path in their order, got {given!r:.200}"
+            f"labels must be a sequence, one per path in the same order, got {given!r:.200}"
         )
     return listed
 
 
 def _only_kind(values: Sequence[Any], called: Callable[[int], str]) -> str:
-    """What kind of labels these are, all of them: "text", "truth", "number" or "row"."""
+    """Common kind of the labels: "text", "truth", "number" or "row"."""
     kinds = {kind: _kind(kind) for kind in set(map(type, values))}
     for sample, value in enumerate(values):
         kind = kinds[type(value)]
         # Where texts are missing, pandas has the float NaN.
         if kind == "missing" or (kind == "number" and value != value):
             raise UsageError(
-                f"{called(sample)} has no label ({value!r}): give it one, or leave the sample out"
+                f"{called(sample)} has no label ({value!r}): add one, or remove the sample"
             )
         if kind == "other":
             raise UsageError(
                 f"{called(sample)} has the label {value!r:.200} ({type(value).__name__}): labels "
-                "are whole numbers, texts, fractions, or rows of numbers"
+                "must be whole numbers, texts, floats, or rows of numbers"
             )
     if len(set(kinds.values())) > 1:
         first = kinds[type(values[0])]
         other = next(k for k, value in enumerate(values) if kinds[type(value)] != first)
         raise UsageError(
-            f"labels are of mixed types: {called(0)} has {values[0]!r:.99} "
+            f"labels of mixed types: {called(0)} has {values[0]!r:.99} "
             f"({type(values[0]).__name__}) and {called(other)} has {values[other]!r:.99} "
-            f"({type(values[other]).__name__}); make them all of one type"
+            f"({type(values[other]).__name__}); convert them to one type"
         )
     return next(iter(kinds.values()), "number")
 
@@ -161,25 +160,25 @@ def _array(values: Sequence[Any], kind: str, called: Callable[[int], str]) -> Ar
         if other is not None:
             raise UsageError(
                 f"{called(0)} has the label {values[0]!r:.200} and {called(other)} has "
-                f"{values[other]!r:.200}. Rows must have one length"
+                f"{values[other]!r:.200}. Rows must have the same length"
             ) from error
         raise UsageError(
-            f"no array can be made of the labels: {str(error).rstrip('.')}. Rows must have one "
-            "length, and whole numbers fit into 64 bits"
+            f"the labels cannot be converted to an array: {str(error).rstrip('.')}. Rows must have "
+            "the same length, and whole numbers must fit into 64 bits"
         ) from error
     bad = next((k for k in _doubtful(array, values) if not _is_number(values[k])), None)
     if bad is not None:
         parts = values[bad] if isinstance(values[bad], (list, tuple)) else ()
         text = next((part for part in parts if isinstance(part, str)), None)
-        must = "and all must be numbers that fit into 64 bits"
+        must = "but all must be numbers that fit into 64 bits"
         if text is not None:
-            must = f"in which {text!r:.99} is no number: all parts of a row must be"
+            must = f"in which {text!r:.99} is not a number"
         raise UsageError(f"{called(bad)} has the label {values[bad]!r:.200}, {must}")
     return array
 
 
 def _of_another_shape(values: Sequence[Any]) -> int | None:
-    """The first row that has another shape than the first one."""
+    """First row with another shape than row 0."""
     try:
         shapes = [np.shape(value) for value in values]
     except ValueError:  # one has parts of several lengths itself
@@ -188,7 +187,7 @@ def _of_another_shape(values: Sequence[Any]) -> int | None:
 
 
 def _doubtful(array: Array, values: Sequence[Any]) -> Iterable[int]:
-    """Which labels may be none that the array can hold."""
+    """Labels that the array may not represent."""
     if array.dtype.kind not in "biuf":
         return range(len(values))
     # Of whole numbers that do not fit numpy makes floats, which are others.
@@ -196,7 +195,7 @@ def _doubtful(array: Array, values: Sequence[Any]) -> Iterable[int]:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a label is of fractions, or of whole numbers that fit into 64 bits."""
+    """Return True for a float, or a whole number that fits into 64 bits."""
     if np.asarray(value).dtype.kind not in "biuf":
         return False
     parts = np.asarray(value, object).ravel().tolist()
@@ -204,9 +203,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _numbers(array: Array, called: Callable[[int], str]) -> Array:
-    """Numbers as int64 or float32."""
+    """Convert numbers to int64 or float32."""
     if 0 in array.shape[1:]:
-        raise UsageError(f"labels of shape {array.shape} hold no numbers: an axis has length 0")
+        raise UsageError(f"labels of shape {array.shape} are empty: an axis has length 0")
     if array.dtype.kind == "f":
         with np.errstate(over="ignore"):
             found = np.ascontiguousarray(array, np.float32)
@@ -217,8 +216,8 @@ def _numbers(array: Array, called: Callable[[int], str]) -> Array:
     if bad.any():
         sample = int(np.argwhere(bad)[0][0])
         raise UsageError(
-            f"{called(sample)} has the label {array[sample].tolist()}, which is no finite number "
-            f"of {found.dtype}: leave the sample out, or give it another label"
+            f"{called(sample)} has the label {array[sample].tolist()}, which is not a finite "
+            f"number of {found.dtype}: remove the sample, or correct its label"
         )
     return found
 
@@ -226,10 +225,10 @@ def _numbers(array: Array, called: Callable[[int], str]) -> Array:
 def _numbered(
     values: Sequence[str], classes: list[str] | None, called: Callable[[int], str]
 ) -> Labels:
-    """Class names as class numbers."""
+    """Convert class names to class indices."""
     if "" in values:
         sample = list(values).index("")
-        raise UsageError(f"{called(sample)} has no label (''): give it one, or leave it out")
+        raise UsageError(f"{called(sample)} has no label (''): add one, or remove the sample")
     if classes is None:
         known = sorted(set(values))
         _check_names(known, values, called)
@@ -241,51 +240,53 @@ def _numbered(
         name = values[unknown[0]]
         near = difflib.get_close_matches(name, known, _NAMED) or known[:_NAMED]
         raise UsageError(
-            f"{len(unknown)} of {len(values)} labels are none of the {len(known)} classes: "
+            f"{len(unknown)} of {len(values)} labels are not among the {len(known)} classes: "
             f"{called(unknown[0])} has {name!r}; nearest: {', '.join(map(repr, near))}"
         )
     return Labels(np.array([number[name] for name in values], np.int64), list(map(str, known)))
 
 
 def _check_names(known: list[str], values: Sequence[str], called: Callable[[int], str]) -> None:
-    """See whether programs have written a label that is missing, or blanks around a name."""
+    """Check for markers of missing labels, and for names that differ only in blanks."""
     plain: dict[str, str] = {}
     for name in known:
         if name.strip().lower() == "nan":
             raise UsageError(
-                f"{called(list(values).index(name))} has the label {name!r}, as programs write one "
-                "that is missing: leave the sample out, or give classes=[...] where it is a class"
+                f"{called(list(values).index(name))} has the label {name!r}, which usually marks a "
+                "missing value: remove the sample, or pass classes=[...] if it is a class"
             )
         other = plain.setdefault(name.strip(), name)
         if other != name:
             samples = [list(values).index(each) for each in (other, name)]
             raise UsageError(
                 f"{called(samples[0])} has the label {other!r} and {called(samples[1])} has "
-                f"{name!r}: they differ in blanks alone. Strip them, or give classes=[...] where "
-                "they are two classes"
+                f"{name!r}: they differ only in blanks. Strip them, or pass classes=[...] if they "
+                "are two classes"
             )
 
 
 def _checked_classes(classes: Any) -> list[str]:
     names = ordered(classes)
     if not names or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"classes must be names in a sequence, by number, got {classes!r:.200}")
+        raise UsageError(
+            f"classes must be a sequence of names, by class index, got {classes!r:.200}"
+        )
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise UsageError(f"classes holds {twice!r} twice: a name stands for one class")
+        raise UsageError(f"classes contains {twice!r} twice; names must be unique")
     return names
 
 
 def _check_numbers(found: Array, names: list[str], called: Callable[[int], str]) -> None:
-    """See whether numbers are those of classes."""
+    """Check that numbers are class indices."""
     if found.ndim > 1 or found.dtype != np.int64:
         raise UsageError(
-            f"classes={names[:_NAMED]!r:.99} was given, and labels are {found.dtype} of shape "
-            f"{found.shape}: only whole numbers and texts are classes; leave `classes` out"
+            f"classes={names[:_NAMED]!r:.99} cannot be used with labels of {found.dtype} and shape "
+            f"{found.shape}: only whole numbers and texts are classes; remove classes="
         )
     beyond = np.flatnonzero((found < 0) | (found >= len(names)))
     if beyond.size:
         raise UsageError(
-            f"{called(int(beyond[0]))} has the label {found[beyond[0]]}, and there are "
+            f"{called(int(beyond[0]))} has the label {found[beyond[0]]}, but there are "
             f"{len(names)} classes, 0 to {len(names) - 1}"
         )

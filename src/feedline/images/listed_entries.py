@@ -1,8 +1,8 @@
-"""Entries of an LMDB, as a user names them, as a store with labels.
+"""Entries of an LMDB as a store with labels.
 
-Guarantees: those of `lmdb_keys`; entries that are no images are noticed at the beginning, as far as
-some of them show it, and else when they are read; a damaged LMDB that ends a process which looks
-through it, as the library does not check all that it reads, does not end this one.
+Guarantees: those of `lmdb_keys`; entries that are not images are detected at the beginning, as far
+as a sample of them shows it, and otherwise when they are read; a damaged LMDB that crashes the
+process which scans it (the library does not check all that it reads) does not crash this one.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _NAMED = 5
 def lmdb_entries(
     path: Any, keys: Any, labels: Any, classes: Any, *, check: bool
 ) -> tuple[LmdbStore, Labels]:
-    """The entries and their labels. Arguments and errors are those of `ImageList.from_lmdb`."""
+    """Entries and their labels. Arguments and errors are those of `ImageList.from_lmdb`."""
     if not isinstance(path, (str, os.PathLike)):
-        raise UsageError(f"path must be that of an LMDB, got {path!r:.200}")
+        raise UsageError(f"path must be the path of an LMDB, got {path!r:.200}")
     where = os.path.abspath(os.path.expanduser(os.fspath(path)))
     pattern = labels if isinstance(labels, str) else None
     if keys is not None and not isinstance(keys, str):
         listed = ordered(keys)
         if listed is None:
             raise UsageError(
-                'keys must be texts or bytes in a sequence, or a pattern as "image-%09d", got '
+                'keys must be a sequence of texts or bytes, or a pattern such as "image-%09d", got '
                 f"{keys!r:.200}"
             )
         keys = listed
@@ -67,7 +67,7 @@ def lmdb_entries(
 
 
 def _by_another_process(*request: Any) -> tuple[list[bytes], list[Any]]:
-    """What `_looked_at` gives, in a process of its own: a damaged LMDB may end it."""
+    """Call `_looked_at` in another process, because a damaged LMDB may crash it."""
     path = [part or os.getcwd() for part in sys.path]
     done = subprocess.run(
         [sys.executable, "-c", _BOOT, *path],
@@ -80,8 +80,8 @@ def _by_another_process(*request: Any) -> tuple[list[bytes], list[Any]]:
         if done.returncode < 0:
             how = signal.strsignal(-done.returncode) or f"signal {-done.returncode}"
         raise DatasetError(
-            f"the LMDB {request[0]!r} is damaged: the process that looked through it was ended "
-            f"({how}). Copy it again, or write it anew"
+            f"the LMDB {request[0]!r} is damaged: the process that scanned it crashed ({how}). "
+            "Copy it again, or write it again"
         )
     error, names, texts = pickle.loads(done.stdout)
     if error is not None:
@@ -90,7 +90,7 @@ def _by_another_process(*request: Any) -> tuple[list[bytes], list[Any]]:
 
 
 def main() -> None:
-    """Look through an LMDB that standard input names, and write what was found."""
+    """Scan an LMDB named on standard input, and write the result."""
     found: tuple[Any, ...]
     try:
         found = None, *_looked_at(*pickle.load(sys.stdin.buffer))
@@ -103,7 +103,7 @@ def main() -> None:
 def _looked_at(
     path: str, keys: Any, pattern: str | None, check: bool
 ) -> tuple[list[bytes], list[Any]]:
-    """The keys of the samples, and the texts of their labels, where these have a pattern."""
+    """Keys of the samples, and the texts of their labels, if these have a pattern."""
     lmdb = opened(path)
     names, numbers = keys_of(lmdb, path, keys)
     _look_at_some(lmdb, path, names, sure=keys is not None)
@@ -113,7 +113,7 @@ def _looked_at(
 
 
 def _look_at_some(lmdb: OpenLmdb, path: str, names: list[bytes], *, sure: bool) -> None:
-    """See whether entries are images; where the keys are `sure`, whether any of some is.
+    """Check that entries are images; if the keys are not `sure`, that at least some are.
 
     Raises:
         DatasetError: they are not, or the LMDB is damaged.
@@ -127,14 +127,14 @@ def _look_at_some(lmdb: OpenLmdb, path: str, names: list[bytes], *, sure: bool) 
                 return
             continue
         why = why_no_image(value) or (
-            f"it begins with {bytes(value[:8])!r}. Arrays of pixels, msgpack, pyarrow and records "
-            "of other programs are not guessed: a value must be the bytes of an image file"
+            f"it starts with {bytes(value[:8])!r}. A value must be the bytes of an image file; "
+            "arrays of pixels, msgpack, pyarrow and other records are not supported"
         )
         others.append(
-            f"the entry {as_text(names[sample])!r} of the LMDB {path!r} is no image: {why}"
+            f"the entry {as_text(names[sample])!r} of the LMDB {path!r} is not an image: {why}"
         )
     if others:
-        hint = "" if sure else ". If other entries are images, name these in `keys`"
+        hint = "" if sure else ". If other entries are images, pass their keys= explicitly"
         raise DatasetError(others[0] + hint)
 
 

@@ -1,7 +1,7 @@
-"""Image files by their paths or URLs, as a user lists them, as a store.
+"""Image files by their paths or URLs as a store.
 
-Guarantees: the files that the paths mean, in their order; the same fingerprint where they were
-moved together, also to another machine; no file is looked at.
+Guarantees: the files of the paths, in their order; the same fingerprint if they were moved
+together, also to another machine; no file is accessed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from feedline.system import slashed
 
 __all__ = ["checked_paths", "listed_images"]
 
-_LOST = "{given!r} was a URL, of which pathlib keeps one slash; pass the URL as a string"
+_LOST = "{given!r} was a URL that pathlib reduced to one slash; pass the URL as a string"
 
 
 def checked_paths(given: Any) -> list[str]:
-    """Paths as texts.
+    """Convert paths to text.
 
     Raises:
         DatasetError: there are none.
-        UsageError: one is no text, or one that no file has.
+        UsageError: one is not text, or not a possible path.
     """
     paths = ordered(given)
     if paths is None:
@@ -52,8 +52,8 @@ def checked_paths(given: Any) -> list[str]:
         os.fsencode("".join(paths))
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"a path has the character {error.object[error.start]!r}, which no file's name has: "
-            f"{error.object[max(0, error.start - 50) : error.end]!r}. Is it text?"
+            f"a path contains the character {error.object[error.start]!r}, which is not allowed in "
+            f"file names: {error.object[max(0, error.start - 50) : error.end]!r}"
         ) from error
     return paths
 
@@ -65,25 +65,25 @@ def _text(path: Any, sample: int) -> str:
             raise UsageError(_LOST.format(given=path))
         return str(found)
     raise UsageError(
-        f"paths must be texts, and that of sample {sample} is {path!r:.200}, a "
-        f"{type(path).__name__}: is this the column of the paths?"
+        f"paths must be texts, but sample {sample} has {path!r:.200} ({type(path).__name__}); "
+        "check that this is the column of the paths"
     )
 
 
 def listed_images(
     names: list[str], labels: np.ndarray[Any, Any], root: Any, **remote: Any
 ) -> tuple[str, FileStore[LabelledPaths]]:
-    """The files, by their paths below a folder that holds all of them; and that folder.
+    """Files, by their paths below a common folder; and that folder.
 
     Args:
-        names: the paths, absolute or relative to `root`; or URLs.
-        labels: of all.
+        names: paths, absolute or relative to `root`; or URLs.
+        labels: labels of all.
         root: a folder, or its URL; None for the working directory.
-        remote: `local_dir`, `local_bytes` and `storage_options`, which are of URLs.
+        remote: `local_dir`, `local_bytes` and `storage_options`, for URLs.
 
     Raises:
-        UsageError: `root` is no path; there are URLs and paths of this machine; an argument of
-            URLs is given for such paths, or cannot be used.
+        UsageError: `root` is not a path; URLs and local paths are mixed; an argument for URLs is
+            given with local paths, or is invalid.
     """
     if root is not None and not isinstance(root, (str, os.PathLike)):
         raise UsageError(f"root must be a folder, got {root!r:.200}")
@@ -114,12 +114,12 @@ def _table(names: list[str], labels: np.ndarray[Any, Any]) -> LabelledPaths:
 
 
 def _urls(names: list[str], root: Any) -> tuple[str, list[str]]:
-    """The beginning of all URLs, up to a slash, and what follows it in each.
+    """Common beginning of all URLs, up to a slash, and the rest of each.
 
-    The former is "" where they are of different hosts.
+    The former is "" if they are on different hosts.
 
     Raises:
-        UsageError: one is no URL.
+        UsageError: one is not a URL.
     """
     folder = (root if root.endswith("/") else f"{root}/") if is_url(root) else ""
     far = [is_url(name) for name in names]
@@ -128,9 +128,9 @@ def _urls(names: list[str], root: Any) -> tuple[str, list[str]]:
     if local is not None:
         there = repr(shown(names[far.index(True)])) if any(far) else f"root={shown(folder)!r}"
         raise UsageError(
-            f"sample {local} is a path of this machine, {names[local]!r}, and {there} is a URL: "
-            f"write the former as a URL, {Path(names[local]).absolute().as_uri()!r}, or copy all "
-            "to one side"
+            f"sample {local} is a local path, {names[local]!r}, but {there} is a URL: write the "
+            f"path as a URL, {Path(names[local]).absolute().as_uri()!r}, or copy all files to one "
+            "side"
         )
     if not any(far):
         return folder, names
@@ -143,7 +143,7 @@ def _urls(names: list[str], root: Any) -> tuple[str, list[str]]:
 
 
 def _beginning(first: str, last: str) -> str:
-    """What two URLs begin with alike, up to a slash."""
+    """Common beginning of two URLs, up to a slash."""
     same = next(
         (k for k, pair in enumerate(zip(first, last, strict=False)) if len(set(pair)) > 1),
         len(first),

@@ -1,6 +1,6 @@
-"""Tar shards of WebDataset, as a user names them, as a store with labels.
+"""WebDataset tar shards as a store with labels.
 
-Guarantees: those of `webdataset_index`; a sample that lacks something is an error, or is listed.
+Guarantees: those of `webdataset_index`; an incomplete sample raises an error, or is listed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["sharded_samples", "texts_typed"]
 def sharded_samples(
     shards: Any, image: Any, label: Any, incomplete: str, classes: Any
 ) -> tuple[WebDatasetStore, Labels, list[tuple[str, str]]]:
-    """The samples of shards, their labels, and the names of those that lack something.
+    """Samples of shards, their labels, and the names of incomplete samples.
 
     Arguments and errors are those of `ImageList.from_webdataset`.
     """
@@ -35,16 +35,16 @@ def sharded_samples(
     if found.left_out and (incomplete == "raise" or not found.labels):
         name, why = found.left_out[0]
         raise DatasetError(
-            f"{len(found.left_out)} of {count} samples cannot be used, the first {name!r}: {why}. "
-            f"Asked for were image={image!r} and label={label!r}"
-            + ('; incomplete="skip" leaves such samples out' if found.labels else "")
+            f"{len(found.left_out)} of {count} samples are incomplete, the first {name!r}: {why}. "
+            f"Requested: image={image!r}, label={label!r}"
+            + ('; use incomplete="skip" to skip such samples' if found.labels else "")
         )
     names = LabelledPaths(found.blob, found.starts, found.entries)
 
     def called(sample: int) -> str:
         return f"sample {sample}, {names.path(sample)!r},"
 
-    given = texts_typed(f"what lies in {found.folder!r}", found.labels, classes, called)
+    given = texts_typed(f"the dataset in {found.folder!r}", found.labels, classes, called)
     labels = labels_of(given, len(names), classes, called)
     return WebDatasetStore(found, labels.values), labels, found.left_out
 
@@ -52,7 +52,7 @@ def sharded_samples(
 def texts_typed(
     where: str, labels: list[Any], classes: Any, called: Callable[[int], str]
 ) -> list[Any]:
-    """Labels with the texts among them read as a column of a CSV, unless they are `classes`."""
+    """Labels with texts converted like a CSV column, unless they are `classes`."""
     places = [sample for sample, label in enumerate(labels) if isinstance(label, str)]
     texts = [labels[sample] for sample in places]
     if not texts or (classes is not None and set(texts) & set(classes)):

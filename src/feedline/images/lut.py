@@ -1,7 +1,7 @@
-"""The pixels of an image, each looked up in its channel's table: uint8 to floats, exactly.
+"""Table lookup of an image's pixels per channel: uint8 to floats, exactly.
 
-Guarantees: writes the whole target where it lies and nothing else; what is written are the
-tables' own values, to the bit, compiled or not.
+Guarantees: writes the whole target in place and nothing else; values are the tables' own, bit for
+bit, compiled or not.
 
 Relies on: `_lut`, compiled, which takes a fraction of numpy's time; without it, numpy.
 """
@@ -28,10 +28,10 @@ def apply_lut(image: Pixels, tables: np.ndarray[Any, Any], target: np.ndarray[An
     Args:
         image: uint8 (height, width, 3), C-contiguous.
         tables: (3, 256), C-contiguous.
-        target: (3, height, width) of the tables' dtype, C-contiguous, no part of the image.
+        target: (3, height, width) of the tables' dtype, C-contiguous, not overlapping the image.
 
     Raises:
-        ValueError: one of them is of another shape, dtype or layout.
+        ValueError: wrong shape, dtype or layout.
     """
     if compiled is not None:
         compiled.apply_lut(image, tables, target)
@@ -39,9 +39,13 @@ def apply_lut(image: Pixels, tables: np.ndarray[Any, Any], target: np.ndarray[An
     height, width = target.shape[-2:]
     shapes = (height, width, 3), (3, height, width)
     if image.dtype != np.uint8 or (image.shape, target.shape) != shapes:
-        raise ValueError(f"{image.dtype} {image.shape} and {target.shape} do not fit")
+        raise ValueError(
+            f"image of {image.dtype} {image.shape} does not match target of {target.shape}"
+        )
     if tables.shape != (3, 256) or tables.dtype != target.dtype:
-        raise ValueError(f"tables of {tables.shape}, {tables.dtype} for {target.dtype}")
+        raise ValueError(
+            f"tables of {tables.dtype} {tables.shape} do not match target of {target.dtype}"
+        )
     if not (image.flags.c_contiguous and tables.flags.c_contiguous and target.flags.c_contiguous):
         raise ValueError("image, tables and target must be C-contiguous")
     for channel, table in enumerate(tables):

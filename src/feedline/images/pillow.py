@@ -1,15 +1,15 @@
-"""Bytes to RGB with Pillow: the reference, for all that the fast JPEG decoder leaves.
+"""Bytes to RGB with Pillow: the reference, for everything that the fast JPEG decoder cannot decode.
 
 Guarantees: the pixels of `Image.open(file).convert("RGB")`, which is torchvision's loader; for
-an animation, its first frame. The header's pixel count is checked before anything of that size
-is reserved. Whatever Pillow raises becomes an ImageError; no warning is issued; Pillow's
-settings are not changed (where a user set `ImageFile.LOAD_TRUNCATED_IMAGES` in this process,
+an animation, its first frame. The header's pixel count is checked before memory of that size
+is allocated. All errors of Pillow become ImageErrors; no warning is issued; Pillow's
+settings are not changed (if a user set `ImageFile.LOAD_TRUNCATED_IMAGES` in this process,
 Pillow completes truncated files here too).
 
 Relies on: Pillow's readers being callable without `Image.open`, whose own size check warns.
 Python before 3.14 cannot silence a warning for one thread alone, so each known cause is removed
-before it speaks; only for TIFF, where every damaged tag warns, and for sizes about which Pillow
-warns, are the process's warning filters exchanged while the file is read.
+before it warns; only for TIFF, where every damaged tag warns, and for sizes about which Pillow
+warns, are the process's warning filters replaced while the file is read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ __all__ = ["check_pixels", "decode_with_pillow", "upright"]
 
 
 class _JpegImageFile(JpegImageFile):
-    """A JPEG whose Exif block is not searched for its dots per inch, which warns if damaged."""
+    """A JPEG whose Exif block is not searched for its dots per inch, because that warns if it is
+    damaged.
+    """
 
     def _read_dpi_from_exif(self) -> None:
         pass
@@ -60,11 +62,11 @@ _filters = threading.Lock()
 
 
 def check_pixels(width: int, height: int, max_pixels: int) -> None:
-    """Raise ImageError where an image is larger than it may be, before it is decoded."""
+    """Raise an ImageError if an image is too large, before it is decoded."""
     if width * height > max_pixels:
         raise ImageError(
-            f"its header announces {width} x {height} = {width * height} pixels, and at most "
-            f"{max_pixels} are allowed: a broken header, a decompression bomb or a very large "
+            f"its header announces {width} x {height} = {width * height} pixels, more than "
+            f"max_pixels={max_pixels}: a damaged header, a decompression bomb or a very large "
             "image (then raise max_pixels)"
         )
 
@@ -74,9 +76,9 @@ def decode_with_pillow(data: bytes, kind: str, *, max_pixels: int, exif: bool) -
 
     Args:
         data: the whole file.
-        kind: its format as `headers.sniff` names it.
-        max_pixels: the most pixels the header may announce.
-        exif: turn the image upright by its Exif orientation. TIFF always is: Pillow does so.
+        kind: its format as returned by `headers.sniff`.
+        max_pixels: maximum number of pixels in the header.
+        exif: rotate the image by its Exif orientation. Pillow always rotates TIFF.
 
     Returns:
         uint8 of shape (height, width, 3), C-contiguous, writable, RGB.
@@ -103,12 +105,12 @@ def decode_with_pillow(data: bytes, kind: str, *, max_pixels: int, exif: bool) -
     except ImageError:
         raise
     except MemoryError:
-        raise ImageError(f"decoding this {kind} needs more memory than the process has") from None
+        raise ImageError(f"not enough memory to decode this {kind}") from None
     except Exception as error:
         reason = str(error) or type(error).__name__
         raise ImageError(
-            f"it begins as a {kind} and cannot be decoded ({reason}): "
-            "truncated, damaged or of a kind that Pillow does not read"
+            f"it starts as a {kind} but cannot be decoded ({reason}): truncated, damaged or of a "
+            "kind that Pillow does not support"
         ) from error
     if exif and kind != "TIFF" and isinstance(block, bytes):
         return upright(pixels, exif_orientation(block))
@@ -116,9 +118,9 @@ def decode_with_pillow(data: bytes, kind: str, *, max_pixels: int, exif: bool) -
 
 
 def upright(pixels: Pixels, orientation: int) -> Pixels:
-    """Turn pixels (height, width, 3) upright by an Exif orientation, 1 to 8.
+    """Rotate pixels (height, width, 3) by an Exif orientation, 1 to 8.
 
-    5 to 8 exchange height and width. The result is C-contiguous; 1 gives `pixels` itself.
+    5 to 8 exchange height and width. The result is C-contiguous; 1 returns `pixels` itself.
     """
     if orientation == 1:
         return pixels
@@ -144,7 +146,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _without_animation(data: bytes) -> bytes:
-    """Take the animation header out of a PNG: a damaged one warns, and frame 0 needs none."""
+    """Remove the animation header of a PNG: a damaged one warns, and frame 0 does not need it."""
     at = data.find(b"acTL")
     while at >= 4:
         length = int.from_bytes(data[at - 4 : at], "big")

@@ -1,6 +1,6 @@
-"""Where a part of an image goes: which pixels are looked at, and what is resized to what.
+"""Placement of a part of an image: its source pixels, and their size after resizing.
 
-Guarantees: pure geometry; a placement on an original can be found again on any smaller copy of it.
+Guarantees: pure geometry; a placement on an original can be mapped to any smaller copy of it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from feedline.stores.store import Pixels
 __all__ = ["Box", "Part", "Placement", "Window", "cut"]
 
 Part: TypeAlias = tuple[int, int, int, int]
-"""The top, left, height and width of a part of an image, in pixels."""
+"""Top, left, height and width of a part of an image, in pixels."""
 
 
 def cut(image: Pixels, part: Part | None) -> Pixels:
-    """A part of an image (height, width, 3), where it lies; the image itself for None.
+    """View of a part of an image (height, width, 3); the image itself for None.
 
     Raises:
         ValueError: the part is empty or does not lie in the image.
@@ -33,10 +33,10 @@ def cut(image: Pixels, part: Part | None) -> Pixels:
 
 
 class Box(NamedTuple):
-    """A part of an image, in pixels, to be resized to a row and perhaps mirrored.
+    """A part of an image, in pixels, to be resized to a row and optionally mirrored.
 
-    `edges` are the top, left, height and width of what is resized of it, in the part's own pixels,
-    where they lie within pixels: so a part of an image is found on a copy of another size.
+    `edges` are the top, left, height and width of the resized area within the part, in its own
+    pixels, if they lie within pixels: so a part of an image is found on a copy of another size.
     """
 
     top: int
@@ -48,19 +48,19 @@ class Box(NamedTuple):
     filter: Filter = "bilinear"
 
     def shrink(self, height: int, width: int, size: int) -> int:
-        """By how much, 1, 2, 4 or 8, the (height, width) image may be decoded smaller.
+        """Factor, 1, 2, 4 or 8, by which the (height, width) image may be reduced when decoded.
 
-        The most at which this part still has the `size` of the row in both directions.
+        The largest at which this part still has the `size` of the row in both directions.
         """
         return _shrink(min(self.height, self.width), size)
 
     @property
     def part(self) -> Part | None:
-        """What of the image is looked at."""
+        """Required part of the image."""
         return self[:4]
 
     def on(self, height: int, width: int, *, of: tuple[int, int]) -> Box:
-        """Find this part of an image `of` (height, width) on a copy of (height, width)."""
+        """Map this part of an image `of` (height, width) to a copy of (height, width)."""
         if (height, width) == of:
             return self
         top, left, rows, columns, flip, edges, filter = self
@@ -74,7 +74,7 @@ class Box(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A row's worth at (top, left) of an image that is resized as a whole to (height, width)."""
+    """A row's area at (top, left) of an image that is resized completely to (height, width)."""
 
     height: int
     width: int
@@ -84,19 +84,19 @@ class Window(NamedTuple):
     filter: Filter = "bilinear"
 
     def shrink(self, height: int, width: int, size: int) -> int:
-        """By how much, 1, 2, 4 or 8, the (height, width) image may be decoded smaller.
+        """Factor, 1, 2, 4 or 8, by which the (height, width) image may be reduced when decoded.
 
-        The most at which the whole need not be enlarged.
+        The largest at which the whole need not be enlarged.
         """
         return min(_shrink(height, self.height), _shrink(width, self.width))
 
     @property
     def part(self) -> Part | None:
-        """None: all of the image is looked at."""
+        """None: all of the image is required."""
         return None
 
     def on(self, height: int, width: int, *, of: tuple[int, int]) -> Window:
-        """The same on any copy: it is resized to the same whole."""
+        """The same on any copy: it is resized to the same size."""
         return self
 
 
@@ -104,11 +104,12 @@ Placement: TypeAlias = Box | Window
 
 
 def _interval(first: float, extent: float, length: int, of: int) -> tuple[int, int, float, float]:
-    """An interval of `of` pixels on a copy of `length`: the whole pixels, and where in them it is.
+    """Map an interval of `of` pixels to a copy of `length`: the whole pixels, and the position
+    in them.
 
     Returns:
-        The first pixel and the one behind the last; the interval's first edge and its extent,
-        counted from there.
+        First pixel and end pixel; the interval's first edge and its extent, relative to the first
+        pixel.
     """
     # Comparisons, where min and max would take three times as long: this is done for every row.
     low, most = first * length / of, length - 1e-3

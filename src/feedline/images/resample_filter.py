@@ -1,6 +1,6 @@
-"""The filters that images are resized with: how a source pixel counts by its distance.
+"""Resize filters: the weight of a source pixel by its distance.
 
-Guarantees: the definitions are Pillow's, which are torch's where torch has the filter.
+Guarantees: the definitions are Pillow's, which are torch's if torch has the filter.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ __all__ = ["FILTERS", "Filter", "nearest_pixels", "support", "weights"]
 Floats: TypeAlias = NDArray[np.float64]
 
 Filter = Literal["bilinear", "bicubic", "box", "hamming", "lanczos", "nearest", "nearest-exact"]
-"""`nearest-exact` is Pillow's nearest: the source pixel under the middle of the made one.
+"""`nearest-exact` is Pillow's nearest: the source pixel under the middle of the output pixel.
 `nearest` is torch's: the one under its upper left corner."""
 
 FILTERS: tuple[Filter, ...] = get_args(Filter)[:5]
-"""Those that weigh pixels, in the order of `_resample.c`."""
+"""Filters that weigh pixels, in the order of `_resample.c`."""
 
 
 def _bilinear(x: Floats) -> Floats:
@@ -58,25 +58,25 @@ _SUPPORT_AND_WEIGHT: dict[str, tuple[float, Callable[[Floats], Floats]]] = {
 
 
 def support(filter: Filter) -> float:
-    """How far a filter looks to both sides, in pixels of the smaller of the two images."""
+    """Reach of a filter to both sides, in pixels of the smaller of the two images."""
     return _SUPPORT_AND_WEIGHT[filter][0]
 
 
 def weights(filter: Filter, distances: Floats) -> Floats:
-    """How source pixels at these distances count, before their sum is made 1."""
+    """Weights of source pixels at these distances, not normalised."""
     return _SUPPORT_AND_WEIGHT[filter][1](distances)
 
 
 def nearest_pixels(
     filter: Filter, source: int, first: float, extent: float, made: int
 ) -> NDArray[np.int64]:
-    """Which source pixel each made one is a copy of, int64 (made).
+    """Source pixel of each output pixel, int64 (made).
 
     Args:
         filter: "nearest" or "nearest-exact".
-        source: how many source pixels there are.
-        first, extent: the part of them that is resized.
-        made: to how many pixels.
+        source: number of source pixels.
+        first, extent: resized part of them.
+        made: number of output pixels.
     """
     scale = extent / made
     if filter == "nearest":

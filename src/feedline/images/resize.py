@@ -1,15 +1,15 @@
-"""A part of an image into a row, in one pass.
+"""Resize of a part of an image into a row, in one pass.
 
-Guarantees: writes the row (height, width, 3) where it lies, also in shared memory, and nothing
-else; the bytes of torch's antialiased bilinear or bicubic resize of uint8, whose arithmetic is
-Pillow's with 16-bit weights: within 0.2 grey levels on average of torchvision's pipeline on Pillow
-images; Pillow's box, Hamming and Lanczos filters within 0.02; nearest pixels as Pillow and torch
-choose them; no warning for read-only or oddly strided images.
+Guarantees: writes the row (height, width, 3) in place, also in shared memory, and nothing else; the
+bytes of torch's antialiased bilinear or bicubic resize of uint8, whose arithmetic is Pillow's with
+16-bit weights: within 0.2 grey levels on average of torchvision's pipeline on Pillow images;
+Pillow's box, Hamming and Lanczos filters within 0.02; nearest pixels as in Pillow and torch; no
+warning for read-only or oddly strided images.
 
-Relies on: `_resample`, compiled, which makes those bytes in about half of torch's time. Where
-it was not compiled, the processor lacks AVX2, or the resize is one that it does not take
-(steeper than 16 : 1, bicubic 8 : 1), torch itself does it (its `out=` form spares the copy that
-`interpolate` needs); filters that torch lacks are then numpy's, to the same bytes.
+Relies on: `_resample`, compiled, which makes those bytes in about half of torch's time. If it was
+not compiled, the processor lacks AVX2, or it does not support the resize (steeper than 16 : 1,
+bicubic 8 : 1), torch itself does it (its `out=` form saves the copy that `interpolate` needs);
+filters that torch lacks are then numpy's, with the same bytes.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ _antialiased: dict[str, Any] = {
 _WHOLE_LIMIT = 16
 
 Edges = tuple[float, float, float, float]
-"""The top, left, height and width of what is resized."""
+"""Top, left, height and width of the resized area."""
 
 
 def fill(row: Pixels, image: Pixels, placement: Placement, *, down_first: bool = False) -> None:
     """Resize a part of an image into a row.
 
     Args:
-        row: uint8 (height, width, 3), C-contiguous, written over.
-        image: uint8 (height, width, 3), any strides, read only: the placement's `part` of an
-            image, so the whole for a window.
-        placement: what is to be made of it, and with which filter.
-        down_first: the vertical pass comes before the horizontal one, not after it as in torch:
-            the bytes between them are rounded, so a fifth of the row's are 1 more or 1 less.
+        row: uint8 (height, width, 3), C-contiguous, overwritten.
+        image: uint8 (height, width, 3), any strides, read only: the placement's `part` of an image,
+            so the whole for a window.
+        placement: geometry and filter.
+        down_first: the vertical pass comes before the horizontal one, not after it as in torch: the
+            bytes between them are rounded, so a fifth of the row's bytes differ by 1.
     """
     rows, columns = row.shape[:2]
     from_height, from_width = image.shape[:2]
@@ -91,7 +91,7 @@ def fill(row: Pixels, image: Pixels, placement: Placement, *, down_first: bool =
 
 
 def _pick(image: Pixels, row: Pixels, window: Window, edges: Edges) -> None:
-    """Copy the nearest pixels of what lies between edges."""
+    """Copy the nearest pixels of an area with fractional edges."""
     height, width, top, left, flip, filter = window
     rows, columns = row.shape[:2]
     down = nearest_pixels(filter, image.shape[0], edges[0], edges[2], height)[top : top + rows]
@@ -103,7 +103,7 @@ def _pick(image: Pixels, row: Pixels, window: Window, edges: Edges) -> None:
 def _resize_edges(
     image: Pixels, row: Pixels, edges: Edges, filter: Filter, down_first: bool
 ) -> None:
-    """Resize what lies between edges that may lie within pixels."""
+    """Resize an area with fractional edges."""
     pixels = image.astype(np.int32)
     for axis in (0, 1) if down_first else (1, 0):
         taps, shares, precision = _whole_weights(
@@ -120,10 +120,10 @@ def _resize_edges(
 def _whole_weights(
     filter: Filter, source: int, first: float, extent: float, resized: int
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, np.dtype[np.int32]], int]:
-    """Which source pixels `_resample.c` weighs, shape (resized, taps), and their weights.
+    """Source pixels that `_resample.c` weighs, shape (resized, taps), and their weights.
 
     Returns:
-        the source pixels, their weights as whole numbers, and by how many bits these are too large.
+        the source pixels, their weights as whole numbers, and the number of fractional bits.
     """
     scale = extent / resized
     reach, shrink = support(filter) * max(scale, 1.0), min(1.0, 1.0 / scale)
@@ -168,8 +168,8 @@ def _resize(source: Pixels, target: Pixels, filter: Filter, down_first: bool) ->
 def _resize_window(image: Pixels, window: Window, row: Pixels) -> None:
     """Make only the window of a resized image, by the definition of the filter.
 
-    Slower than resizing the whole, unless the whole would be enormous: a 1 x 3000 image has one
-    of 256 x 768,000 pixels.
+    Slower than resizing the whole, unless the whole would be enormous: a 1 x 3000 image is resized
+    to 256 x 768,000 pixels.
     """
     height, width, top, left, _, filter = window
     down, rows = _shares(filter, image.shape[0], height, top, row.shape[0])
@@ -183,10 +183,10 @@ def _resize_window(image: Pixels, window: Window, row: Pixels) -> None:
 def _shares(
     filter: Filter, source: int, resized: int, first: int, count: int
 ) -> tuple[np.ndarray[Any, np.dtype[np.float32]], slice]:
-    """The weights of a filter for `count` of `resized` pixels from `first`.
+    """Weights of a filter for `count` of `resized` pixels from `first`.
 
     Returns:
-        weights (count, n) and the n source pixels that they weigh.
+        weights (count, n) and their n source pixels.
     """
     scale = source / resized
     reach = support(filter) * max(scale, 1.0)

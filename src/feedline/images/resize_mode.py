@@ -1,10 +1,10 @@
-"""The modes in which torchvision resizes: their results differ by a grey level in some pixels.
+"""Resize modes of torchvision: their results differ by a grey level in some pixels.
 
 Guarantees: the bytes of torchvision's own resize of tensors, in both versions of its transforms,
 and of Pillow's within a hundredth of a grey level on average. `fill` alone, which has one mode, is
 within a fifth.
 
-Relies on: Pillow's choice of the pass that comes first, as it is since version 13; `resize`.
+Relies on: Pillow's order of passes, as since version 13; `resize`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["ResizeMode", "fill_as"]
 
 ResizeMode: TypeAlias = Literal["pillow", "bytes", "floats"]
 """`pillow`: as torchvision resizes PIL images. `bytes`: as version 2 of its transforms resizes
-tensors of uint8. `floats`: as version 1 resizes them, in floats that are rounded once."""
+uint8 tensors. `floats`: as version 1 resizes them, in floats that are rounded once."""
 
 _PILLOW_CHOOSES = int(PIL.__version__.partition(".")[0]) >= 13
 
@@ -33,7 +33,7 @@ _WHOLE_LIMIT = 64
 
 
 def fill_as(mode: ResizeMode, row: Pixels, image: Pixels, placement: Placement) -> None:
-    """Resize a part of an image into a row, in a given mode; the rest is as in `fill`."""
+    """Resize a part of an image into a row, in a given mode; otherwise like `fill`."""
     rows, columns = row.shape[:2]
     height, width = (rows, columns) if isinstance(placement, Box) else placement[:2]
     edges = isinstance(placement, Box) and placement.edges is not None

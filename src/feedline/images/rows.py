@@ -1,8 +1,8 @@
 """From a store of images to rows: decode, place the crop, resize, write.
 
-Guarantees: a row depends on the image, the transform and the item alone; what cannot be read or
-decoded is an ImageError that names the sample; no more of a JPEG is decoded than the crop needs;
-a pickle carries no buffers; several threads may load at once.
+Guarantees: a row depends on the image, the transform and the item alone; an image that cannot be
+read or decoded raises an ImageError that names the sample; only the part of a JPEG that the crop
+needs is decoded; a pickle carries no buffers; several threads may load at once.
 
 Relies on: a `store` for bytes or pixels, `decode`, `crops` and `resize` for the rest.
 """
@@ -37,14 +37,14 @@ __all__ = ["RowPipeline", "Store"]
 
 
 class RowPipeline(Generic[Store]):
-    """The images of a store as a source of rows: "image", uint8 (size, size, 3), and "label".
+    """Images of a store as a source of rows: "image", uint8 (size, size, 3), and "label".
 
     Args:
-        store: the images and labels.
-        transform: which part of an image is shown.
-        scaled: decode a JPEG smaller where the part still has the row's size.
-        exif: turn images upright by their Exif orientation.
-        max_pixels: an image whose header announces more is an ImageError.
+        store: images and labels.
+        transform: selects the visible part of an image.
+        scaled: decode a JPEG at a reduced size if the part still has the row's size.
+        exif: rotate images by their Exif orientation.
+        max_pixels: maximum number of pixels in an image's header.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class RowPipeline(Generic[Store]):
         self._begin()
 
     def cached(self, cache: CacheStore) -> RowPipeline[Any]:
-        """The same rows, of the smaller copies that a cache holds of the same files.
+        """The same rows, from the smaller copies of the same files in a cache.
 
         Raises:
-            UsageError: it lacks some of the images, or they are no files.
+            UsageError: it lacks some of the images, or they are not files.
         """
         other: RowPipeline[Any] = copy.copy(self)
         files = self.originals()
@@ -78,10 +78,10 @@ class RowPipeline(Generic[Store]):
         return other
 
     def originals(self) -> FileStore[Any]:
-        """The files of the images, of which a cache may hold copies.
+        """Files of the images, of which a cache may hold copies.
 
         Raises:
-            UsageError: the images are no files.
+            UsageError: the images are not files.
         """
         store: Any = self.store
         if isinstance(store, FileStore):
@@ -89,20 +89,20 @@ class RowPipeline(Generic[Store]):
         if isinstance(store, ChosenStore) and isinstance(store.store, FileStore):
             return store.store.chosen(store.numbers)
         raise UsageError(
-            f"a cache holds copies of the files of a folder, and {type(self).__name__} has its "
-            "images elsewhere; leave `cache` out"
+            f"cache= needs images that are files of a folder, but {type(self).__name__} stores its "
+            "images elsewhere; remove cache="
         )
 
     @property
     def has_originals(self) -> bool:
-        """Whether the images are files, of which a cache may hold copies."""
+        """True if the images are files, of which a cache may hold copies."""
         store: Any = self.store
         if isinstance(store, ChosenStore):
             store = store.store
         return isinstance(store, FileStore | CachedFiles)
 
     def _begin(self) -> None:
-        """Make what is not pickled."""
+        """Create what is not pickled."""
         self._is_open = False
         self._threads = ThreadsDecoder(max_pixels=self._max_pixels, exif=self.exif)
 
@@ -110,27 +110,27 @@ class RowPipeline(Generic[Store]):
         return len(self.store)
 
     def open(self, worker: int, workers: int) -> None:
-        """A worker begins: its number, and how many there are. Elsewhere the first row does it."""
+        """Start a worker with its id and the number of workers. Elsewhere the first row does it."""
         self.store.open()
         self._is_open = True
 
     def close(self) -> None:
-        """No more rows are asked for in this process."""
+        """Release resources after the last row in this process."""
         self._is_open = False
         self.store.close()
 
     def fields(self, image_size: int | None) -> tuple[Field, ...]:
-        """The arrays of a row at this image size, in pixels, which must be given.
+        """Arrays of a row at this image size, in pixels, which must be given.
 
         Raises:
             UsageError: the store has no images that are large enough.
         """
-        assert image_size is not None, "stored images have no common size of their own"
+        assert image_size is not None, "stored images have no common size"
         self.level_at(image_size)
         return Field("image", "uint8", (image_size, image_size, 3)), self.store.label_field
 
     def level_at(self, image_size: int) -> str:
-        """Which copies rows of this size are made of, in words; "" for the originals.
+        """Resolution of the copies for rows of this size, as text; "" for the originals.
 
         Raises:
             UsageError: the store has none that are large enough.
@@ -138,24 +138,24 @@ class RowPipeline(Generic[Store]):
         return self.store.check_side(self.wanted_side(image_size))
 
     def wanted_side(self, image_size: int) -> int:
-        """The shorter side in pixels at which an image is large enough for rows of this size."""
+        """Shorter side in pixels of an image that is large enough for rows of this size."""
         return wanted_side(self.transform, image_size)
 
     @property
     def copies_from(self) -> str:
-        """Where the copies lie that rows are made of, in words; "" for the originals."""
+        """Location of the copies that rows are made of, as text; "" for the originals."""
         cache = cache_within(self.store)
         return "" if cache is None else cache.location.in_words()
 
     def prepare(self, samples: Sequence[int], image_size: int | None) -> None:
-        """These rows are about to be loaded; fetch together what lies on another machine."""
+        """Prepare for rows that are about to be loaded: fetch remote images together."""
         prepare = getattr(self.store, "prepare", None)
         if prepare is not None:
-            assert image_size is not None, "stored images have no common size of their own"
+            assert image_size is not None, "stored images have no common size"
             prepare(samples, self.wanted_side(image_size))
 
     def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
-        """Fill one row: arrays as `fields` says, C-contiguous, which are written in place.
+        """Fill one row: arrays as in `fields`, C-contiguous, written in place.
 
         Raises:
             ImageError: the image cannot be read or decoded; names it. The row is then undefined.
@@ -171,7 +171,7 @@ class RowPipeline(Generic[Store]):
             retouch(row[0], item)
 
     def _part(self, item: Item) -> tuple[Pixels, Placement]:
-        """The part of the image that is shown, valid until the next one, and where it goes."""
+        """Visible part of the image, valid until the next one, and its placement."""
         if not self._is_open:
             self.open(0, 1)
         try:
@@ -215,45 +215,45 @@ class RowPipeline(Generic[Store]):
         return part, placement
 
     def _placement(self, height: int, width: int, item: Item) -> Placement:
-        """Which part of what was read, (height, width) pixels, is shown, and where it goes.
+        """Placement in an image of (height, width) pixels that was read.
 
         Raises:
-            ImageError: it is no copy of an original of the size that the store says.
+            ImageError: it is not a copy of an original of the indexed size.
         """
         original = self.store.original_size(item.sample)
         if original is None or original == (height, width):
             return self.transform.place(height, width, item)
         if level_size(*original, min(height, width)) != (height, width):
             raise ImageError(
-                f"its copy has {width} x {height} pixels, and the cache's index says that the "
-                f"original has {original[1]} x {original[0]}: the index is damaged or another "
-                "cache's; `feedline cache verify` tells"
+                f"size mismatch: its copy has {width} x {height} pixels, the original in the "
+                f"cache's index {original[1]} x {original[0]}. The index is damaged or from "
+                "another cache; run `feedline cache verify`"
             )
         return self.transform.place(*original, item).on(height, width, of=original)
 
     def _rescued(self, data: bytes) -> Pixels | None:
-        """The pixels of an image that the decoder refused, where another reader is wanted."""
+        """Pixels of an image that the decoder rejected, for another reader."""
         return None
 
     def name(self, sample: int) -> str:
-        """What to call a sample when it is printed."""
+        """Name of a sample in messages."""
         return self.store.name(sample)
 
     def fingerprint(self) -> str:
-        """A short hash of the samples, their order and labels, whatever the transform.
+        """Short hash of the samples, their order and labels, independent of the transform.
 
-        Of files it hashes the paths below the dataset's folder, so a moved folder has the same; it
+        For files it hashes the paths below the dataset's folder, so a moved folder has the same; it
         reads none of them: 1.3 million samples of an ImageFolder take about 25 ms.
         """
         return self.store.fingerprint()
 
     @property
     def uses_strength(self) -> bool:
-        """Whether the crop changes with an item's strength."""
+        """True if the crop depends on an item's strength."""
         return bool(getattr(self.transform, "uses_strength", True))
 
     def transform_identity(self) -> str:
-        """What decides how an image becomes a row, in words: the same in every process."""
+        """Description of everything that determines a row's pixels: equal in every process."""
         decode = "scaled" if self._scaled else "exact"
         form = self.store.form()
         return without_addresses(

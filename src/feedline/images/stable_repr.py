@@ -1,4 +1,4 @@
-"""Objects in words that are the same in every process."""
+"""`repr` that does not depend on memory addresses, so it is equal in every process."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["without_addresses"]
 
 
 def without_addresses(text: str) -> str:
-    """A repr without the memory addresses that differ from process to process."""
+    """Remove the memory addresses from a repr."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)

@@ -1,9 +1,9 @@
-"""Tables of paths and labels: CSV and Parquet files, frames of pandas and of polars.
+"""Tables of paths and labels: CSV and Parquet files, pandas and polars DataFrames.
 
-Guarantees: pandas, polars and pyarrow are not imported, but pyarrow for a Parquet file; a column
-that is not there is an error that names those that are.
+Guarantees: pandas and polars are not imported, pyarrow only for a Parquet file; an error about a
+missing column lists those that exist.
 
-Relies on: the `columns` of frames, and the `to_list` of their columns.
+Relies on: the `columns` of DataFrames, and the `to_list` of their columns.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Table(NamedTuple):
     """Two columns of a table.
 
     Args:
-        images: the paths, as the table has them.
-        labels: one for each; rows of some where several columns were named.
-        where: what to call the table.
-        classes: of the labels, where the table itself has put them in an order.
+        images: paths, as in the table.
+        labels: one per path; rows of several values if several columns were given.
+        where: name of the table in messages.
+        classes: classes, if the table itself defines their order.
     """
 
     images: list[Any]
@@ -51,19 +51,19 @@ def of_csv(
     sep: str,
     classes: Any,
 ) -> Table:
-    """Two columns of a CSV file, UTF-8, whose first line names the columns.
+    """Read two columns of a CSV file, UTF-8, whose first line names the columns.
 
     Args:
-        path: of the file.
-        image, label: the columns' names.
-        sep: what stands between cells, one character.
-        classes: names of classes, or None. Labels are texts where one is among them, whatever they
-            look like; else whole numbers where all of a column are. Without names they are also
-            fractions, where all are numbers.
+        path: path of the file.
+        image, label: names of the columns.
+        sep: separator of cells, one character.
+        classes: class names, or None. Labels are texts if one is among them, whatever they look
+            like; otherwise whole numbers if all of a column are. Without class names they are also
+            floats, if all are numbers.
 
     Raises:
         DatasetError: the file cannot be read, or has no rows.
-        UsageError: a column is not there, or an argument cannot be used.
+        UsageError: a column is missing, or an argument is invalid.
     """
     if not isinstance(sep, str) or len(sep) != 1 or sep in '"\r\n':
         raise UsageError(f'sep must be one character, such as "," or "\\t", got {sep!r}')
@@ -80,21 +80,21 @@ def of_csv(
                     continue
                 if len(cells) != len(header):
                     raise DatasetError(
-                        f"{where} has {len(cells)} cells in line {lines.line_num}, and its first "
-                        f"line names {len(header)} columns: put quotation marks around a cell "
-                        f"that holds a {sep!r}"
+                        f"{where} has {len(cells)} cells in line {lines.line_num}, but "
+                        f"{len(header)} columns in its first line: quote cells that contain a "
+                        f"{sep!r}"
                     )
                 for column, place in zip(columns, places, strict=True):
                     column.append(cells[place])
     except csv.Error as error:
         raise DatasetError(
-            f"{where} cannot be read: {error}. Is a quotation mark left open before line "
-            f"{lines.line_num}? It must be separated by {sep!r}"
+            f"{where} cannot be read: {error}. A quotation mark may be open before line "
+            f"{lines.line_num}; cells must be separated by {sep!r}"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise DatasetError(
-            f"{where} cannot be read: {why}. It must be text in UTF-8 with a line for each image"
+            f"{where} cannot be read: {why}. It must be text in UTF-8 with one line per image"
         ) from error
     texts = columns[1:]
     labels = [
@@ -105,15 +105,15 @@ def of_csv(
 
 
 def of_parquet(path: str | os.PathLike[str], image: str, label: str | Sequence[str]) -> Table:
-    """Two columns of a Parquet file; raises as `of_csv`, and where pyarrow is not installed."""
+    """Read two columns of a Parquet file; raises like `of_csv`, and if pyarrow is not installed."""
     where, file_path = _file("Parquet", path)
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         raise UsageError(
-            f"{where} is read by the package pyarrow, which is not there ({error}): "
-            'pip install "feedline[parquet]"'
+            f"{where} needs the package pyarrow, which is not installed ({error}): pip install "
+            '"feedline[parquet]"'
         ) from error
     wanted = _wanted(image, label)
     try:
@@ -125,16 +125,17 @@ def of_parquet(path: str | os.PathLike[str], image: str, label: str | Sequence[s
         columns = [read.column(name).to_pylist() for name in wanted]
     except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
         raise DatasetError(
-            f"{where} cannot be read: {str(error).rstrip('.')}. Is it one, and was it copied whole?"
+            f"{where} cannot be read: {str(error).rstrip('.')}. It is not a Parquet file, or was "
+            "not copied completely"
         ) from error
     return _table(where, columns[0], columns[1:], several=not isinstance(label, str))
 
 
 def of_frame(frame: Any, image: str, label: str | Sequence[str]) -> Table:
-    """Two columns of a DataFrame of pandas or polars.
+    """Read two columns of a pandas or polars DataFrame.
 
     Raises:
-        UsageError: it is no such frame, or a column is not there.
+        UsageError: it is not a DataFrame, or a column is missing.
         DatasetError: it has no rows.
     """
     kind = type(frame)
@@ -142,7 +143,7 @@ def of_frame(frame: Any, image: str, label: str | Sequence[str]) -> Table:
     if package not in ("pandas", "polars") or kind.__name__ != "DataFrame":
         hint = "; call collect() first" if kind.__name__ == "LazyFrame" else ""
         raise UsageError(
-            f"a DataFrame of pandas or polars was wanted, got {package}.{kind.__name__}{hint}"
+            f"expected a pandas or polars DataFrame, got {package}.{kind.__name__}{hint}"
         )
     where = f"the {package} DataFrame"
     header = list(frame.columns)
@@ -157,7 +158,7 @@ def of_frame(frame: Any, image: str, label: str | Sequence[str]) -> Table:
 
 
 def _categories(dtype: Any) -> list[str] | None:
-    """The names that a column was declared with, in order: pandas' categories, polars' Enum."""
+    """Declared names of a column, in order: pandas' categories, polars' Enum."""
     if type(dtype).__name__ not in ("CategoricalDtype", "Enum"):
         return None
     names = list(dtype.categories)
@@ -165,49 +166,47 @@ def _categories(dtype: Any) -> list[str] | None:
 
 
 def _file(kind: str, path: Any) -> tuple[str, str]:
-    """What to call a table's file, and its path."""
+    """Name of a table's file in messages, and its path."""
     if not isinstance(path, (str, os.PathLike)) or isinstance(os.fspath(path), bytes):
         raise UsageError(
-            f"a {kind} file was wanted, and its path is {path!r:.200}; a DataFrame goes to "
-            "from_frame"
+            f"expected the path of a {kind} file, got {path!r:.200}; for a DataFrame use from_frame"
         )
     if is_url(path):
         raise UsageError(
-            f"a {kind} file of this machine was wanted, got {shown(str(path))!r}: download it; the "
-            "images that it lists may be at URLs"
+            f"expected a local {kind} file, got {shown(str(path))!r}: download it; the images it "
+            "lists may be at URLs"
         )
     return f"the {kind} file {os.fspath(path)!r}", os.path.expanduser(os.fspath(path))
 
 
 def _wanted(image: str, label: str | Sequence[str]) -> list[str]:
-    """The names of the columns, that of the images first."""
+    """Names of the columns, that of the images first."""
     if not isinstance(image, str):
-        raise UsageError(f"image must be the name of a column, a text, got {image!r:.200}")
+        raise UsageError(f"image must be the name of a column, got {image!r:.200}")
     names = [label] if isinstance(label, str) else ordered(label)
     if not names or not all(isinstance(name, str) for name in names):
         raise UsageError(
-            'label must be the name of a column, or a list of such as ["a", "b"], got '
-            f"{label!r:.200}"
+            f'label must be the name of a column, or a list such as ["a", "b"], got {label!r:.200}'
         )
     return [image, *names]
 
 
 def _place(where: str, header: Sequence[Any], name: str) -> int:
-    """Where a table has a column."""
+    """Position of a column in a table."""
     count = sum(1 for each in header if each == name)
     if count == 1:
         return list(header).index(name)
     if count:
-        raise UsageError(f"{where} has {count} columns called {name!r}: give each its own name")
+        raise UsageError(f"{where} has {count} columns named {name!r}: names must be unique")
     known = [each for each in header if isinstance(each, str)]
     near = difflib.get_close_matches(name, known, _NEAR)
     nearest = f"; nearest: {', '.join(map(repr, near))}" if near else ""
     some = ", ".join(map(repr, header[:20])) + (", ..." if len(header) > 20 else "")
     blank = [each for each in known if each.strip() == name]
     if blank:
-        nearest = f": the blanks of {blank[0]!r} belong to its name"
+        nearest = f": the name {blank[0]!r} includes blanks"
     seps = [sep for sep in ";\t|," if len(known) == 1 and sep in known[0]]
-    hint = f"; if there are several, give sep={seps[0]!r}" if seps else ""
+    hint = f"; if there are several, pass sep={seps[0]!r}" if seps else ""
     raise UsageError(
         f"{where} has no column {name!r}{nearest}. Its columns are: {some or 'none'}{hint}"
         + ("" if near or blank or hint else ". The first line of a file names its columns")
@@ -217,12 +216,12 @@ def _place(where: str, header: Sequence[Any], name: str) -> int:
 def typed(
     where: str, cells: list[str], called: Callable[[int], str] = "sample {}".format
 ) -> list[Any]:
-    """Cells as whole numbers or fractions, where all are; else as they are.
+    """Convert cells to whole numbers or floats, if all are; otherwise unchanged.
 
     Args:
-        where: what to call the table.
-        cells: of one column.
-        called: what a cell's sample is called in a message, by the cell's place.
+        where: name of the table in messages.
+        cells: cells of one column.
+        called: name of a cell's sample in messages, by the cell's position.
 
     Raises:
         UsageError: some are numbers and some are texts.
@@ -236,20 +235,20 @@ def typed(
         if number is None and cell and not _NO_NUMBER.fullmatch(cell):
             other = next(number[0] for number in found if number)
             raise UsageError(
-                f"{where} has labels of mixed types: {cell!r:.99} of {called(place)} is no number, "
-                f"and {other!r:.99} is one. If all are names of classes, give them in `classes`"
+                f"{where} has labels of mixed types: {cell!r:.99} of {called(place)} is not a "
+                f"number, but {other!r:.99} is. If all are class names, pass classes="
             )
     return cells if "" in cells else list(map(float, cells))
 
 
 def _are_numbers(cells: list[str], classes: Any) -> bool:
-    """Whether cells are numbers of classes, where these have names."""
+    """Return True if cells are class indices, for classes with names."""
     names = set(ordered(classes) or ())
     return names.isdisjoint(cells) and all(map(_WHOLE.fullmatch, cells))
 
 
 def _table(where: str, images: list[Any], columns: list[list[Any]], *, several: bool) -> Table:
     if not images:
-        raise DatasetError(f"{where} has no rows: there is nothing to load")
+        raise DatasetError(f"{where} has no rows")
     labels = list(map(list, zip(*columns, strict=True))) if several else columns[0]
     return Table(images, labels, where)

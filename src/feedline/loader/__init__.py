@@ -1,9 +1,9 @@
-"""The loader: what a user holds, and all that stands between it and the engine.
+"""The loader: DataLoader and everything between it and the engine.
 
-In the order in which an argument travels: `dataloader` is the class, `checks` and `settings`
-resolve its arguments, `planning` the order, `decide` says whose code makes the batches, `cursor`
-where the loader stands, `session` joins the two, `backends` do the work, `iteration` hands the
-batches out, `identity` is what a state says of them, `explain` says it all in words.
+In the order an argument travels: `dataloader` is the class, `checks` and `settings` resolve its
+arguments, `planning` the order, `decide` chooses the engine, `cursor` is the position, `session`
+joins the two, `backends` do the work, `iteration` returns the batches, `identity` is the dataset's
+entry in a state, `explain` describes it all as text.
 """
 
 from feedline.loader.dataloader import DataLoader

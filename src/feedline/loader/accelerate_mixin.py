@@ -1,11 +1,11 @@
-"""A loader's side of Hugging Face Accelerate.
+"""Support for Hugging Face Accelerate in a loader.
 
-Guarantees: where feedline does by itself what Accelerate promises, `accelerator.prepare(loader)`
-gives back the same loader: `save_state` and `load_state` keep its state, and Accelerate knows which
-batch of an epoch is the last. Elsewhere Accelerate makes a loader of its own from this one's parts,
-as it does of torch's, and a warning says so. What was asked for and cannot be is an error.
-Relies on: `Accelerator.prepare_data_loader` asking a loader first whether it is prepared. It passes
-nothing of its configuration, which is read where it asks from.
+Guarantees: if feedline itself provides what Accelerate is configured for,
+`accelerator.prepare(loader)` returns the same loader: `save_state` and `load_state` include its
+state, and Accelerate knows which batch of an epoch is the last. Otherwise Accelerate builds its own
+loader from this one's parts, as it does from torch's, with a warning. A configuration that cannot
+work raises an error. Relies on: `Accelerator.prepare_data_loader` first asks a loader whether it is
+prepared. It passes no configuration, so that is read from the calling frame.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ T = TypeVar("T")
 TOLD_BY_ACCELERATE = frozenset(
     {"end_of_dataloader", "gradient_state", "remainder", "_passes", "_sends"}
 )
-"""Attributes of a loader that are of one run: a copy has to be prepared itself."""
+"""Attributes of a loader that belong to one run: a copy must be prepared itself."""
 
 _HEEDED = ("non_blocking", "use_stateful_dataloader")
 _WITHOUT_EFFECT = {
     "planned": ("use_seedable_sampler",),  # all ranks have one order in any case
     "alone": ("even_batches",),
 }
-"""Settings of Accelerate's that change nothing where feedline plans, or on one process."""
+"""Accelerate settings without effect if feedline plans the order, or on one process."""
 
 
 class Accelerated:
-    """For a loader with `dataset`, `batch_sampler`, `batch_size`, `drop_last`, `device`, `ranks`.
+    """Mixin for a loader with `dataset`, `batch_sampler`, `batch_size`, `drop_last`, `device`,
+    `ranks`.
 
-    `accumulate` and `gather_for_metrics` read `end_of_dataloader` and `remainder` of the loader
-    under way: whether the batch handed out is the epoch's last, and how many rows of the last
-    batch over all ranks are no repetitions (0: as many as there are; -1: not known).
+    `accumulate` and `gather_for_metrics` read `end_of_dataloader` and `remainder` of the active
+    loader: whether the current batch is the epoch's last, and how many rows of the last batch over
+    all ranks are not repetitions (0: all of them; -1: unknown).
     """
 
     dataset: Any
@@ -57,17 +58,17 @@ class Accelerated:
 
     @property
     def ranks(self) -> int:
-        """How many processes the loader shares its samples among."""
+        """Number of processes that share the samples."""
         raise NotImplementedError
 
     @property
     def plan(self) -> Plan | None:
-        """The order that feedline makes; None where samplers or the dataset make it."""
+        """Order planned by feedline; None if samplers or the dataset define it."""
         raise NotImplementedError
 
     @property
     def epoch(self) -> int:
-        """The epoch under way."""
+        """Current epoch."""
         raise NotImplementedError
 
     use_stateful_dataloader = True  # save_state and load_state ask for this name
@@ -77,18 +78,18 @@ class Accelerated:
     _sends: Callable[[Any], Any] | None = None  # moves a batch to Accelerate's device
     _passes = 0  # iterations that Accelerate knows of
     in_a_wrapper = False
-    """Whether a wrapper of Accelerate's reads from this loader."""
+    """Whether a wrapper of Accelerate reads from this loader."""
 
     @property
     def collate_fn(self) -> Any:
-        """As it was given, or torch's. Who builds a stock loader of this one's parts takes it."""
+        """As given, or torch's. Read by code that builds a torch loader from this one's parts."""
         asking = sys._getframe(1).f_globals.get("__name__")
         prepared = self.in_a_wrapper or self.gradient_state is not None
         if prepared and asking == "accelerate.data_loader":
             warnings.warn(
-                f"{BUILDS_STOCK} of a feedline.DataLoader that it has prepared: torch's workers "
-                f"load{_lost(self)}. Call skip_first_batches of the Accelerator; of a loader whose "
-                "state load_state has restored no batch is left to skip",
+                f"{BUILDS_STOCK} from a prepared feedline.DataLoader: torch's workers load the "
+                f"data{_lost(self)}. Call skip_first_batches of the Accelerator; a loader restored "
+                "by load_state has no batches to skip",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -100,10 +101,10 @@ class Accelerated:
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Asked by an Accelerator: whether this loader is what `prepare` is to give back.
+        """Answer to an Accelerator: True if `prepare` should return this loader.
 
         Raises:
-            UsageError: the loader plans its order, and the Accelerator wants it otherwise.
+            UsageError: the loader plans its order, but the Accelerator needs another one.
         """
         frame = sys._getframe(1)
         asking, accelerator = frame.f_locals, frame.f_locals.get("self")
@@ -112,9 +113,9 @@ class Accelerated:
             prepared = self.gradient_state is not None
             if not prepared and str(frame.f_globals.get("__name__")).startswith("accelerate."):
                 warnings.warn(
-                    f"accelerate {getattr(sys.modules['accelerate'], '__version__', '?')} asks in "
-                    "a way that feedline does not know whether this loader is prepared: Accelerate "
-                    "makes a stock DataLoader of it, in which torch's workers load",
+                    f"accelerate {getattr(sys.modules['accelerate'], '__version__', '?')} checks "
+                    "in a way unknown to feedline whether this loader is prepared: Accelerate "
+                    "builds a torch DataLoader from it, whose data torch's workers load",
                     RuntimeWarning,
                     stacklevel=3,
                 )
@@ -123,9 +124,10 @@ class Accelerated:
         if why:
             if not isinstance(self.dataset, IterableDataset):
                 warnings.warn(
-                    f"{BUILDS_STOCK} of this feedline.DataLoader, as {why}: torch's workers load"
-                    f"{_lost(self)}. feedline.frameworks.accelerate.prepare(accelerator, loader) "
-                    "gives the same batches by feedline's workers",
+                    f"{BUILDS_STOCK} from this feedline.DataLoader because {why}: torch's workers "
+                    f"load the data{_lost(self)}. "
+                    "feedline.frameworks.accelerate.prepare(accelerator, loader) gives the same "
+                    "batches with feedline's workers",
                     RuntimeWarning,
                     stacklevel=3,
                 )
@@ -135,51 +137,53 @@ class Accelerated:
 
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self, prepared: bool) -> None:
-        """What `Accelerator.prepare` does to each loader it keeps: the getter did it all."""
+        """Ignore the mark `Accelerator.prepare` sets: the getter did the work."""
 
     def check_accelerator(self, accelerator: Any) -> str:
-        """Why feedline cannot do what an Accelerator promises; "" where it does.
+        """Reason why feedline cannot do what an Accelerator is configured for; "" if it can.
 
         Raises:
-            UsageError: the loader plans its order, or was given a seed or a schedule beside a
-                sampler, and the Accelerator wants the batches otherwise.
+            UsageError: the loader plans its order, or has both a seed or schedule and a sampler,
+                and the Accelerator needs other batches.
         """
         planned = self.plan is not None or is_native(self.dataset)
         processes = accelerator.num_processes
         if planned and processes != self.ranks:
             raise UsageError(
-                f"the loader shares its samples among {self.ranks} and Accelerate runs {processes} "
-                "processes; give the loader a seed, by which it shares them out itself, and build "
-                "it after the Accelerator, or pass rank and world_size"
+                f"the loader distributes its samples over {self.ranks} ranks, but Accelerate runs "
+                f"{processes} processes; set a seed, so that the loader distributes the samples "
+                "itself, and build it after the Accelerator, or pass rank and world_size"
             )
         mesh = getattr(accelerator, "torch_device_mesh", None)
         why = self._why_not(processes, _changed(accelerator.dataloader_config), planned)
         if mesh is not None and {"tp", "cp", "sp"} & set(mesh.mesh_dim_names or ()):
-            why = "in the Accelerator's device mesh several ranks share one batch"
+            why = "several ranks share one batch in the Accelerator's device mesh"
         if why and planned:
             raise UsageError(
-                f"the loader makes its own order, and {why}; leave that out, or leave seed and "
-                "schedule out of the loader: then Accelerate shares the samples out"
+                f"the loader makes its own order, but {why}; remove that, or remove seed and "
+                "schedule from the loader: then Accelerate distributes the samples"
             )
         given = [name for name in ("schedule", "seed") if vars(self)[name] is not None]
         if why and given:
             raise UsageError(
-                f"{' and '.join(given)} and a sampler were given to the loader, and {why}, for "
-                "which it builds a loader without them; leave them out, or the sampler: then "
-                "feedline makes the order and shares it out"
+                f"{' and '.join(given)} and a sampler are set on the loader, and {why}, for which "
+                "it builds a loader without them; remove them, or remove the sampler: then "
+                "feedline makes the order and distributes it"
             )
         return why
 
     def _why_not(self, processes: int, changed: Mapping[str, Any], planned: bool) -> str:
-        """Why feedline cannot do what Accelerate promises; "" where it does."""
+        """Reason why feedline cannot do what Accelerate is configured for; "" if it can."""
         harmless = _HEEDED + (_WITHOUT_EFFECT["planned"] if planned else ())
         harmless += _WITHOUT_EFFECT["alone"] if processes == 1 else ()
         told = {name: value for name, value in changed.items() if name not in harmless}
         if told:
             said = ", ".join(f"{name}={value!r}" for name, value in told.items())
-            return f"the Accelerator was given DataLoaderConfiguration({said})"
+            return f"the Accelerator has DataLoaderConfiguration({said})"
         if planned and hasattr(self.dataset, "set_epoch"):
-            return "Accelerate tells the dataset the epoch, by its set_epoch, which it leaves here"
+            return (
+                "Accelerate does not call the dataset's set_epoch for a loader it leaves unchanged"
+            )
         if planned:
             return ""
         if isinstance(self.dataset, IterableDataset):
@@ -188,7 +192,7 @@ class Accelerated:
             return f"Accelerate runs {processes} processes"
         parts = (self.dataset, *chain(self.batch_sampler))
         if any(hasattr(part, "set_epoch") for part in parts):
-            return "Accelerate tells the sampler or the dataset the epoch"
+            return "Accelerate sets the epoch of the sampler or the dataset"
         return ""
 
     def _join(self, accelerator: Any, placed: bool | None, config: Any) -> None:
@@ -202,15 +206,15 @@ class Accelerated:
             self._sends = lambda batch: utils.send_to_device(batch, target, non_blocking=not blocks)
 
     def set_step(self, step: int) -> None:
-        """Make the next iteration begin behind so many batches of its epoch."""
+        """Begin the next iteration after the first `step` batches of its epoch."""
         raise NotImplementedError
 
     def watched(self, batches: Iterator[T], at_end: Callable[[], bool]) -> Iterator[T]:
-        """The batches, told to Accelerate once it prepared this loader.
+        """Yield the batches, and report them to Accelerate once it prepared this loader.
 
         Args:
             batches: the iteration.
-            at_end: whether it has none left, as of now.
+            at_end: returns True if no batches are left.
         """
         return batches if self.gradient_state is None else self._told(batches, at_end)
 
@@ -244,7 +248,7 @@ class Accelerated:
             warnings.warn(
                 f"the epoch's last batch repeats {missing} rows, one on each of the last {missing} "
                 "ranks, and gather_for_metrics counts them; choose a dataset length or batch_size "
-                "with less to fill up, or take what `loader.batch.padding` says out yourself",
+                "with less padding, or drop the last `loader.batch.padding` rows yourself",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -252,7 +256,7 @@ class Accelerated:
 
 
 def _lost(loader: Any) -> str:
-    """What a stock loader has nothing of, where it was asked for."""
+    """Settings that a torch loader does not support, as the end of a sentence."""
     usual = {"on_error": "raise", "image_size": None}
     asked = {name: vars(loader)[name] for name in usual}
     said = [f"{name}={value!r}" for name, value in asked.items() if value != usual[name]]
@@ -260,7 +264,7 @@ def _lost(loader: Any) -> str:
 
 
 def _changed(config: Any) -> dict[str, Any]:
-    """The settings of a DataLoaderConfiguration that are not Accelerate's defaults."""
+    """Settings of a DataLoaderConfiguration that differ from Accelerate's defaults."""
     usual = type(config)()
     return {
         field.name: getattr(config, field.name)

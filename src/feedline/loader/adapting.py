@@ -1,12 +1,12 @@
-"""`num_workers="auto"` while a loader works: what is seen of it, and what is changed for it.
+"""Adaptation of a working loader (`num_workers="auto"`): measurements in, changes out.
 
-Besides the workers, that is how many whole batches are made ahead, and how long the pieces of
-batches of rows are.
+Besides the number of workers this adapts the number of whole batches made ahead, and the task size
+of batches of rows.
 
-Guarantees: batches, their order and the state are the same whatever is decided; a crew that a
-change is under way in is not judged; nothing is decided that memory or cores forbid. A step costs
-about half a microsecond, a look at the workers some 0.1 ms, once a second at most.
-Relies on: being told of each batch by `session.Session`; `control.controller` for the decisions.
+Guarantees: batches, their order and the state do not depend on the decisions; workers are not
+evaluated while a change is in progress; no decision exceeds memory or cores. A step costs about
+half a microsecond, a look at the workers some 0.1 ms, once a second at most. Relies on:
+`session.Session` reporting each batch; `control.controller` for the decisions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TO_FILL = 4  # times as many batches as may be ahead: workers are that little f
 
 
 class _Session(Protocol):
-    """Of `session.Session`, what is looked at."""
+    """Attributes of `session.Session` that are read."""
 
     cursor: Any
     settings: Settings
@@ -54,11 +54,11 @@ class _Session(Protocol):
 
 
 class Adapting:
-    """Watches a session's steps, and changes its number of workers.
+    """Measures a session's steps, and changes its settings.
 
     Args:
-        session: whose.
-        change: sets something; raises where that cannot be.
+        session: the session.
+        change: sets something; raises if that is not possible.
     """
 
     def __init__(self, session: _Session, change: Callable[[What, float], None]) -> None:
@@ -67,8 +67,8 @@ class Adapting:
         self._controller = Controller(Limits(cores=usable_cores()))
         self.decisions: deque[Decision] = deque(maxlen=_MOST_KEPT)
         self.off = False
-        """Whether nothing is changed any more."""
-        self._ready_ns = 0  # when the latest batch was handed out; 0 behind a pause
+        """Whether adaptation has stopped."""
+        self._ready_ns = 0  # when the latest batch was handed out; 0 after a pause
         self._settling = 0  # batches still to come of the settings before a change
         self._to_follow: Decision | None = None
         self._decided_with: LiveSettings | None = None
@@ -81,20 +81,20 @@ class Adapting:
         self._before = self._spent()
 
     def paused(self) -> None:
-        """An iteration begins: the time since the last batch is no step's."""
+        """Start an iteration: the time since the last batch belongs to no step."""
         self.follow()
         self._ready_ns = 0
 
     def notice(self, asked_ns: int) -> None:
-        """A batch is there that was asked for at this time, on the monotonic clock."""
+        """Record a batch that was requested at this time, on the monotonic clock."""
         if self.off:
-            self._phase = None  # when it is switched on, a window begins anew
+            self._phase = None  # when it is switched on, a new window begins
             return
         with self._off_on_error():
             self._notice(asked_ns)
 
     def follow(self) -> None:
-        """Change what was decided: before a batch is asked for, as then none is on its way out."""
+        """Apply the last decision, before a batch is requested."""
         decision, self._to_follow = self._to_follow, None
         # What has been set meanwhile, by hand, stays.
         same = self._session.backend.live == self._decided_with
@@ -109,7 +109,7 @@ class Adapting:
         except Exception as error:
             self.off = True
             _log.warning(
-                "num_workers, and all else, stays as it is from here on: %s: %s",
+                "adaptation stopped; num_workers and the other settings stay unchanged: %s: %s",
                 type(error).__name__,
                 error,
             )
@@ -157,7 +157,7 @@ class Adapting:
         )
 
     def _for_next_phase(self, batch: Batch) -> Decision | None:
-        """What is to be changed for the next phase, where its first batches come soon."""
+        """Change for the next phase, if its first batches are near."""
         cursor = self._session.cursor
         if not isinstance(cursor, PlannedCursor) or cursor.position.image_size is not None:
             return None
@@ -185,7 +185,7 @@ class Adapting:
 
 
 def _limits(backend: Backend, live: LiveSettings) -> Limits:
-    """What there is now."""
+    """Current limits."""
     # Of whole batches, a worker more makes more of them ahead.
     ahead = 0 if backend.shares_batches else live.prefetch_factor
     room = Room(

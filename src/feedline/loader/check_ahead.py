@@ -1,6 +1,6 @@
-"""How far and how finely batches are made ahead, checked: what may be set on a loader at any time.
+"""Checks of the settings for batches ahead and task size, which may be set at any time.
 
-Guarantees: what cannot be used is a UsageError that says what was asked and what was got.
+Guarantees: an invalid value raises a UsageError with the valid range and the value.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _MAX_PIECE_MS = 1e9  # twelve days: no batch has as much work
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether a value is a whole number, of numpy's too, and no bool."""
+    """Return True for a whole number, also of numpy, but not for a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_prefetch_factor(factor: object, *, least: float = 1) -> None:
-    """Check how many batches each worker makes ahead.
+    """Check `prefetch_factor`.
 
     Raises:
         UsageError: it is neither None nor a whole number from `least` to 1024.
@@ -33,27 +33,27 @@ def check_prefetch_factor(factor: object, *, least: float = 1) -> None:
     whole = is_whole(factor) and least <= factor <= _MAX_PREFETCH_FACTOR
     if not (factor is None or whole):
         raise UsageError(
-            f"prefetch_factor must be None or a whole number from 1 to {_MAX_PREFETCH_FACTOR}, got "
-            f"{factor!r}: it is how many batches each worker makes ahead"
+            f"prefetch_factor must be None or a whole number from 1 to {_MAX_PREFETCH_FACTOR} "
+            f"(batches each worker makes ahead), got {factor!r}"
         )
 
 
 def check_no_factor(factor: object) -> None:
-    """Refuse a prefetch_factor for a source of feedline's own.
+    """Check that `prefetch_factor` is not set for one of feedline's own sources.
 
     Raises:
-        UsageError: there is one.
+        UsageError: it is set.
     """
     # 2 is what torch's own constructor makes of None, and what frameworks hand on.
     if factor not in (None, 2):
         raise UsageError(
-            f"prefetch_factor={factor!r} has no effect here: all workers share each batch; say "
-            "with prefetch=... how many batches are made ahead"
+            f"prefetch_factor={factor!r} has no effect here because all workers share each batch; "
+            "set prefetch= to the number of batches made ahead"
         )
 
 
 def check_prefetch(prefetch: object) -> None:
-    """Check how many batches of rows are made ahead.
+    """Check `prefetch`.
 
     Raises:
         UsageError: it is neither None nor a whole number from 1 to 64.
@@ -65,13 +65,13 @@ def check_prefetch(prefetch: object) -> None:
 
 
 def piece_ns_of(piece_ms: object) -> int:
-    """The work in a piece in ns.
+    """Convert `piece_ms` to ns.
 
     Args:
-        piece_ms: the same in ms; None for the default.
+        piece_ms: work per task in ms; None for the default.
 
     Raises:
-        UsageError: it is no number above 0.
+        UsageError: it is not a number above 0.
     """
     if piece_ms is None:
         return PIECE_NS
@@ -79,7 +79,7 @@ def piece_ns_of(piece_ms: object) -> int:
     number = isinstance(piece_ms, Real) and not isinstance(piece_ms, bool)
     if not (number and 0 < value < math.inf):
         raise UsageError(
-            "piece_ms must be a number of milliseconds above 0, or None for "
-            f"{PIECE_NS / 1e6:g}, got {piece_ms!r}: it is how much work a worker takes at a time"
+            "piece_ms (work per task) must be a number of milliseconds above 0, or None for "
+            f"{PIECE_NS / 1e6:g}, got {piece_ms!r}"
         )
     return max(1, round(1e6 * float(min(value, _MAX_PIECE_MS))))

@@ -1,6 +1,6 @@
-"""A dataset, checked for what samples are asked for by.
+"""Checks that a dataset has the methods to request its samples.
 
-Guarantees: what cannot be used is a UsageError that says what is missing.
+Guarantees: a missing method raises a UsageError that names it.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ __all__ = ["check_length", "check_samples"]
 
 
 def check_samples(dataset: object, *, sampled: bool) -> None:
-    """Check that samples can be asked for, as must be when an iteration begins.
+    """Check that samples can be requested, when an iteration begins.
 
     Args:
-        dataset: a map-style one; a loader may be built of anything, as torch's may.
-        sampled: a sampler says which samples there are.
+        dataset: map-style dataset; as in torch, a loader may be built with any object.
+        sampled: a sampler defines the samples.
 
     Raises:
-        UsageError: it lacks a method.
+        UsageError: a method is missing.
     """
     if not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")):
         endless = hasattr(dataset, "__iter__")
         raise UsageError(
             f"cannot load from a {type(dataset).__name__}: it has no __getitem__; pass "
             + (
-                "a list of what it gives, or a torch IterableDataset whose __iter__ makes it"
+                "a list of its values, or a torch IterableDataset with an __iter__ that yields them"
                 if endless
-                else "a Dataset, a list, or anything else with __getitem__ and __len__"
+                else "a Dataset, a list, or any object with __getitem__ and __len__"
             )
         )
     if not sampled:
@@ -38,20 +38,20 @@ def check_samples(dataset: object, *, sampled: bool) -> None:
 
 
 def check_length(dataset: Any, *, needed: bool) -> None:
-    """Check that there is a number of samples.
+    """Check that a dataset has a length.
 
     Args:
-        dataset: of which no sampler says how many samples there are.
-        needed: the number is needed at once; else a dataset may still be about to learn it.
+        dataset: dataset whose samples no sampler defines.
+        needed: the length is needed now; otherwise the dataset may still get one.
 
     Raises:
-        UsageError: it has none, or says something else.
+        UsageError: it has none, or an invalid one.
     """
     name, length_of = type(dataset).__name__, getattr(type(dataset), "__len__", None)
     if length_of is None:
         raise UsageError(
-            f"a {name} does not say how many samples it has: give it a __len__, give the loader a "
-            "sampler, or make it a torch IterableDataset"
+            f"a {name} has no length: add a __len__, give the loader a sampler, or make it a torch "
+            "IterableDataset"
         )
     try:
         given = length_of(dataset)
@@ -60,6 +60,6 @@ def check_length(dataset: Any, *, needed: bool) -> None:
     unknown = given is None or (isinstance(given, Integral) and given < 0)
     if (unknown and needed) or not (unknown or hasattr(given, "__index__")):
         raise UsageError(
-            f"len() of a dataset must be a whole number of at least 0, and the __len__ of {name} "
-            f"gives {given!r}"
+            f"len() of a dataset must be a whole number of at least 0, but {name}.__len__ returns "
+            f"{given!r}"
         )

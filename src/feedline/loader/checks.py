@@ -1,6 +1,6 @@
-"""A loader's arguments, checked before anything starts.
+"""Checks of a loader's arguments before anything starts.
 
-Guarantees: what cannot be used is a UsageError that says what was asked and what was got.
+Guarantees: an invalid argument raises a UsageError with what is valid and the value.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _WORKERS = f'must be "auto" or a whole number from 0 to {MAX_SEATS}'
 
 
 def is_native(dataset: object) -> bool:
-    """Whether a dataset writes rows by itself, as `feedline.ImageFolder` and Subsets of it do.
+    """Return True if a dataset writes rows itself, like `feedline.ImageFolder` and Subsets of it.
 
-    One whose transform is of another library's does not: it has to be recognised.
+    One with a transform of another library does not: it has to be compiled.
     """
     source = own_source(dataset)
     return source is not None and bool(getattr(source, "writes_rows", True))
 
 
 def own_source(dataset: object) -> Any:
-    """The source of feedline's own kind that a dataset is, or that torch's Subsets choose from.
+    """feedline source that a dataset is, or that torch's Subsets choose from.
 
-    Whatever its transform; None for any other dataset.
+    With any transform; None for any other dataset.
     """
     try:
         inner, subsets = unwrapped(dataset)
@@ -72,33 +72,33 @@ def _is_source(dataset: object) -> bool:
 
 
 def check_still(dataset: object, *, native: bool) -> None:
-    """Check that a dataset is what it was when the loader was built: native or not.
+    """Check that a dataset still is of the same kind as when the loader was built, native or not.
 
     Raises:
-        UsageError: its transform was exchanged for one of the other kind.
+        UsageError: its transform was replaced by one of the other kind.
     """
     if native != is_native(dataset):
-        kinds = "a crop of feedline's", "a transform of another library's"
+        kinds = "a feedline crop", "a transform of another library"
         was, now = kinds if native else kinds[::-1]
         raise UsageError(
             f"the transform of {type(dataset).__name__} was {was} when the loader was built, and "
-            f"is {now}: batches would have another form. Build another loader"
+            f"is now {now}: batches would have another form. Build a new loader"
         )
 
 
 def check_arguments(
     given: Mapping[str, Any], *, native: bool, iterable: bool, sampled: bool
 ) -> None:
-    """Check what does not check itself. Schedule, plan, normalisation and torch do.
+    """Check the arguments that do not check themselves. Schedule, plan, normalisation and torch do.
 
     Args:
-        given: the arguments of a loader by their names.
-        native: the dataset is a source of feedline's own kind.
+        given: arguments of a loader by name.
+        native: the dataset is one of feedline's own sources.
         iterable: the dataset is an IterableDataset.
-        sampled: a sampler says which samples there are.
+        sampled: a sampler defines the samples.
 
     Raises:
-        UsageError: an argument cannot be used, or has no effect where it was given.
+        UsageError: an argument is invalid, or would have no effect.
     """
     dataset, schedule, seed = given["dataset"], given["schedule"], given["seed"]
     _check_counts(given["batch_size"], given["num_workers"], given["prefetch_factor"])
@@ -125,15 +125,15 @@ def _check_native(dataset: Any, given: Mapping[str, Any]) -> None:
         )
     if len(dataset) == 0:
         which = repr(source) if dataset is source else f"This Subset of {source!r}"
-        raise DatasetError(f"{which} has no samples; look where it takes them from")
+        raise DatasetError(f"{which} has no samples; check its folder or files")
     if given["cache"] is not None and not hasattr(source, "cached"):
         raise UsageError(
-            f"cache={given['cache']!r} was given, and a {kind} knows of no caches; leave it out"
+            f"cache={given['cache']!r} has no effect: {kind} does not support caches; remove it"
         )
     if given["collate_fn"] not in (None, default_collate):
         raise UsageError(
-            f"collate_fn={given['collate_fn']!r} was given, but {kind} makes batches, not samples "
-            "to be collated; apply it to the batches, or use a torch Dataset"
+            f"collate_fn={given['collate_fn']!r} has no effect: {kind} makes batches, not single "
+            "samples; apply it to the batches, or use a torch Dataset"
         )
 
 
@@ -143,46 +143,44 @@ def _check_iterable(given: Mapping[str, Any]) -> None:
     useless += ['on_error="skip"'] if given["on_error"] == "skip" else []
     if useless:
         raise UsageError(
-            f"{', '.join(useless)} was given with an IterableDataset: torch's engine makes its "
-            "batches, in the dataset's own order, and knows nothing of that. Use a map-style "
-            "Dataset, or leave it out"
+            f"{', '.join(useless)} cannot be used with an IterableDataset: torch's engine makes "
+            "its batches, in the dataset's own order. Use a map-style Dataset, or remove it"
         )
 
 
 def _check_effects(given: Mapping[str, Any], *, native: bool, sampled: bool) -> None:
-    """Refuse arguments that would have no effect, and ask for the one that must be given."""
+    """Check that no argument is without effect and none is missing."""
     for name in ("mean", "std", "dtype", "pixel_transform", "batch_transform"):
         if given[name] is not None and not native:
             raise UsageError(
-                f"{name}={given[name]!r} is for feedline's own sources, as feedline.ImageFolder, "
-                "with a TrainCrop or EvalCrop: of any other Dataset or transform the transform "
-                "says what is made of images; do it there, or on the batches"
+                f"{name}={given[name]!r} is only for feedline's own sources, e.g. "
+                "feedline.ImageFolder, with a TrainCrop or EvalCrop. With any other dataset or "
+                "transform, do this in the transform or on the batches"
             )
         if given[name] is not None and given["device"] is None:
             raise UsageError(
-                f"{name}={given[name]!r} has no effect without `device`: batches come as the "
-                "workers made them; give device=... as well"
+                f"{name}={given[name]!r} has no effect without device=; set device= as well"
             )
     if native:
         check_no_factor(given["prefetch_factor"])
     sizes = native or given["schedule"] is not None or given["image_size"] is not None
     if given["max_image_size"] is not None and not sizes:
         raise UsageError(
-            f"max_image_size={given['max_image_size']} has no effect where no size is asked for: "
-            "give a schedule or an image_size as well"
+            f"max_image_size={given['max_image_size']} has no effect without an image size; set "
+            "schedule= or image_size= as well"
         )
     if sampled and given["schedule"] is not None:
         named = [str(phase) for phase in Schedule.of(given["schedule"]).phases if phase.batch_size]
         if named:
             raise UsageError(
-                f"the schedule names batch sizes ({', '.join(named)}), which have no effect where "
-                "a sampler or batch_sampler makes the batches; leave one of them out"
+                f"batch sizes in the schedule ({', '.join(named)}) have no effect because a "
+                "sampler or batch_sampler makes the batches; remove one of them"
             )
     planned = (given["seed"] is not None or given["schedule"] is not None) and not sampled
     if planned and not given["in_order"]:
         raise UsageError(
-            "in_order=False was given with a seed or a schedule, by which feedline plans the order "
-            "of the batches and keeps it; leave one of them out"
+            "in_order=False has no effect with a seed or a schedule, which fix the order of the "
+            "batches; remove one of them"
         )
 
 
@@ -191,20 +189,17 @@ def _check_values(given: Mapping[str, Any]) -> None:
     shuffle = given["shuffle"]
     if isinstance(shuffle, str) and window_of(shuffle) is None:
         raise UsageError(
-            'shuffle must be True, False, None or "window:N", as "window:16384" for windows of '
-            f"16384 samples, got {shuffle!r}"
+            f'shuffle must be True, False, None or "window:N", e.g. "window:16384", got {shuffle!r}'
         )
     if given["weights"] is not None and shuffle not in (None, True):
         raise UsageError(
-            f"weights and shuffle={shuffle!r} were given, and weights decide the order: leave "
-            "shuffle out"
+            f"shuffle={shuffle!r} cannot be used with weights=, which define the order: remove "
+            "shuffle"
         )
     if not isinstance(given["replacement"], bool):
         raise UsageError(f"replacement must be True or False, got {given['replacement']!r}")
     if not given["replacement"] and given["weights"] is None:
-        raise UsageError(
-            "replacement=False has no effect without weights: give weights=... as well"
-        )
+        raise UsageError("replacement=False has no effect without weights; set weights= as well")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise UsageError(f"seed must be a whole number or None, got {seed!r}")
     if given["on_error"] not in ("raise", "skip"):
@@ -223,29 +218,31 @@ def _check_values(given: Mapping[str, Any]) -> None:
             f"dtype must be a torch.dtype, e.g. torch.bfloat16, got {given['dtype']!r}"
         )
     if given["schedule"] is not None and given["image_size"] is not None:
-        raise UsageError("give either a schedule or an image_size, not both")
+        raise UsageError("schedule= and image_size= are both set; use one of them")
     for name in ("image_size", "max_image_size"):
         if given[name] is not None:
             check_size(name, given[name])
     size, largest = given["image_size"], given["max_image_size"]
     if size and largest and size > largest:
-        raise UsageError(f"image_size {size} is above max_image_size {largest}; leave one out")
+        raise UsageError(
+            f"image_size {size} is larger than max_image_size {largest}; remove one of them"
+        )
 
 
 def check_size(name: str, size: object) -> None:
     """Check a side of images in pixels.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is invalid.
     """
     if not is_size(size):
         raise UsageError(f"{name} must be a whole number from 1 to {MAX_SIZE_PX}, got {size!r}")
 
 
 def _check_counts(batch_size: object, num_workers: object, prefetch_factor: object) -> None:
-    """Check the numbers that torch would take as they are, or refuse without showing their type.
+    """Check numbers that torch accepts unchanged, or rejects without showing their type.
 
-    What is below their range, and a prefetch_factor without workers, torch refuses itself.
+    Values below their range, and a prefetch_factor without workers, are rejected by torch itself.
     """
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int)):
         raise UsageError(
@@ -259,7 +256,7 @@ def _check_counts(batch_size: object, num_workers: object, prefetch_factor: obje
 
 
 def worker_count(workers: int | str, batches_bytes: int = 0) -> int:
-    """How many workers "auto" or a number means.
+    """Number of workers for "auto" or a number.
 
     Args:
         workers: "auto" or a number.

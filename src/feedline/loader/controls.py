@@ -1,8 +1,8 @@
-"""What a user can ask of a loader, and set on it, while it lives.
+"""Position, workers and lifetime of a loader, as a user reads and sets them.
 
-Guarantees: what is set reaches the next batch handed out, or the next epoch; what is asked
-changes nothing that is under way.
-Relies on: `DataLoader`, which has the arguments and the attributes that this mixin reads.
+Guarantees: a setting takes effect with the next delivered batch, or the next epoch; reading changes
+nothing in progress.
+Relies on: `DataLoader`, which has the arguments and attributes that this mixin reads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Controls"]
 
 
 class Controls(LiveControls):
-    """The position, the workers and the life of a loader."""
+    """Position, workers and lifetime of a loader."""
 
     batch_sampler: Any
     _index_sampler: Any
@@ -44,91 +44,92 @@ class Controls(LiveControls):
     _finalizer: weakref.finalize[Any, Any]
 
     def _settings(self) -> Settings:
-        """What the attributes say now."""
+        """Settings from the current attributes."""
         return settings_of(self, self._asked, self._plan_now())
 
     def _plan_now(self) -> Plan | None:
-        """The plan for the dataset's length and the ranks as they are now."""
+        """Plan for the current length of the dataset and the current ranks."""
         if self._planned_batches is None or self.batch_sampler is not self._planned_batches:
             return None  # a framework has put another batch sampler in its place
         return plan_of(self._asked, self._arguments)
 
     @property
     def plan(self) -> Plan | None:
-        """The order that feedline makes; None where samplers or the dataset make it."""
+        """Order planned by feedline; None if samplers or the dataset define it."""
         return self._session.settings.plan
 
     def __len__(self) -> int:
-        """Batches in the current epoch."""
+        """Number of batches in the current epoch."""
         return self.steps_in(self.epoch)
 
     @property
     def epoch(self) -> int:
-        """The epoch under way, or else the one that the next iteration runs. From 0."""
+        """Current epoch, or the epoch of the next iteration. Counted from 0."""
         return self._session.cursor.position.epoch
 
     @property
     def epochs(self) -> int | None:
-        """Epochs of the schedule; None without one."""
+        """Number of epochs of the schedule; None without one."""
         return None if self._asked.schedule is None else self._asked.schedule.epochs
 
     @property
     def total_steps(self) -> int:
-        """Batches over the whole schedule."""
+        """Number of batches of the whole schedule."""
         plan = self._current_plan()
         return plan.total_steps if plan else len(self) * (self.epochs or 1)
 
     def steps_in(self, epoch: int) -> int:
-        """Batches of an epoch."""
+        """Return the number of batches of an epoch."""
         plan = self._current_plan()
         return plan.steps(epoch) if plan else self._session.cursor.steps(epoch)
 
     def _current_plan(self) -> Plan | None:
-        """The plan of the epoch under way, or else of the one to come."""
+        """Plan of the current epoch, or of the next one."""
         return self.plan if self._session.given else self._plan_now()
 
     @property
     def batch(self) -> Batch | None:
-        """What was planned for the batch handed out last: sample numbers, size, padding."""
+        """Plan of the last delivered batch: sample indices, size, padding."""
         return self._session.batch
 
     @property
     def phase(self) -> Phase:
-        """The phase of the batch handed out last, or before the first, of the one to come."""
+        """Phase of the last delivered batch; before the first batch, of the next one."""
         return self.batch.phase if self.batch else self._session.cursor.phase
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` what the next iteration runs, or the one that has given nothing yet."""
+        """Set the epoch of the next iteration, or of the current one before its first batch."""
         self._session.ensure_usable()
         if not is_count(epoch):
-            raise UsageError(f"an epoch must be a whole number of at least 0, got {epoch!r}")
+            raise UsageError(f"epoch must be a whole number of at least 0, got {epoch!r}")
         self._session.move(lambda cursor: cursor.set_epoch(epoch))
 
     def set_step(self, step: int) -> None:
-        """Make the next iteration leave out the first `step` batches of its epoch, unmade.
+        """Skip the first `step` batches of the next iteration's epoch, without making them.
 
-        Where the epoch has fewer, nothing is left of it. An iteration under way goes on by itself;
-        the next one is of the epoch behind it.
+        If the epoch has fewer, no batch of it is left. A current iteration continues independently;
+        the next one is of the following epoch.
+
+        Args:
+            step: number of batches to skip.
 
         Raises:
-            UsageError: a state was loaded that stands at a later step, or the dataset is an
-                IterableDataset.
+            UsageError: a loaded state is at a later step, or the dataset is an IterableDataset.
         """
         self._session.ensure_usable()
         if not is_count(step):
-            raise UsageError(f"a step must be a whole number of at least 0, got {step!r}")
+            raise UsageError(f"step must be a whole number of at least 0, got {step!r}")
         self._adopt_before_epoch()
         self._session.move(lambda cursor: cursor.set_step(step))
 
     def set_image_size(self, size: int | None) -> None:
-        """Make the next batch handed out, and all after it, of this size in pixels.
+        """Set the image size of all following batches.
 
         Args:
-            size: side of the images; None follows the schedule again.
+            size: side of the images in pixels; None returns to the schedule.
 
         Raises:
-            UsageError: larger than `max_image_size`, or nothing in the dataset can be made at a
-                size.
+            UsageError: larger than `max_image_size`, or the dataset's images have a fixed size.
         """
         self._session.ensure_usable()
         if size is not None:
@@ -136,19 +137,24 @@ class Controls(LiveControls):
         self._session.set_image_size(size)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands: small and JSON-able; where it plans itself, on every rank."""
+        """Return the position as a state: small and JSON-able; with a seed or a schedule, the same
+        on every rank.
+        """
         self._adopt_before_epoch()
         return self._session.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with exactly the batches that the state's loader had not handed out.
+        """Continue with exactly the batches not yet delivered in a state.
 
-        Where it fails, nothing has changed. A state whose pixels were made in another way is
-        loaded with a warning that says how.
+        If it fails, nothing has changed. If the state's pixels were made in another way, a warning
+        says how.
+
+        Args:
+            state: return value of `state_dict`.
 
         Raises:
-            StateError: the state is of another dataset, seed, order, sampler or schedule.
-            UsageError: the state's image size is above `max_image_size`.
+            StateError: the state belongs to another dataset, seed, order, sampler or schedule.
+            UsageError: the state's image size is larger than `max_image_size`.
         """
         self._session.ensure_usable()
         self._adopt_before_epoch()
@@ -156,19 +162,19 @@ class Controls(LiveControls):
         self._agreement.forget()
 
     def _adopt_before_epoch(self) -> None:
-        """Follow torch.distributed, or a dataset's new length, unless an epoch is under way.
+        """Update the ranks and the dataset's length, unless an epoch is in progress.
 
-        Lightning, for one, sets torch.distributed up in `fit`, to which the loader is given.
+        Lightning, for one, initialises torch.distributed in `fit`, after the loader was built.
         """
         if not self._session.given:
             self._session.adopt(self._settings())
 
     def refresh(self) -> None:
-        """Look at the dataset anew, and start new workers, when the next iteration begins.
+        """Re-read the dataset and start new workers when the next iteration begins.
 
-        For changes that `iter()` does not see by itself while workers are kept: the contents of
-        arrays and of lists with more than 1000 entries, and what lies deeper inside the dataset
-        than its attributes, those of datasets and transforms in it, and those of its objects.
+        Call it after changes that `iter()` does not detect while workers are kept: the contents of
+        arrays and of lists with more than 1000 entries, and changes deeper inside the dataset than
+        the attributes of its datasets, transforms and other objects.
         """
         self._session.ensure_usable()
         self._session.refresh()
@@ -177,7 +183,7 @@ class Controls(LiveControls):
 
     @property
     def ranks(self) -> int:
-        """How many processes the samples are shared among."""
+        """Number of processes that share the samples."""
         plan = self._current_plan()
         return plan.world_size if plan else share_of(self._index_sampler)[1]
 
@@ -188,47 +194,47 @@ class Controls(LiveControls):
 
     @property
     def worker_deaths(self) -> list[str]:
-        """How each worker died that had to be replaced."""
+        """Causes of death of replaced workers."""
         return self._session.deaths
 
     @property
     def skipped(self) -> list[tuple[str, str]]:
-        """Samples left out so far: their names and why."""
+        """Samples skipped so far: name and reason."""
         return self._session.skipped
 
     @property
     def timing(self) -> Timing:
-        """Where the time of the steps goes."""
+        """Times of the steps."""
         return self._session.timing
 
     @property
     def run(self) -> Run:
-        """Where the time of this loader's steps has gone so far; see `feedline.trace.run`."""
+        """Record of this loader's steps; see `feedline.trace.run`."""
         return self.recorder.run()
 
     def why(self) -> None:
-        """Print what holds this loader's training back, and what to do about it.
+        """Print the bottleneck of this loader's training, and the fix.
 
-        As HTML in a notebook, in colours in a terminal, as text elsewhere.
+        HTML in a notebook, coloured in a terminal, plain text otherwise.
         """
         print_why(self.run)
 
     @property
     def recorder(self) -> Recorder:
-        """Writes that down."""
+        """Recorder of the run."""
         return self._session.recording.recorder
 
     def explain(self, *, measure: bool = False) -> str:
-        """What will run, in words: one fact a line; looks at the dataset as it is now.
+        """Describe how the current dataset will be loaded, one fact per line.
 
-        With a schedule that was trained for a while, or with `measure=True`, also a forecast: what
-        each phase needs.
+        With a schedule and a training that ran for a while, or with `measure=True`, it includes an
+        estimate of what each phase needs.
 
         Args:
-            measure: also predict images/s for each size of the schedule, where feedline makes the
-                rows itself: up to 100 of each are made in this process, in at most about a second,
-                from samples spread over the dataset. Of a cache it says whether memory holds what
-                the phases read. Neither random states nor an iteration under way are touched.
+            measure: also predict images/s for each size of the schedule, if feedline makes the rows
+                itself: makes up to 100 rows of each size in this process, spread over the dataset,
+                in about a second. For a cache it also tells whether memory holds what the phases
+                read. Changes neither random states nor a current iteration.
 
         Example:
             >>> print(loader.explain(measure=True))                               # doctest: +SKIP
@@ -239,11 +245,13 @@ class Controls(LiveControls):
 
     @property
     def memory_bytes(self) -> int:
-        """What is allocated for batches now: by rows all there will be, else what they needed."""
+        """Memory allocated for batches: for rows the final amount, otherwise the amount used so
+        far.
+        """
         return self._session.backend.memory_bytes
 
     # Life
 
     def close(self) -> None:
-        """End the workers. Batches that were handed out stay valid. May be called twice."""
+        """End the workers. Delivered batches stay valid. May be called twice."""
         self._finalizer()

@@ -1,9 +1,9 @@
-"""The decision of a loader about its dataset as it is now.
+"""Decision of a loader for the current state of its dataset.
 
-Guarantees: where it leaves a folder's transform uncompiled under a schedule, one warning is logged
-for each loader. It is taken anew where something was set on the dataset or the loader, as far as
-`outline` tells, and after `forget`; else it is the one before. The loader's cache is opened once
-for all of them: a dataset may change while the other machine that the cache lies on is away.
+Guarantees: if a folder's transform stays uncompiled under a schedule, one warning is logged per
+loader. The decision is made again after `forget`, or if something was set on the dataset or the
+loader, as detected by `outline`. The loader's cache is opened once for all decisions: a dataset may
+change while the machine with the cache is unreachable.
 
 Relies on: `decide` for the decision, `filling` for whether copies are read.
 """
@@ -28,7 +28,7 @@ _log = logging.getLogger("feedline")
 
 
 class CurrentDecision:
-    """What was decided last, and of what."""
+    """The last decision, and the state of the dataset it was made for."""
 
     def __init__(self) -> None:
         self._decision: Decision | None = None
@@ -38,13 +38,13 @@ class CurrentDecision:
         self._warned = False
 
     def of(self, settings: Settings, filling: Filling, *, whole: bool = False) -> Decision:
-        """Whose code makes the batches of a dataset as it is now; raises as `decide` does.
+        """Choose the engine for the current dataset; raises like `decide`.
 
         Args:
-            settings: of the loader.
-            filling: what it reads of its cache.
-            whole: compare the long lists of folders and Subsets entry by entry, too, as when an
-                iteration begins.
+            settings: settings of the loader.
+            filling: cache that is being filled, if any.
+            whole: compare the long lists of folders and Subsets entry by entry, too, as at the
+                start of an iteration.
         """
         copies = filling.reads_copies(lambda: decide(settings).to_fill)
         before = self._outline
@@ -56,34 +56,33 @@ class CurrentDecision:
             self._fingerprint = ""
             because = "" if changed is None else f"{changed} has changed; "
             name = type(settings.dataset).__name__
-            _log.info("%sbatches of %s: %s", because, name, self._decision)
+            _log.info("%sengine for %s: %s", because, name, self._decision)
             if self._decision.uncompiled and not self._warned:
                 self._warned = True
                 _log.warning(
-                    "the transform of %s runs unchanged, which is slower than the same compiled by "
-                    "feedline, and cache= and device= are refused: %s "
-                    '"Compiled transforms" in docs/explanation/how-it-works.md lists what is '
-                    "compiled.",
+                    "the transform of %s runs unchanged, which is slower than compiled by "
+                    'feedline, and cache= and device= cannot be used: %s See "Compiled transforms" '
+                    "in docs/explanation/how-it-works.md for what is compiled.",
                     type(settings.dataset).__name__,
                     " ".join(self._decision.reasons),
                 )
         return self._decision
 
     def _opened(self, given: Any) -> CacheStore:
-        """The cache that a loader was given: a path, a URL, or rows of it."""
+        """Cache that a loader was given: a path, a URL, or rows of it."""
         if self._cache is None:
             cache = open_cache(given) if isinstance(given, str) else given.store
             if not isinstance(cache, CacheStore):
-                raise UsageError(f"cache={given!r} was given, which is no cache; leave it out")
+                raise UsageError(f"cache={given!r} is not a cache; remove it")
             self._cache = cache
         return self._cache
 
     def forget(self) -> None:
-        """Look at the dataset, and at the cache, anew."""
+        """Re-read the dataset and the cache."""
         self._decision = self._cache = None
 
     def identity(self, settings: Settings) -> dict[str, Any]:
-        """What a state says of the dataset and the order, once the decision was taken."""
-        # Kept until the decision is taken anew: hashing a million paths takes a second.
+        """State entry of the dataset and the order, after the decision."""
+        # Kept until a new decision is made: hashing a million paths takes a second.
         self._fingerprint = self._fingerprint or fingerprint_of(settings.dataset)
         return identity_of(settings, self._fingerprint)

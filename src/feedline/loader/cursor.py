@@ -1,8 +1,8 @@
-"""Where a loader stands among its batches, and what comes next.
+"""Cursors: the position of a loader, and the following batches.
 
-There are two cursors with the same methods: `plan.planned_cursor.PlannedCursor`, a pure plan from a
-seed, and `sampling.sampled_cursor.SampledCursor`, which draws from torch's samplers. Torch's own
-engine, which knows no batches ahead, is its own cursor: `backends.torch_engine.TorchBackend`.
+There are two with the same methods: `plan.planned_cursor.PlannedCursor`, a pure plan from a seed,
+and `sampling.sampled_cursor.SampledCursor`, which draws from torch's samplers. torch's own engine,
+which knows no batches ahead, is its own cursor: `backends.torch_engine.TorchBackend`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["BatchCursor", "check_length", "open_cursor"]
 
 
 BatchCursor: TypeAlias = PlannedCursor | SampledCursor
-"""A cursor that knows the batches ahead."""
+"""A cursor that knows the upcoming batches."""
 
 
 def open_cursor(settings: Settings) -> BatchCursor:
-    """A cursor at the beginning, for a map-style dataset."""
+    """Create a cursor at the beginning, for a map-style dataset."""
     asked = settings.asked
     if settings.plan is not None:
         return PlannedCursor(settings.plan, endless=asked.schedule is None)
@@ -38,15 +38,15 @@ def open_cursor(settings: Settings) -> BatchCursor:
 
 
 def check_length(cursor: object, before: Settings, settings: Settings) -> None:
-    """See whether a cursor may go on in a dataset that is as other settings say.
+    """Check whether a cursor may continue with the dataset of other settings.
 
     Raises:
-        UsageError: it stands where a state says, of a dataset of another length.
+        UsageError: it is at the position of a state with a dataset of another length.
     """
     if isinstance(cursor, PlannedCursor) and cursor.restored and before.plan and settings.plan:
         had, has = before.plan.length, settings.plan.length
         if had != has:
             raise UsageError(
-                f"the dataset has {has} samples, and had {had} when the state was loaded that this "
-                "epoch is to go on from; make it what it was, or begin anew with set_epoch"
+                f"the dataset has {has} samples, but had {had} in the state from which this epoch "
+                "continues; restore the dataset, or start over with set_epoch"
             )

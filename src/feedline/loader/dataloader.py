@@ -1,9 +1,9 @@
-"""The loader as a user holds it: a torch DataLoader with an engine of feedline's own.
+"""DataLoader: a torch DataLoader with feedline's engine.
 
-Guarantees: batches come in the order and at the sizes that were asked for, exact to the batch, on
-any number of workers; `state_dict` names the next batch to hand out, at any moment. A copy, or
-what a pickle gives, is built of the same arguments: it begins at the start, and shares no workers.
-Relies on: being used from one thread of the process that built it; `session` for all that works.
+Guarantees: batches come in the specified order and at the specified sizes, exact to the batch, on
+any number of workers; `state_dict` names the next batch at any moment. A copy, or an unpickled
+loader, is built from the same arguments: it begins at the start, and shares no workers.
+Relies on: use from one thread of the process that built it; `session` for the work.
 """
 
 from __future__ import annotations
@@ -43,102 +43,102 @@ _TORCH_KNOWS_IN_ORDER = "in_order" in signature(TorchDataLoader.__init__).parame
 
 
 class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
-    """A torch DataLoader whose workers start once and live through epochs and image sizes.
+    """Data loader whose workers start once and live through epochs and changes of image size.
 
-    It takes every argument of torch.utils.data.DataLoader, in its order and with its meaning, and
-    any Dataset; the keywords behind `in_order` are its own. Each `iter()` is one epoch.
+    Accepts every argument of torch.utils.data.DataLoader, in its order and with its meaning, and
+    any Dataset. Arguments after `in_order` are feedline's own. Each `iter()` is one epoch.
 
-    Of feedline's own sources (`ImageFolder`, `ImageArray`) a batch is (images, labels): without
-    `device` uint8 on the CPU, with it normalised, of `dtype`, on that device; either way of shape
-    (N, 3, H, W), channels_last in memory; labels are int64, shape (N,). Of any other Dataset a
-    batch is what torch's DataLoader makes of it.
+    feedline's own sources (`ImageFolder`, `ImageList`, `ImageArray`) give batches (images, labels).
+    Images have shape (N, 3, H, W), channels_last in memory: uint8 on the CPU, or with `device`
+    normalised, of `dtype`, on that device. Labels are int64, shape (N,). Any other Dataset gives
+    the batches of torch's DataLoader.
 
-    A copy of it, or what comes back from a pickle, is another loader with the same arguments. It
-    stands at the beginning; `load_state_dict(loader.state_dict())` brings it to where this one is.
+    A copy of a loader, or an unpickled one, is a new loader with the same arguments at the
+    beginning; `load_state_dict(loader.state_dict())` moves it to this loader's position.
 
     Args:
-        dataset: what the samples come from.
-        batch_size: rows per rank where the schedule names none; None: no batching.
-        shuffle: a new permutation each epoch. None: as torch's, no; with a schedule, yes.
-            "window:16384", with a seed or a schedule: one for disks that seek badly, see
-            docs/explanation/determinism.md. Samples are mixed only with those of their window, so a
-            folder that is sorted by class gives batches of few classes.
-        sampler, batch_sampler: as torch's.
-        num_workers: processes; 0 for none. "auto" begins with the cores this process may use and
-            then follows what is seen of the training, see `adapts`. None: as torch's, 0; with a
-            schedule, "auto".
-        collate_fn, pin_memory, worker_init_fn, generator: as torch's.
-        drop_last: leave out an epoch's last batch where it is not full.
-        timeout: as torch's, seconds to wait while no worker finishes a batch (where workers share
-            batches: a row of one), then a RuntimeError, LoadTimeoutError; 0 waits for ever, with a
-            warning after 120 s. Where workers share batches, one that hangs alone on a row, while
-            the others make progress and it does not read from storage, is replaced after that
-            time, 120 s if it is 0; the second time the sample is an error.
-        multiprocessing_context: how workers start, as torch's; or see `start_method`.
-        prefetch_factor: batches that each worker makes ahead, as torch's; see `prefetch`.
-        persistent_workers: keep the workers from epoch to epoch; else they end with the epoch, and
-            the next one sees every change of the dataset. A schedule keeps them in any case, and
-            so does a dataset of which no code of yours runs in them. Kept workers start again at
-            the next `iter()` after a change that feedline can see (an attribute that was set, a
-            tensor or a short list changed in place); after any other call `refresh`.
-        pin_memory_device: as torch's, which no longer heeds it.
-        in_order: as torch's. With a seed or a schedule batches come in order.
-        seed: all order and randomness follows from it: the same batches on any number of workers,
-            exact resume over all epochs, and, where workers are kept, epochs that are prefetched
-            into one another. None: drawn from `generator` or torch's random state at each epoch,
-            as torch does; with a schedule 0, and the global random state is never touched.
-        schedule: phases of image size, as text ("112x10@512,160x10"), a Schedule, or Phases.
-            Epochs beyond its end go on as in its last phase. None: `image_size` throughout.
-        weights: draw each epoch's samples by weight, as torch's WeightedRandomSampler does, and
-            share that one draw out over the ranks; with a seed or a schedule. A number of at least
-            0 for each sample, copied; an epoch has as many samples as the dataset.
-        replacement: with `weights` only: a sample may come several times. False draws each once,
-            heavy ones early, and needs all weights above 0.
+        dataset: dataset to load from.
+        batch_size: samples per batch on each rank; phases of the schedule override it. None: no
+            batching.
+        shuffle: reshuffle every epoch. Default: False, with a schedule True. "window:16384", with a
+            seed or a schedule, shuffles within windows, for disks that seek slowly; a folder sorted
+            by class then gives batches of few classes. See docs/explanation/determinism.md.
+        sampler, batch_sampler: as in torch.
+        num_workers: number of worker processes; 0 loads in this process. "auto" starts with the
+            cores available to this process and adapts to the training, see `adapts`. Default: 0,
+            with a schedule "auto".
+        collate_fn, pin_memory: as in torch.
+        drop_last: drop an epoch's last batch if it is not full.
+        timeout: seconds to wait while no worker finishes a batch (if workers share batches: a row),
+            then a LoadTimeoutError, which is a RuntimeError. 0: no limit, and a warning after
+            120 s. If workers share batches, a worker that hangs on one row while the others make
+            progress, and does not read from storage, is replaced after that time (120 s if it is
+            0); a sample that hangs twice raises an error.
+        worker_init_fn: as in torch.
+        multiprocessing_context: start method, as in torch; or see `start_method`.
+        generator: as in torch.
+        prefetch_factor: batches each worker makes ahead, as in torch; or see `prefetch`.
+        persistent_workers: keep the workers from epoch to epoch. Otherwise they end with the epoch,
+            and the next epoch sees every change of the dataset. Workers are always kept with a
+            schedule, and if none of your code runs in them. Kept workers restart at the next
+            `iter()` after a change that feedline detects (an attribute set, a tensor or a short
+            list changed in place); after any other change call `refresh`.
+        pin_memory_device: as in torch, which ignores it.
+        in_order: as in torch. With a seed or a schedule, batches always come in order.
+        seed: seed of order and randomness: the same batches on any number of workers, exact resume
+            over all epochs, and, with kept workers, prefetching across epochs. Default: drawn from
+            `generator` or torch's random state at each epoch, as in torch; with a schedule 0, and
+            the global random state is never touched.
+        schedule: phases of image size, as text ("112x10@512,160x10"), a Schedule or Phases. Epochs
+            after its end continue its last phase. Default: `image_size` throughout.
+        weights: sampling weights, one number of at least 0 per sample, copied; with a seed or a
+            schedule. An epoch draws as many samples as the dataset has, like torch's
+            WeightedRandomSampler, and the draw is divided among the ranks.
+        replacement: with `weights`, draw with replacement. False draws each sample once, heavy ones
+            early, and needs all weights above 0.
         image_size: side of the images in pixels, without a schedule. feedline's own sources need
-            one of the two; a recognised torchvision pipeline follows it, any other Dataset asks
-            `feedline.image_size()` for it.
-        max_image_size: the largest that `set_image_size` may set; memory for it is allocated when
-            the workers start. None: any size. When a batch needs more memory than any before it,
-            new workers start with more, and batches stay the same.
-        prefetch: batches of rows that are made ahead, of feedline's own sources and of recognised
-            pipelines; None for 3. One more is allocated. Whole batches see `prefetch_factor`.
-        piece_ms: work that a worker takes at a time from a batch of rows, in milliseconds; None
-            for 50. See docs/reference/options.md for when another value helps. Whole batches are
-            one worker's each, and have no pieces.
-        device: where batches go, by torch's name; None leaves them on the CPU. Of feedline's own
-            sources; and of a torchvision pipeline whose rows feedline makes, see `explain`: there
-            the images travel as uint8 pixels where nothing stands behind its ToTensor and
-            Normalize, whose values are looked up on the device, the same to the bit.
-        dtype, mean, std: of the normalised images of feedline's own sources, with `device` only;
-            None for float32 and ImageNet's statistics.
-        pixel_transform: of these, with `device` only: `images = f(images, batch)` changes a batch's
-            images on the device, uint8 of shape (N, 3, H, W), before they are normalised. As with
-            `batch_transform`, the device does it beside the step before, on a stream of its own.
-            `batch` is what was planned: `batch.whole_seed` seeds what is drawn, so that a resumed
-            run draws the same, and `batch.phase` is the schedule's.
-        batch_transform: of these, with `device` only: `images, labels = f(images, labels,
-            batch=batch)` changes a batch on the device behind that, as MixUp does.
-        cache: the folder or the URL of a cache with smaller copies of the dataset's images, as
-            `build_cache` makes one, or a `feedline.ImageFolder` of it with settings of its own. The
-            dataset is a `feedline.ImageFolder` or a recognised torchvision folder. Each phase gets
-            the smallest copies that serve its size; crops are where they were. A folder that is
-            not there or not finished is filled during an epoch of originals, and read from the
-            next iteration on.
-        on_error: what becomes of a sample that cannot be loaded. "raise" names it; "skip"
-            leaves its row out of its batch and lists it in `skipped`; where not one of a batch
-            can be loaded, it raises, as a batch of nothing cannot be handed out.
-        start_method: "fork", "forkserver" or "spawn". None: the platform's best, "forkserver" on
-            Linux; for any other Dataset what multiprocessing would take.
-        rank, world_size: this process's share, with a seed or a schedule. None asks
-            torch.distributed (again when an iteration begins), else the environment that torchrun
-            sets, else takes everything.
-        settings: a file that `feedline tune --save` has written: what it says stands for those of
-            `num_workers`, `prefetch`, `prefetch_factor`, `piece_ms` and `pin_memory` that are left
-            out. Where it was written on another machine, a warning says so.
+            one of the two. Compiled torchvision pipelines follow it; any other Dataset calls
+            `feedline.image_size()`.
+        max_image_size: largest size for `set_image_size`; memory for it is allocated when the
+            workers start. Default: any size; if a batch needs more memory, new workers start with
+            more, and batches stay the same.
+        prefetch: batches of rows made ahead, of feedline's own sources and compiled pipelines
+            (default 3); memory for one more is allocated. Whole batches use `prefetch_factor`.
+        piece_ms: work per task (some rows of a batch) in milliseconds (default 50); see
+            docs/reference/options.md. A whole batch is one task.
+        device: device for the batches, by torch's name. Default: the CPU. For feedline's own
+            sources, and for torchvision pipelines whose rows feedline makes, see `explain`: if
+            nothing follows their ToTensor and Normalize, images travel as uint8 pixels, and the
+            same values, bit for bit, are looked up on the device.
+        dtype, mean, std: normalisation for feedline's own sources, with `device` only (default
+            float32 and ImageNet's statistics).
+        pixel_transform: for the same sources, with `device` only: `images = f(images, batch)`
+            changes a batch's images on the device, uint8 of shape (N, 3, H, W), before
+            normalisation. Like `batch_transform` it runs on a stream of its own, in parallel with
+            the previous step. `batch` is the plan of the batch: seed random draws with
+            `batch.whole_seed`, so that a resumed run repeats them; `batch.phase` is the schedule's
+            phase.
+        batch_transform: for the same sources, with `device` only: `images, labels = f(images,
+            labels, batch=batch)` changes a batch after normalisation, e.g. MixUp.
+        cache: folder or URL of a cache with smaller copies of the images, see `build_cache`, or a
+            `feedline.ImageFolder` of it with its own settings. For a `feedline.ImageFolder` or a
+            compiled torchvision folder. Each phase reads the smallest copies that serve its size;
+            crops show the same regions. A missing or unfinished folder is filled during an epoch of
+            originals and read from the next iteration on.
+        on_error: "raise" names a sample that cannot be loaded; "skip" leaves its row out of its
+            batch and lists it in `skipped`. If no sample of a batch can be loaded, both raise.
+        start_method: "fork", "forkserver" or "spawn". Default: the platform's best, "forkserver" on
+            Linux; multiprocessing's default if the dataset is not feedline's.
+        rank, world_size: share of this process, with a seed or a schedule. Default: from
+            torch.distributed (read again when an iteration begins), else from torchrun's
+            environment, else all samples.
+        settings: file written by `feedline tune --save`. It sets those of `num_workers`,
+            `prefetch`, `prefetch_factor`, `piece_ms` and `pin_memory` that are not given. A warning
+            follows if it was written on another machine.
 
     Raises:
-        UsageError: an argument that cannot be used; says which and why.
-        ResourceError: memory or processes that the machine does not have.
+        UsageError: invalid argument; the message names it and the reason.
+        ResourceError: not enough memory or processes on this machine.
     """
 
     dataset: Any
@@ -221,7 +221,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         if plan is not None:
             # As they were given: torch knows of the batch sampler only. Frameworks read them.
             self.__dict__.update(batch_size=batch_size, drop_last=drop_last, sampler=sampler)
-        # As they were given, too: frameworks build the loader anew from what they find here.
+        # As they were given, too: frameworks rebuild the loader from what they find here.
         self.seed, self.schedule, self.image_size = seed, schedule, image_size
         self.weights, self.replacement = weights, replacement
         self.max_image_size, self.prefetch, self.piece_ms = max_image_size, prefetch, piece_ms
@@ -253,28 +253,28 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
     # Copies
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What copies and pickles are made of: the arguments, not what is at work."""
+        """Copies and pickles consist of the arguments, without the running engine."""
         return _built_again, (type(self), self._arguments), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a subclass or a user has added to the loader."""
+        """Attributes added by a subclass or a user."""
         known = self._not_added | TOLD_BY_ACCELERATE
         return {name: value for name, value in vars(self).items() if name not in known}
 
     # Iteration
 
     def __iter__(self) -> Any:
-        """Begin an epoch. An earlier iteration goes on by itself, with workers of its own."""
+        """Begin an epoch. An earlier iteration continues independently, with its own workers."""
         return self._get_iterator()
 
     def _get_iterator(self) -> Any:
-        """What torch's class calls here: subclasses may have one of their own."""
+        """Create the iterator, as torch's class does: subclasses may override it."""
         iteration = Iteration(self, self._session)
         self._begin(iteration)
         return self.watched(iteration, iteration.at_end)
 
     def _begin(self, iteration: Iteration) -> None:
-        """Begin an epoch, whose batches an iteration hands out."""
+        """Begin an epoch, whose batches an iteration returns."""
         self._session.ensure_usable()
         if not (self._asked.native or self._asked.iterable):
             check_samples(self.dataset, sampled=self._asked.sampled)
@@ -290,7 +290,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
 
     @property
     def _iterator(self) -> Any:
-        """The iterator that keeps persistent workers, as torch's; None if there are none.
+        """Iterator that keeps persistent workers, as in torch; None if there are none.
 
         Set it to None to end these workers.
         """
@@ -306,13 +306,13 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
             self._session.drop_kept_iterator()
 
     def _keeps_iterator(self) -> bool:
-        """True if torch's loader would keep its iterator; an IterableDataset has torch's own."""
+        """True if torch's loader would keep its iterator; an IterableDataset uses torch's own."""
         if "_session" not in self.__dict__:  # torch's own constructor
             return False
         return bool(self.persistent_workers and self.num_workers and not self._asked.iterable)
 
     def check_worker_number_rationality(self) -> None:
-        """Leave torch's advice on the number of workers to those who ask torch for workers."""
+        """Give torch's advice on the number of workers only if torch's workers are used."""
         if not is_native(self.dataset):
             super().check_worker_number_rationality()
 
@@ -324,7 +324,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
 
 
 def _built_again(kind: type[DataLoader[Any]], arguments: dict[str, Any]) -> DataLoader[Any]:
-    """A loader of the same class. As with any pickle, a subclass's constructor is not called."""
+    """Build a loader of the same class, without a subclass's constructor, like any pickle."""
     loader = kind.__new__(kind)
     with taking_arguments():
         DataLoader.__init__(loader, **arguments)

@@ -1,8 +1,8 @@
-"""Whose code makes the batches of a loader: decided once, here, and nowhere else.
+"""Choice of a loader's engine: made once, here, and nowhere else.
 
-Guarantees: pure, but for opening the cache that it is given; a decision says its reasons.
-Relies on: `recognition`, which says of datasets with torchvision's or timm's transforms, and of a
-TensorDataset, whether feedline's code means the same.
+Guarantees: pure, except for opening the given cache; a decision includes its reasons.
+Relies on: `recognition`, which tells for datasets with torchvision or timm transforms, and for a
+TensorDataset, whether feedline's code is equivalent.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ __all__ = [
 REFRESH = "after changes deep inside the dataset call loader.refresh()"
 
 Kind: TypeAlias = Literal["native", "rows", "samples", "tensors", "dataset", "torch"]
-"""Who makes the batches:
-    native    a source of feedline's own writes rows into shared batches
-    rows      the same, by feedline's code in the place of a recognised torchvision pipeline
-    samples   that code makes samples; the user's own code collates them into whole batches
+"""Engines:
+    native    a feedline source writes rows into shared batches
+    rows      the same, with a compiled torchvision pipeline
+    samples   a compiled pipeline makes samples; the user's code collates them into whole batches
     tensors   a TensorDataset is indexed in the training process
     dataset   the user's dataset and collate_fn make whole batches
     torch     torch's own engine, for an IterableDataset
@@ -55,22 +55,23 @@ Kind: TypeAlias = Literal["native", "rows", "samples", "tensors", "dataset", "to
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Decision:
-    """Whose code makes the batches, and why.
+    """Choice of the engine, and the reasons.
 
     Args:
         kind: see `Kind`.
         rows: writes the rows; None unless kind is "native" or "rows".
         samples: makes the samples; None unless kind is "samples".
-        fast: steps of a recognised pipeline that feedline's own code stands for, as words.
-        unchanged: its steps that run as they are, as words.
-        reasons: why no more was recognised, sentences.
-        max_image_size: the largest size in pixels that may be set; None for any.
-        slot_bytes: memory of a batch of rows, as long as no larger one comes; 0 for any other kind.
-        on_device: what becomes of batches of rows on the loader's device; None: they come as the
-            workers made them, on the CPU.
-        runs_user_code: code of the user's runs in the workers.
-        pixels: what decides the pixels, in words; "" where only the user's code knows.
-        to_fill: what the cache is to hold whose originals are read meanwhile; None else.
+        fast: fused steps of a compiled pipeline, as text.
+        unchanged: its unchanged steps, as text.
+        reasons: reasons why no more was compiled, as sentences.
+        max_image_size: largest size in pixels that may be set; None for any.
+        slot_bytes: memory of a batch of rows, until a larger one comes; 0 for any other kind.
+        on_device: transforms of batches of rows on the loader's device; None: they stay on the CPU,
+            as the workers made them.
+        runs_user_code: user code runs in the workers.
+        pixels: description of everything that determines the pixels; "" if only the user's code
+            knows.
+        to_fill: contents of the cache to fill, while originals are read; otherwise None.
         uncompiled: the transform of a folder of images runs unchanged under a schedule, for these
             reasons.
     """
@@ -91,32 +92,32 @@ class Decision:
 
     @property
     def accepts(self) -> tuple[str, ...]:
-        """Which of the arguments "cache" and "device" the loader may be given."""
+        """Those of the arguments "cache" and "device" that the loader may be given."""
         made: Any = self.rows or self.samples
         cache = ("cache",) if getattr(made, "has_originals", False) else ()
         return (*cache, "device") if self.rows is not None else cache
 
     @property
     def honours_size(self) -> bool | None:
-        """True if batches have the size that is asked for; None if the dataset's code decides."""
+        """True if batches have the requested size; None if the dataset's code decides."""
         if self.kind == "dataset":
             return None
         return self.kind in ("native", "rows", "samples")
 
     def check_size(self, size: int, what: str) -> None:
-        """Refuse an image size that batches cannot have.
+        """Check that batches can have an image size.
 
         Args:
             size: side of the images, in pixels.
-            what: what it is called in the message.
+            what: its name in the message.
 
         Raises:
             UsageError: nothing makes images of this size, or there is no memory for it.
         """
         if self.honours_size is False:
             raise UsageError(
-                f"{what} {size} cannot be had: {self}. A map-style Dataset whose transform "
-                "asks for feedline.image_size(), or is made by feedline.per_size, can change it"
+                f"{what} {size} is not possible with the {self}. Use a map-style Dataset whose "
+                "transform calls feedline.image_size() or is made by feedline.per_size"
             )
         if self.rows is not None:
             self.rows.fields(size)  # raises if they cannot be made at this size
@@ -124,8 +125,8 @@ class Decision:
             self.samples.level_at(size)
         if self.max_image_size is not None and size > self.max_image_size:
             raise UsageError(
-                f"{what} {size} is above max_image_size={self.max_image_size}; build the loader "
-                f"with max_image_size={size}, or without one"
+                f"{what} {size} is larger than max_image_size={self.max_image_size}; build the "
+                f"loader with max_image_size={size}, or without it"
             )
 
     def __str__(self) -> str:
@@ -134,24 +135,24 @@ class Decision:
 
 
 _ENGINE: dict[Kind, str] = {
-    "native": "rows, written by all workers side by side into one batch",
-    "rows": "rows of a recognised torchvision pipeline, written by all workers into one batch",
-    "samples": "samples of a recognised torchvision pipeline, collated as you say into whole "
-    "batches, each by one worker",
-    "tensors": "tensors in memory, indexed a batch at a time in this process: workers would be "
-    "slower",
-    "dataset": "whole batches, each made and collated by one worker into shared memory",
-    "torch": "torch's own: an IterableDataset shares itself out among torch's workers, and only "
-    "it knows what comes next",
+    "native": "image-row engine: all workers write rows of one shared batch",
+    "rows": "image-row engine with a fused transform: all workers write rows of one shared batch",
+    "samples": "sample engine with a fused transform: one worker per batch, collated by your "
+    "collate_fn",
+    "tensors": "tensor engine: tensors in memory, indexed in this process, which is faster than "
+    "workers",
+    "dataset": "dataset engine: one worker per batch runs your dataset and collate_fn, in shared "
+    "memory",
+    "torch": "torch's engine: an IterableDataset is divided among torch's workers",
 }
 
 
 def workers_live_on(settings: Settings, decision: Decision) -> bool:
-    """True if workers stay when an epoch ends or is left.
+    """Return True if workers stay when an epoch ends or is left.
 
-    A seed alone keeps none: a user's dataset is copied into new workers for each epoch, as torch
-    does, so that they see all that has changed in it. Torch's own engine without workers has an
-    iterator that stays: it may know where it stands.
+    A seed alone does not keep them: a user's dataset is copied into new workers for each epoch, as
+    in torch, so that they see all changes. torch's own engine without workers has an iterator that
+    stays: it may have a state.
     """
     asked_for = settings.asked.schedule is not None or settings.persistent
     in_process = decision.kind == "torch" and settings.workers == 0
@@ -159,13 +160,13 @@ def workers_live_on(settings: Settings, decision: Decision) -> bool:
 
 
 def is_kept_by_schedule(settings: Settings, decision: Decision) -> bool:
-    """Return True if workers that have the user's dataset are kept because of a schedule."""
+    """Return True if workers with the user's dataset are kept because of a schedule."""
     scheduled = settings.asked.schedule is not None and not settings.persistent
     return scheduled and settings.workers > 0 and decision.runs_user_code
 
 
 def decided_by(settings: Settings) -> tuple[Any, ...]:
-    """What a decision follows from that may be set on a loader while it lives."""
+    """Settings that affect the decision and may change while the loader lives."""
     return (
         *(settings.dataset, settings.collate_fn, settings.worker_init_fn),
         *(settings.batched, settings.max_rows, settings.timeout_s),
@@ -174,15 +175,15 @@ def decided_by(settings: Settings) -> tuple[Any, ...]:
 
 
 def decide(settings: Settings, open_cache: Callable[[], CacheStore] | None = None) -> Decision:
-    """Decide whose code makes the batches.
+    """Choose the engine.
 
     Args:
-        settings: of the loader.
-        open_cache: gives the cache that the loader has, to read its copies; None: the originals
-            are read, while the cache, if there is one, is filled.
+        settings: settings of the loader.
+        open_cache: opens the loader's cache, to read its copies; None: originals are read, while
+            the cache, if any, is filled.
 
     Raises:
-        UsageError: what was asked for cannot be had in any way.
+        UsageError: no engine supports the settings.
     """
     asked = settings.asked
     if asked.iterable:
@@ -194,19 +195,19 @@ def decide(settings: Settings, open_cache: Callable[[], CacheStore] | None = Non
     decision = _of_datasets(settings, open_cache)
     if asked.device is not None and decision.kind != "rows":
         raise UsageError(
-            f'device="{asked.device}" is for feedline\'s own sources, as feedline.ImageFolder, and '
-            "for torchvision pipelines whose rows feedline makes. Batches of this "
-            f"{type(settings.dataset).__name__} are {decision}: they come on the CPU, and "
-            "pin_memory=True and batch.to(device, non_blocking=True) bring them there"
+            f'device="{asked.device}" is only for feedline\'s own sources, e.g. '
+            "feedline.ImageFolder, and for torchvision pipelines whose rows feedline makes. This "
+            f"{type(settings.dataset).__name__} uses the {decision}. Use pin_memory=True and "
+            "batch.to(device, non_blocking=True)"
         )
     return decision
 
 
 def _native(dataset: Any) -> Any:
-    """What writes the rows of a dataset that is a source of feedline's own, or a Subset of one.
+    """Row writer of a dataset that is a feedline source, or a Subset of one.
 
     Raises:
-        UsageError: which rows a Subset has cannot be known.
+        UsageError: the rows of a Subset are unknown.
     """
     if own_source(dataset) is dataset:
         return dataset
@@ -216,14 +217,14 @@ def _native(dataset: Any) -> Any:
         return source_within(dataset)
     except NotRecognised as why:
         raise UsageError(
-            f"this Subset of a feedline source cannot be loaded from: {why} Rows are made by "
-            "number: a Subset's indices are whole numbers, of a source that has no methods of its "
-            "own. Or give the loader the source itself, and a sampler that gives these numbers"
+            f"this Subset of a feedline source cannot be loaded: {why} A Subset needs integer "
+            "indices, and a source without methods of its own. Or give the loader the source "
+            "itself, and a sampler with these indices"
         ) from why
 
 
 def _of_datasets(settings: Settings, open_cache: Callable[[], CacheStore] | None) -> Decision:
-    """Whose code makes the batches of a map-style Dataset."""
+    """Choose the engine for a map-style Dataset."""
     asked = settings.asked
     pipeline: Any = None
     reasons: tuple[str, ...] = ()
@@ -232,9 +233,9 @@ def _of_datasets(settings: Settings, open_cache: Callable[[], CacheStore] | None
         pipeline, fast, unchanged, reasons = _recognised(settings)
     if asked.cache and pipeline is None:
         raise UsageError(
-            f"cache={asked.cache!r} was given, and images of {type(settings.dataset).__name__} are "
-            f"read by code of its own. {' '.join(reasons)} Make a feedline.ImageFolder of the "
-            "cache, or leave `cache` out"
+            f"cache={asked.cache!r} cannot be used: {type(settings.dataset).__name__} reads its "
+            f"images with its own code. {' '.join(reasons)} Use a feedline.ImageFolder of the "
+            "cache as the dataset, or remove cache="
         )
     if pipeline is not None:
         pipeline, wanted = _cached(settings, pipeline, open_cache)
@@ -264,7 +265,7 @@ def _of_datasets(settings: Settings, open_cache: Callable[[], CacheStore] | None
 def _cached(
     settings: Settings, source: Any, open_cache: Callable[[], CacheStore] | None
 ) -> tuple[Any, ToFill | None]:
-    """What a loader with a cache reads, and what the cache is to be filled with meanwhile."""
+    """Reader of a loader with a cache, and the contents to fill the cache with meanwhile."""
     if settings.asked.cache is None:
         return source, None
     if open_cache is None:
@@ -284,35 +285,36 @@ def _recognised(
 
 
 def _travelling(pipeline: Any) -> tuple[Any, OnDevice]:
-    """What writes the rows that travel to a device, and what becomes of them there."""
+    """Row writer of pixels for a device, and their transforms there."""
     if pipeline.table is None:
         return pipeline, OnDevice()
     return pipeline.in_pixels(), OnDevice(ValueTable(pipeline.table))
 
 
 def _samples_because(settings: Settings, pipeline: Any) -> list[tuple[bool, str]]:
-    """What makes it necessary to make samples, where rows would be quicker."""
+    """Conditions that require single samples, although rows would be faster."""
     return [
         (not pipeline.writes_rows, pipeline.no_rows),
-        (settings.collate_fn is not default_collate, "Your collate_fn wants single samples."),
-        (not settings.in_order, "Rows come in order, and in_order=False was asked for."),
-        (not settings.batched, "There are no batches: batch_size is None."),
+        (settings.collate_fn is not default_collate, "Your collate_fn needs single samples."),
+        (not settings.in_order, "in_order=False is set, but rows come in order."),
+        (not settings.batched, "batch_size=None makes no batches."),
         (settings.worker_init_fn is not None, "Your worker_init_fn may change the dataset."),
     ]
 
 
 def _rows(settings: Settings, kind: Kind, source: Any, **known: Any) -> Decision:
-    """Rows, with the memory that they need as far as it is known."""
+    """Decision for rows, with the memory they need as far as known."""
     if not settings.batched:
         raise UsageError(
-            f"batch_size=None asks for single samples, and {type(settings.dataset).__name__} makes "
-            "batches; pass batch_size=1"
+            f"batch_size=None needs single samples, but {type(settings.dataset).__name__} makes "
+            "batches; use batch_size=1"
         )
     asked, phases = settings.asked, settings.asked.phases.phases
     if any(phase.strength != 1 for phase in phases) and not getattr(source, "uses_strength", True):
         raise UsageError(
-            "a phase of the schedule has a strength other than 1, and nothing in the transform "
-            "changes with it; leave it out, or use feedline.augmentation_strength() in a step"
+            "a phase of the schedule has a strength other than 1, but the transform does not "
+            "depend on it; remove the strength, or use feedline.augmentation_strength() in the "
+            "transform"
         )
     batches = [
         (phase.size or source.image_size, phase.batch_size or settings.max_rows or 1)
@@ -333,9 +335,9 @@ def _rows(settings: Settings, kind: Kind, source: Any, **known: Any) -> Decision
 
 def _tensors(settings: Settings) -> BatchedTensors:
     if settings.asked.phases.sizes:
-        return BatchedTensors(None, "Tensors have the size that they have.")
+        return BatchedTensors(None, "Tensors have a fixed size.")
     if not settings.batched:
-        return BatchedTensors(None, "There are no batches: batch_size is None.")
+        return BatchedTensors(None, "batch_size=None makes no batches.")
     if settings.worker_init_fn is not None and settings.workers > 0:
         return BatchedTensors(None, "Your worker_init_fn may change the dataset.")
     return batched_tensors(settings.dataset, settings.collate_fn, settings.max_rows)

@@ -1,4 +1,4 @@
-"""What is known of a loader's workers that have ended, beside those at work."""
+"""Record of a loader's ended workers, in addition to the current ones."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["EndedWorkers"]
 
 
 class EndedWorkers:
-    """What the workers of earlier backends have left out, died of and spent their time on.
+    """Skipped samples, deaths and stage timings of ended workers.
 
-    A shallow copy, for an iteration that goes on apart, tells of the same samples and deaths, and
-    of time of its own.
+    A shallow copy, for an iteration that continues independently, shares samples and deaths, but
+    counts its own time.
     """
 
     def __init__(self) -> None:
@@ -21,19 +21,19 @@ class EndedWorkers:
         self._spent: dict[int, StageTimings] = {}
 
     def add(self, backend: Backend) -> None:
-        """The workers of a backend are about to end."""
+        """Add the workers of an engine that are about to end."""
         self._spent = self.spent(backend)
         self._skipped += backend.skipped
         self._deaths += backend.deaths
 
     def skipped(self, at_work: Backend) -> list[Skipped]:
-        """Samples left out so far, by these and by a backend at work: their names and why."""
+        """Samples skipped so far, by these and by a current engine: names and reasons."""
         return [*self._skipped, *at_work.skipped]
 
     def deaths(self, at_work: Backend) -> list[str]:
-        """How each worker died that had to be replaced."""
+        """Causes of death of replaced workers."""
         return [*self._deaths, *at_work.deaths]
 
     def spent(self, at_work: Backend) -> dict[int, StageTimings]:
-        """What the workers have spent their time on, by seat."""
+        """Time per stage of each worker, by worker id."""
         return merge_timings(self._spent, at_work.spent())

@@ -1,4 +1,4 @@
-"""What a loader will do, in words."""
+"""Description of how a loader will work, as text."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ _MOST_GENERATORS = 5
 def explain(
     settings: Settings, decision: Decision, memory_bytes: int, run: Run, *, measure: bool = False
 ) -> str:
-    """One fact a line: samples, engine, schedule, order, workers, memory, form of the batches.
+    """Describe a loader, one fact per line: samples, engine, schedule, order, workers, memory,
+    batches.
 
     Args:
-        settings: of the loader, as they are now.
-        decision: whose code makes the batches.
-        memory_bytes: what is allocated for batches now.
-        run: what was seen of its steps.
-        measure: make some rows to predict images/s from.
+        settings: current settings of the loader.
+        decision: chosen engine.
+        memory_bytes: memory currently allocated for batches.
+        run: record of its steps.
+        measure: make some rows to predict images/s.
     """
     rows = measured(settings, decision) if measure else ""
     facts = {
         "samples": _samples(settings),
         "copies": copies_in_words(settings, decision),
         "engine": str(decision).partition(" (")[0],
-        "recognised": ", ".join(decision.fast),
+        "fused": ", ".join(decision.fast),
         "unchanged": ", ".join(decision.unchanged),
         "because": " ".join(decision.reasons),
         "size": _size(settings, decision),
@@ -70,20 +71,20 @@ def _samples(settings: Settings) -> str:
 def _size(settings: Settings, decision: Decision) -> str:
     if not settings.asked.phases.sizes or decision.honours_size:
         return ""
-    return "asked for by your dataset, transform or collate_fn; a batch that never asks is an error"
+    return "read by your dataset, transform or collate_fn; a batch that never reads it is an error"
 
 
 def _schedule(settings: Settings) -> str:
     asked = settings.asked
     if asked.schedule is None and not asked.phases.sizes:
-        return "epochs without end; the dataset is told no image size"
+        return "endless; no image size is set"
     said = []
     for phase in asked.phases.phases:
         epochs = "epoch" if phase.epochs == 1 else "epochs"
-        length = "epochs without end" if asked.schedule is None else f"{phase.epochs} {epochs}"
+        length = "endless" if asked.schedule is None else f"{phase.epochs} {epochs}"
         size = f"{phase.size} px" if phase.size else "the dataset's own size"
-        rows = phase.batch_size or settings.batch_size or "as the batch sampler makes it"
-        said.append(f"{length} at {size}, batch {rows}")
+        rows = phase.batch_size or settings.batch_size or "set by the batch sampler"
+        said.append(f"{length} at {size}, batch size {rows}")
     return ", then ".join(said)
 
 
@@ -95,8 +96,8 @@ def _order(settings: Settings) -> str:
         return "the dataset's own"
     source = "a generator" if settings.generator else "torch's random state"
     return (
-        f"drawn from {describe(settings.sampler)['type']}, an epoch at a time; seeds come from "
-        f"{source} (seed=... makes all epochs plannable)"
+        f"drawn from {describe(settings.sampler)['type']}, one epoch at a time; seeds come from "
+        f"{source} (seed= makes all epochs plannable)"
     )
 
 
@@ -104,15 +105,15 @@ def _workers(settings: Settings, decision: Decision) -> str:
     if settings.workers == 0 or decision.kind == "tensors":
         return "none: batches are made in this process"
     if decision.kind == "torch":
-        return f"{settings.workers}, torch's own"
-    until = "for all epochs" if workers_live_on(settings, decision) else "for an epoch each"
+        return f"{settings.workers} of torch"
+    until = "for all epochs" if workers_live_on(settings, decision) else "new ones each epoch"
     if is_kept_by_schedule(settings, decision):
-        until += f", as schedule= keeps them; {REFRESH}"
-    return f"{settings.workers}, started by {settings.start_method}, {until}"
+        until += f" because of schedule=; {REFRESH}"
+    return f"{settings.workers}, started with {settings.start_method}, {until}"
 
 
 def _generators(settings: Settings, decision: Decision) -> str:
-    """Random generators that are seeded for each batch. There may be others, out of reach."""
+    """Random generators seeded for each batch. There may be others, out of reach."""
     if decision.kind not in ("dataset", "samples"):
         return ""
     found = generators.describe(settings.dataset, settings.collate_fn)
@@ -122,7 +123,7 @@ def _generators(settings: Settings, decision: Decision) -> str:
     if settings.worker_init_fn is None or settings.workers == 0:
         return f"seeded for each batch: {shown}"
     return (
-        f"seeded for each batch, whatever worker_init_fn seeds: {shown}, and those that "
+        f"seeded for each batch, even if worker_init_fn seeds them: {shown}, and those that "
         "worker_init_fn sets on the dataset"
     )
 
@@ -132,12 +133,12 @@ def _prefetch(settings: Settings, decision: Decision) -> str:
         ahead = settings.asked.prefetch if settings.prefetch is None else settings.prefetch
         said = f"{ahead} batches (prefetch)"
         if settings.piece_ns != PIECE_NS:
-            said += f", in pieces of {settings.piece_ns / 1e6:g} ms (piece_ms)"
+            said += f", in tasks of {settings.piece_ns / 1e6:g} ms (piece_ms)"
         return said
     if settings.workers == 0 or decision.kind == "tensors":
         return ""
-    said = f"{settings.prefetch_factor} batches for each worker (prefetch_factor)"
-    return f"{said}, and {settings.ahead} at least" if settings.ahead else said
+    said = f"{settings.prefetch_factor} batches per worker (prefetch_factor)"
+    return f"{said}, at least {settings.ahead}" if settings.ahead else said
 
 
 def _memory(settings: Settings, decision: Decision, used: int) -> str:
@@ -145,20 +146,20 @@ def _memory(settings: Settings, decision: Decision, used: int) -> str:
     if decision.rows is not None:
         nbytes = used or slots * decision.slot_bytes
         return f"{nbytes / 2**20:.0f} MiB in {slots} batches; more if a larger batch comes"
-    return f"{used / 2**20:.0f} MiB by now" if used else ""
+    return f"{used / 2**20:.0f} MiB so far" if used else ""
 
 
 def _batches(settings: Settings, decision: Decision) -> str:
     device = settings.asked.device
     if decision.kind != "native":
-        made = "what collate_fn makes of them"
+        made = "as returned by collate_fn"
         if decision.on_device is None:
             return made
         if decision.on_device.values is None:
-            return f"{made}, on {device}: they travel as the workers made them"
+            return f"{made}, copied to {device}"
         return (
-            f"{made}, on {device}: images travel as uint8, and the pipeline's table of 256 values "
-            "for each channel is applied there"
+            f"{made}, on {device}: images are copied as uint8, and the transform's table of 256 "
+            "values per channel is applied there"
         )
     if device is None:
         kept = max(0, settings.asked.prefetch - 1)

@@ -1,4 +1,4 @@
-"""What becomes of rows that could not be made."""
+"""Handling of rows that could not be made."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["row_in_words", "samples_to_skip"]
 def samples_to_skip(
     source: Source, slots: Slots, on_error: str, flight: InFlightBatch
 ) -> list[Skipped]:
-    """The samples to leave out of a batch with rows that failed.
+    """Samples to skip in a batch with failed rows.
 
     Args:
         source: names samples.
-        slots: get back the slot of a batch that is not handed out.
+        slots: the slot of a batch that is not delivered is released.
         on_error: "raise" or "skip".
         flight: the batch.
 
     Raises:
-        SampleError: failing is not allowed; the slot is free again.
+        SampleError: samples must not be skipped; the slot is free again.
     """
     failures = sorted(flight.failures, key=lambda failure: failure.row)
     batch = flight.batch
@@ -48,7 +48,7 @@ def samples_to_skip(
         hint = "repair or remove it, or drop small last batches with drop_last=True"
         fix = {}
     elif first.kind == HUNG:
-        what += ". Its storage may have been unavailable, or the code that loads it hangs"
+        what += ". Its storage may be unavailable, or the code that loads it hangs"
         hint = "wait longer with timeout=, or skip such samples"
     if unreadable:
         raise ImageError(what, hint=hint, fix=fix)
@@ -56,7 +56,7 @@ def samples_to_skip(
 
 
 def row_in_words(source: Source, batch: Batch, row: int) -> tuple[int, str]:
-    """Number of a batch's sample, and what to call it with its name."""
+    """Index of a batch's sample, and its description with its name."""
     sample = int(batch.samples[row])
     return sample, f"sample {sample}, {_name(source, sample)}"
 
@@ -65,4 +65,4 @@ def _name(source: Source, sample: int) -> str:
     try:
         return source.name(sample)
     except IndexError:  # there is none, which is why it failed
-        return f"{len(source)} samples are there"
+        return f"the dataset has {len(source)} samples"

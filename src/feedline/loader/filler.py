@@ -1,10 +1,10 @@
-"""The process that fills a cache, as the one that trains holds it.
+"""Process that fills a cache, as the training process controls it.
 
-Guarantees: on a machine one process fills a folder, whoever asks for it; it lives until it is done
-or the process that started it ends, whatever becomes of loaders meanwhile. What keeps it from
-filling is raised when it begins, or else where somebody waits for it.
+Guarantees: on each machine one process fills a folder, whichever loader asks for it; it lives until
+it is done or the process that started it ends, independent of loaders. Errors that prevent filling
+are raised at its start, or later when a loader waits for it.
 
-Relies on: the lock in the folder, which the kernel takes back from a process that has ended;
+Relies on: the lock in the folder, which the kernel releases when its process ends;
 `feedline.cache.fill`, which runs there.
 """
 
@@ -46,11 +46,11 @@ _fillers: dict[str, Filler] = {}  # by folder, of this process
 
 
 class Filler:
-    """A process that fills a cache, started now, unless another on this machine does.
+    """A process that fills a cache, started now, unless another one on this machine does.
 
     Args:
-        wanted: with what.
-        eager: somebody waits for it; else it takes only the time that no other process wants.
+        wanted: contents of the cache.
+        eager: a loader waits for it; otherwise it uses only idle time.
 
     Raises:
         ResourceError: it cannot be started.
@@ -74,7 +74,7 @@ class Filler:
             )
         except OSError as error:
             raise ResourceError(
-                f"the process that fills the cache {wanted.root!r} could not be started: {error}"
+                f"cannot start the process that fills the cache {wanted.root!r}: {error}"
             ) from error
         try:
             self._hear()
@@ -100,11 +100,11 @@ class Filler:
 
     @property
     def busy(self) -> bool:
-        """Whether another build works in the folder, so that this one has ended."""
+        """True if another build works in the folder, so that this one has ended."""
         return self._state == "busy"
 
     def end(self) -> None:
-        """End it, if this process has started it; what it has made stays."""
+        """End it, if this process has started it; finished copies stay."""
         if self._owner == os.getpid():
             for stream in (self._process.stdin, self._process.stdout):
                 assert stream is not None
@@ -116,34 +116,34 @@ class Filler:
                 self._process.wait()
 
     def usable(self) -> bool:
-        """Whether this process has started it and it is still at work."""
+        """True if this process has started it and it is still running."""
         return not self.busy and self._owner == os.getpid() and self._process.poll() is None
 
     def wait_until_ready(self) -> None:
-        """Wait until it has seen that the cache can be made.
+        """Wait until it has checked that the cache can be made.
 
         Raises:
-            FeedlineError: it cannot, and why.
+            FeedlineError: it cannot be made; the message has the reason.
             ResourceError: the process ended before.
         """
         while self._owner == os.getpid() and self._state == "begun":
             self._hear()
 
     def look(self, within_s: float) -> None:
-        """Wait a little for what it says next; raises as `wait_until_ready` does."""
+        """Wait briefly for its next message; raises like `wait_until_ready`."""
         assert self._process.stdout is not None
         if readable(self._process.stdout, within_s):
             self._hear()
 
     def _hear(self) -> None:
-        """Take in the next thing that it says."""
+        """Process its next message."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line and self._state not in ("done", "released"):
             raise _Ended(
-                "the process that fills the cache ended without a word, with status "
-                f"{self._process.wait()}: it was killed, perhaps for want of memory. What it has "
-                "made stays, and the next run goes on with it"
+                "the process that fills the cache ended unexpectedly with status "
+                f"{self._process.wait()}: it was killed, possibly because memory ran out. Finished "
+                "copies stay, and the next run continues with them"
             )
         said = json.loads(line or "{}")
         if "error" in said:
@@ -152,14 +152,15 @@ class Filler:
 
 
 class _Ended(ResourceError):
-    """A filler was killed."""
+    """The filler was killed."""
 
 
 def filler_of(wanted: ToFill, *, eager: bool = False) -> Filler | None:
-    """What fills a cache: of this process, started now if there is none; None: of another process.
+    """Return the filler of a cache in this process, started if needed; None if another process
+    fills it.
 
     Raises:
-        FeedlineError: the cache cannot be filled, as is known at once.
+        FeedlineError: the cache cannot be filled, as far as known at once.
     """
     found = _fillers.get(wanted.root)
     if found is not None:
@@ -181,11 +182,11 @@ def _end_all() -> None:
 def wait_until_filled(wanted: ToFill) -> None:
     """Wait until a cache is filled, by this process's filler or another's.
 
-    From now on it is filled at full speed: who fills it in the background lets go of it. Says now
-    and then, as a warning to the logger "feedline", how far it is.
+    From now on it is filled at full speed: a background filler yields to it. Its progress is logged
+    from time to time, as a warning of the logger "feedline".
 
     Raises:
-        FeedlineError: it cannot be filled, and why.
+        FeedlineError: it cannot be filled; the message has the reason.
     """
     deaths, said_at = 0, 0.0
     folder = Path(wanted.root, UNFINISHED)
@@ -214,4 +215,4 @@ def _progress(wanted: ToFill) -> str:
         done = min(len(wanted.files), each * sum(1 for _ in folder.glob("*.npz")))
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-    return f": {done} of {len(wanted.files)} images are done"
+    return f": {done} of {len(wanted.files)} images done"

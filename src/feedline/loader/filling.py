@@ -1,13 +1,12 @@
-"""Whether a loader reads originals or copies, of a cache that fills itself while it trains.
+"""Choice between originals and copies, for a cache that is filled while training.
 
-Guarantees: what is read follows from where the run stands and from what was there when it began,
-never from how fast the cache is filled. A run that finds the cache finished reads copies from the
-start. Any other reads originals until it has handed out an epoch's batches, and copies from the
-next iteration on, for which it waits if it must. An epoch that a state was saved in goes on as it
-began.
+Guarantees: the choice depends on the run's position and on the cache's state when it began, never
+on how fast the cache is filled. A run that finds the cache finished reads copies from the start.
+Any other reads originals until it has delivered an epoch's batches, and copies from the next
+iteration on, for which it waits if needed. An epoch continued from a state keeps its choice.
 
-Relies on: `filler` for the process that fills; `rank_agreement`, where ranks share a loader's
-samples, for whether the cache was finished when they began.
+Relies on: `filler` for the process that fills; `rank_agreement`, if ranks share a loader's samples,
+for whether the cache was finished when they began.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ __all__ = ["Filling"]
 
 
 class Filling:
-    """What one loader reads of its cache.
+    """Choice of one loader between originals and copies.
 
     Args:
-        cache: its folder, which fills itself; there is nothing to choose with a URL, with an
-            ImageFolder of a cache, or with none.
+        cache: folder of the cache, which is filled; there is no choice with a URL, with an
+            ImageFolder of a cache, or without a cache.
     """
 
     def __init__(self, cache: Any) -> None:
         root = cache if isinstance(cache, str) and not is_url(cache) else None
         self._root = root
         self.given = 0
-        """How many batches were handed out that were made of originals."""
+        """Number of delivered batches made of originals."""
         self._ended = False  # an iteration over originals has come to its end
         self._chosen = False  # an iteration has begun, or a state said what is read
         self._filler: Filler | None = None  # that was just started
@@ -55,7 +54,7 @@ class Filling:
             self._copies = agreement.all_say(self._copies, plan)
 
     def begin(self, cursor: BatchCursor) -> None:
-        """An iteration begins where a cursor stands."""
+        """Begin an iteration at the position of a cursor."""
         self._chosen = True
         if self._copies or cursor.restored_step:  # the rest of an epoch
             return
@@ -66,18 +65,18 @@ class Filling:
         self._copies = self._ended or 0 < batches <= self.given
 
     def given_after_one_more(self) -> int:
-        """What `given` is to be when the loader has given one more batch."""
+        """Value of `given` after one more delivered batch."""
         return self.given + (not self._copies)
 
     def ended(self) -> None:
-        """An iteration has come to its end."""
+        """End an iteration."""
         self._ended = True
 
     def reads_copies(self, wanted: Callable[[], ToFill | None]) -> bool:
-        """Whether copies are read: waits until they are there.
+        """Return True if copies are read; waits until they exist.
 
         Raises:
-            FeedlineError: they cannot be made, and why.
+            FeedlineError: they cannot be made; the message has the reason.
         """
         if self._copies and self._root is not None and not is_finished(self._root):
             from feedline.loader.filler import wait_until_filled  # of POSIX alone
@@ -87,10 +86,10 @@ class Filling:
         return self._copies
 
     def start(self, wanted: ToFill | None) -> None:
-        """Have the copies made by a process, unless one does or none are wanted.
+        """Start the process that makes the copies, unless one is running or none are needed.
 
         Raises:
-            FeedlineError: they cannot be made, and why, as far as is known at once.
+            FeedlineError: they cannot be made, as far as known at once.
         """
         if wanted is not None and not is_finished(wanted.root):
             from feedline.loader.filler import filler_of
@@ -98,23 +97,23 @@ class Filling:
             self._filler = filler_of(wanted)
 
     def check(self) -> None:
-        """See that the process has begun to make copies.
+        """Check that the process has begun to make copies.
 
         Raises:
-            FeedlineError: it cannot, and why.
+            FeedlineError: it cannot; the message has the reason.
         """
         filler, self._filler = self._filler, None
         if filler is not None:
             filler.wait_until_ready()
 
     def state(self) -> dict[str, Any]:
-        """What a state says of it, JSON-able."""
+        """Entry of a state, JSON-able."""
         if self._root is None:
             return {}
         return {"cache": {"copies": self._copies, "batches": self.given}}
 
     def after(self, state: Mapping[str, Any]) -> Filling:
-        """The same when a state was loaded; the state of a loader without a cache says nothing.
+        """Restore it from a loaded state; the state of a loader without a cache has no entry.
 
         Raises:
             StateError: it is damaged.
@@ -127,7 +126,7 @@ class Filling:
             and isinstance(said.get("copies"), bool)
             and is_count(said.get("batches"))
         ):
-            raise StateError("cannot resume: the state is damaged: cache")
+            raise StateError("cannot resume: the state is damaged: invalid 'cache'")
         other._copies, other.given, other._ended = said["copies"], said["batches"], False
         other._chosen = True
         return other

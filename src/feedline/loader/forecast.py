@@ -1,6 +1,6 @@
-"""What the phases of a loader's schedule will need, from what was seen of its steps or its rows.
+"""Estimate of what the phases of a loader's schedule will need, from its measured steps or rows.
 
-Guarantees: pure; sizes that were not trained yet are said to be forecast from those that were.
+Guarantees: pure; sizes that were not trained yet are marked as estimated from those that were.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _STEPS = 20  # of a size, to know how long they take
 
 
 def forecast_of(settings: Settings, decision: Decision, run: Run, rows: Rows | str) -> str:
-    """What each phase of a schedule needs, in words; "" where nothing is known.
+    """Needs of each phase of a schedule, as text; "" if nothing is known.
 
     Args:
-        settings: of the loader.
-        decision: whose code makes the batches.
-        run: what was seen of its steps.
-        rows: what it takes to make rows; text where that was not measured.
+        settings: settings of the loader.
+        decision: chosen engine.
+        run: record of its steps.
+        rows: measured cost of rows; text if it was not measured.
     """
     schedule = settings.asked.schedule
     if schedule is None:
@@ -53,7 +53,7 @@ def forecast_of(settings: Settings, decision: Decision, run: Run, rows: Rows | s
 
 
 def _trained(decision: Decision, run: Run) -> list[Rates]:
-    """The sizes that were trained for long enough."""
+    """Rates of the sizes that were trained for long enough."""
     facts = summarise_run(run, Thresholds())
     found = []
     for phase in facts.phases:
@@ -73,7 +73,7 @@ def _trained(decision: Decision, run: Run) -> list[Rates]:
 
 
 def _untrained(size: int, image_s: float, rows: int, settings: Settings) -> Rates:
-    """What is known before any step: the work of a batch."""
+    """Rates known before any step: the work of a batch."""
     load = StepLoad(
         workers=settings.workers,
         cores=float(usable_cores()),
@@ -90,7 +90,7 @@ def _untrained(size: int, image_s: float, rows: int, settings: Settings) -> Rate
 
 
 def _images(settings: Settings) -> int | None:
-    """Of an epoch, in this process."""
+    """Images of an epoch in this process."""
     if not hasattr(settings.dataset, "__len__"):
         return None
     ranks = settings.plan.world_size if settings.plan else 1

@@ -1,4 +1,4 @@
-"""What a state says of the dataset, the order and the maker of its batches, and the comparison."""
+"""State entries of dataset, order and engine, and their comparison on resume."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["compare_made_by", "fingerprint_of", "identity_of", "made_by", "warn_
 
 
 def fingerprint_of(dataset: object) -> str:
-    """A short text that differs where the samples do.
+    """Short text that differs if the samples do.
 
     It is the dataset's own `fingerprint()`, a hash of a torchvision folder's files and labels, or
-    else the dataset's class.
+    otherwise the dataset's class.
     """
     whole = own_source(dataset)
     if whole is not None and whole is not dataset:  # a Subset chooses some of it
@@ -46,13 +46,13 @@ def fingerprint_of(dataset: object) -> str:
 
 
 def identity_of(settings: Settings, dataset: str) -> dict[str, Any]:
-    """What a state and the loader that goes on from it must have in common, JSON-able.
+    """Values that a state and the resuming loader must have in common, JSON-able.
 
     A plan's own values are added by `plan.state`.
 
     Args:
-        settings: of the loader.
-        dataset: the fingerprint of its dataset.
+        settings: settings of the loader.
+        dataset: fingerprint of its dataset.
     """
     if settings.plan is not None or settings.asked.iterable:
         return {"dataset": dataset}
@@ -68,13 +68,13 @@ def identity_of(settings: Settings, dataset: str) -> dict[str, Any]:
 
 
 def made_by(decision: Decision) -> dict[str, str]:
-    """What decides the pixels, in words, and whose code makes them: for a state."""
+    """State entry: what determines the pixels, and the engine."""
     ours = decision.kind in ("native", "rows", "samples")
     return {"pixels": decision.pixels, "engine": "feedline" if ours else "dataset"}
 
 
 def compare_made_by(state: Mapping[str, Any], decision: Decision) -> list[str]:
-    """What a state says was made in another way than now, one difference a text.
+    """Differences between how a state's batches were made and now, as texts.
 
     Raises:
         StateError: the state is damaged.
@@ -83,16 +83,16 @@ def compare_made_by(state: Mapping[str, Any], decision: Decision) -> list[str]:
     saved = state.get("made_by", now)
     known = isinstance(saved, Mapping) and saved.keys() == now.keys()
     if not known or not all(isinstance(text, str) for text in saved.values()):
-        raise StateError("cannot resume: the state is damaged: made_by")
+        raise StateError("cannot resume: the state is damaged: invalid 'made_by'")
     different = [name for name in now if saved[name] != now[name]]
     return [f"{name} was {saved[name]!r}, is {now[name]!r}" for name in different]
 
 
 def warn_of(differences: list[str], *, stacklevel: int) -> None:
-    """Warn of what `compare_made_by` has found."""
+    """Warn of the differences from `compare_made_by`."""
     warnings.warn(
-        "the state's batches were made in another way, so the samples are the same and "
-        f"their pixels may not be: {'; '.join(differences)}",
+        "the state's batches were made in another way: the samples are the same, but their pixels "
+        f"may differ: {'; '.join(differences)}",
         RuntimeWarning,
         stacklevel=stacklevel,
     )

@@ -1,4 +1,4 @@
-"""One pass over a loader, and the workers as torch's iterators show them."""
+"""One pass over a loader, with the attributes of torch's iterators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STARTED_WITHIN_S = 10.0
 
 
 class _Session(Protocol):
-    """What an iteration asks for its batches: `session.Session`."""
+    """Protocol of `session.Session`, from which an iteration gets its batches."""
 
     @property
     def backend(self) -> Backend: ...
@@ -53,15 +53,15 @@ class _Session(Protocol):
 class Iteration(_BaseDataLoaderIter):
     """The batches of one epoch. An error in one `next` does not end it, nor does Ctrl-C.
 
-    A batch counts as handed out when all else is done: where an interrupt comes before that, the
-    next call gives the same batch.
+    A batch counts as delivered when everything else is done: if an interrupt comes before that, the
+    next call returns the same batch.
 
-    A subclass of torch's iterator, because frameworks test for that class; it inherits no code.
-    The private attributes are those that public code uses on torch's iterators.
+    A subclass of torch's iterator, because frameworks test for that class; it inherits no code. Its
+    private attributes are those that public code uses on torch's iterators.
 
     Args:
         loader: kept alive by its iterations.
-        session: makes the batches; another one from when a later iteration begins.
+        session: makes the batches; replaced when a later iteration begins.
     """
 
     def __init__(self, loader: Any, session: _Session) -> None:
@@ -74,7 +74,7 @@ class Iteration(_BaseDataLoaderIter):
         self.prepare()
 
     def prepare(self) -> None:
-        """Get ready for the first batch of a pass."""
+        """Prepare for the first batch of a pass."""
         self.session = self._own
         self.ended = False
         self.ended_workers: list[Any] = []  # those that ended with it
@@ -83,7 +83,7 @@ class Iteration(_BaseDataLoaderIter):
 
     @classmethod
     def after_the_last(cls, loader: Any, session: _Session) -> Iteration:
-        """An iteration that is over, for access to the workers that live on after it."""
+        """Create an iteration that has ended, for access to the workers that outlive it."""
         iteration = cls(loader, session)
         iteration.ended = True
         return iteration
@@ -95,7 +95,7 @@ class Iteration(_BaseDataLoaderIter):
         return len(self._loader)
 
     def __next__(self) -> Any:
-        """The next batch."""
+        """Return the next batch."""
         # To enter record_function takes 9 us, whether a profiler is active or not; to ask, 0.05 us.
         if _profiler_enabled() and self._profile_name:
             with record_function(self._profile_name):
@@ -117,12 +117,12 @@ class Iteration(_BaseDataLoaderIter):
             raise StopIteration
         if self._shutdown:
             raise ClosedError(
-                "the workers of this iterator were ended by its _shutdown_workers(); begin another "
-                "one, by iter(loader)"
+                "the workers of this iterator were ended by its _shutdown_workers(); create "
+                "another one with iter(loader)"
             )
         if os.getpid() != self._process:
             raise UsageError(
-                "this iteration belongs to the process that began it; begin one here, by iter()"
+                "this iterator belongs to another process; create one here with iter(loader)"
             )
         session, recording = self.session, self.session.recording
         session.ensure_usable()
@@ -152,17 +152,17 @@ class Iteration(_BaseDataLoaderIter):
         return batch
 
     def at_end(self) -> bool:
-        """Whether no batch is left, of an iteration whose order feedline makes or draws."""
+        """True if no batches are left, for an order made or drawn by feedline."""
         return bool(self.session.cursor.at_end())
 
     def __reduce__(self) -> Any:
-        raise NotImplementedError("an iteration cannot be pickled; pickle the loader")
+        raise NotImplementedError("an iterator cannot be pickled; pickle the loader")
 
     @property
     def _workers(self) -> list[Any]:
-        """The workers, as tools that know torch's iterators look for them.
+        """Workers, in the form expected by tools that know torch's iterators.
 
-        When the epoch and its workers have ended, those that there were.
+        After the end of the epoch and its workers, the last ones.
         """
         deadline = time.monotonic() + _STARTED_WITHIN_S
         backend = self.session.backend
@@ -184,7 +184,7 @@ class Iteration(_BaseDataLoaderIter):
             self.session.shut_down(self)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        """Begin another pass over the loader with this iterator."""
+        """Start another pass over the loader with this iterator."""
         if self.session is not self._own:
             self.session.close()
         self.ended = True  # the pass under way is over
@@ -193,7 +193,7 @@ class Iteration(_BaseDataLoaderIter):
 
 
 def _profile_name(loader: Any) -> str:
-    """The name of torch's entry for profilers; "" if torch's own iterator makes that entry."""
+    """Name of torch's profiler entry; "" if torch's own iterator makes that entry."""
     if isinstance(loader.dataset, IterableDataset):
         return ""
     kind = "_MultiProcessing" if loader.num_workers else "_SingleProcess"

@@ -1,4 +1,4 @@
-"""Which copies of a cache the rows of a loader are made of."""
+"""Resolution of the cache copies that a loader's rows are made of."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["cache_of", "copies_in_words", "level_read"]
 
 
 def cache_of(decision: Decision) -> CacheStore | None:
-    """The cache that images come from; None for originals."""
+    """Cache the images come from; None for originals."""
     return cache_within(getattr(decision.rows or decision.samples, "store", None))
 
 
 def level_read(decision: Decision, size: int | None) -> tuple[int | None, int | None]:
-    """The shorter side at which images are wanted for rows of a size, and that of their copies.
+    """Shorter side required for rows of a size, and that of the copies read.
 
-    Both in pixels. The first is None where feedline does not read the images itself, the second
-    where these are the originals.
+    Both in pixels. The first is None if feedline does not read the images itself, the second
+    if these are the originals.
     """
     source: Any = decision.rows or decision.samples
     size = size or getattr(source, "image_size", None)
@@ -33,12 +33,12 @@ def level_read(decision: Decision, size: int | None) -> tuple[int | None, int | 
 
 
 def copies_in_words(settings: Settings, decision: Decision) -> str:
-    """Which of a cache's levels each phase reads; "" where no cache is read."""
+    """Resolutions of a cache that each phase reads, as text; "" if no cache is read."""
     if decision.to_fill is not None:
         sides = ", ".join(f"{side} px" for side in decision.to_fill.sides)
         return (
-            f"none until an epoch is read; meanwhile the cache {decision.to_fill.root} is filled "
-            f"with copies of {sides}"
+            f"none for the first epoch, while the cache {decision.to_fill.root} is filled with "
+            f"copies of {sides}"
         )
     source: Any = decision.rows or decision.samples
     level_at = getattr(source, "level_at", None)

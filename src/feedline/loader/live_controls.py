@@ -1,9 +1,9 @@
-"""What changes how a loader's batches are made while it works, by hand or by itself, and no byte.
+"""Settings that change how a working loader makes its batches, manually or automatically.
 
-Guarantees: what is set takes effect at once, on batches that are not begun; batches, their order
-and the state stay the same. Where it cannot be, or would have no effect, an error says why, and
-nothing has changed. A copy of the loader is built with what was set by hand.
-Relies on: `DataLoader`, which has the arguments and the attributes that this mixin reads.
+Guarantees: a setting takes effect at once, on batches that are not started; batches, their order
+and the state stay the same. If it is invalid, or would have no effect, an error gives the reason,
+and nothing has changed. A copy of the loader is built with the manual settings. Relies on:
+`DataLoader`, which has the arguments and attributes that this mixin reads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["LiveControls"]
 
 
 def _setter_of(loader: LiveControls) -> Callable[[What, float], None]:
-    """What sets something on a loader, and does not keep it alive."""
+    """Setter for a loader, which does not keep it alive."""
     method = weakref.WeakMethod(loader._set)
 
     def change(what: What, value: float) -> None:
@@ -40,7 +40,7 @@ def _setter_of(loader: LiveControls) -> Callable[[What, float], None]:
 
 
 class LiveControls:
-    """Workers, batches ahead and pieces."""
+    """Workers, batches ahead and task size of a working loader."""
 
     _ahead: int
     _asked: Asked
@@ -49,9 +49,9 @@ class LiveControls:
 
     @property
     def num_workers(self) -> int:
-        """How many worker processes make the batches.
+        """Number of worker processes.
 
-        Can be set at any time, but not between none and some.
+        Can be set at any time, but not between 0 and more.
         """
         workers: int = self.__dict__["num_workers"]
         return workers
@@ -63,8 +63,8 @@ class LiveControls:
         wanted, had = worker_count(workers), self.num_workers
         if (wanted == 0) != (had == 0):
             raise UsageError(
-                f"num_workers cannot change between {had} and {wanted} while the loader lives; "
-                "build a new one"
+                f"num_workers cannot change between {had} and {wanted} in a running loader; build "
+                "a new one"
             )
         if wanted != had:
             self._set("workers", wanted)
@@ -72,12 +72,13 @@ class LiveControls:
 
     @property
     def prefetch(self) -> int | None:
-        """How many batches of rows are made ahead; None for as many as there is memory for.
+        """Batches of rows made ahead; None for the number the loader was built with.
 
-        Can be set at any time, up to what the loader was built with: there is memory for as many.
+        Can be set at any time, up to the number the loader was built with, for which memory is
+        allocated.
 
         Raises:
-            UsageError: set to more than that, or where batches are not made of rows.
+            UsageError: set to a larger number, or batches are not made of rows.
         """
         prefetch: int | None = self.__dict__["prefetch"]
         return prefetch
@@ -91,9 +92,9 @@ class LiveControls:
         allocated = self._asked.prefetch
         if prefetch is not None and prefetch > allocated:
             raise UsageError(
-                f"prefetch={prefetch} was asked for, and when the loader was built memory for "
-                f"{allocated} batches ahead was allocated; build it with prefetch={prefetch}, "
-                "then any smaller number can be set while it works"
+                f"prefetch={prefetch} is larger than {allocated}, for which memory was allocated "
+                f"when the loader was built; build it with prefetch={prefetch}, then any smaller "
+                "number can be set later"
             )
         prefetch = None if prefetch is None else int(prefetch)  # of numpy's, too
         self._session.backend.apply(prefetch=None if prefetch == allocated else prefetch)
@@ -101,15 +102,15 @@ class LiveControls:
 
     @property
     def prefetch_factor(self) -> int | None:
-        """How many whole batches each worker makes ahead, as torch's; None for 2.
+        """Whole batches each worker makes ahead, as in torch; None for 2.
 
-        Can be set at any time. More are begun at once; where it was more, those that are under way
-        are finished, and come first. Over an IterableDataset the next iteration begins with it.
-        Batches of rows see `prefetch`.
+        Can be set at any time. If increased, more are started at once; if decreased, batches in
+        flight are finished, and come first. With an IterableDataset it takes effect in the next
+        iteration. Batches of rows use `prefetch`.
 
         Raises:
-            UsageError: set to what is no whole number from 1 to 1024, or where there are no
-                workers, or for a source of feedline's own, whose workers share each batch.
+            UsageError: not a whole number from 1 to 1024, or without workers, or for feedline's own
+                sources, whose workers share each batch.
         """
         factor: int | None = self.__dict__["prefetch_factor"]
         return factor
@@ -123,8 +124,8 @@ class LiveControls:
             check_no_factor(factor)
         if factor is not None and self.num_workers == 0:
             raise UsageError(
-                f"prefetch_factor={factor} has no effect without workers: a batch is made when it "
-                "is asked for. Build the loader with num_workers"
+                f"prefetch_factor={factor} has no effect without workers, because batches are made "
+                "on request. Build the loader with num_workers"
             )
         if not self._asked.iterable:
             self._session.backend.apply(prefetch_factor=prefetch_factor_of(factor), ahead=0)
@@ -133,12 +134,12 @@ class LiveControls:
 
     @property
     def piece_ms(self) -> float | None:
-        """How much work a worker takes at a time from a batch of rows, in ms; None for 50.
+        """Work per task of a batch of rows, in ms; None for 50.
 
-        Can be set at any time, and holds for batches that are begun from then on.
+        Can be set at any time, for batches started from then on.
 
         Raises:
-            UsageError: set to what is no number above 0, or where batches are not made of rows.
+            UsageError: not a number above 0, or batches are not made of rows.
         """
         piece_ms: float | None = self.__dict__["piece_ms"]
         return piece_ms
@@ -148,12 +149,12 @@ class LiveControls:
         if not self._is_built("piece_ms", piece_ms):
             return
         piece_ns_of(piece_ms)
-        self._need_rows(f"piece_ms={piece_ms!r}", "A whole batch is one worker's, in one piece")
+        self._need_rows(f"piece_ms={piece_ms!r}", "A whole batch is one task of one worker")
         self._set("piece_ms", piece_ms)
         self._arguments["piece_ms"] = piece_ms
 
     def _set(self, what: What, value: float | None) -> None:
-        """Set what can also be found while the loader works; a copy does not hear of it."""
+        """Set a value that adaptation may change, too; copies do not get it."""
         if what == "piece_ms":
             self._session.backend.apply(piece_ns=piece_ns_of(value))
             self.__dict__["piece_ms"] = value
@@ -167,7 +168,7 @@ class LiveControls:
             self.__dict__["num_workers"] = workers
 
     def _is_built(self, name: str, value: object) -> bool:
-        """Whether the loader can be asked to change; while it is built, only take a value down."""
+        """True once the loader is built; before that, a value is only stored."""
         if "_session" not in self.__dict__:  # torch's own constructor, or ours
             self.__dict__[name] = value
             return False
@@ -178,20 +179,20 @@ class LiveControls:
         decision = self._session.decision()
         if decision.rows is None:
             raise UsageError(
-                f"{asked} has no effect on this loader, whose batches are {decision}. {instead}"
+                f"{asked} has no effect on this loader, which uses the {decision}. {instead}"
             )
 
     @property
     def adapts(self) -> bool:
-        """Whether workers, batches ahead and pieces follow what is seen of the training.
+        """True if workers, batches ahead and task size adapt to the measured training.
 
-        So it is with `num_workers="auto"`. Set it to False to keep all of it as it is, and to True
-        to have any loader with workers find its own; batches are the same in any case. What was
-        decided, and why, is in `adaptations`, and logged by the logger "feedline" at level INFO.
+        The default with `num_workers="auto"`. Set it to False to keep the current values, or to
+        True to adapt any loader with workers; batches are the same in any case. The decisions and
+        reasons are in `adaptations`, and logged by the logger "feedline" at level INFO.
 
         Raises:
-            UsageError: set to True without workers, or for an IterableDataset, whose data is
-                divided by their number.
+            UsageError: set to True without workers, or for an IterableDataset, which is divided by
+                their number.
         """
         adapting = self._session.adapting
         return adapting is not None and not adapting.off
@@ -200,8 +201,12 @@ class LiveControls:
     def adapts(self, adapts: bool) -> None:
         adapting = self._session.adapting
         if adapts and (self.num_workers == 0 or self._asked.iterable):
-            why = "it divides an IterableDataset" if self._asked.iterable else "there are none"
-            raise UsageError(f"the number of workers cannot change while the loader lives: {why}")
+            why = (
+                "an IterableDataset is divided by it"
+                if self._asked.iterable
+                else "there are no workers"
+            )
+            raise UsageError(f"the number of workers cannot change in a running loader: {why}")
         if adapts and adapting is None:
             adapting = self._session.adapting = Adapting(self._session, _setter_of(self))
         if adapting is not None:
@@ -211,6 +216,6 @@ class LiveControls:
 
     @property
     def adaptations(self) -> list[Decision]:
-        """What was changed, each time with its reason: `control.Decision`s, the latest 256."""
+        """Changes with their reasons, as `control.Decision`s, the latest 256."""
         adapting = self._session.adapting
         return [] if adapting is None else list(adapting.decisions)

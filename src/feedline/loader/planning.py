@@ -1,4 +1,4 @@
-"""The order that feedline plans itself, from a loader's arguments."""
+"""Order planned by feedline, from a loader's arguments."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["plan_of"]
 
 
 def plan_of(asked: Asked, given: Mapping[str, Any]) -> Plan | None:
-    """The plan by which feedline makes the order; None where samplers or the dataset make it.
+    """Plan of the order made by feedline; None if samplers or the dataset define it.
 
     Args:
-        asked: the arguments with their defaults.
-        given: the arguments as they were given.
+        asked: arguments with their defaults.
+        given: arguments as given.
 
     Raises:
-        UsageError: arguments for a plan, or the name of an order, were given where there is none.
+        UsageError: arguments for a plan, or the name of an order, without a planned order.
     """
     batch_size, rank, world_size = given["batch_size"], given["rank"], given["world_size"]
     if asked.seed is not None and not (asked.sampled or asked.iterable or batch_size is None):
@@ -47,28 +47,28 @@ def plan_of(asked: Asked, given: Mapping[str, Any]) -> Plan | None:
         }
         name = "weights" if asked.weights is not None else f"shuffle={asked.shuffle!r}"
         raise UsageError(
-            f"{name} is an order of feedline's own, and was given with "
-            f"{' and '.join(name for name, so in against.items() if so)}: give seed=0 (or a "
-            "schedule), a map-style dataset and a batch_size, and no sampler"
-            f"{'' if asked.weights is not None else '; or shuffle=True'}"
+            f"{name} needs an order made by feedline and cannot be used with "
+            f"{' and '.join(name for name, so in against.items() if so)}: set seed=0 (or a "
+            "schedule), a map-style dataset and a batch_size, and no "
+            f"sampler{'' if asked.weights is not None else '; or use shuffle=True'}"
         )
     if rank is not None or world_size is not None:
         raise UsageError(
-            f"rank={rank}, world_size={world_size} was given, but feedline does not make the "
-            "order here; pass a seed with it, without a sampler, or share the samples out "
-            "by a DistributedSampler"
+            f"rank={rank}, world_size={world_size} has no effect here because feedline does not "
+            "make the order; set seed=, without a sampler, or distribute the samples with a "
+            "DistributedSampler"
         )
     if asked.seed is not None and batch_size is None and asked.shuffle:
         raise UsageError(
-            "seed was given with shuffle=True and batch_size=None, and only batches can be "
-            "planned from a seed; pass a sampler that shuffles by itself, "
-            "RandomSampler(dataset, generator=...)"
+            "seed= with shuffle=True and batch_size=None is not supported, because only batches "
+            "can be planned from a seed; pass a sampler that shuffles, e.g. RandomSampler(dataset, "
+            "generator=...)"
         )
     return None
 
 
 def _order(asked: Asked, given: Mapping[str, Any]) -> str:
-    """The name of the order that a loader's `weights` or `shuffle` asks for."""
+    """Name of the order for a loader's `weights` or `shuffle`."""
     if asked.weights is not None:
         return WEIGHTED if given["replacement"] else WEIGHTED_ONCE
     shuffle = asked.shuffle

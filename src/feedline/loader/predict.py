@@ -1,8 +1,8 @@
-"""How many images a second a loader may be expected to make, from some rows made in this process.
+"""Prediction of a loader's images/s from some rows made in this process.
 
-Guarantees: a copy of the loader's source makes them, which is opened and closed by itself, so an
-iteration under way is not disturbed; the global random states are afterwards as they were; it takes
-about a second for each size. Relies on: cores that are as free as when the loader works.
+Guarantees: a copy of the loader's source makes them, which is opened and closed separately, so a
+current iteration is not disturbed; the global random states are restored; it takes about a second
+per size. Relies on: cores that are as free as when the loader works.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _Maker = Callable[[Piece], Report]
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """What it takes to make rows.
+    """Cost of rows.
 
     Args:
-        image_s: seconds for one, by the size in pixels; 0 px where rows have none.
-        images: how many were made of each size.
-        problem: why some could not be made, or "".
+        image_s: seconds per row, by the size in pixels; 0 px if rows have none.
+        images: number of rows made of each size.
+        problem: reason why some could not be made, or "".
     """
 
     image_s: dict[int, float]
@@ -61,24 +61,25 @@ class Rows:
 
 
 def measured(settings: Settings, decision: Decision) -> Rows | str:
-    """Make some rows of each size of the schedule in this process; or say why that cannot be.
+    """Make some rows of each size of the schedule in this process, or return why that is not
+    possible.
 
     Args:
-        settings: of the loader, as they are now.
-        decision: whose code makes the batches.
+        settings: current settings of the loader.
+        decision: chosen engine.
     """
     given: Any = decision.rows or decision.samples
     if given is None:
         return (
-            "nothing, as feedline does not make these samples itself; `feedline bench` measures a "
-            "folder of images"
+            "nothing, because feedline does not make these samples itself; `feedline bench` "
+            "measures a folder of images"
         )
     if not len(given):
-        return "nothing, as there are no samples"
+        return "nothing, because the dataset is empty"
     try:
         source = _apart(given)
     except Exception as error:  # a step of the user's may hold anything
-        return f"nothing, as what makes them cannot be copied: {type(error).__name__}: {error}"
+        return f"nothing, because the source cannot be copied: {type(error).__name__}: {error}"
     image_s, problem, images = dict[int, float](), "", 0
     with _opened(source), _states_kept():
         for size, phase in _sizes(settings, source).items():
@@ -92,12 +93,12 @@ def measured(settings: Settings, decision: Decision) -> Rows | str:
             if made:
                 image_s[size] = seconds / made
     if not image_s:
-        return f"nothing, as no row could be made: {problem}"
+        return f"nothing, because no row could be made: {problem}"
     return Rows(image_s=image_s, images=images, problem=problem)
 
 
 def predicted(rows: Rows | str, settings: Settings, decision: Decision) -> str:
-    """The images/s of each size of the schedule, in words."""
+    """images/s of each size of the schedule, as text."""
     if isinstance(rows, str):
         return rows
     workers, cores = settings.workers, usable_cores()
@@ -106,15 +107,15 @@ def predicted(rows: Rows | str, settings: Settings, decision: Decision) -> str:
     said = [f"{size} px {rate}" if size else rate for size, rate in rates.items()]
     by = f"{workers} worker{'s' * (workers != 1)}" if workers else "this process"
     return (
-        f"{', '.join(said)} by {by} on {cores} core{'s' * (cores != 1)} (from {rows.images} images "
-        "in this process, read from memory"
+        f"{', '.join(said)} with {by} on {cores} core{'s' * (cores != 1)} (from {rows.images} "
+        "images in this process, read from memory"
         + (", before collate_fn" if decision.rows is None else "")
-        + (f"; some cannot be made: {rows.problem})" if rows.problem else ")")
+        + (f"; some failed: {rows.problem})" if rows.problem else ")")
     )
 
 
 def in_memory(settings: Settings, decision: Decision) -> str:
-    """Whether memory holds the copies of a cache that the phases read, in words; "" of others."""
+    """Report whether the cached copies of the phases fit in memory, as text; "" without a cache."""
     source: Any = decision.rows or decision.samples
     store = cache_of(decision)
     if store is None:
@@ -127,11 +128,11 @@ def in_memory(settings: Settings, decision: Decision) -> str:
         + ("fits: it is read once" if level.bytes <= memory else "does not fit")
         for level in levels
     ]
-    return f"{', '.join(said)} ({memory / 1e9:.2f} GB of memory for it)"
+    return f"{', '.join(said)} ({memory / 1e9:.2f} GB of memory available)"
 
 
 def _sizes(settings: Settings, source: Any) -> dict[int, Phase]:
-    """The sizes of the rows in pixels, each with the first phase that has it; 0 for no size."""
+    """Sizes of the rows in pixels, each with the first phase that has it; 0 for no size."""
     own = int(getattr(source, "image_size", 0))
     found: dict[int, Phase] = {}
     for phase in settings.asked.phases.phases:
@@ -140,7 +141,7 @@ def _sizes(settings: Settings, source: Any) -> dict[int, Phase]:
 
 
 def _apart(source: Any) -> Any:
-    """A copy of a source that shares nothing which making a row changes."""
+    """Copy a source so that making rows does not change the original."""
     other = copy.copy(source)
     from feedline.images.rows import RowPipeline  # loads decoders
 
@@ -164,7 +165,7 @@ def _store_apart(store: Any) -> Any:
 
 
 def _pieces(size: int, phase: Phase, samples: int) -> list[Piece]:
-    """Pieces of one batch, of samples that are spread over all."""
+    """Tasks of one batch, of samples spread over the dataset."""
     numbers = np.linspace(0, samples - 1, min(_ROWS, samples)).astype(np.int64)
     return [
         Piece(
@@ -180,7 +181,7 @@ def _pieces(size: int, phase: Phase, samples: int) -> list[Piece]:
 
 
 def _maker_of_rows(source: Any, pieces: list[Piece]) -> _Maker:
-    """What makes pieces as a worker does, in memory of its own."""
+    """Function that does tasks like a worker, in its own memory."""
     slot_bytes = batch_bytes(source.fields(pieces[0].image_size), pieces[0].batch_rows)
     block: np.ndarray[Any, np.dtype[np.uint8]] = np.zeros(BOARD_BYTES + slot_bytes, np.uint8)
     line = board_of(block)[0]
@@ -193,7 +194,7 @@ def _maker_of_rows(source: Any, pieces: list[Piece]) -> _Maker:
 
 
 def _maker_of_samples(source: Any) -> _Maker:
-    """What makes the samples of pieces, one after another."""
+    """Function that makes the samples of tasks one by one."""
 
     def make(piece: Piece) -> Report:
         started_ns, failures = time.monotonic_ns(), []
@@ -209,10 +210,10 @@ def _maker_of_samples(source: Any) -> _Maker:
 
 
 def _cost(pieces: list[Piece], make: _Maker) -> tuple[int, float, str]:
-    """Make pieces several times over.
+    """Do tasks several times.
 
     Returns:
-        how many rows could be made, the seconds that took, and why one could not, or "".
+        number of rows made, the seconds that took, and why one failed, or "".
     """
     best: dict[int, tuple[int, float]] = {}
     problem, until = "", time.monotonic() + _SECONDS
@@ -231,7 +232,7 @@ def _cost(pieces: list[Piece], make: _Maker) -> tuple[int, float, str]:
 
 @contextlib.contextmanager
 def _opened(source: Any) -> Iterator[None]:
-    """The source as a worker has it open, on one thread."""
+    """Open the source like in a worker, on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -246,7 +247,7 @@ def _opened(source: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _states_kept() -> Iterator[None]:
-    """The global random states are afterwards as they were."""
+    """Restore the global random states at the end of a `with`."""
     of_torch, of_python = torch.default_generator.get_state(), random.getstate()
     of_numpy = np.random.get_state()
     try:

@@ -1,9 +1,9 @@
-"""The samplers that a loader shows.
+"""Samplers in a loader's public attributes.
 
-Frameworks look at a loader's `sampler` and `batch_sampler`: they ask for a length, tell them the
-epoch, and put one of their own in the place of a sampler that does not share samples out among
-ranks (which is told by its being a DistributedSampler). Some build a stock DataLoader of the parts;
-it asks these samplers for batches, and so is noticed.
+Frameworks read a loader's `sampler` and `batch_sampler`: they ask for a length, set the epoch, and
+replace a sampler that does not distribute samples over ranks (i.e. is not a DistributedSampler).
+Some build a torch DataLoader from the parts; it requests batches from these samplers, which detect
+that.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["PlannedSampler", "PublicBatchSampler"]
 
 
 class PlannedSampler(DistributedSampler[Any]):
-    """The order of a plan, as a sampler that is told the epoch. It can outlive its loader.
+    """Order of a plan, as a sampler with an epoch. It can outlive its loader.
 
     Args:
         plan: makes the order.
-        dataset: what the numbers are of.
-        loader: whose epoch it follows, and which is told of `set_epoch`.
+        dataset: dataset of the indices.
+        loader: loader whose epoch it follows, and whose `set_epoch` it calls.
     """
 
     def __init__(self, plan: Plan, dataset: Any, loader: Any) -> None:
@@ -42,7 +42,7 @@ class PlannedSampler(DistributedSampler[Any]):
         self._drawn: int | None = None  # the epoch that was last drawn for another loader
 
     def follow(self, plan: Plan, dataset: Any) -> None:
-        """Show a plan in the attributes that a DistributedSampler has."""
+        """Set the attributes of a DistributedSampler from a plan."""
         epoch = getattr(self, "epoch", 0)
         super().__init__(
             dataset,
@@ -56,11 +56,11 @@ class PlannedSampler(DistributedSampler[Any]):
 
     @property
     def _plan(self) -> Plan:
-        """The loader's plan as it is now; as it was at first where the loader is gone."""
+        """Current plan of the loader; the first one if the loader is gone."""
         return getattr(self._loader(), "plan", None) or self._first_plan
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` what the loader's next iteration runs."""
+        """Set the epoch of the loader's next iteration."""
         super().set_epoch(epoch)
         loader = self._loader()
         if loader is not None and not self._telling:
@@ -75,18 +75,17 @@ class PlannedSampler(DistributedSampler[Any]):
         return self.epoch if loader is None else loader.epoch
 
     def __iter__(self) -> Iterator[int]:
-        """The sample numbers of this rank's part of the epoch, in order.
+        """Sample indices of this rank's part of the epoch, in order.
 
-        With `drop_last` as well: what fills no batch is left out by the batch sampler, or kept
-        where a framework sets it to keep that, as Lightning does to predict.
+        With `drop_last` as well: an incomplete batch is dropped by the batch sampler, or kept if a
+        framework sets it to keep that, as Lightning does to predict.
         """
         epoch = self._now()
         if self.shuffle and epoch == self._drawn:
             warnings.warn(
-                f"another loader draws epoch {epoch} of a feedline.DataLoader with a seed once "
-                "more: that loader's own epochs do not go on with it. Call set_epoch before each "
-                "pass, or leave seed out where a framework makes the order (as ignite's "
-                "DeterministicEngine does)",
+                f"another loader draws epoch {epoch} of a feedline.DataLoader with a seed again: "
+                "that loader's own epochs do not advance. Call set_epoch before each pass, or "
+                "remove seed= if a framework makes the order (e.g. ignite's DeterministicEngine)",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -98,40 +97,42 @@ class PlannedSampler(DistributedSampler[Any]):
             left -= len(samples)
 
     def __len__(self) -> int:
-        """How many samples this rank gets in an epoch: as many as any other, by padding or not."""
+        """Number of samples of this rank in an epoch: the same on every rank, by padding or
+        dropping.
+        """
         plan = self._plan
         padded = plan.length + (0 if plan.drop_last else plan.world_size - 1)
         return padded // plan.world_size
 
 
 class PublicBatchSampler(BatchSampler):
-    """A loader's batch sampler, with no constructor of its own: frameworks call BatchSampler's."""
+    """A loader's batch sampler. It has no constructor: frameworks call BatchSampler's."""
 
     even_batches = True  # Accelerate reads and sets it: every rank has equally many batches
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "batch_size" and vars(self).get(name, value) != value:
             raise UsageError(
-                f"the batch sampler's batch_size is to be {value}, and a loader with a seed or a "
-                'schedule plans its batches itself: name their sizes in the schedule, as "ownx1@32'
-                ',ownx1@64", or leave seed and schedule out'
+                f"cannot set the batch sampler's batch_size to {value}: a loader with a seed or a "
+                "schedule plans its batches; put the batch sizes into the schedule, e.g. "
+                '"ownx1@32,ownx1@64", or remove seed and schedule'
             )
         super().__setattr__(name, value)
 
     def set_epoch(self, epoch: int) -> None:
-        """Pass the epoch on to a sampler that has epochs."""
+        """Set the epoch of a sampler that has epochs."""
         tell = getattr(self.sampler, "set_epoch", None)
         if tell is not None:
             tell(epoch)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The keys of each batch; says so where it is not feedline that asks."""
+        """Keys of each batch; warns if another loader draws them."""
         if not draws_for_feedline():
             self._check_share(sys._getframe(1).f_locals.get("self"))
             warnings.warn(
-                "another loader draws from the batch sampler of a feedline.DataLoader: has a "
-                "framework put a stock DataLoader in its place? Then nothing of feedline's engine "
-                "is at work. With Accelerate use prepare and its method skip_first_batches; "
+                "another loader draws from the batch sampler of a feedline.DataLoader, so "
+                "feedline's engine is not used. A framework may have replaced the loader by a "
+                "torch DataLoader. With Accelerate use prepare and its method skip_first_batches; "
                 "with transformers return feedline.frameworks.stepwise.Stepwise(loader)",
                 RuntimeWarning,
                 stacklevel=2,
@@ -139,11 +140,11 @@ class PublicBatchSampler(BatchSampler):
         return super().__iter__()
 
     def _check_share(self, asking: object) -> None:
-        """Refuse to have a rank's batches dealt out to the ranks once more, by Accelerate."""
+        """Check that Accelerate does not distribute a rank's batches over the ranks again."""
         ranks = getattr(self.sampler, "num_replicas", 1)
         if type(asking).__name__ == "BatchSamplerShard" and ranks > 1:
             raise UsageError(
-                f"the loader shares its samples among {ranks} ranks, and Accelerate's function "
-                "prepare_data_loader would share this rank's out once more; call "
-                "accelerator.prepare(loader), or leave seed and schedule out of the loader"
+                f"the loader distributes its samples over {ranks} ranks, and Accelerate's function "
+                "prepare_data_loader would distribute this rank's share again; call "
+                "accelerator.prepare(loader), or remove seed and schedule from the loader"
             )

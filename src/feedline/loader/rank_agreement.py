@@ -1,12 +1,12 @@
-"""Whether the ranks that share a loader's samples out do it by one plan, from one place.
+"""Comparison of the ranks that share a loader's samples: one plan, one position.
 
-Guarantees: ranks that differ in the dataset, its length, the seed, the batch size, the schedule or
-the position all raise the same error before any of them hands out a batch. They are compared when
-a loader first begins, and when it begins again after a state was loaded or its plan has changed; at
-no other time, so that one rank may look at a batch by itself. A rank that the others leave alone
-goes on after PATIENCE_S, with a warning: nothing hangs.
-Relies on: every rank beginning its loaders in the same order. What is said travels through the
-store of torch.distributed, not by a collective, which could come between those of the training.
+Guarantees: if ranks differ in the dataset, its length, the seed, the batch size, the schedule or
+the position, all raise the same error before any of them delivers a batch. They are compared when a
+loader first begins, and when it begins again after a state was loaded or its plan has changed; at
+no other time, so that one rank may look at a batch by itself. A rank without answers from the
+others continues after PATIENCE_S, with a warning: nothing hangs. Relies on: every rank beginning
+its loaders in the same order. The comparison uses the store of torch.distributed, not a collective,
+which could interfere with those of the training.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from feedline.system import rank_and_world
 __all__ = ["PATIENCE_S", "RankAgreement"]
 
 PATIENCE_S = 60.0
-"""How long a rank waits for what the others say. A rank may read its dataset first."""
+"""Time a rank waits for the values of the others. A rank may read its dataset first."""
 
 _loaders = itertools.count()
 
 
 class RankAgreement:
-    """What the ranks were last found to agree on, of one loader."""
+    """Last comparison of the ranks for one loader."""
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
@@ -45,14 +45,14 @@ class RankAgreement:
         self._warned = False
 
     def forget(self) -> None:
-        """Compare again when the next iteration begins: the position is another."""
+        """Compare again when the next iteration begins, because the position has changed."""
         self._plan = None
 
     def check(self, plan: Plan, position: Position, dataset: object) -> None:
         """Compare a plan with those of the other ranks; does nothing without a process group.
 
         Raises:
-            UsageError: they differ; says in what, and on which ranks.
+            UsageError: they differ; the message has the values and ranks.
         """
         if plan == self._plan or not (dist.is_available() and dist.is_initialized()):
             return
@@ -66,45 +66,45 @@ class RankAgreement:
         everyone = {plan.rank: mine} | {rank: json.loads(said) for rank, said in theirs.items()}
         if differences := _differences(everyone):
             raise UsageError(
-                f"the ranks share one loader's samples out and differ: {'; '.join(differences)}. "
-                "Give every rank the same dataset, arguments and state, and begin the loaders in "
-                "the same order on each; a loader for one rank alone needs rank=0, world_size=1"
+                f"the ranks share one loader's samples but differ: {'; '.join(differences)}. Use "
+                "the same dataset, arguments and state on every rank, and begin the loaders in the "
+                "same order on each; a loader for one rank alone needs rank=0, world_size=1"
             )
         if silent := sorted(set(range(plan.world_size)) - set(everyone)):
             warnings.warn(
                 f"rank {plan.rank} waited {PATIENCE_S:.0f} s for {_ranks(silent)} to begin this "
-                "loader, to compare length, seed and position, and goes on without; if it is for "
-                "this rank alone, pass rank=0, world_size=1",
+                "loader, to compare length, seed and position, and continues without; if the "
+                "loader is for this rank alone, pass rank=0, world_size=1",
                 RuntimeWarning,
                 stacklevel=5,
             )
         self._plan = plan
 
     def warn_of_draws(self, sampler: object) -> None:
-        """Warn once if each rank draws samples for itself, from all of them."""
+        """Warn once if each rank draws from all samples independently."""
         rank, world = rank_and_world()
         if self._warned or world < 2 or (name := drawn_by(sampler)) is None:
             return
         self._warned = True
         instead = (
-            "weights= and seed=0 of feedline.DataLoader, by which one draw is shared out"
+            "weights= and seed=0 of feedline.DataLoader, which divide one draw among the ranks"
             if name == "WeightedRandomSampler"
             else "a torch.utils.data.DistributedSampler, or seed=0 and no sampler"
         )
         warnings.warn(
-            f"rank {rank} of {world} draws from {name}, which does not share samples out: ranks "
-            "that are seeded alike draw the same samples, and others draw some of them twice. "
-            f"Unless each rank has a dataset of its own, use {instead}",
+            f"rank {rank} of {world} draws from {name}, which does not distribute samples over "
+            "ranks: ranks with equal seeds draw the same samples, and others draw some samples "
+            f"twice. Unless each rank has its own dataset, use {instead}",
             RuntimeWarning,
             stacklevel=5,
         )
 
     def all_say(self, mine: bool, plan: Plan) -> bool:
-        """Whether all ranks that `check` has just compared say yes.
+        """Return True if all ranks that `check` has just compared pass True.
 
         Args:
-            mine: what this rank says.
-            plan: that was compared.
+            mine: this rank's value.
+            plan: plan that was compared.
         """
         if plan != self._plan or self._loader is None:
             return mine
@@ -114,7 +114,7 @@ class RankAgreement:
 
 
 def _said(plan: Plan, position: Position, dataset: object) -> dict[str, Any]:
-    """What must be the same on every rank, by the names that users know."""
+    """Values that must be equal on every rank, by the names users know."""
     return {
         "dataset": type(dataset).__name__,
         "length": plan.length,
@@ -132,7 +132,7 @@ def _said(plan: Plan, position: Position, dataset: object) -> dict[str, Any]:
 
 
 def _exchange(where: str, said: str, rank: int, world: int) -> dict[int, str]:
-    """What the other ranks say there: of those that said something in time."""
+    """Values of the other ranks, as far as they arrive in time."""
     from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
     store = PrefixStore(where, _get_default_store())

@@ -1,9 +1,9 @@
-"""A loader's own record of its runs: always kept, in fixed memory, some microseconds a step.
+"""A loader's own record of its runs: always on, in fixed memory, some microseconds per step.
 
-Guarantees: batches and their order are not touched; where the record fails, that is logged, and
-training goes on without it. Where steps take less than 0.4 ms, two of 64 are timed and the
-others only counted, as batches like these.
-Relies on: being told of each iteration and of each batch by `iteration.Iteration`.
+Guarantees: batches and their order do not change; if recording fails, that is logged, and training
+continues without it. If steps take less than 0.4 ms, two of 64 are timed and the others only
+counted.
+Relies on: `iteration.Iteration` reporting each iteration and each batch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOST_NAMES = 256
 
 
 class _Session(Protocol):
-    """Of `session.Session`, what is looked at."""
+    """Attributes of `session.Session` that are read."""
 
     settings: Settings
     timing: Any
@@ -53,17 +53,17 @@ class _Session(Protocol):
 
 
 class Recording:
-    """Joins a session and a recorder.
+    """Connects a session with a recorder.
 
     Args:
-        session: whose batches are recorded.
+        session: session whose batches are recorded.
     """
 
     def __init__(self, session: _Session) -> None:
         self._session = session
         self._on = is_recording_enabled()
         self.rest = 0
-        """How many of the next batches are not to be told of."""
+        """Number of following batches that are not recorded."""
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -80,8 +80,8 @@ class Recording:
         self._quick = 0
 
     def begin(self, began_ns: int) -> None:
-        """An iteration has begun, which has taken since `began_ns`, on the monotonic clock."""
-        self.end("left")  # the one before it, if nobody has said that it is over
+        """Start a pass that began at `began_ns`, on the monotonic clock."""
+        self.end("left")  # the one before it, if its end was not reported
         if not self._on:
             return
         try:
@@ -121,7 +121,7 @@ class Recording:
         self.rest = self._quick = 0
 
     def handed_out(self, batch: Any, asked_ns: int, asked_cpu_ns: int) -> None:
-        """A batch is handed out that was asked for at these times: monotonic, and the thread's."""
+        """Record a delivered batch, requested at these times: monotonic, and the thread's."""
         record = self._pass
         if record is None or record.over:
             return
@@ -153,7 +153,7 @@ class Recording:
             self._fail(error)
 
     def flush(self) -> None:
-        """Let the run know all batches so far."""
+        """Update the run with all batches so far."""
         try:
             if self._pass is not None:
                 self._pass.flush()
@@ -161,7 +161,7 @@ class Recording:
             self._fail(error)
 
     def raised(self) -> None:
-        """Instead of a batch came an exception."""
+        """Record an exception raised instead of a batch."""
         try:
             if self._pass is not None and not self._pass.over:
                 self._pass.note_exception()
@@ -169,7 +169,7 @@ class Recording:
             self._fail(error)
 
     def end(self, how: str) -> None:
-        """The iteration is over; see `Pass.ended`."""
+        """End the pass; see `Pass.ended`."""
         record = self._pass
         if record is None or record.over or os.getpid() != self._owner:
             return
@@ -184,16 +184,16 @@ class Recording:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Record no more."""
+        """Stop recording."""
         record = self._pass
         self._on, self._pass, self.rest = False, None, 0
         self._session.timing.listener = None
         if record is not None:
             with contextlib.suppress(Exception):
                 self.recorder.end(record, "left")
-        said = f"the run is recorded no further: {type(error).__name__}: {error}"
+        said = f"recording of the run stopped: {type(error).__name__}: {error}"
         self.recorder.note(said)
-        _log.warning("%s; training goes on", said, exc_info=error)
+        _log.warning("%s; training continues", said, exc_info=error)
 
     def _name(self, sample: int) -> str:
         if (known := self._names.get(sample)) is not None:
@@ -211,7 +211,7 @@ class Recording:
 
 
 def described(settings: Settings, decision: Decision) -> Loader:
-    """A loader as a run tells of it."""
+    """Description of a loader for a run."""
     dataset = settings.dataset
     rows = decision.rows or decision.samples
     return Loader(

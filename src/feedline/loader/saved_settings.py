@@ -1,8 +1,8 @@
-"""Settings of a loader in a file, as `feedline tune` writes them and `DataLoader(settings=)` reads.
+"""File of loader settings, written by `feedline tune` and read by `DataLoader(settings=)`.
 
-Guarantees: what is read is complete and in range; a file that is damaged, too large or of a newer
-version is a UsageError that names it. A file from another machine is taken, with a warning that
-says how the machines differ. Arguments that are given stand before those of the file.
+Guarantees: settings that were read are complete and in range; a file that is damaged, too large or
+of a newer version raises a UsageError that names it. A file from another machine is used, with a
+warning about the differences. Explicit arguments override the file.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ _Milliseconds = Annotated[float, msgspec.Meta(gt=0, le=60_000)]
 class SavedSettings(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """Arguments of a DataLoader that change how fast its batches come, and nothing in them.
+    """Arguments of a DataLoader that change its speed, but not its batches.
 
     Args:
-        num_workers: processes, at least 1.
-        prefetch, piece_ms: of loaders that make rows; None leaves the default.
-        prefetch_factor, pin_memory: of loaders that make whole batches, and of torch's; likewise.
+        num_workers: number of processes, at least 1.
+        prefetch, piece_ms: for loaders that make rows; None keeps the default.
+        prefetch_factor, pin_memory: for loaders that make whole batches, and for torch's; None
+            keeps the default.
     """
 
     num_workers: _Workers
@@ -52,7 +53,7 @@ class SavedSettings(
     pin_memory: bool | None = None
 
     def as_text(self) -> str:
-        """A file that says them, and that they were found on this machine."""
+        """File contents with the settings and a description of this machine."""
         here = this_machine()
         file = _File(
             feedline_settings=_VERSION,
@@ -64,17 +65,17 @@ class SavedSettings(
 
     @classmethod
     def read(cls, file: str | os.PathLike[str]) -> SavedSettings:
-        """Settings from a file.
+        """Read settings from a file.
 
         Raises:
-            UsageError: it cannot be read, or says something else.
+            UsageError: it cannot be read, or is invalid.
         """
         data = _data(file)
         try:
             version = msgspec.json.decode(data, type=_Version).feedline_settings
             if version != _VERSION:
                 raise UsageError(
-                    f"{os.fspath(file)!r} has version {version}, and this feedline reads version "
+                    f"{os.fspath(file)!r} has version {version}, but this feedline reads version "
                     f"{_VERSION}",
                     argument="settings",
                     hint="update feedline, or run `feedline tune --save FILE` again",
@@ -87,7 +88,7 @@ class SavedSettings(
 
 
 class _Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What settings depend on."""
+    """Properties of the machine that settings depend on."""
 
     cpu: str
     cores: int
@@ -96,13 +97,13 @@ class _Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Version(msgspec.Struct):
-    """What is read before all else."""
+    """Part of a file that is read first."""
 
     feedline_settings: int
 
 
 class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """All of a file."""
+    """A complete file."""
 
     feedline_settings: int
     loader: SavedSettings
@@ -111,12 +112,12 @@ class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def with_saved(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A loader's arguments, with what a file of settings says where one was left out.
+    """Complete a loader's arguments with those of a settings file.
 
-    The file itself is not among them any more: a copy of the loader does not read it again.
+    The result does not contain the file itself: a copy of the loader does not read it again.
 
     Args:
-        given: by their names; `settings` is the file, or None for none.
+        given: arguments by name; `settings` is the file, or None.
 
     Raises:
         UsageError: the file cannot be used.
@@ -126,14 +127,14 @@ def with_saved(given: Mapping[str, Any]) -> dict[str, Any]:
         return filled
     if not isinstance(file, str | os.PathLike):
         raise UsageError(
-            "settings must be the path of a file that feedline tune --save has written, got "
+            "settings must be the path of a file written by feedline tune --save, got "
             f"{type(file).__name__}"
         )
     saved = msgspec.structs.asdict(SavedSettings.read(file))
-    if given["num_workers"] == 0:  # of which nothing can be said about workers
+    if given["num_workers"] == 0:  # the file is about workers
         return filled
     for name, value in saved.items():
-        # A loader's own default says as little as None.
+        # A loader's own default counts as not given.
         left_out = given[name] is None or (name == "pin_memory" and given[name] is False)
         if value is not None and left_out:
             filled[name] = value
@@ -146,13 +147,13 @@ def warn_of_useless(
     filled: Mapping[str, Any],
     batches: str,
 ) -> None:
-    """Warn of what a file says of rows, where a loader makes whole batches.
+    """Warn if a file sets options of rows for a loader that makes whole batches.
 
     Args:
-        file: of settings.
-        given: the loader's arguments without it,
-        filled: and with it.
-        batches: how the loader makes them, in words.
+        file: settings file.
+        given: the loader's arguments without it.
+        filled: the loader's arguments with it.
+        batches: engine of the loader, as text.
     """
     useless = [
         f"{name}={filled[name]!r}"
@@ -161,19 +162,19 @@ def warn_of_useless(
     ]
     if useless:
         warnings.warn(
-            f"the settings in {os.fspath(file)!r} say {' and '.join(useless)}, of batches that all "
-            f"workers write rows into; that has no effect on this loader, whose batches are "
-            f"{batches}. Write a file for it with feedline tune --save FILE",
+            f"the settings in {os.fspath(file)!r} set {' and '.join(useless)}, which has no effect "
+            f"on this loader: it uses the {batches}. Write a file for it with feedline tune --save "
+            "FILE",
             stacklevel=3,
         )
 
 
 @contextmanager
 def naming_file(file: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Within a `with`: an argument that cannot be used may be one of the file's, and that is said.
+    """Context manager: mention the settings file in errors about invalid arguments.
 
     Args:
-        file: of settings; None for none.
+        file: settings file; None for none.
     """
     try:
         yield
@@ -181,8 +182,8 @@ def naming_file(file: str | os.PathLike[str] | None) -> Iterator[None]:
         if file is None:
             raise
         raise type(error)(
-            f"{error} (arguments that were left out are those of settings={os.fspath(file)!r}, "
-            "which feedline tune writes for a loader of the same kind)"
+            f"{error} (missing arguments come from settings={os.fspath(file)!r}, which feedline "
+            "tune writes for a loader of the same kind)"
         ) from error
 
 
@@ -202,7 +203,7 @@ def _data(file: str | os.PathLike[str]) -> bytes:
 
 def _unusable(file: str | os.PathLike[str], why: str) -> UsageError:
     return UsageError(
-        f"{os.fspath(file)!r} is not a valid file of settings: {why}",
+        f"{os.fspath(file)!r} is not a valid settings file: {why}",
         argument="settings",
         hint="run `feedline tune --save FILE` again",
     )
@@ -218,26 +219,26 @@ def _here() -> _Machine:
 def _warn_of_another_machine(file: str | os.PathLike[str], there: _Machine) -> None:
     here = _here()
     different = [
-        f"{said} {getattr(there, name)!r} there, {getattr(here, name)!r} here"
+        f"{said} {getattr(there, name)!r} in the file, {getattr(here, name)!r} here"
         for name, said in (("cpu", "processor"), ("cores", "cores"), ("gpu", "GPU"))
         # Which GPU there is, is known only once a program uses it.
         if None not in (getattr(there, name), getattr(here, name))
         and getattr(there, name) != getattr(here, name)
     ]
     if there.gpu is not None and here.gpu is None and not _has_gpu():
-        different.append(f"GPU {there.gpu!r} there, none that torch can use here")
+        different.append(f"GPU {there.gpu!r} in the file, none available to torch here")
     memory = there.memory_bytes, here.memory_bytes
     if None not in memory and not _ALIKE <= (memory[1] or 0) / (memory[0] or 1) <= 1 / _ALIKE:
         said, found = ((each or 0) / _GB for each in memory)
-        different.append(f"memory {said:.3g} GiB there, {found:.3g} GiB here")
+        different.append(f"memory {said:.3g} GiB in the file, {found:.3g} GiB here")
     if different:
         warnings.warn(
-            f"the settings in {os.fspath(file)!r} were found on another machine "
-            f"({'; '.join(different)}); run feedline tune here, or give the arguments yourself",
+            f"the settings in {os.fspath(file)!r} were measured on another machine "
+            f"({'; '.join(different)}); run feedline tune here, or pass the arguments yourself",
             stacklevel=5,
         )
 
 
 def _has_gpu() -> bool:
-    """Whether torch sees a GPU. None is set up for this: torch asks the driver's library."""
+    """Return True if torch detects a GPU. Initialises none: torch asks the driver's library."""
     return torch.cuda.device_count() > 0

@@ -1,11 +1,10 @@
-"""A cursor and a backend, joined: where a loader stands, and who makes its batches from there.
+"""A cursor and an engine, joined: the position of a loader, and what makes its batches from there.
 
-Guarantees: batches are made of the dataset as it is when an iteration begins, as far as `outline`
-tells. Workers live on from epoch to epoch with `persistent_workers=True`, with a schedule, and
-wherever no code of the user's runs in them; others end with the epoch. An iteration that
-was begun before another goes on by itself, with workers of its own.
-Relies on: being used from one thread; `current_decision` for the decision, `backends.build` for the
-backend.
+Guarantees: batches are made from the dataset as it is when an iteration begins, as far as `outline`
+detects changes. Workers live on from epoch to epoch with `persistent_workers=True`, with a
+schedule, and if no user code runs in them; others end with the epoch. When a second iteration
+begins, the first one continues independently, with its own workers. Relies on: use from one thread;
+`current_decision` for the decision, `backends.build` for the engine.
 """
 
 from __future__ import annotations
@@ -58,10 +57,10 @@ _log = logging.getLogger("feedline")
 
 
 class Session:
-    """What one loader has under way.
+    """Running state of one loader.
 
     Args:
-        settings: what it was asked for.
+        settings: settings of the loader.
         engine: torch's own, for an IterableDataset; None for any other dataset.
     """
 
@@ -89,11 +88,11 @@ class Session:
     # Decision
 
     def decision(self, *, whole: bool = False) -> Decision:
-        """Whose code makes the batches of the dataset as it is now; see `CurrentDecision.of`."""
+        """Choose the engine for the current dataset; see `CurrentDecision.of`."""
         return self._current_decision.of(self.settings, self.filling, whole=whole)
 
     def refresh(self) -> None:
-        """Look at the dataset anew when the next iteration begins, with new workers."""
+        """Re-read the dataset when the next iteration begins, with new workers."""
         self._current_decision.forget()
 
     @property
@@ -104,11 +103,11 @@ class Session:
     # Iteration
 
     def open(self) -> None:
-        """Start the workers, ahead of the first iteration or of an iteration's first batch."""
+        """Start the workers, before the first iteration or an iteration's first batch."""
         self._start(self.decision())
 
     def begin(self, iteration: Iteration, settings: Settings) -> None:
-        """An iteration begins; the one before it goes on by itself from here."""
+        """Begin an iteration; the previous one continues independently from here."""
         began_ns = time.monotonic_ns()
         self._detach()
         self.adopt(settings)
@@ -134,13 +133,13 @@ class Session:
         end.atexit = False
 
     def next(self, iteration: Iteration) -> Any:
-        """The next batch of an iteration of this session's; raises as a backend's `next` does."""
+        """Return the next batch of an iteration of this session; raises like an engine's `next`."""
         if self._current is None or self._current() is not iteration:
             self.begin(iteration, self.settings)  # it was overtaken before it gave anything
         return self.step()
 
     def step(self) -> Any:
-        """The next batch at the cursor, which stays there until `delivered`."""
+        """Return the next batch at the cursor, which stays there until `delivered`."""
         if self.backend is IDLE:  # this session was forked
             self.open()
         adapting, asked_ns = self.adapting, 0
@@ -153,7 +152,7 @@ class Session:
             except SlotTooSmall as error:
                 self._enlarge(error.nbytes)
                 batch = self.backend.next()
-        except Exception:  # which stands for a batch, or for the end
+        except Exception:  # it replaces a batch, or the end
             self.given = True
             raise
         finally:
@@ -163,14 +162,14 @@ class Session:
         return batch
 
     def delivered(self) -> None:
-        """The batch of `step` is handed out: the cursor moves behind it."""
+        """Record that the batch of `step` is delivered, and advance the cursor."""
         given = self.filling.given_after_one_more()
         self.backend.delivered()
-        # No call comes behind the move, as Ctrl-C is heard in calls.
+        # No call follows the move, because Ctrl-C is handled in calls.
         self.filling.given, self.given = given, True
 
     def finish(self) -> None:
-        """The epoch has no batch left, and its iteration is over."""
+        """End the iteration after the epoch's last batch."""
         if not isinstance(self.cursor, TorchBackend):
             self.cursor.finish()
         self.filling.ended()
@@ -214,10 +213,10 @@ class Session:
         return build(decision, settings, cursor, self.timing)
 
     def _enlarge(self, nbytes: int) -> None:
-        """Go on at the cursor with slots for larger batches, and with workers of their own.
+        """Continue at the cursor with larger slots and new workers.
 
         Raises:
-            ResourceError: the machine has not that much memory.
+            ResourceError: not enough memory on this machine.
         """
         assert self._at_work is not None
         assert not isinstance(self.cursor, TorchBackend)
@@ -235,8 +234,9 @@ class Session:
             self._slot_bytes = before
             raise
         _log.info(
-            "memory for a batch grew from %.1f to %.1f MiB, as one needs %.1f; set max_image_size "
-            "and the batch sampler's batch_size to the largest, to allocate it at the start",
+            "memory per batch increased from %.1f to %.1f MiB, because one needs %.1f; set "
+            "max_image_size and the batch sampler's batch_size to the largest values to allocate "
+            "it at the start",
             *(size / 2**20 for size in (before, self._slot_bytes, nbytes)),
         )
         self._ended.add(old)
@@ -245,32 +245,33 @@ class Session:
             self.adapting.paused()
 
     def kept_iterator(self, loader: object) -> Iteration | None:
-        """The latest iteration, also after its end while its workers live on; else None."""
+        """Latest iteration, also after its end while its workers live on; otherwise None."""
         if not self._iterations or self.backend is IDLE:
             return None
         current = None if self._current is None else self._current()
         return current or Iteration.after_the_last(loader, self)
 
     def drop_kept_iterator(self) -> None:
-        """End the workers, unless an iteration is under way."""
+        """End the workers, unless an iteration is in progress."""
         if self._iterations and self._unfinished() is None and os.getpid() == self._owner:
             self._end_workers()
 
     def _unfinished(self) -> Iteration | None:
-        """The current iteration, unless it has ended or is garbage."""
+        """Current iteration, unless it has ended or is garbage."""
         current = None if self._current is None else self._current()
         return None if current is None or current.ended else current
 
     def _detach(self) -> None:
-        """Let the current iteration go on by itself: the cursor is about to move."""
+        """Let the current iteration continue independently: the cursor is about to move."""
         current, self._current = self._unfinished(), None
         if current is not None and (cursor := self.cursor.fork()) is not None:
             self._go_on_apart(current, cursor)
 
     def _go_on_apart(self, iteration: Iteration, cursor: BatchCursor | TorchBackend) -> None:
-        """Give an iteration a session of its own.
+        """Give an iteration its own session.
 
-        Its workers start when it is next asked; torch's are at work already, and go with it.
+        Its workers start when its next batch is requested; torch's are already running, and go with
+        it.
         """
         other = copy.copy(self)
         other.cursor, other.timing = cursor, Timing()
@@ -286,7 +287,7 @@ class Session:
         end.atexit = False
 
     def _abandon(self, number: int) -> None:
-        """An iteration is garbage: its workers end, unless they live on."""
+        """Clean up after a garbage-collected iteration: its workers end, unless they live on."""
         owned = os.getpid() == self._owner
         if owned and self._current is not None and number == self._iterations:
             self._current = None
@@ -295,7 +296,7 @@ class Session:
                 self._end_workers()
 
     def shut_down(self, iteration: Iteration) -> None:
-        """End the workers that make an iteration's batches, if no later iteration uses them."""
+        """End the workers of an iteration, if no later iteration uses them."""
         current = None if self._current is None else self._current()
         if current is iteration:
             self.recording.end("left")
@@ -308,11 +309,11 @@ class Session:
     # Position
 
     def adopt(self, settings: Settings) -> None:
-        """Go on with other settings, where nothing of the epoch was given yet or a new one begins.
+        """Continue with other settings, before the epoch's first batch or with a new epoch.
 
         Raises:
-            UsageError: the dataset has another length than when the state was loaded that this
-                epoch is to go on from.
+            UsageError: the dataset has another length than in the loaded state from which this
+                epoch continues.
         """
         check_length(self.cursor, self.settings, settings)
         before, self.settings = self.settings, settings
@@ -329,7 +330,9 @@ class Session:
             self.cursor.to_leave_out = old_cursor.to_leave_out
 
     def move(self, how: Callable[[BatchCursor | TorchBackend], bool]) -> None:
-        """Move the cursor; `how` says if it did. An iteration that gave something goes on apart."""
+        """Move the cursor; `how` returns True if it moved. A started iteration continues
+        independently.
+        """
         iteration = self._unfinished()
         fork = self.cursor.fork() if self.given else None
         if how(self.cursor):
@@ -339,7 +342,7 @@ class Session:
             self.backend.restart_prefetch()
 
     def set_image_size(self, size: int | None) -> None:
-        """Make the next batch handed out, and all after it, of a size that `check_size` allows."""
+        """Set the image size of all following batches, if `check_size` allows it."""
         if size is not None:
             self.decision().check_size(size, "image size")
         if self.cursor.set_image_size(size):
@@ -348,17 +351,17 @@ class Session:
     # State
 
     def state(self) -> dict[str, Any]:
-        """Where the loader stands, of which dataset and order, and what made its pixels."""
+        """State of the loader: position, dataset, order, and what determines its pixels."""
         decision = self.decision()  # first: it sees whether the dataset is another
         state = self.cursor.state(self._current_decision.identity(self.settings))
         return state | {"made_by": made_by(decision)} | self.filling.state()
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on as a state says, or change nothing.
+        """Continue from a state, or change nothing.
 
         Raises:
-            StateError: it does not fit.
-            UsageError: its image size is above `max_image_size`.
+            StateError: it does not match.
+            UsageError: its image size is larger than `max_image_size`.
         """
         check_state(state)
         before, self.filling = self.filling, self.filling.after(state)
@@ -379,16 +382,16 @@ class Session:
 
     @property
     def skipped(self) -> list[Skipped]:
-        """Samples left out so far: their names and why."""
+        """Samples skipped so far: names and reasons."""
         return self._ended.skipped(self.backend)
 
     @property
     def deaths(self) -> list[str]:
-        """How each worker died that had to be replaced."""
+        """Causes of death of replaced workers."""
         return self._ended.deaths(self.backend)
 
     def spent(self) -> dict[int, StageTimings]:
-        """What the workers have spent their time on, by seat."""
+        """Time per stage of each worker, by worker id."""
         return self._ended.spent(self.backend)
 
     def _end_workers(self) -> None:
@@ -399,7 +402,7 @@ class Session:
         old.close()
 
     def ensure_usable(self) -> None:
-        """Raise ClosedError after `close`; in a forked process, go on with workers of its own."""
+        """Raise ClosedError after `close`; in a forked process, continue with new workers."""
         self.raise_if_closed()
         if os.getpid() != self._owner:
             self._inherited += [self.backend, self.backend.release()]  # their end is not ours
@@ -410,7 +413,7 @@ class Session:
         """Raise ClosedError after `close`, which another thread may have called meanwhile.
 
         When the program ends, loaders are closed while daemon threads still run. Such a thread
-        waits here for its end, as an error of its own would only be printed.
+        waits here for its end, because its error would only be printed.
         """
         if self._closed:
             while threading.current_thread().daemon and not threading.main_thread().is_alive():
@@ -418,7 +421,7 @@ class Session:
             raise ClosedError("the loader is closed; build a new one") from cause
 
     def close(self) -> None:
-        """End the workers and let go of all memory; not in a forked child of their process."""
+        """End the workers and free all memory; not in a forked child of their process."""
         if os.getpid() == self._owner:
             self._closed = True
             with contextlib.ExitStack() as closing:  # each of them, whatever the others raise

@@ -1,9 +1,9 @@
-"""What a loader was asked for, resolved: one value and one form for each thing.
+"""Resolved options of a loader: one value and one form for each.
 
-Guarantees: a Settings is complete and checked; all defaults are filled in. The rule of the
-defaults: every argument defaults to what torch's DataLoader has, unless a schedule is given, which
-means training: then `shuffle` is True, `num_workers` is "auto" and `seed` is 0.
-Relies on: `checks` for values that cannot be used, `planning` for the order.
+Guarantees: a Settings is complete and checked; all defaults are filled in. Rule of the defaults:
+every argument has the default of torch's DataLoader, unless a schedule is given, which means
+training: then `shuffle` is True, `num_workers` is "auto" and `seed` is 0.
+Relies on: `checks` for invalid values, `planning` for the order.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ __all__ = ["Asked", "Settings", "prefetch_factor_of", "settings_of"]
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """The arguments of a loader, checked, with the defaults filled in. They never change.
+    """Arguments of a loader, checked, with defaults. They never change.
 
     Args:
-        native: the dataset is a source of feedline's own kind.
+        native: the dataset is one of feedline's own sources.
         iterable: the dataset is an IterableDataset.
         sampled: a sampler or batch sampler was given.
         schedule: as given; None without a schedule.
-        phases: the schedule, or else one phase of the image size that was asked for, if one was.
+        phases: the schedule, or one phase of the given image size, if any.
         shuffle, seed, num_workers: with their defaults.
-        weights: by which samples are drawn; None for any other order.
-        adapts: the number of workers was left to the loader, and changes while it works.
-        prefetch: batches of rows that there is memory for, besides one that is read.
-        max_image_size: the largest size that may be set later; None for any.
-        device: with its index; None for batches as the workers make them.
-        on_device: what becomes of batches of feedline's own sources on a device; None without one,
-            and for other datasets, whose transform says it.
-        cache: the folder or URL of a cache with the images' smaller copies, or an ImageFolder of
-            it; None for none.
+        weights: sampling weights; None for any other order.
+        adapts: the number of workers adapts while the loader works.
+        prefetch: batches of rows that memory is allocated for, besides the one being read.
+        max_image_size: largest size that may be set later; None for any.
+        device: device with its index; None for batches as the workers make them.
+        on_device: transforms of batches of feedline's own sources on a device; None without one,
+            and for other datasets, whose transform defines them.
+        cache: folder or URL of a cache with smaller copies of the images, or an ImageFolder of it;
+            None for none.
     """
 
     native: bool
@@ -74,10 +74,10 @@ class Asked:
 
     @classmethod
     def resolve(cls, given: Mapping[str, Any]) -> Asked:
-        """Check the arguments of a loader and fill in what was left out.
+        """Check the arguments of a loader and fill in the defaults.
 
         Raises:
-            UsageError: an argument cannot be used, or has no effect where it was given.
+            UsageError: an argument is invalid, or would have no effect.
         """
         dataset, size = given["dataset"], given["image_size"]
         native, iterable = is_native(dataset), isinstance(dataset, IterableDataset)
@@ -88,8 +88,8 @@ class Asked:
         phases = schedule or Schedule((Phase(size=size, epochs=1),))
         if native and not phases.sizes:
             raise UsageError(
-                f"at which size are the images of {type(dataset).__name__} wanted? Give "
-                'image_size=224, or a schedule such as schedule="112x10,160x10,224x10"'
+                f"{type(dataset).__name__} needs an image size: set image_size=224, or a schedule "
+                'such as schedule="112x10,160x10,224x10"'
             )
         shuffle, seed, workers = given["shuffle"], given["seed"], given["num_workers"]
         if shuffle is None and training and not sampled:
@@ -126,7 +126,7 @@ class Asked:
 
 
 def _batches_bytes(given: Mapping[str, Any], phases: Schedule) -> int:
-    """Memory of batches of images as bytes, at the sizes that are asked for; 0 where none is."""
+    """Memory of batches of uint8 images, at the given sizes; 0 without a size."""
     prefetch, larger = given["prefetch"], given["max_image_size"]
     images = (
         max(phase.size, larger or 0) ** 2 * (phase.batch_size or given["batch_size"] or 1)
@@ -158,26 +158,26 @@ def _cache(given: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Settings:
-    """What a loader works with from an `iter()` on: its arguments, and what was set on it since.
+    """Settings of a loader from an `iter()` on: its arguments, and what was set on it since.
 
     Args:
         asked: the arguments.
-        dataset, collate_fn, worker_init_fn, generator, drop_last: as torch's.
-        batched: keys are lists, of which each gives a sample; else a key gives what is collated.
-        sampler: gives the keys of one batch after another, where feedline does not plan the order.
-        plan: the order by feedline; None where samplers or the dataset make it.
-        batch_size: rows of a batch on this rank where no phase says otherwise; None: not known.
-        max_rows: rows of the largest batch; 0 where that is not known.
-        workers: how many processes; 0 for this process.
-        prefetch: batches of rows that may be under way; None for as many as there is memory for.
-        prefetch_factor: whole batches that each worker makes ahead,
-        ahead: and how many all make together at least.
-        piece_ns: work in a piece of a batch of rows, in ns.
+        dataset, collate_fn, worker_init_fn, generator, drop_last: as in torch.
+        batched: keys are lists of sample keys; otherwise one key is fetched and collated.
+        sampler: yields the keys of each batch, if feedline does not plan the order.
+        plan: order made by feedline; None if samplers or the dataset define it.
+        batch_size: rows of a batch on this rank, if no phase sets it; None: unknown.
+        max_rows: rows of the largest batch; 0 if unknown.
+        workers: number of processes; 0 for this process.
+        prefetch: maximum of batches of rows in flight; None for as many as memory is allocated for.
+        prefetch_factor: whole batches that each worker makes ahead.
+        ahead: minimum of whole batches made ahead by all workers together.
+        piece_ns: work per task of a batch of rows, in ns.
         start_method: "fork", "forkserver" or "spawn".
-        timeout_s: as torch's `timeout`; 0 for the default.
-        in_order: hand batches out in order, not as soon as they are made.
-        on_error: "raise", or "skip" to leave samples out that cannot be loaded.
-        pin: page-lock the memory of batches.
+        timeout_s: `timeout` as in torch; 0 for the default.
+        in_order: deliver batches in order, not as soon as they are made.
+        on_error: "raise", or "skip" to skip samples that cannot be loaded.
+        pin: pin the memory of batches.
         persistent: keep workers from epoch to epoch in any case.
     """
 
@@ -206,12 +206,12 @@ class Settings:
 
 
 def settings_of(loader: Any, asked: Asked, plan: Plan | None) -> Settings:
-    """The settings of a loader as its attributes are now: most may be set at any time, as torch's.
+    """Settings of a loader from its current attributes: most may be set at any time, as in torch.
 
     Args:
         loader: a feedline DataLoader.
         asked: its arguments.
-        plan: its order, where feedline makes it.
+        plan: its order, if made by feedline.
     """
     return Settings(
         asked=asked,
@@ -240,12 +240,12 @@ def settings_of(loader: Any, asked: Asked, plan: Plan | None) -> Settings:
 
 
 def prefetch_factor_of(given: int | None) -> int:
-    """How many whole batches each worker makes ahead; at least 1: torch's constructor takes 0."""
+    """Whole batches made ahead per worker; at least 1, because torch's constructor accepts 0."""
     return DEFAULT_PREFETCH_FACTOR if given is None else max(1, int(given))
 
 
 def _start_method(loader: Any, native: bool) -> str:
-    """How workers start: as asked; else for a user's Dataset as multiprocessing would."""
+    """Start method of the workers: as given; otherwise multiprocessing's for a user's Dataset."""
     if loader.start_method is not None:
         return str(loader.start_method)
     if loader.multiprocessing_context is not None:
@@ -258,7 +258,7 @@ def _start_method(loader: Any, native: bool) -> str:
 
 
 def _max_rows(loader: Any) -> int:
-    """Rows of the largest batch; 0 where that is not known."""
+    """Rows of the largest batch; 0 if unknown."""
     batches = loader.batch_sampler
     # A framework may set the batch sampler's between two epochs.
     named = (loader.batch_size, getattr(batches, "batch_size", None))

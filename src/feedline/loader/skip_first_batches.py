@@ -1,4 +1,4 @@
-"""What an Accelerator does as its method `skip_first_batches` once it has prepared a loader."""
+"""Replacement of an Accelerator's method `skip_first_batches`, once it has prepared a loader."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Any
 
 __all__ = ["BUILDS_STOCK", "SkipFirstBatches"]
 
-BUILDS_STOCK = "Accelerate builds a stock DataLoader"
-"""How warnings of it begin."""
+BUILDS_STOCK = "Accelerate builds a torch DataLoader"
+"""Beginning of warnings about it."""
 
 
 class SkipFirstBatches:
-    """The method `skip_first_batches` of an Accelerator that prepared a loader of feedline's.
+    """Method `skip_first_batches` of an Accelerator that prepared a feedline loader.
 
-    Called with a loader and a number of batches, it gives the loader itself, which begins its next
-    iteration behind these batches and makes none of them; a loader that a state has brought there
-    already is left as it is. Of a wrapper that `feedline.frameworks.accelerate.prepare` gave, it
-    gives a wrapper of the rest, with feedline's workers.
+    Called with a loader and a number of batches, it returns the loader itself, which begins its
+    next iteration after these batches without making them; a loader whose loaded state is already
+    there is not changed. For a wrapper from `feedline.frameworks.accelerate.prepare`, it returns a
+    wrapper of the rest, with feedline's workers.
 
     Raises:
-        UsageError: a state brought the loader to a later batch.
+        UsageError: the loader's loaded state is at a later batch.
     """
 
     def __init__(self, accelerator: Any) -> None:
         self._accelerator = weakref.ref(accelerator)  # which holds this object
 
     def __call__(self, dataloader: Any, num_batches: int = 0) -> Any:
-        """The rest of an epoch behind so many batches."""
+        """Return the rest of an epoch after a number of batches."""
         # Not isinstance: a wrapper of Accelerate's says that it is of the class it wraps.
         kept = hasattr(type(dataloader), "check_accelerator")
         if kept and dataloader.gradient_state is not None:

@@ -1,4 +1,4 @@
-"""Memory for one batch of rows when a loader is built."""
+"""Memory of one batch of rows when a loader is built."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def slot_size(
 
     Args:
         source: makes the rows.
-        batches: the image size in pixels and the rows of a batch, of each phase.
-        max_image_size: the largest that may be set; None for any.
+        batches: image size in pixels and rows of a batch, for each phase.
+        max_image_size: largest size that may be set; None for any.
     """
     if max_image_size is not None:
         size = max(max_image_size, *(size for size, _ in batches))

@@ -1,8 +1,7 @@
-"""What a cache that fills itself is to hold, for one loader.
+"""Contents of a cache to be filled for one loader.
 
-Guarantees: follows from the loader's arguments and dataset alone. Parts of one folder, as
-`random_split` makes them, fill one cache with the whole folder; a file that comes twice is copied
-once.
+Guarantees: depends on the loader's arguments and dataset alone. Parts of one folder, e.g. from
+`random_split`, fill one cache with the whole folder; a file listed twice is copied once.
 """
 
 from __future__ import annotations
@@ -25,22 +24,22 @@ from feedline.stores.index import FolderIndex
 __all__ = ["ToFill", "to_fill"]
 
 _STEP = 64
-"""Levels are multiples of so many pixels: 128, 192 and 256 for rows of 112, 160 and 224, as a crop
-of a copy that is a little larger is nearer to the original's. Few different sizes serve many."""
+"""Resolutions are multiples of this many pixels: 128, 192 and 256 for rows of 112, 160 and 224,
+because a crop of a slightly larger copy is closer to the original's. A few sizes serve many."""
 
 
 @dataclass(frozen=True, eq=False)
 class ToFill:
-    """What a cache is to hold.
+    """Contents of a cache.
 
     Args:
-        root: its folder.
-        where: the folder of the originals.
-        kind: "folder", or "files" where they are only some of what lies in it.
-        files: the originals.
-        classes: their classes' names by number; None where they are not known.
-        sides: the levels' shorter sides in pixels, smallest first.
-        exif: images are turned upright.
+        root: folder of the cache.
+        where: folder of the originals.
+        kind: "folder", or "files" if they are only some of the files in it.
+        files: originals.
+        classes: class names by number; None if unknown.
+        sides: shorter sides of the resolutions in pixels, smallest first.
+        exif: images are rotated by their Exif orientation.
     """
 
     root: str
@@ -53,14 +52,14 @@ class ToFill:
 
 
 def to_fill(settings: Settings, source: Any) -> ToFill:
-    """What the cache of a loader is to hold.
+    """Contents for the cache of a loader.
 
     Args:
-        settings: of the loader, with a cache.
+        settings: settings of the loader, with a cache.
         source: a `RowPipeline` of the originals.
 
     Raises:
-        UsageError: the images are no files, or the folder cannot be a cache of theirs.
+        UsageError: the images are not files, or the folder cannot be their cache.
     """
     asked = settings.asked
     assert asked.cache is not None
@@ -68,9 +67,9 @@ def to_fill(settings: Settings, source: Any) -> ToFill:
     files = (source if whole is None else whole).originals()  # all, where a Subset chooses some
     if isinstance(files, RemoteImages):
         raise UsageError(
-            f"{asked.cache!r} is no cache yet, and one of images at URLs is not filled while a "
-            "training runs: build it first with feedline.build_cache(dataset, ...), or leave "
-            "`cache` out, as what is fetched is kept here in any case"
+            f"{asked.cache!r} is not a cache, and a cache of images at URLs cannot be filled while "
+            "training: build it first with feedline.build_cache(dataset, ...), or remove cache=, "
+            "because fetched files are kept on this machine in any case"
         )
     if whole is not None:
         where, classes = whole.root, list(whole.classes) or None

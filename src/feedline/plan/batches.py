@@ -1,10 +1,10 @@
-"""Which samples make which batch, at which size: the plan itself.
+"""The plan: the samples and the image size of each batch.
 
 Guarantees: `Plan.batch(epoch, step)` depends on its arguments and the plan's fields alone, so
 it is the same in every process, after every restart and on any number of workers. Over all
-ranks an epoch holds each place of its order exactly once, and so each sample unless the order is
-drawn with replacement (plus the padding that equal shares need, or less the tail that `drop_last`
-drops). At a given step every rank has equally many rows of one size.
+ranks an epoch holds each place of its order exactly once, and so each sample, unless the order is
+drawn with replacement (plus the padding that equal shares need, or minus the tail that `drop_last`
+drops). At a given step every rank has the same number of rows, of one size.
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ from feedline.plan.weights import Weights
 __all__ = ["NO_NUMBER", "Batch", "Plan"]
 
 NO_NUMBER = -(1 << 63)
-"""Stands among sample numbers for what a user's sampler gave and is none."""
+"""Sample number of a key that is not a number, as user-defined samplers may give them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """One batch of one rank, as it is planned.
+    """One batch of one rank.
 
     Args:
-        epoch: counted from 0.
-        step: counted from 0 within the epoch; the same on every rank.
-        phase: the phase it belongs to.
-        image_size: side of its images, in pixels; None where none was asked for.
-        samples: sample numbers, shape (rows,), int64.
-        padding: how many rows at its end repeat samples that another row already stands for.
-        seed: 64 bits, of the epoch; a row's own seed is mix(seed, sample),
-        place, stride: or, where a sample may come twice, mix(seed, sample, place + row * stride);
-            a stride of 0 leaves places out.
-        rank: whose batch it is.
-        drawn: it comes from a user's sampler, which gave
-        keys: for it.
+        epoch: epoch, counted from 0.
+        step: step within the epoch, counted from 0; the same on every rank.
+        phase: phase of the schedule.
+        image_size: side of the images in pixels; None if no size is set.
+        samples: sample indices, shape (rows,), int64.
+        padding: number of rows at the end that repeat samples of other rows.
+        seed: 64-bit seed of the epoch. A row's seed is mix(seed, sample), or, if a sample may occur
+            twice, mix(seed, sample, place + row * stride).
+        place: place of the first row in the epoch's order.
+        stride: distance between the places of two rows; 0 if row seeds do not depend on the place.
+        rank: rank the batch belongs to.
+        drawn: True if the batch comes from a user-defined sampler.
+        keys: keys the sampler returned.
     """
 
     epoch: int
@@ -68,34 +69,34 @@ class Batch:
 
     @property
     def asked(self) -> Any:
-        """What a dataset is asked for, to make the batch as a whole."""
+        """Keys or indices to request from a dataset to make the whole batch."""
         return self.keys if self.drawn else self.samples.tolist()
 
     @property
     def whole_seed(self) -> int:
-        """What the randomness of a batch follows from that is made as a whole: 64 bits."""
+        """Seed for randomness of the batch as a whole, 64 bits."""
         return mix(self.seed, self.step, self.rank)
 
     @property
     def rows(self) -> int:
-        """How many rows the batch has on this rank."""
+        """Number of rows of the batch on this rank."""
         return len(self.samples)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The order of all epochs, for one rank.
+    """Order of all epochs, for one rank.
 
     Args:
         length: number of samples.
-        schedule: the phases.
-        batch_size: rows per rank where a phase names none.
-        order: the name of the order of samples in an epoch; see `plan.order.order_named`.
-        weights: of the samples, for an order by weight; None for any other.
-        drop_last: leave out an epoch's last batch where it would not be full on every rank.
-        seed: what all randomness follows from.
-        rank: this process among world_size.
-        world_size: how many processes share each epoch.
+        schedule: phases.
+        batch_size: rows per rank, if a phase sets none.
+        order: name of the order of samples in an epoch; see `plan.order.order_named`.
+        weights: weights of the samples, for an order by weight; None for any other order.
+        drop_last: drop the last batch of an epoch if it is not full on every rank.
+        seed: seed of all randomness.
+        rank: rank of this process.
+        world_size: number of processes that share each epoch.
 
     Raises:
         UsageError: a value is out of range, or no epoch would hold a batch.
@@ -131,8 +132,8 @@ class Plan:
             rows = self.global_batch_of(phase)
             if self.drop_last and rows > self.length:
                 raise UsageError(
-                    f"drop_last=True with a global batch of {rows} leaves nothing of "
-                    f"{self.length} samples; use a smaller batch or drop_last=False"
+                    f"drop_last=True with a global batch size of {rows} drops all {self.length} "
+                    "samples; use a smaller batch_size or drop_last=False"
                 )
 
     def _check_weights(self) -> None:
@@ -141,22 +142,22 @@ class Plan:
             return
         if len(weights) != self.length:
             raise UsageError(
-                f"weights must have one number for each sample: got {len(weights)} weights for "
-                f"{self.length} samples"
+                f"expected one weight per sample: got {len(weights)} weights for {self.length} "
+                "samples"
             )
         if self.order == WEIGHTED_ONCE and weights.positive < self.length:
             raise UsageError(
-                f"replacement=False draws each of {self.length} samples once, and only "
+                f"replacement=False draws each of the {self.length} samples once, but only "
                 f"{weights.positive} have a weight above 0. Use replacement=True, or a "
                 "torch.utils.data.Subset of the samples with a positive weight"
             )
 
     def global_batch_of(self, phase: Phase) -> int:
-        """Rows of a full batch of a phase over all ranks."""
+        """Rows of a full batch of a phase, over all ranks."""
         return (phase.batch_size or self.batch_size) * self.world_size
 
     def global_batch(self, epoch: int) -> int:
-        """Rows of a full batch over all ranks."""
+        """Rows of a full batch, over all ranks."""
         return self.global_batch_of(self.schedule.phase_at(epoch))
 
     def steps(self, epoch: int) -> int:
@@ -174,12 +175,12 @@ class Plan:
         return steps
 
     def batch(self, epoch: int, step: int) -> Batch:
-        """Batch `step` of an epoch. `step` must be below steps(epoch)."""
+        """Return the batch at a step of an epoch; `step` must be below steps(epoch)."""
         phase = self.schedule.phase_at(epoch)
         rows = self.global_batch_of(phase)
         start, stop = step * rows, min((step + 1) * rows, self.length)
         if not 0 <= step < self.steps(epoch):
-            raise IndexError(f"epoch {epoch} has {self.steps(epoch)} steps, asked for {step}")
+            raise IndexError(f"epoch {epoch} has {self.steps(epoch)} steps, got step {step}")
         samples = epoch_order(self.length, self.seed, epoch, self.order, self.weights)
         missing = -(stop - start) % self.world_size
         return Batch(

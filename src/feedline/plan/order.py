@@ -1,8 +1,8 @@
-"""The orders of samples in an epoch, by name, and each rank's share of one.
+"""Orders of samples in an epoch, by name, and each rank's share.
 
-Guarantees: an order is a pure function of (length, seed, epoch), and what a name stands for never
-changes, for saved states hold the name. The random ones come from numpy's legacy RandomState, whose
-stream numpy has frozen for good (NEP 19); the newer Generator's is not.
+Guarantees: an order is a pure function of (length, seed, epoch), and the meaning of a name never
+changes, because saved states hold the name. Random orders use numpy's legacy RandomState, whose
+stream is frozen (NEP 19), unlike the newer Generator's.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ __all__ = [
 ]
 
 Order: TypeAlias = Callable[[int, int, int], NDArray[np.int64]]
-"""Of length, seed and epoch: a sample's number for each place, shape (length,), int64."""
+"""Function of length, seed and epoch: the sample at each place, shape (length,), int64."""
 
 
 BLOCK = 256
-"""Samples in a row that an order in windows keeps together. As JPEGs of 256 px and 25 kB they are
-6 MB: a disk of 150 MB/s reads them in 43 ms, four times as long as it seeks. It is a part of what
-"window:N" stands for, so it never changes either."""
+"""Consecutive samples that an order in windows keeps together. As JPEGs of 256 px and 25 kB they
+are 6 MB: a disk of 150 MB/s reads them in 43 ms, four times its seek time. Part of the definition
+of "window:N", so it never changes."""
 
 _WINDOW = re.compile("window:([1-9][0-9]{0,11})")  # one spelling for each order
 
@@ -58,7 +58,7 @@ def _shuffled(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 def _in_windows(window: int, length: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The blocks in random order, cut into windows, and each window shuffled.
+    """Shuffle blocks, cut them into windows, and shuffle each window.
 
     Of 1,281,167 samples in windows of 16384 a batch of 256 has samples of 63 blocks on average.
     """
@@ -86,25 +86,25 @@ def _weighted_once(weights: Weights, length: int, seed: int, epoch: int) -> NDAr
 SHUFFLED, SEQUENTIAL = "shuffled", "sequential"
 WEIGHTED, WEIGHTED_ONCE = "weighted", "weighted without replacement"
 ORDERS: Mapping[str, Order] = MappingProxyType({SHUFFLED: _shuffled, SEQUENTIAL: _sequential})
-"""By name: a new permutation each epoch; the samples' own order. "window:N" is one for each N."""
+"""Orders by name: a new permutation each epoch, or the samples' own order; plus "window:N"."""
 _BY_WEIGHT = {WEIGHTED: _weighted, WEIGHTED_ONCE: _weighted_once}
 
 
 def window_of(name: str) -> int | None:
-    """How many samples are in a window of the order "window:N"; None: the name is another."""
+    """Number of samples in a window of the order "window:N"; None for any other name."""
     found = _WINDOW.fullmatch(name)
     return None if found is None else int(found[1])
 
 
 def order_named(name: str, weights: Weights | None = None) -> Order:
-    """The order that a name stands for.
+    """Return the order of a name.
 
     Args:
-        name: of the order.
-        weights: of the samples, for an order by weight; None for any other.
+        name: name of the order.
+        weights: weights of the samples, for an order by weight; None for any other order.
 
     Raises:
-        UsageError: there is none of this name, with weights or without.
+        UsageError: unknown name, with or without weights.
     """
     if weights is not None:
         if name not in _BY_WEIGHT:
@@ -118,7 +118,7 @@ def order_named(name: str, weights: Weights | None = None) -> Order:
 
 
 def in_words(name: str) -> str:
-    """What a name stands for, for `explain`."""
+    """Describe an order for `explain`."""
     window = window_of(name)
     if window is None:
         return name
@@ -129,7 +129,7 @@ def in_words(name: str) -> str:
 def epoch_order(
     length: int, seed: int, epoch: int, order: str, weights: Weights | None = None
 ) -> NDArray[np.int64]:
-    """An epoch's order by its name; see `order_named`. Read-only, shape (length,), int64."""
+    """Order of an epoch, by name; see `order_named`. Read-only, shape (length,), int64."""
     samples = order_named(order, weights)(length, seed, epoch)
     samples.flags.writeable = False
     return samples
@@ -138,11 +138,11 @@ def epoch_order(
 def share(
     order: NDArray[np.int64], start: int, stop: int, rank: int, world_size: int
 ) -> NDArray[np.int64]:
-    """One rank's rows of the global batch order[start:stop].
+    """Rows of one rank in the global batch order[start:stop].
 
-    Rank r takes every world_size-th row from the r-th on, as torch's DistributedSampler deals
-    samples out. Where the rows do not divide evenly, they are padded from the start of the
-    order, again as DistributedSampler does, so that every rank gets equally many.
+    Rank r gets every world_size-th row, starting at row r, like torch's DistributedSampler. If the
+    rows do not divide evenly, they are padded from the start of the order, again like
+    DistributedSampler, so that every rank gets the same number.
     """
     rows = order[start:stop]
     missing = -len(rows) % world_size

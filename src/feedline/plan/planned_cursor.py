@@ -1,12 +1,12 @@
-"""Where a loader stands on its way through the epochs.
+"""Position of a loader in its planned epochs.
 
-Guarantees: every iteration is one epoch; each batch is delivered once; what lies ahead is known
+Guarantees: each iteration is one epoch; each batch is delivered once; upcoming batches are known
 across epoch and phase edges. Pure bookkeeping: no process, no clock.
 
-The rules: an iteration begins at the position. One that runs to its end moves on to the next
-epoch. One that was left after some batches is over too: the next begins a new epoch, as torch's
-DataLoader draws a new permutation; one that was left before any batch never was. A restored
-position in mid-epoch is continued by the next iteration.
+Rules: an iteration begins at the position. When it ends, the next epoch follows. Leaving it after
+some batches ends it too: the next iteration begins a new epoch, as torch's DataLoader draws a new
+permutation. Leaving it before the first batch has no effect. The next iteration continues a
+restored position within an epoch.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ __all__ = ["PlannedCursor"]
 
 
 class PlannedCursor:
-    """The position of one loader.
+    """Position of one loader.
 
     Args:
-        plan: which batches there are.
-        endless: there is no last epoch; else the batches ahead end with the schedule, and go on
-            an epoch at a time when a loader is iterated beyond it.
+        plan: batches of all epochs.
+        endless: there is no last epoch. Otherwise upcoming batches end with the schedule; a loader
+            iterated beyond it continues one epoch at a time.
     """
 
     def __init__(self, plan: Plan, *, endless: bool) -> None:
         self._plan = plan
         self.endless = endless
-        """Whether batches beyond the schedule's end are ahead, too; from the next `ahead` on."""
+        """Whether batches beyond the schedule are upcoming, too; used by the next `ahead`."""
         self.by_epoch = False
-        """True if no batch is ahead of the epoch that it belongs to; from the next `ahead` on."""
+        """Whether the batches of `ahead` end with the current epoch; used by the next `ahead`."""
         self._begun = False  # a batch was handed out since the position was come to
         self._horizon = 0  # the way ahead, as last given out, ends before this epoch
         self.restored_step = 0
-        """Where a state brought it, in the epoch to come."""
+        """Step of the next epoch at which a loaded state continues."""
         self.to_leave_out = 0
-        """How many of the next epoch's first batches `set_step` leaves out."""
+        """Number of batches at the beginning of the next epoch that `set_step` skips."""
         self.position = Position()
 
     def replan(self, plan: Plan) -> None:
-        """Go on from the same position by another plan, of another share."""
+        """Continue from the same position with another plan, for another share."""
         self._plan = plan
 
     def begin(self) -> bool:
-        """An iteration begins. Whether what lies ahead is other than was given out."""
+        """Begin an iteration. Return True if prefetched batches are stale."""
         cut_short = self._begun and not self.at_end()
         if self._begun:
             self.finish()
@@ -60,28 +60,28 @@ class PlannedCursor:
         return cut_short or not (endless or self.position.epoch < self._horizon)
 
     def order_changed(self) -> bool:
-        """Never: a plan does not change under way."""
+        """Return False: a plan does not change."""
         return False
 
     def at_end(self) -> bool:
-        """Whether the epoch has no batch left."""
+        """True if the epoch has no batches left."""
         return self.position.step >= self._plan.steps(self.position.epoch)
 
     def delivered(self, batch: Batch) -> None:
-        """A batch was handed out; after Ctrl-C in here, it was or was not, and nothing between."""
+        """Record the delivery of a batch. Ctrl-C leaves it either recorded or not."""
         size = self.position.image_size
         behind = Position(epoch=batch.epoch, step=batch.step + 1, image_size=size)
         self._begun, self.restored_step, self.to_leave_out, self.position = True, 0, 0, behind
 
     def finish(self) -> None:
-        """The iteration is over, at the epoch's end or before it: the next epoch comes."""
+        """End the iteration, at the end of the epoch or earlier. The next epoch follows."""
         self.restore(replace(self.position, epoch=self.position.epoch + 1, step=0))
 
     def set_epoch(self, epoch: int) -> bool:
-        """Begin the next iteration with `epoch`; whether that changes what lies ahead.
+        """Begin the next iteration with `epoch`. Return True if upcoming batches change.
 
-        A position restored within that very epoch stays: its remainder is what comes next. So does
-        a step that was set.
+        A position restored within this epoch stays, and its remaining batches follow. So does a
+        step set with `set_step`.
         """
         if not self._begun and epoch == self.position.epoch:
             return False
@@ -92,7 +92,7 @@ class PlannedCursor:
         return True
 
     def set_step(self, step: int) -> bool:
-        """Begin the next iteration at a step of its epoch; whether that changes what lies ahead.
+        """Begin the next iteration at a step of its epoch. Return True if upcoming batches change.
 
         A state from the end of an epoch counts as one from the beginning of the next.
         """
@@ -106,56 +106,56 @@ class PlannedCursor:
         return self.position != before
 
     def set_image_size(self, size: int | None) -> bool:
-        """Make all batches from here on of one size; None follows the schedule again."""
+        """Set the image size of all following batches. None returns to the schedule."""
         changed = size != self.position.image_size
         self.position = replace(self.position, image_size=size)
         return changed
 
     @property
     def phase(self) -> Phase:
-        """The phase of the position."""
+        """Phase at the position."""
         return self._plan.schedule.phase_at(self.position.epoch)
 
     def phase_in(self, epoch: int) -> Phase:
-        """The phase of an epoch."""
+        """Phase of an epoch."""
         return self._plan.schedule.phase_at(epoch)
 
     @property
     def restored(self) -> bool:
-        """Whether the rest of an epoch waits to be gone on with."""
+        """True if the next iteration continues a restored epoch."""
         return not self._begun and self.position.step > 0
 
     @property
     def seed(self) -> int:
-        """What this rank's randomness in the epoch follows from: 64 bits."""
+        """Seed of this rank's randomness in the epoch, 64 bits."""
         return mix(self._plan.seed, self.position.epoch, self._plan.rank)
 
     def steps(self, epoch: int) -> int:
-        """Batches of an epoch."""
+        """Number of batches of an epoch."""
         return self._plan.steps(epoch)
 
     def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
-        """Where the loader stands; `identity["dataset"]` is the fingerprint of the dataset."""
+        """Position as a state; `identity["dataset"]` is the fingerprint of the dataset."""
         return snapshot(self._plan, self.position, identity["dataset"])
 
     def load(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-        """Go to where a state says; raises as `resume` does."""
+        """Restore the position of a state. Raises the same errors as `resume`."""
         self.restore(resume(state, self._plan, identity["dataset"]))
 
     def fork(self) -> PlannedCursor | None:
-        """A cursor for an iteration that goes on apart from this one; None before its first batch.
+        """Create a cursor for an iteration that continues on its own; None before its first batch.
 
-        An iteration that has given nothing begins the next epoch when it is asked.
+        An iteration without a delivered batch begins the next epoch when it continues.
         """
         return copy.copy(self) if self._begun else None
 
     def restore(self, position: Position) -> None:
-        """Go to a position. An iteration under way goes on from there, and so does a new one."""
+        """Set the position. The current iteration, or a new one, continues there."""
         step = position.step
         self._begun, self.to_leave_out, self.position, self.restored_step = False, 0, position, step
 
     def ahead(self) -> Iterator[Batch]:
-        """The batches from the position on, in order."""
+        """Upcoming batches from the position on, in order."""
         position = self.position
         if self.by_epoch:
             self._horizon = position.epoch + 1

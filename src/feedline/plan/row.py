@@ -1,7 +1,7 @@
-"""One row of a batch: how it is laid out, and what a source is asked to put there.
+"""One row of a batch: its layout, and the request a source fills it for.
 
-`Field` and `Item` are all that the engine and a source share: the engine knows no images,
-and a source knows no slots.
+The engine and a source share only `Field` and `Item`: the engine knows no images, and a source
+knows no slots.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ __all__ = ["Field", "Item"]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One array of a batch, described by one of its rows.
+    """Layout of one array of a batch, for one row.
 
     Args:
-        name: what the array is called, e.g. "image".
-        dtype: a numpy dtype string, e.g. "uint8".
-        shape: the shape of one row; () for a scalar.
+        name: name of the array, e.g. "image".
+        dtype: numpy dtype string, e.g. "uint8".
+        shape: shape of one row; () for a scalar.
     """
 
     name: str
@@ -28,14 +28,14 @@ class Field:
 
 
 class Item(NamedTuple):
-    """One row to be made.
+    """Request for one row.
 
     Args:
-        sample: which sample, in 0 .. len(source) - 1.
-        image_size: side of the square image, in pixels; None where none was asked for.
-        seed: 64 bits drawn from (seed, epoch, sample); every random choice for the row follows
+        sample: sample index, in 0 .. len(source) - 1.
+        image_size: side of the square image, in pixels; None if no size is set.
+        seed: 64 bits derived from (seed, epoch, sample). Every random choice for the row follows
             from it, so a row is the same in every worker, however often it is made.
-        strength: how strong the augmentation is, 0 (none) to 1 (as the transform says).
+        strength: augmentation strength, 0 (none) to 1 (as configured in the transform).
     """
 
     sample: int
@@ -45,6 +45,6 @@ class Item(NamedTuple):
 
     @property
     def side(self) -> int:
-        """`image_size`, of an item that has one."""
+        """`image_size` of an item that has one."""
         assert self.image_size is not None, "an image is made at a size"
         return self.image_size

@@ -1,7 +1,7 @@
 """The schedule: phases of training, each at one image size.
 
-Guarantees: a schedule that exists is valid; its text form reads back to the same schedule
-(strengths other than 1 have no text form and are given as objects).
+Guarantees: a Schedule object is valid; parsing its text form returns an equal schedule (strengths
+other than 1 have no text form and are given as objects).
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ _FORM = 'SIZExEPOCHS[@BATCH], comma separated, e.g. "112x10@512,160x10@384,224x1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """A stretch of training at one image size, batch size and strength of augmentation.
+    """Part of a training with one image size, batch size and augmentation strength.
 
     Args:
-        size: side of the square image, in pixels; None asks for none: the dataset has its own.
-            In text "own".
-        epochs: how many epochs the phase lasts, at least 1.
-        batch_size: rows of a batch on each rank; None takes the loader's.
-        strength: how strong the augmentation is, 0 (none) to 1 (as the transform says).
+        size: side of the square image, in pixels; None ("own" in text) leaves it to the dataset.
+        epochs: length of the phase in epochs, at least 1.
+        batch_size: rows per batch on each rank; None uses the loader's.
+        strength: augmentation strength, 0 (none) to 1 (as configured in the transform).
 
     Raises:
         ScheduleError: a value is out of range.
@@ -63,10 +62,13 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The phases in order. After the last one, training goes on as in the last one.
+    """Phases in order. After the last one, training continues with its values.
+
+    Args:
+        phases: phases in order.
 
     Raises:
-        ScheduleError: there is no phase, or only some of them have a size.
+        ScheduleError: there is no phase, or only some phases have a size.
     """
 
     phases: tuple[Phase, ...]
@@ -77,26 +79,26 @@ class Schedule:
             raise ScheduleError(f"a schedule needs at least one phase: {_FORM}")
         for phase in self.phases:
             if not isinstance(phase, Phase):
-                raise ScheduleError(f"a schedule is made of feedline.Phase objects, got {phase!r}")
+                raise ScheduleError(f"a schedule consists of feedline.Phase objects, got {phase!r}")
         if len({phase.size is None for phase in self.phases}) > 1:
-            raise ScheduleError(f"either all phases have a size or none has one, got {self}")
+            raise ScheduleError(f"either all phases or none must have a size, got {self}")
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """Read a schedule from text.
+        """Parse a schedule.
 
         Args:
             text: `SIZExEPOCHS[@BATCH]`, comma separated, e.g. `112x10@512,160x10@384`.
 
         Raises:
-            ScheduleError: the text does not parse; names the part that does not.
+            ScheduleError: a part of the text cannot be parsed; the message names it.
         """
         phases = []
         for part in text.split(","):
             match = _ITEM.fullmatch(part.strip())
             if match is None:
                 raise ScheduleError(
-                    f"schedule {text!r}: cannot read {part.strip()!r}; write {_FORM}"
+                    f"schedule {text!r}: cannot read {part.strip()!r}; expected {_FORM}"
                 )
             batch = match["batch"]
             try:
@@ -112,7 +114,7 @@ class Schedule:
 
     @classmethod
     def of(cls, schedule: str | Schedule | Phase | Iterable[Phase]) -> Schedule:
-        """Take a schedule in any form a user may write it."""
+        """Convert text, a sequence of phases or a Schedule to a Schedule."""
         if isinstance(schedule, Schedule):
             return schedule
         if isinstance(schedule, str):
@@ -120,21 +122,24 @@ class Schedule:
         if isinstance(schedule, Phase):
             return cls((schedule,))
         if not isinstance(schedule, Iterable):
-            raise ScheduleError(f"a schedule is text, a Schedule or Phases, got {schedule!r}")
+            raise ScheduleError(
+                "a schedule must be text, a feedline.Schedule or feedline.Phase objects, got "
+                f"{schedule!r}"
+            )
         return cls(tuple(schedule))
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The size of each phase, in pixels; empty where no size is asked for."""
+        """Image size of each phase, in pixels; empty if no size is set."""
         return tuple(phase.size for phase in self.phases if phase.size is not None)
 
     @property
     def epochs(self) -> int:
-        """Epochs of all phases together."""
+        """Total number of epochs."""
         return sum(phase.epochs for phase in self.phases)
 
     def phase_at(self, epoch: int) -> Phase:
-        """The phase that an epoch belongs to; beyond the end, the last."""
+        """Return the phase of an epoch; after the end, the last phase."""
         for phase in self.phases:
             if epoch < phase.epochs:
                 return phase

@@ -1,8 +1,8 @@
 """Randomness that depends on position alone.
 
 splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014):
-a few integer operations on 64 bits, the same on every platform and in every numpy, which
-promises no stability for its Generator. The global random states are never touched.
+a few integer operations on 64 bits, the same on every platform and with every numpy, which does
+not promise a stable stream for its Generator. The global random states are never touched.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def _scramble(z: int) -> int:
 
 
 def extend(mixed: int, part: int) -> int:
-    """One more part: extend(mix(*parts), part) == mix(*parts, part)."""
+    """Mix one more part into a seed: extend(mix(*parts), part) == mix(*parts, part)."""
     return _scramble((mixed + _GAMMA + (part & _MASK)) & _MASK)
 
 
 def mix(*parts: int) -> int:
-    """Fold integers into one well-mixed unsigned 64-bit seed; the order of the parts counts."""
+    """Combine integers into one unsigned 64-bit seed. The order of the parts matters."""
     z = 0
     for part in parts:
         z = extend(z, part)
@@ -33,7 +33,7 @@ def mix(*parts: int) -> int:
 
 
 class Stream:
-    """An endless row of random numbers from one 64-bit seed, cheap to make."""
+    """Endless stream of random numbers from one 64-bit seed; cheap to create."""
 
     __slots__ = ("_state",)
 
@@ -41,21 +41,21 @@ class Stream:
         self._state = seed
 
     def bits(self) -> int:
-        """64 uniform random bits."""
+        """Return 64 uniform random bits."""
         self._state = (self._state + _GAMMA) & _MASK
         return _scramble(self._state)
 
     def uniform(self) -> float:
-        """A float in [0, 1), from 53 random bits."""
+        """Return a float in [0, 1), from 53 random bits."""
         return (self.bits() >> 11) * 2.0**-53
 
     def pair(self) -> tuple[float, float]:
-        """Two floats in [0, 1), of 32 random bits each, for the price of one."""
+        """Return two floats in [0, 1), of 32 random bits each, at the cost of one."""
         bits = self.bits()
         return (bits >> 32) * 2.0**-32, (bits & 0xFFFFFFFF) * 2.0**-32
 
     def triple(self) -> tuple[float, float, float]:
-        """Three floats in [0, 1), of 24, 24 and 16 random bits, for the price of one."""
+        """Return three floats in [0, 1), of 24, 24 and 16 random bits, at the cost of one."""
         bits = self.bits()
         return (
             (bits >> 40) * 2.0**-24,

@@ -1,8 +1,8 @@
-"""Where a run stands, small and JSON-able, and whether a plan may go on from there.
+"""Position of a run as a small JSON-able state, and the check that a plan can resume from it.
 
-Guarantees: a state that `resume` accepts continues with exactly the samples that were not yet
-delivered, in the same order and with the same pixels; anything else is refused by name.
-Relies on: every difference that would change the remainder is part of the state.
+Guarantees: a state that `resume` accepts continues with exactly the samples not yet delivered, in
+the same order and with the same pixels; any other state is rejected, with each difference named.
+Relies on: the state contains everything that affects the remaining batches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STATE_VERSION = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
-    """The next batch to hand out: `step` batches of `epoch` have been delivered.
+    """Position of the next batch: `step` batches of `epoch` have been delivered.
 
     `image_size` overrides the schedule's size from here on; None follows the schedule.
     """
@@ -42,25 +42,25 @@ class Position:
     image_size: int | None = None
 
     def at(self, step: int) -> Position:
-        """The same, at another step of the epoch."""
+        """Same position at another step of the epoch."""
         return Position(epoch=self.epoch, step=step, image_size=self.image_size)
 
     def later(self, step: int) -> Position:
-        """The same, at a later step of an epoch that nothing was handed out of here.
+        """Same position at a later step, for an epoch without delivered batches.
 
         Raises:
             UsageError: the step is an earlier one.
         """
         if step < self.step:
             raise UsageError(
-                f"the loader was brought to step {self.step} of epoch {self.epoch} by a state, "
-                f"and is to begin at step {step}; iterate it, or call set_epoch first"
+                f"cannot begin at step {step}: a loaded state is at step {self.step} of epoch "
+                f"{self.epoch}; iterate the loader, or call set_epoch first"
             )
         return self.at(step)
 
 
 def _identity(plan: Plan, dataset: str) -> dict[str, Any]:
-    """All that decides the remainder, independent of the number of ranks."""
+    """Everything that affects the remaining batches, independent of the number of ranks."""
     weights = {} if plan.weights is None else {"weights": plan.weights.digest}
     return {
         "dataset": dataset,
@@ -82,12 +82,12 @@ def _identity(plan: Plan, dataset: str) -> dict[str, Any]:
 
 
 def snapshot(plan: Plan, position: Position, dataset: str) -> dict[str, Any]:
-    """The state of a run: JSON-able, some hundred bytes, the same on every rank.
+    """State of a run: JSON-able, a few hundred bytes, the same on every rank.
 
     Args:
-        plan: the plan that is being followed.
-        position: how far it has been delivered.
-        dataset: the source's fingerprint.
+        plan: plan of the run.
+        position: position of the next batch.
+        dataset: fingerprint of the source.
     """
     return {
         "version": STATE_VERSION,
@@ -99,50 +99,52 @@ def snapshot(plan: Plan, position: Position, dataset: str) -> dict[str, Any]:
 
 
 def resume(state: Mapping[str, Any], plan: Plan, dataset: str) -> Position:
-    """The position at which `plan` goes on from a state.
+    """Return the position at which `plan` continues from a state.
 
     Raises:
-        StateError: the state is no state of feedline's, or of another dataset, seed, order or
-            schedule; names each difference.
+        StateError: the state is not a loader state, or belongs to another dataset, seed, order or
+            schedule; the message names each difference.
     """
     check_state(state)
     check_same_run(state, _identity(plan, dataset))
     position = position_in(state)
     steps = plan.steps(position.epoch)
     if position.step > steps:
-        raise StateError(f"cannot resume: step {position.step} of an epoch that has {steps} steps")
+        raise StateError(
+            f"cannot resume: the state is at step {position.step} of an epoch with {steps} steps"
+        )
     return position
 
 
 def check_state(state: Mapping[str, Any]) -> None:
-    """Refuse what no loader has given.
+    """Check that a state comes from a loader.
 
     Raises:
-        StateError: it is no state, or one of another version.
+        StateError: it is not a loader state, or has another version.
     """
     found = state.get("version") if isinstance(state, Mapping) else type(state).__name__
     if _differs(found, STATE_VERSION):
         raise StateError(
-            f"cannot resume: expected a loader state of version {STATE_VERSION}, found {found!r}; "
-            "pass what DataLoader.state_dict() returned"
+            f"cannot resume: expected a loader state of version {STATE_VERSION}, got {found!r}; "
+            "pass the value of DataLoader.state_dict()"
         )
 
 
 def check_same_run(
     state: Mapping[str, Any],
     mine: Mapping[str, Any],
-    remedy: str = "Build the loader with the values the state was saved with (over several ranks "
-    "batch_size times world_size must stay the same), or start anew",
+    remedy: str = "Build the loader with the arguments the state was saved with (with several "
+    "ranks, batch_size times world_size must stay the same), or start from the beginning",
 ) -> None:
-    """Refuse a state of another run.
+    """Check that a state belongs to the same run.
 
     Args:
-        state: what was saved.
-        mine: what must be the same in it.
-        remedy: what to do about differences, a sentence.
+        state: saved state.
+        mine: values that must be equal in the state.
+        remedy: sentence about how to fix differences.
 
     Raises:
-        StateError: something differs; names all that does.
+        StateError: something differs; the message names each difference.
     """
     differences = [
         f"{name} was {state.get(name)!r}, is {mine[name]!r}"
@@ -156,10 +158,10 @@ def check_same_run(
 
 
 def position_in(state: Mapping[str, Any]) -> Position:
-    """The position that a state holds.
+    """Return the position in a state.
 
     Raises:
-        StateError: it is none.
+        StateError: the state has no valid position.
     """
     epoch, step, size = state.get("epoch"), state.get("step"), state.get("image_size")
     if not (is_count(epoch) and is_count(step) and (size is None or is_size(size))):
@@ -170,17 +172,17 @@ def position_in(state: Mapping[str, Any]) -> Position:
 
 
 def is_count(value: object) -> TypeGuard[int]:
-    """Whether a value is a whole number of at least 0."""
+    """Return True if a value is a whole number of at least 0."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def is_size(value: object) -> TypeGuard[int]:
-    """Whether a value is a side of images in pixels."""
+    """Return True if a value is a valid image side in pixels."""
     return is_count(value) and 1 <= value <= MAX_SIZE_PX
 
 
 def _differs(found: object, mine: object) -> bool:
-    """Whether two values differ; what cannot be compared does."""
+    """Return True if two values differ or cannot be compared."""
     try:
         return type(found) is not type(mine) or bool(found != mine)
     except Exception:  # e.g. an array, whose comparison has no one truth

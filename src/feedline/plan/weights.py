@@ -1,6 +1,6 @@
-"""Weights of samples, and the orders of an epoch that are drawn by them.
+"""Weights of samples, and the orders drawn by weight.
 
-Guarantees: as `plan.order` has it: a pure function of weights, length, seed and epoch, from numpy's
+Guarantees: as in `plan.order`, a pure function of weights, length, seed and epoch, from numpy's
 frozen RandomState. Weights are equal if their values are.
 """
 
@@ -18,13 +18,13 @@ __all__ = ["Weights"]
 
 
 class Weights:
-    """How often, or how early, each sample is to be drawn.
+    """Weights of the samples: how often, or how early, each one is drawn.
 
     Args:
-        values: one for each sample, in order; copied.
+        values: one weight per sample, in order; copied.
 
     Raises:
-        UsageError: they are not numbers of at least 0 in one dimension, or none is positive.
+        UsageError: not a sequence of finite numbers of at least 0, or none is positive.
     """
 
     def __init__(self, values: object) -> None:
@@ -34,7 +34,7 @@ class Weights:
             raise UsageError(f"weights must be a sequence of numbers: {error}") from None
         if found.ndim != 1 or found.dtype.kind not in "biuf":
             raise UsageError(
-                "weights must be a sequence of numbers, one for each sample, got "
+                "weights must be a sequence of numbers, one per sample, got "
                 f"{type(values).__name__} of shape {found.shape} and dtype {found.dtype}"
             )
         self.values: NDArray[np.float64] = found.astype(np.float64)
@@ -46,7 +46,7 @@ class Weights:
                 f"weights[{wrong[0]}]={self.values[wrong[0]]}"
             )
         self.positive = int(np.count_nonzero(self.values))
-        """How many samples have a weight above 0."""
+        """Number of samples with a weight above 0."""
         if not self.positive:
             raise UsageError(
                 f"at least one weight must be above 0, got {len(self.values)} weights of 0"
@@ -67,17 +67,17 @@ class Weights:
 
     @cached_property
     def _scaled(self) -> NDArray[np.float64]:
-        """The values below or at 1: a sum of them is finite."""
+        """Values scaled to at most 1, so that their sum is finite."""
         scaled: NDArray[np.float64] = self.values / self.values.max()
         return scaled
 
     @cached_property
     def _ends(self) -> NDArray[np.float64]:
-        """Where each sample's stretch ends on a line as long as all of them together."""
+        """End of each sample's interval in the cumulative weights."""
         return np.cumsum(self._scaled)
 
     def with_replacement(self, state: np.random.RandomState) -> NDArray[np.int64]:
-        """Draw a sample for each place of an epoch, shape (length,): each by weight, of all."""
+        """Draw a sample for each place of an epoch by weight, with replacement, shape (length,)."""
         points = state.random_sample(len(self))
         points *= self._ends[-1]
         # To sort, look up and shuffle takes a third of the time of looking up in random order.
@@ -89,12 +89,12 @@ class Weights:
         return samples
 
     def without_replacement(self, state: np.random.RandomState) -> NDArray[np.int64]:
-        """Draw each sample once, shape (length,): each by weight, of those that are left.
+        """Draw each sample once by weight, without replacement, shape (length,).
 
         By exponential keys (Efraimidis, Spirakis: "Weighted random sampling with a reservoir",
         2006): the smallest of E/w is that of a sample with a probability in proportion to w.
         """
         keys = state.standard_exponential(len(self))
-        with np.errstate(divide="ignore", over="ignore"):  # beside far larger weights
+        with np.errstate(divide="ignore", over="ignore"):  # with far larger weights
             keys /= self._scaled
         return np.argsort(keys, kind="stable").astype(np.int64, copy=False)

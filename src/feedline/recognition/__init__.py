@@ -1,12 +1,11 @@
-"""All code of feedline's that runs in the place of a user's code.
+"""Transform compiler: fused replacements of torchvision and timm pipelines and TensorDatasets.
 
-`recognise` looks at a torchvision dataset and says what it found: `folders` takes Subsets and
-ConcatDatasets off it, `samples` looks at its files, `transform_reader` at its transform, one of the
-`steps` at a time, `replacements` at whether code of torchvision's was replaced:
-`recognised_transform` is what it read. `pipeline` makes rows and samples, `views_pipeline` several
-views of an image: `window_crop` and `view_crops` place the parts of it, `pixel_lut` gives the
-values of its pixels, `transform_tail` runs the steps that are left. `compiled` and `views` make the
-same for any dataset, of a path, bytes or an image (`given`), by pipelines that were recognised
-before (`fused`). `tensors` indexes small TensorDatasets, also in the Subsets that `subsets` takes
-off.
+`recognise` inspects a torchvision dataset: `folders` unwraps Subsets and ConcatDatasets, `samples`
+reads its file list, `transform_reader` its transform, one of the `steps` at a time, and
+`replacements` checks that library code was not replaced; `recognised_transform` is the result.
+`pipeline` makes rows and samples, `views_pipeline` several views of an image: `window_crop` and
+`view_crops` place the parts of it, `pixel_lut` gives the values of its pixels, `transform_tail`
+runs the remaining steps. `compiled` and `views` do the same for any dataset, from a path, bytes or
+an image (`given`), with pipelines compiled before (`fused`). `tensors` indexes small
+TensorDatasets, also in the Subsets that `subsets` unwraps.
 """

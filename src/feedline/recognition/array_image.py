@@ -1,11 +1,11 @@
-"""An image of Pillow's whose pixels are an array, until something needs them elsewhere.
+"""Pillow image whose pixels are an array, until something needs them in Pillow's memory.
 
-Guarantees: functions that take RGB images of Pillow's make of it what they make of any other, to
-the byte. They do not write to its pixels.
+Guarantees: functions of RGB Pillow images give the same bytes as for any other image. They do not
+write to its pixels.
 
-Relies on: `images._photometric` for affine maps, as to go to Pillow and back takes as long as
-such a map; on torchvision's and timm's functions changing no image in place; on the attributes that
-Pillow's images are made of.
+Relies on: `images._photometric` for affine maps, because a round trip to Pillow takes as long as
+such a map; on torchvision's and timm's functions changing no image in place; on the attributes of
+Pillow's images.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ArrayImage(Image.Image):
 
     @property
     def im(self) -> Any:
-        """What Pillow's own functions work on."""
+        """Image core that Pillow's own functions work on."""
         if self._core is None:
             self._core = Image.fromarray(self.pixels).im
         return self._core
@@ -54,7 +54,7 @@ class ArrayImage(Image.Image):
     _core: Any = None
 
     def copy(self) -> Image.Image:
-        """Another one."""
+        """Copy the image."""
         return ArrayImage(self.pixels)
 
     def transform(
@@ -66,7 +66,7 @@ class ArrayImage(Image.Image):
         fill: int = 1,
         fillcolor: Any = None,
     ) -> Image.Image:
-        """As Pillow's."""
+        """Like Pillow's `transform`."""
         taps = _TAPS.get(resample)
         if method == Image.Transform.AFFINE and taps is not None and fill == 1:
             made = np.zeros((size[1], size[0], 3), np.uint8)
@@ -84,12 +84,12 @@ class ArrayImage(Image.Image):
 
 
 def pixels_of(image: Image.Image) -> Pixels:
-    """The pixels of an RGB image of either kind, C-contiguous."""
+    """Pixels of an RGB image of either kind, C-contiguous."""
     return image.pixels if isinstance(image, ArrayImage) else np.asarray(image)
 
 
 def maps_as_pillow() -> bool:
-    """Whether an image of Pillow's still has the map that an ArrayImage's stands for."""
+    """Return True if Pillow's affine map is still the one that ArrayImage replaces."""
     method: Any = vars(Image.Image)["transform"]
     code = getattr(method, "__code__", None)
     return code is not None and (code.co_filename, code.co_name) == (Image.__file__, "transform")

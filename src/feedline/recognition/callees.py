@@ -1,9 +1,9 @@
-"""What the code of a function reaches by names: other functions, classes, methods.
+"""Names that a function's code refers to: other functions, classes, methods.
 
-Guarantees: every name that the code has is looked up in its module, and in each module of a library
-that it has by a name; functions inside of it count as its own. Nothing is called.
+Guarantees: every name in the code is looked up in its module, and in each library module the code
+names; nested functions are included. Nothing is called.
 
-Relies on: Python's record of the names that code uses (`co_names`).
+Relies on: Python's record of the names used by code (`co_names`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Any
 __all__ = ["Callees", "callees_of"]
 
 _LOOKED_INTO = ("torchvision", "timm", "PIL", "torch", "numpy", "math", "random")
-"""The libraries whose modules' attributes matter: what they say or write elsewhere changes no
-pixel."""
+"""Libraries whose module attributes do not matter: their output changes no pixel."""
 _PLAIN = frozenset((bool, dict, float, int, list, str, tuple, type(None)))
 _PLAIN_OR_MODULE = _PLAIN | {ModuleType}
 _KERNELS = "torchvision.transforms.v2.functional._utils"
@@ -25,12 +24,12 @@ _KERNELS = "torchvision.transforms.v2.functional._utils"
 
 @dataclass(frozen=True)
 class Callees:
-    """What a function reaches.
+    """Names a function refers to.
 
     Args:
-        names: all names in its code, those of methods among them.
-        found: what names of modules stand for: the module's name, the name, the value.
-        kernels: the functions that version 2 of torchvision calls for an image in its place.
+        names: all names in its code, including those of methods.
+        found: values of module-level names: the module's name, the name, the value.
+        kernels: functions that torchvision's version 2 dispatches to for an image.
     """
 
     names: frozenset[str]
@@ -39,7 +38,7 @@ class Callees:
 
 
 def callees_of(function: FunctionType) -> Callees:
-    """What a function reaches, as it is now."""
+    """Names a function refers to at present."""
     module = function.__globals__
     names = _names_in(function.__code__)
     found: list[tuple[str, str, Any]] = []
@@ -71,7 +70,7 @@ def _names_in(code: CodeType) -> frozenset[str]:
 
 
 def _kernels(function: FunctionType) -> list[Any]:
-    """The functions that version 2 calls for an image in place of this one."""
+    """Functions that version 2 dispatches to for an image."""
     utilities: Any = sys.modules.get(_KERNELS)
     kernels = getattr(utilities, "_KERNEL_REGISTRY", {}).get(function, {})
     found: list[Any] = []

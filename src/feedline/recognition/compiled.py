@@ -1,4 +1,4 @@
-"""A pipeline as one callable, which takes the path of an image, its bytes or the image itself.
+"""A pipeline as one callable, for the path of an image, its bytes or the image itself.
 
 Guarantees: those of `views`, for one view.
 """
@@ -19,7 +19,7 @@ __all__ = ["Compiled", "calls_of", "compile", "views"]
 
 
 class Compiled:
-    """What a pipeline makes of an image, made in fewer steps; `feedline.compile` says how.
+    """Compiled pipeline; see `feedline.compile`.
 
     Args:
         transform: the pipeline.
@@ -31,7 +31,7 @@ class Compiled:
 
     @property
     def calls(self) -> Wrapped:
-        """What is called with an image: the pipeline, or those that a wrapper calls."""
+        """Functions called with an image: the pipeline, or those called by a wrapper."""
         return self._views.calls
 
     def __call__(self, *images: Any, **named: Any) -> Any:
@@ -42,7 +42,9 @@ class Compiled:
         return self._views(*images, **named)
 
     def explain(self) -> str:
-        """What is recognised, what runs as it is and why, what is fast: one fact a line."""
+        """Describe the fused steps, the unchanged steps with the reasons, and the fast inputs,
+        one per line.
+        """
         if len(self._views.fused) > 1:
             return self._views.explain()
         (fused,) = self._views.fused
@@ -56,7 +58,7 @@ class Compiled:
 
 
 def compile(transform: Callable[..., Any]) -> Compiled:
-    """A pipeline as one callable, with one pass over the pixels where it is recognised.
+    """Compile a pipeline into one callable with a single pass over the pixels.
 
         class Pictures(Dataset):
             def __init__(self, paths):
@@ -65,70 +67,68 @@ def compile(transform: Callable[..., Any]) -> Compiled:
             def __getitem__(self, index):
                 return self.transform(self.paths[index])  # no Image.open, no convert
 
-    It takes a path (str or Path), the bytes of an image file, or an image of Pillow's, and gives
-    what the pipeline gives: the same type, the same distribution of what is random, the same pixels
-    but for some that are rounded otherwise (0.002 grey levels on average over 125 ImageNet
-    photographs at 224 px, 0.08 in the worst, 2 at most).
+    The result accepts a path (str or Path), the bytes of an image file, or a Pillow image, and
+    returns what the pipeline returns: the same type, the same random distribution, the same pixels
+    except for rounding (0.002 grey levels on average over 125 ImageNet photographs at 224 px, 0.08
+    in the worst photograph, 2 at most).
 
-    A path and bytes count as what torchvision's loader makes of them,
-    `Image.open(file).convert("RGB")`. Of a JPEG, also of one that `Image.open` has opened and
-    nothing has loaded or changed, no more is decoded than is shown. An RGB image of Pillow's that
-    is loaded is fused from its pixels. With any other image, any other thing (a tensor, an array),
-    several or named arguments the pipeline itself is called with what was given.
+    A path or bytes are read like torchvision's loader does, `Image.open(file).convert("RGB")`. Of a
+    JPEG, also one that `Image.open` has opened but not loaded or changed, only the visible region
+    is decoded. A loaded RGB Pillow image is transformed from its pixels. Any other image, any other
+    object (a tensor, an array), and several or named arguments are passed to the pipeline itself.
 
-    Of a pipeline that begins with a crop or resize of torchvision's (both versions) or timm's the
-    steps are fused that feedline surely understands: crops, resizes and flips, conversions to
-    tensors, types and values, and on Pillow's images ColorJitter, RandomGrayscale, GaussianBlur and
-    RandomApply of these, also behind a step that runs as it is; "Compiled transforms" in
-    docs/explanation/how-it-works.md lists them. The others run as they are, in their
-    places; any other pipeline runs as it is, on an opened file or on the image that was given.
-    `explain()` says which and why. What a user has changed of these libraries (a replaced function
-    or method, a hook, a subclass) is seen when this is called: after a change of the pipeline, of
-    Pillow or of torch's default dtype call it again.
+    If the pipeline begins with a crop or resize of torchvision (both versions) or timm, the steps
+    with known equivalents are fused: crops, resizes and flips, conversions to tensors, types and
+    values, and on Pillow images ColorJitter, RandomGrayscale, GaussianBlur and RandomApply of
+    these, also after an unchanged step; see "Compiled transforms" in
+    docs/explanation/how-it-works.md. Other steps run unchanged, in their places; any other pipeline
+    runs unchanged, on the opened file or the given image. `explain()` tells which and why. Changes
+    to these libraries by a user (a replaced function or method, a hook, a subclass) are detected at
+    this call: call it again after a change of the pipeline, of Pillow or of torch's default dtype.
 
-    A class of yours that does nothing but call transforms with the image, as MoCo's and DINO's, is
-    read as the views that it gives, in its own form; `explain()` shows the line of one that does
-    more, which runs as it is.
+    A user-defined class that only calls transforms with the image, like MoCo's and DINO's, is
+    compiled as the views it returns, in its own form; otherwise it runs unchanged, and `explain()`
+    shows the line that prevents compilation.
 
-    All that is random follows from the global random states: a number drawn from torch's places the
-    crop, and other steps draw as they would. So `torch.manual_seed` and the seeds that torch gives
-    its workers have the meaning that they have for the pipeline, with other draws.
+    All randomness comes from the global random states: a number drawn from torch's places the crop,
+    and other steps draw as usual. So `torch.manual_seed` and torch's worker seeds work as for the
+    pipeline, with other draws.
 
-    The result pickles if the pipeline does, and may be called from several threads. Where a
-    feedline loader asks for an image size it is followed, with a Resize before the crop in
-    proportion; else the pipeline's own is.
+    The result can be pickled if the pipeline can, and called from several threads. It follows the
+    image size of a feedline loader, with a Resize before the crop scaled in proportion; otherwise
+    it uses the pipeline's own size.
 
     Args:
-        transform: a pipeline of torchvision's or timm's, or any other function of an image.
+        transform: a torchvision or timm pipeline, or any other function of an image.
 
     Raises:
-        UsageError: it cannot be called.
+        UsageError: `transform` is not callable.
     """
     return Compiled(*_pipelines((transform,), "feedline.compile(transform)"))
 
 
 def views(*transforms: Callable[..., Any]) -> Views:
-    """Several views of an image, each by a pipeline of its own; it is read and decoded once.
+    """Compile several views of an image, each with its own pipeline; reads and decodes it once.
 
         data = Pictures(paths, transform=feedline.views(augment, augment))  # SimCLR
         data = Pictures(paths, transform=feedline.views(*2 * [large], *8 * [small]))  # DINO
 
-    A view is what its pipeline gives, and the list of them what
-    `[transform(image) for transform in transforms]` would be: each pipeline is recognised as
-    `feedline.compile` says, takes what that takes, and runs as it is where it is not recognised.
-    If all are, no more of a JPEG is decoded than the smallest rectangle that holds all crops.
+    The result returns a list equal to `[transform(image) for transform in transforms]`. Each
+    pipeline is compiled and called like with `feedline.compile`, and runs unchanged if it cannot be
+    compiled. If all are compiled, only the smallest rectangle of a JPEG that contains all crops is
+    decoded.
 
-    As the transform of a torchvision ImageFolder under feedline.DataLoader, or in any Dataset
-    under any DataLoader; torch's default collate makes a list of batches, one for each view. Where
-    a feedline loader asks for an image size it is that of the largest view; the others keep their
-    proportion to it, rounded to whole pixels.
+    Use it as the transform of a torchvision ImageFolder in feedline.DataLoader, or in any Dataset
+    with any DataLoader; torch's default collate makes a list of batches, one per view. The image
+    size of a feedline loader is that of the largest view; the others keep their proportion to it,
+    rounded to whole pixels.
 
     Args:
-        transforms: torchvision's (both versions) or timm's pipelines, results of `feedline.compile`
-            or any other function of an image; at least one. The same one may be there repeatedly.
+        transforms: torchvision (both versions) or timm pipelines, results of `feedline.compile`, or
+            any other functions of an image; at least one. The same one may be repeated.
 
     Raises:
-        UsageError: there is none, or one cannot be called.
+        UsageError: there is none, or one is not callable.
     """
     made: list[Callable[..., Any]] = []
     forms: list[Form] = []
@@ -139,7 +139,7 @@ def views(*transforms: Callable[..., Any]) -> Views:
 
 
 def calls_of(transform: Any) -> Wrapped:
-    """What is called with an image where this is: itself, or what a wrapper calls."""
+    """Functions called with an image: a transform itself, or those called by a wrapper."""
     if type(transform) in (Compiled, Views):
         return cast(Wrapped, transform.calls)
     found = wrapped_in(transform)
@@ -147,13 +147,13 @@ def calls_of(transform: Any) -> Wrapped:
 
 
 def _pipelines(given: tuple[Any, ...], example: str) -> tuple[Callable[..., Any], ...]:
-    """The pipelines that were given, those of compiled ones taken out of them."""
+    """Given pipelines, with compiled ones replaced by their originals."""
     for each in given:
         if not callable(each) or isinstance(each, type):
             raise UsageError(
-                f"{example} wants what can be called with an image, such as torchvision's "
-                f"Compose([...]) or timm's create_transform(...), got {words(each)}"
+                f"{example} expects a function of an image, such as torchvision's Compose([...]) "
+                f"or timm's create_transform(...), got {words(each)}"
             )
     if not given:
-        raise UsageError(f"there is no transform: give at least one, as in {example}")
+        raise UsageError(f"no transform given; pass at least one, e.g. {example}")
     return tuple(each.transform if type(each) is Compiled else each for each in given)

@@ -1,7 +1,7 @@
-"""torchvision's RandomErasing without the copy that it makes of its input.
+"""torchvision's RandomErasing without a copy of its input.
 
-Guarantees: the step draws and erases by its own code and is not changed; steps of other kinds are
-returned as they are.
+Guarantees: the step draws and erases with its own code and is not changed; other steps are returned
+unchanged.
 
 Relies on: the caller, who knows that no other code uses the input, and that its elements do not
 share memory; on the step's attribute `inplace`. timm's RandomErasing always works in place.
@@ -17,10 +17,10 @@ __all__ = ["in_place"]
 
 
 def in_place(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The step, or one that does the same without a copy of its input.
+    """Return the step, or an equivalent one without a copy of its input.
 
     Args:
-        step: of torchvision's, unaltered; or any other.
+        step: an unmodified step of torchvision, or any other.
     """
     kind = type(step)
     if kind.__name__ != "RandomErasing" or not kind.__module__.startswith("torchvision."):

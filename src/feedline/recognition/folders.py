@@ -1,7 +1,7 @@
-"""The torchvision folders that a dataset is made of, and which of their samples it chooses.
+"""torchvision folders that a dataset consists of, and the samples it selects from them.
 
-Guarantees: a Subset or a ConcatDataset is taken apart only where it is exactly torch's, unaltered,
-and gives what its indices and lengths say; what it holds is told by `check` before it is read.
+Guarantees: a Subset or a ConcatDataset is unwrapped only if it is exactly torch's, unmodified, and
+then its indices and lengths are used; `check` is called for the inner dataset before it is read.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _LOOKED_UP = ("__getitem__", "__getitems__", "__len__")
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """Samples of folders.
+    """Selected samples of folders.
 
     Args:
-        folders: each once, in the order in which they are met.
-        numbers: which samples, in the dataset's order: numbers among those of all folders, laid
-            one after another; None for all of a single folder.
+        folders: each once, in the order of their first use.
+        numbers: sample indices in the dataset's order, into the concatenation of all folders; None
+            for all samples of a single folder.
     """
 
     folders: list[Any]
@@ -42,7 +42,7 @@ class Chosen:
 def is_folder(dataset: object) -> bool:
     """Return True for torchvision's DatasetFolder, a subclass, or Subsets or ConcatDatasets of it.
 
-    No code of the user's runs, whatever the object.
+    No user code runs, for any object.
     """
     module: Any = sys.modules.get("torchvision.datasets.folder")
     for _ in range(_DEEPEST):
@@ -62,15 +62,15 @@ def is_folder(dataset: object) -> bool:
 def folders_of(
     dataset: Any, replacements: Replacements, check: Callable[[Any], None] = lambda folder: None
 ) -> Chosen:
-    """Take unaltered Subsets and ConcatDatasets off a dataset.
+    """Unwrap unmodified Subsets and ConcatDatasets of a dataset.
 
     Args:
-        dataset: any.
-        replacements: what was found to be torchvision's own so far.
-        check: raises NotRecognised for what is left and is no folder.
+        dataset: any dataset.
+        replacements: library code checked so far.
+        check: raises NotRecognised for an inner dataset that is not a supported folder.
 
     Raises:
-        NotRecognised: what `check` raises; or indices or lengths do not fit what they are of.
+        NotRecognised: from `check`; or indices or lengths do not match.
     """
     if _holder(dataset, replacements) is None:
         check(dataset)
@@ -81,10 +81,10 @@ def folders_of(
 
 
 def listed(folder: Any) -> list[Any] | tuple[Any, ...]:
-    """The samples of a folder.
+    """Sample list of a folder.
 
     Raises:
-        NotRecognised: they are no list.
+        NotRecognised: the samples are not a list.
     """
     samples = folder.samples
     if type(samples) not in (list, tuple):
@@ -93,7 +93,7 @@ def listed(folder: Any) -> list[Any] | tuple[Any, ...]:
 
 
 def _holder(dataset: Any, replacements: Replacements) -> type | None:
-    """Which of torch's classes an unaltered dataset is of; None for any other."""
+    """torch class of an unmodified dataset; None for any other."""
     for kind in (Subset, ConcatDataset):
         if type(dataset) is kind and not altered(dataset, replacements, _LOOKED_UP):
             return kind
@@ -109,17 +109,17 @@ class _Found:
     end: int = 0
 
     def numbers(self, dataset: Any, depth: int) -> Numbers:
-        """The samples of a dataset, as `Chosen` numbers them."""
+        """Sample indices of a dataset, as in `Chosen`."""
         kind = _holder(dataset, self.replacements)
         if kind is not None and depth == _DEEPEST:
             name = kind.__name__
-            raise NotRecognised(f"The {name} is one of more than {_DEEPEST}, one in another.")
+            raise NotRecognised(f"The {name} is nested more than {_DEEPEST} levels deep.")
         if kind is Subset:
             return chosen_by(dataset.indices, self.numbers(dataset.dataset, depth + 1))
         if kind is ConcatDataset:
             parts = [self.numbers(part, depth + 1) for part in dataset.datasets]
             if np.cumsum([len(part) for part in parts]).tolist() != dataset.cumulative_sizes:
-                raise NotRecognised("The ConcatDataset was made when its parts had other lengths.")
+                raise NotRecognised("The parts of the ConcatDataset have changed their lengths.")
             return np.concatenate(parts)
         if id(dataset) not in self.starts:
             self.check(dataset)

@@ -1,7 +1,7 @@
-"""A pipeline of a user's, with what was recognised of it.
+"""A user's pipeline, with its compiled form.
 
-Guarantees: recognising never raises, whatever the pipeline; torchvision is not imported; nothing of
-the pipeline is run but libraries' own steps, on small made-up images.
+Guarantees: compiling never raises, for any pipeline; torchvision is not imported; only steps of
+libraries are run, on small generated images.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from feedline.recognition.wrappers import wrapped_in
 __all__ = ["FAST_INPUTS", "Fused", "fuse", "in_lines"]
 
 FAST_INPUTS = (
-    "fast are a path, the bytes of a file, and an image from Image.open that is not loaded yet (of "
-    "a JPEG no more is decoded than is shown), and RGB images that are loaded; anything else, as "
-    "an image of another mode or a tensor, goes to the pipeline itself"
+    "fast with a path, the bytes of a file, an unloaded image from Image.open (of a JPEG only the "
+    "visible region is decoded), and loaded RGB images; anything else, e.g. an image of another "
+    "mode or a tensor, is passed to the pipeline itself"
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Fused:
-    """A pipeline, and what stands in its place.
+    """A pipeline, and its compiled form.
 
     Args:
         transform: the pipeline itself.
-        recognised: how feedline's code does the same; None: the pipeline runs as it is.
-        why: why it does, or why a part of it does, sentences.
+        recognised: compiled form; None: the pipeline runs unchanged.
+        why: reasons why it, or a part of it, runs unchanged, as sentences.
     """
 
     transform: Callable[..., Any]
@@ -41,13 +41,13 @@ class Fused:
     why: tuple[str, ...]
 
     def facts(self) -> list[tuple[str, str]]:
-        """What runs, in words: what each is about, and it."""
+        """Description as pairs of a label and a text."""
         recognised = self.recognised
         if recognised is None:
             as_is = f"all: {words(self.transform)}, called with Image.open(file).convert('RGB')"
             return [("unchanged", as_is), ("because", " ".join(self.why))]
         return [
-            ("recognised", ", ".join(recognised.fast)),
+            ("fused", ", ".join(recognised.fast)),
             ("unchanged", ", ".join(recognised.as_is)),
             ("because", " ".join(self.why)),
             ("size", _size(recognised)),
@@ -55,20 +55,20 @@ class Fused:
 
     def __str__(self) -> str:
         if self.recognised is None:
-            return f"as it is: {words(self.transform)}"
+            return f"unchanged: {words(self.transform)}"
         return str(self.recognised)
 
 
 def _size(recognised: RecognisedTransform) -> str:
     if recognised.sized:
-        return f"that of {recognised.sized}; a schedule's size cannot be followed"
+        return f"that of {recognised.sized}; cannot follow the size of a schedule"
     height, width = recognised.shape
     at = "" if height == width else " (height x width; an image size is that of the longer side)"
-    return f"{shape_in_words(recognised.shape)}{at}, or as a feedline loader's schedule asks"
+    return f"{shape_in_words(recognised.shape)}{at}, or the size of a feedline loader"
 
 
 def fuse(transform: Callable[..., Any]) -> Fused:
-    """Recognise what can be of a pipeline, as it is now."""
+    """Compile as much as possible of a pipeline in its current state."""
     try:
         replacements = Replacements()
         if replaced := replacements.replaced_in_pillow():
@@ -80,9 +80,9 @@ def fuse(transform: Callable[..., Any]) -> Fused:
     except NotRecognised as why:
         return Fused(transform, None, (str(why),))
     except Exception as error:
-        return Fused(transform, None, (f"It cannot be looked into: {said(error)}.",))
+        return Fused(transform, None, (f"It cannot be inspected: {said(error)}.",))
 
 
 def in_lines(facts: Iterable[tuple[str, str]]) -> str:
-    """Facts, one a line, without those that are empty."""
+    """Format facts, one per line, without empty ones."""
     return "\n".join(f"{name:<11} {fact}" for name, fact in facts if fact)

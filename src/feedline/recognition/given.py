@@ -1,9 +1,10 @@
-"""What a compiled pipeline is given: the bytes of a file, an image of Pillow's, or anything else.
+"""Inputs of a compiled pipeline: the bytes of a file, a Pillow image, or anything else.
 
-Guarantees: a file's bytes are read for what surely is that file still: a JPEG that `Image.open` has
-opened and nothing has loaded or changed. What cannot be read is an ImageError that names it.
+Guarantees: a file's bytes are used only for an image that certainly is still that file: a JPEG that
+`Image.open` has opened, but that was not loaded or changed. An unreadable file raises an ImageError
+that names it.
 
-Relies on: how Pillow keeps an image that was not loaded (`tile`, `fp`, `decoderconfig`).
+Relies on: how Pillow represents an unloaded image (`tile`, `fp`, `decoderconfig`).
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class FileBytes(NamedTuple):
 
     Args:
         data: all of its bytes.
-        name: what to call it.
-        size: the width and height, in pixels, that it is known to have; None where it is not.
+        name: name in messages.
+        size: width and height in pixels, if known; otherwise None.
     """
 
     data: bytes
@@ -46,7 +47,7 @@ class FileBytes(NamedTuple):
 
 
 def file_of(given: object) -> FileBytes | None:
-    """The file that a path leads to, or that bytes are; None for anything else.
+    """Read the file of a path, or wrap bytes; None for anything else.
 
     Raises:
         ImageError: it cannot be read; names the path.
@@ -64,10 +65,10 @@ def file_of(given: object) -> FileBytes | None:
 
 
 def unread_jpeg(image: object) -> FileBytes | None:
-    """The file of a JPEG that was opened and neither loaded nor changed since; None for others.
+    """File of an opened JPEG that was not loaded or changed; None for others.
 
     Args:
-        image: one that `has_rgb_pixels`.
+        image: an image accepted by `has_rgb_pixels`.
     """
     if type(image) is not JpegImageFile or image.fp is None or image.decoderconfig:
         return None
@@ -91,11 +92,11 @@ def unread_jpeg(image: object) -> FileBytes | None:
 
 
 def opened(file: FileBytes, why: ImageError | None) -> Image.Image:
-    """The image that torchvision's loader makes of a file.
+    """Open a file like torchvision's loader.
 
     Args:
-        file: of any format that Pillow knows.
-        why: what feedline's own decoder said of it, if it was asked.
+        file: file of any format that Pillow supports.
+        why: error of feedline's own decoder, if it was tried.
 
     Raises:
         ImageError: Pillow cannot decode it either; names it.
@@ -104,14 +105,14 @@ def opened(file: FileBytes, why: ImageError | None) -> Image.Image:
         return Image.open(io.BytesIO(file.data)).convert("RGB")
     except Exception as error:
         ours = f"{why}; " if why is not None else ""
-        pillow = f"Pillow says {said(error)}"
+        pillow = f"Pillow raised {said(error)}"
         if isinstance(error, UnidentifiedImageError):  # whose text names an object in memory
-            pillow = "Pillow knows no such format either"
+            pillow = "Pillow does not know the format either"
         raise ImageError(f"{file.name} cannot be loaded: {ours}{pillow}") from error
 
 
 def has_rgb_pixels(image: object) -> bool:
-    """Whether this is an RGB image of Pillow's own, whose pixels are what its methods see."""
+    """Return True for an RGB image of Pillow's own class, with unmodified access to its pixels."""
     kind = type(image)
     if kind is not Image.Image:
         module = kind.__module__
@@ -124,10 +125,10 @@ def has_rgb_pixels(image: object) -> bool:
 
 
 def pixels_of(image: Any, part: Part | None) -> Pixels:
-    """The pixels of a part of such an image, uint8 (height, width, 3), read only; None for all.
+    """Pixels of a part of such an image, uint8 (height, width, 3), read only; None for all.
 
     Raises:
-        Exception: whatever Pillow raises where it cannot load the image.
+        Exception: any error of Pillow while loading the image.
     """
     if part is not None:
         top, left, height, width = part

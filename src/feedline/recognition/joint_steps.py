@@ -1,11 +1,11 @@
-"""The geometric steps of torchvision's version 2, which move an image and all that goes with it.
+"""Geometric steps of torchvision's version 2, which transform an image with its masks, boxes etc.
 
-Guarantees: what a step draws is drawn by its own methods, so from the same random state in the same
-order, and its distribution is the step's; what goes along is moved by the step's own kernels, with
-the same numbers.
+Guarantees: a step draws with its own methods, so from the same random state in the same order and
+with its own distribution; everything else in the sample is transformed by the step's own kernels,
+with the same numbers.
 
 Relies on: the attributes of torchvision's steps, and the keys of what they draw; a mask of no
-channels, which its kernels move at no cost, for the sizes.
+channels, which its kernels transform at no cost, for the sizes.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ _SIZES = ("max_size", "min_size", "padding", "size", "target_size")
 
 @dataclass(frozen=True)
 class Drawn:
-    """What the geometric steps of a pipeline do to one sample.
+    """Random parameters of a pipeline's geometric steps for one sample.
 
     Args:
-        canvas: what they show of the image.
-        moves: the steps that do anything, and what each has drawn.
+        canvas: visible part of the image.
+        moves: steps with an effect, and the parameters each has drawn.
     """
 
     canvas: Canvas
     moves: tuple[tuple[Any, dict[str, Any]], ...]
 
     def move(self, thing: Any) -> Any:
-        """What the steps themselves make of a tensor of torchvision's."""
+        """Apply the steps themselves to a torchvision tensor."""
         for step, params in self.moves:
             thing = step.transform(thing, params)
         return thing
 
 
 def draw(steps: Sequence[Any], height: int, width: int) -> Drawn:
-    """Let steps draw, from torch's random state, what they do to an image of this many pixels.
+    """Draw the parameters of steps, from torch's random state, for an image size in pixels.
 
     Raises:
         ImageError: a step resizes the image to nothing.
-        Exception: whatever a step raises, as where an image is smaller than a crop.
+        Exception: any error of a step, e.g. if an image is smaller than a crop.
     """
     from torchvision import tv_tensors
 
@@ -79,7 +79,7 @@ def draw(steps: Sequence[Any], height: int, width: int) -> Drawn:
             tall, wide = canvas.size
             raise ImageError(
                 f"{words(step)} would resize an image of {wide} x {tall} pixels to {size[1]} x "
-                f"{size[0]}, which holds nothing: leave such images out, or resize them less"
+                f"{size[0]}, which is empty: remove such images, or resize them less"
             )
         canvas = JOINT_STEPS[name](canvas, step, params, size)
         moves.append((step, params))
@@ -139,21 +139,21 @@ JOINT_STEPS: dict[str, Callable[[Canvas, Any, dict[str, Any], tuple[int, ...]], 
     "Resize": _resize,
     "ScaleJitter": _resize,
 }
-"""What each does to a canvas, by the step, what it has drawn, and the size that it leaves."""
+"""Effect of each step on a canvas: function of the step, its parameters, and the new size."""
 
 RESIZES = frozenset(name for name, move in JOINT_STEPS.items() if move in (_resize, _resized_crop))
 _FLIPS = ("RandomHorizontalFlip", "RandomVerticalFlip")
 
 
 def may_pad(step: Any) -> bool:
-    """Whether a step puts pixels around an image, be it a small one only."""
+    """Return True if a step may pad an image, even if only a small one."""
     if type(step).__name__ == "RandomCrop":
         return bool(step.padding) or bool(step.pad_if_needed)
     return type(step).__name__ in ("CenterCrop", "Pad")
 
 
 def sides_of(padding: Any) -> list[int]:
-    """The left, top, right and bottom of a padding, in pixels.
+    """Left, top, right and bottom of a padding, in pixels.
 
     Args:
         padding: of a step: a number for all sides, or one, two or four of them in a list or tuple;
@@ -164,7 +164,7 @@ def sides_of(padding: Any) -> list[int]:
 
 
 def fixed_shape(steps: Sequence[Any]) -> Shape | None:
-    """The height and width that steps leave of any image, in pixels; None where they differ."""
+    """Height and width that steps give any image, in pixels; None if they differ."""
     size: list[int] = []
     for step in steps:
         name = type(step).__name__
@@ -177,10 +177,10 @@ def fixed_shape(steps: Sequence[Any]) -> Shape | None:
 
 
 def scaled(steps: Sequence[Any], size: int, of: int, strength: float) -> tuple[Any, ...]:
-    """The steps for images of `size` px where they are for `of`: all numbers in proportion.
+    """Scale steps for images of `of` px to `size` px: all numbers in proportion.
 
     Args:
-        strength: 0 to 1: it weakens the scale of RandomResizedCrop, as `TrainCrop` says.
+        strength: 0 to 1: weakens the scale of RandomResizedCrop, as described in `TrainCrop`.
     """
     if size == of and strength == 1.0:
         return tuple(steps)

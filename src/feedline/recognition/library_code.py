@@ -1,10 +1,10 @@
-"""Whether a function or class is one that a library came with, as its files have it.
+"""Check whether a function or class is the library's own, as in its files.
 
-Guarantees: a function counts as a library's own only if its code is that of a file of it, under the
-name that it has there, and nothing is wrapped around it. Nothing is called.
+Guarantees: a function counts as a library's own only if its code is that of the library's file,
+under the same name, and nothing is wrapped around it. Nothing is called.
 
-Relies on: Python's own record of where code was compiled (`co_filename`, `__globals__`), which
-`functools.wraps` and a false `__module__` leave as it is; types in C that cannot be changed.
+Relies on: Python's record of where code was compiled (`co_filename`, `__globals__`), which
+`functools.wraps` and a false `__module__` do not change; types in C that cannot be changed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ gives the same tensor and also copies attributes to it."""
 
 
 def named(thing: object) -> str:
-    """A function or class by its module and name, anything else by its type."""
+    """Name a function or class by its module and name, anything else by its type."""
     name = getattr(thing, "__qualname__", None)
     if type(thing) is FunctionType:
         # Its code says where it is from; __module__ and __qualname__ may have been copied.
@@ -75,11 +75,11 @@ def named(thing: object) -> str:
 
 
 def is_own(function: Any, name: str | None = None) -> bool:
-    """Whether a function is the code of the file of the module that it belongs to, unwrapped.
+    """Return True if a function is the unwrapped code of its module's file.
 
     Args:
-        function: anything.
-        name: what it must have been defined as.
+        function: any object.
+        name: name of its definition.
     """
     if type(function) is not FunctionType:
         return False
@@ -99,7 +99,7 @@ def is_own(function: Any, name: str | None = None) -> bool:
 
 
 def _is_of(function: FunctionType, home: str) -> bool:
-    """Whether a function's code is that of the file of a module."""
+    """Return True if a function's code is from a module's file."""
     module = sys.modules.get(home)
     if module is None or vars(module) is not function.__globals__:
         return False
@@ -107,22 +107,22 @@ def _is_of(function: FunctionType, home: str) -> bool:
 
 
 def can_change(kind: type) -> bool:
-    """Whether a class's methods can be replaced: those of a class in C cannot."""
+    """Return True if a class's methods can be replaced; those of a class in C cannot."""
     return kind.__flags__ & (_OF_PYTHON | _IMMUTABLE) == _OF_PYTHON
 
 
 def uncached(function: Any) -> Any:
-    """The function that `functools.lru_cache` was put around; any other as it is."""
+    """Function wrapped by `functools.lru_cache`; any other function unchanged."""
     return function.__wrapped__ if type(function) is _CACHED else function
 
 
 def may_stand_for(owner: str, name: str, value: Any) -> bool:
-    """Whether what a name of a module stands for may be what the library has there.
+    """Return True if the value of a module's name may be the library's.
 
     Args:
         owner: the module's name.
-        name: the name in it, or what it was imported as.
-        value: what it stands for.
+        name: name in the module, or its import alias.
+        value: current value.
     """
     value = uncached(value)
     kind = type(value)
@@ -148,7 +148,7 @@ def may_stand_for(owner: str, name: str, value: Any) -> bool:
 
 
 def functions_of(member: Any) -> Iterator[Any]:
-    """What runs where a member of a class is called, read or set; nothing for plain values."""
+    """Functions that run when a class member is called, read or set; empty for plain values."""
     if isinstance(member, (staticmethod, classmethod)):
         yield member.__func__
     elif type(member) is property:
@@ -160,14 +160,14 @@ def functions_of(member: Any) -> Iterator[Any]:
 
 
 def is_method(base: type, name: str, method: Any) -> bool:
-    """Whether a method is the one that a class came with, or one that its own code does not know.
+    """Return True if a method is the class's original, or unknown to the library's code.
 
-    Other packages add methods to classes of libraries, which the libraries cannot be calling.
+    Other packages add methods to library classes, which the libraries cannot call.
 
     Args:
-        base: the class that has it.
-        name: what it has it as.
-        method: one of `functions_of` it.
+        base: class of the method.
+        name: name of the member.
+        method: one of its `functions_of`.
     """
     if is_own(method, name) or _is_alike(base, name, method):
         return True
@@ -193,14 +193,14 @@ def is_method(base: type, name: str, method: Any) -> bool:
 
 
 def _is_alike(base: type, name: str, method: Any) -> bool:
-    """Whether a method is one of `_ALIKE`, as the file of its package has it."""
+    """Return True if a method is one of `_ALIKE`, as in its package's file."""
     home = _ALIKE.get((f"{base.__module__}.{base.__qualname__}", name))
     return type(method) is FunctionType and home is not None and _is_of(method, home)
 
 
 @cache
 def _body_of(module: str, kind: str) -> CodeType | None:
-    """What is written in a class, or in a module for "", in its file; None if it is not found."""
+    """Statements of a class, or of a module for "", in its file; None if not found."""
     try:
         spec = importlib.util.find_spec(module)
         loader: Any = None if spec is None else spec.loader
@@ -213,7 +213,7 @@ def _body_of(module: str, kind: str) -> CodeType | None:
 
 @cache
 def _has_as(body: CodeType, name: str, own: str) -> bool:
-    """Whether there is `name = own` in a body, or `import own as name`."""
+    """Return True if a body contains `name = own`, or `import own as name`."""
     return any(
         after.opname == "STORE_NAME" and after.argval == name and before.argval == own
         for before, after in pairwise(dis.get_instructions(body))
@@ -221,7 +221,7 @@ def _has_as(body: CodeType, name: str, own: str) -> bool:
 
 
 def _is_a_librarys(module: str) -> bool:
-    """Whether a module is one of the known libraries' or of Python's own."""
+    """Return True if a module belongs to a known library or to Python."""
     top = _top(module)
     return top in _LIBRARIES or top in sys.stdlib_module_names
 

@@ -1,9 +1,9 @@
-"""A mask in a file or an image of Pillow's: one channel, whose values are classes or instances.
+"""A mask in a file or a Pillow image: one channel, whose values are classes or instances.
 
-Guarantees: values are those that are stored, never changed: of a palette the indices, of 16 bits
-all of them. A mask of another size than its image is an error, never a pair.
+Guarantees: the stored values are kept: of a palette the indices, of 16 bits all of them. A mask of
+another size than its image raises an error.
 
-Relies on: what `torchvision.tv_tensors.Mask` makes of an image of Pillow's.
+Relies on: how `torchvision.tv_tensors.Mask` converts a Pillow image.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Size = tuple[int, int]
 
 
 class MaskImage:
-    """A mask that was opened, and need not be decoded yet.
+    """An opened mask, not necessarily decoded yet.
 
     Args:
-        image: of Pillow's.
-        name: what to call it.
+        image: Pillow image.
+        name: name in messages.
     """
 
     def __init__(self, image: Image.Image, name: str) -> None:
@@ -42,7 +42,7 @@ class MaskImage:
         self.size: Size = (image.height, image.width)
 
     def tensor(self) -> torch.Tensor:
-        """The mask: torchvision's Mask (1, height, width), of the dtype of the image.
+        """The mask as torchvision's Mask (1, height, width), of the dtype of the image.
 
         Raises:
             ImageError: it has several channels, or cannot be decoded; names it.
@@ -51,9 +51,9 @@ class MaskImage:
 
         if self._image.mode not in _MODES:
             raise ImageError(
-                f"the mask {self.name} is an image of mode {self._image.mode!r}, and masks have "
-                "one channel, whose values are classes or instances: was an image given for it, or "
-                "a mask painted in colours? Store indices, as in mode L or P"
+                f"the mask {self.name} has mode {self._image.mode!r}, but masks have one channel, "
+                "whose values are classes or instances. Pass a mask, not an image or a "
+                "colour-coded mask; store class indices, e.g. in mode L or P"
             )
         try:
             mask: torch.Tensor = tv_tensors.Mask(self._image)
@@ -63,13 +63,13 @@ class MaskImage:
 
 
 def mask_image(given: object) -> MaskImage | None:
-    """The mask that a path leads to, that bytes are, or an image of Pillow's; None for others.
+    """Open the mask of a path, bytes or a Pillow image; None for anything else.
 
     Raises:
         ImageError: it cannot be read or opened; names it.
     """
     if isinstance(given, Image.Image):
-        return MaskImage(given, repr(name_of(given)) if name_of(given) else "that was given")
+        return MaskImage(given, repr(name_of(given)) if name_of(given) else "in memory")
     file = file_of(given)
     if file is None:
         return None
@@ -81,17 +81,17 @@ def mask_image(given: object) -> MaskImage | None:
 
 
 def _unreadable(name: str, error: Exception) -> ImageError:
-    return ImageError(f"the mask {name} cannot be loaded: Pillow says {said(error)}")
+    return ImageError(f"the mask {name} cannot be loaded: Pillow raised {said(error)}")
 
 
 def name_of(image: Any) -> str:
-    """The file that an image was opened from; "" where that is not known."""
+    """File that an image was opened from; "" if unknown."""
     name = getattr(image, "filename", "")
     return str(name) if name else ""
 
 
 def size_of(thing: Any, *, as_v2: bool = False) -> Size | None:
-    """The size of an image, or that of the image to which a tensor of torchvision's belongs.
+    """Size of an image, or of the image that a torchvision tensor belongs to.
 
     Args:
         as_v2: a plain tensor counts as an image (..., height, width), an array as (height, width,
@@ -117,24 +117,24 @@ def size_of(thing: Any, *, as_v2: bool = False) -> Size | None:
 
 
 def check_size(image: str, size: Size, mask: str, its: Size) -> None:
-    """See that a mask, or anything else that goes along with an image, is of the image's size.
+    """Check that a mask, or anything else that belongs to an image, has the image's size.
 
     Args:
-        image, mask: what they are called.
-        size, its: of the image and of the mask.
+        image, mask: their names in messages.
+        size, its: sizes of the image and of the mask.
 
     Raises:
-        ImageError: it is not; names both.
+        ImageError: the sizes differ; names both.
     """
     if size == its:
         return
     turned = size == its[::-1]
     why = (
-        "one of them may have to be turned by its Exif orientation, which is applied to neither"
+        "one of them may need rotation by its Exif orientation, which is applied to neither"
         if turned
         else "one of them was resized, or they do not belong together"
     )
     raise ImageError(
-        f"{mask} is of {its[1]} x {its[0]} pixels (width x height), and {image} of {size[1]} x "
-        f"{size[0]}: {why}. They have to be of one size"
+        f"sizes differ (width x height): {mask} has {its[1]} x {its[0]} pixels, {image} has "
+        f"{size[1]} x {size[0]}: {why}"
     )

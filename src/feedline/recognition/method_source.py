@@ -1,7 +1,8 @@
-"""The statements of a method, from its source, and whether that is surely what runs.
+"""Statements of a method from its source, and whether they are the code that runs.
 
-Guarantees: it is where the source, compiled anew, gives the very code of the method. One that calls
-a module's functions may count as another: alone it compiles otherwise than behind its imports.
+Guarantees: they are, if compiling the source again gives the code of the method. A method that
+calls a module's functions may count as different, because it is compiled without the module's
+imports.
 
 Relies on: Python's own parser and compiler; `inspect` to find the source.
 """
@@ -20,11 +21,11 @@ _COMPARED = (
     *("co_argcount", "co_posonlyargcount", "co_kwonlyargcount"),
 )
 _FUTURES = 0x1FF0000
-"""The flags of a code object that stand for `from __future__ import ...`."""
+"""Flags of a code object for `from __future__ import ...`."""
 
 
 class NotUnderstoodError(Exception):
-    """Why the code of a user's is not, a sentence without its full stop."""
+    """Reason why user code is not understood, a sentence without its full stop."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class Method:
 
     Args:
         body: its statements.
-        own: what it calls its object.
-        argument: what it calls the argument.
-        runs: the statements are surely those that run.
+        own: name of its object (self).
+        argument: name of the argument.
+        runs: the statements are certainly the code that runs.
     """
 
     body: list[ast.stmt]
@@ -45,21 +46,21 @@ class Method:
 
 
 def method_of_image(function: FunctionType) -> Method:
-    """The source of a method of one argument.
+    """Source of a method of one argument.
 
     Raises:
-        NotUnderstoodError: it is not to be found, or is that of something else.
+        NotUnderstoodError: it cannot be found, or is not such a method.
     """
     where = function.__qualname__
     try:
         source = inspect.getsource(function)
         tree = ast.parse("if True:\n" + source if source[:1].isspace() else source)
     except (OSError, TypeError, SyntaxError):
-        raise NotUnderstoodError(f"the source of {where} is not to be found") from None
+        raise NotUnderstoodError(f"the source of {where} cannot be found") from None
     holder: ast.AST = tree.body[0]
     definition = holder.body[0] if isinstance(holder, ast.If) else holder
     if not isinstance(definition, ast.FunctionDef):
-        raise NotUnderstoodError(f"{where} is no plain method")
+        raise NotUnderstoodError(f"{where} is not a plain method")
     definition.decorator_list = []
     flags = function.__code__.co_flags & _FUTURES
     compiled = compile(tree, "<wrapper>", "exec", flags, dont_inherit=True)
@@ -74,7 +75,7 @@ def method_of_image(function: FunctionType) -> Method:
 
 
 def _same(one: CodeType, other: CodeType) -> bool:
-    """Whether two codes do the same, wherever they stand."""
+    """Return True if two code objects do the same, independent of their position."""
     if any(getattr(one, part) != getattr(other, part) for part in _COMPARED):
         return False
     if len(one.co_consts) != len(other.co_consts):

@@ -1,9 +1,8 @@
-"""A step's own code, run on pixels: with other parts of it, and other functions that it calls.
+"""Run a step's own code on pixels, with other attributes and other called functions.
 
-Guarantees: what the code draws, it draws itself, from the same generators in the same order; the
-step is not changed.
+Guarantees: the code draws from the same generators in the same order; the step is not changed.
 
-Relies on: the code touching an image only by the parts and functions that were replaced.
+Relies on: the code accessing an image only through the replaced attributes and functions.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ __all__ = ["StandIn", "own_call", "with_globals"]
 
 
 class StandIn:
-    """What a step's own code gets as `self`: the step, but for some of its attributes."""
+    """The `self` of a step's own code: the step, except for some attributes."""
 
     def __init__(self, step: Any, parts: Mapping[str, Any]) -> None:
         self.__dict__.update(parts)
@@ -27,17 +26,17 @@ class StandIn:
 
 
 def own_call(kind: type) -> FunctionType:
-    """The function that is a class's own way of changing an image."""
+    """Function by which a class transforms an image."""
     for base in kind.__mro__:
         for name in ("forward", "__call__"):
             if name in vars(base):
                 found: FunctionType = vars(base)[name]
                 return found
-    raise TypeError(f"{kind.__name__} cannot be called")
+    raise TypeError(f"{kind.__name__} is not callable")
 
 
 def with_globals(function: FunctionType, others: Mapping[str, Any]) -> FunctionType:
-    """The same code, which finds other things under some of its module's names."""
+    """The same code with other values for some of its module's names."""
     made = FunctionType(
         function.__code__,
         {**function.__globals__, **others},

@@ -1,10 +1,10 @@
-"""Images with masks, boxes and points: a pipeline of torchvision's v2 as one callable for both.
+"""Images with masks, boxes and points: a torchvision v2 pipeline as one callable for both.
 
-Guarantees: what the pipeline gives, in types, distribution and draws: after the same seed the same
-crop, and the random state that the pipeline would have left. No wrong pair: what is not of its
-image's size is an error.
+Guarantees: the pipeline's results in types, distribution and draws: after the same seed the same
+crop, and the same final random state. A mismatch is an error: everything must have the size of its
+image.
 
-Relies on: `pair_reader` for what is recognised, `picture` and `mask_image` for what was given.
+Relies on: `pair_reader` for what is compiled, `picture` and `mask_image` for the inputs.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from feedline.trace import stage_timer
 __all__ = ["Pair", "pair"]
 
 _INPUTS = (
-    "fast are an image by its path, its bytes, Image.open that is not loaded yet, or loaded as "
-    "RGB; masks by their path, their bytes, an image of Pillow's or tv_tensors.Mask; with any "
-    "other image the pipeline itself is called"
+    "fast with an image as a path, bytes, an unloaded image from Image.open, or a loaded RGB "
+    "image; masks as a path, bytes, a Pillow image or tv_tensors.Mask; with any other image the "
+    "pipeline itself is called"
 )
 
 
 def pair(transforms: Callable[..., Any]) -> Pair:
-    """A v2 pipeline for images with masks, as one callable that decodes no more than is shown.
+    """Compile a v2 pipeline for images with masks; decodes only the visible region.
 
         class Scenes(Dataset):
             def __init__(self, files):
@@ -49,52 +49,50 @@ def pair(transforms: Callable[..., Any]) -> Pair:
                 image, mask = self.files[index]
                 return self.transforms(image, mask)  # no Image.open, no tv_tensors.Mask
 
-    It gives what the pipeline gives of `Image.open(image).convert("RGB")` and
-    `tv_tensors.Mask(Image.open(mask))`, after the same seed with the same draws. Masks are the same
-    to the bit, and the image but for some pixels that are rounded otherwise.
+    The result returns what the pipeline returns for `Image.open(image).convert("RGB")` and
+    `tv_tensors.Mask(Image.open(mask))`, with the same draws after the same seed. Masks are
+    bit-identical, images equal except for rounding.
 
-    The first argument is the image: a path, the bytes of a file, or an image of Pillow's. The
-    second may be a mask: a path, bytes, an image of Pillow's, which count as a mask only here; or
-    what v2 takes, as tv_tensors.Mask, or a dict or tuple with tv_tensors in it. What else is in it,
-    a text for instance, passes untouched, and so do further arguments. tv_tensors are moved by
-    torchvision's own kernels, with the same draws.
+    The first argument is the image: a path, the bytes of a file, or a Pillow image. The second may
+    be a mask: a path, bytes or a Pillow image (a mask only in this place); or any input of v2, e.g.
+    tv_tensors.Mask, or a dict or tuple that contains tv_tensors. Everything else in it, e.g. text,
+    is passed through, and so are further arguments. tv_tensors are transformed by torchvision's own
+    kernels, with the same draws.
 
     A mask has one channel, and its stored values are kept: the indices of a palette, all 16 bits.
-    Neither image nor mask is turned by its Exif orientation.
+    Neither image nor mask is rotated by its Exif orientation.
 
-    Of the pipeline the steps are taken, from the first one on, that feedline surely understands:
-    the crops, resizes, pads, flips, colours and conversions of torchvision's v2, in a v2 Compose.
-    The others run as they are behind them, on the whole sample; `explain()` says which and why.
+    Steps with known equivalents are fused, from the first step on: the crops, resizes, pads, flips,
+    colours and conversions of torchvision's v2, in a v2 Compose. The remaining steps run unchanged
+    after them, on the whole sample; `explain()` tells which and why. The pipeline, torchvision and
+    Pillow are inspected at this call: call it again after a change.
 
-    What is recognised is the pipeline at the time of this call, and what a user has changed of
-    torchvision and Pillow is seen then: after a change call it again.
-
-    The result pickles if the pipeline does, and may be called from several threads. Where a
-    feedline loader asks for an image size it is followed, all sizes in proportion, and is that of
-    the longer side; where the pipeline's images have no common size, that is an error.
+    The result can be pickled if the pipeline can, and called from several threads. It follows the
+    image size of a feedline loader, all sizes in proportion, as the size of the longer side; if the
+    pipeline's images have no common size, that raises an error.
 
     Args:
-        transforms: a pipeline of torchvision's v2, or any other function of an image and a mask.
+        transforms: a torchvision v2 pipeline, or any other function of an image and a mask.
 
     Raises:
-        UsageError: it cannot be called, or there is no torchvision that has tv_tensors.
+        UsageError: `transforms` is not callable, or torchvision has no tv_tensors.
     """
     if not callable(transforms) or isinstance(transforms, type):
         raise UsageError(
-            "feedline.pair(transforms) wants what can be called with an image and a mask, such as "
+            "feedline.pair(transforms) expects a function of an image and a mask, such as "
             f"torchvision's v2.Compose([...]), got {words(transforms)}"
         )
     try:
         from torchvision import tv_tensors  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            f"feedline.pair needs torchvision 0.16 or newer, which has tv_tensors: {error}"
+            f"feedline.pair needs torchvision 0.16 or newer, with tv_tensors: {error}"
         ) from error
     return Pair(transforms.transforms if type(transforms) is Pair else transforms)
 
 
 class Pair:
-    """What a pipeline makes of an image and its mask, in fewer steps; `feedline.pair` says how.
+    """Compiled pipeline for an image and its mask; see `feedline.pair`.
 
     Args:
         transforms: the pipeline.
@@ -105,21 +103,20 @@ class Pair:
         self._fused = fuse_pair(transforms)
 
     def __call__(self, *sample: Any, **named: Any) -> Any:
-        """Transform an image and what goes along with it.
+        """Transform an image and what belongs to it.
 
         Args:
-            sample: the image, its mask or what else belongs to it, and more.
-            named: for the pipeline, which is then called as it is.
+            sample: the image, its mask or other parts, and more.
+            named: keyword arguments for the pipeline, which then runs unchanged.
 
         Returns:
-            what the pipeline gives.
+            the pipeline's return value.
 
         Raises:
-            ImageError: a file cannot be read or decoded, a mask has several channels, or something
-                is not of its image's size; names the file.
-            UsageError: an open file was given, or a loader asks for an image size that cannot be
-                followed.
-            Exception: whatever a step raises.
+            ImageError: a file cannot be read or decoded, a mask has several channels, or a part has
+                another size than its image; names the file.
+            UsageError: an open file was given, or the loader's image size cannot be followed.
+            Exception: any error of a step.
         """
         outer = requested()
         if outer is None or outer.size is None:
@@ -129,15 +126,16 @@ class Pair:
         outer.heard(own)
         if self._fused.recognised is not None and not own.size_was_asked:
             raise UsageError(
-                f"the loader asks for {outer.size} px, and what {words(self.transforms)} makes of "
-                f"{type(sample[0]).__name__ if sample else 'named arguments'} has a size of its "
-                "own: it ran as it is, or does not crop or resize all images to one size. "
-                "Make it by feedline.per_size(...), or leave the schedule's size out"
+                f"the loader's image size is {outer.size} px, but the output of "
+                f"{words(self.transforms)} for "
+                f"{type(sample[0]).__name__ if sample else 'named arguments'} has its own size: it "
+                "ran unchanged, or does not crop or resize all images to one size. Use "
+                "feedline.per_size(...), or leave the size out of the schedule"
             )
         return made
 
     def _named(self, sample: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """What is made; an exception says of which file."""
+        """Make a sample; exceptions get the file's name."""
         file = file_of(sample[0]) if sample else None
         if stage_timer.timed and file is not None:
             stage_timer.end_stage("read")
@@ -155,13 +153,13 @@ class Pair:
         for given in sample[:2]:
             if isinstance(given, io.IOBase):
                 raise UsageError(
-                    f"an open file was given ({given!r}), and images and masks are read from a "
-                    "path, from bytes or from what Image.open gives: pass file.read()"
+                    f"got an open file ({given!r}); images and masks are read from a path, bytes "
+                    "or an image from Image.open: pass file.read()"
                 )
         image, rest = sample[0], sample[1:]
         mask = mask_image(rest[0]) if rest else None
         leaves = tree_flatten(rest if mask is None else rest[1:])[0]
-        name = repr(name_of(image)) if name_of(image) else "the image that was given"
+        name = repr(name_of(image)) if name_of(image) else "the image"
         if file is not None:
             name = file.name
         readable = file is not None or has_rgb_pixels(image)
@@ -181,21 +179,23 @@ class Pair:
         return recognised.finish(pixels, tree_unflatten(moved, spec))
 
     def explain(self) -> str:
-        """What is recognised, what runs as it is and why, what is fast: one fact a line."""
+        """Describe the fused steps, the unchanged steps with the reasons, and the fast inputs,
+        one per line.
+        """
         recognised, why = self._fused.recognised, " ".join(self._fused.why)
         if recognised is None:
             as_is = f"all: {words(self.transforms)}, called with the opened image and the mask"
             return in_lines((("unchanged", as_is), ("because", why)))
         size = (
-            "differs from image to image, or is that of a step that runs as it is; a schedule's "
-            "size cannot be followed"
+            "differs from image to image, or is set by a step that is not fused; cannot follow the "
+            "size of a schedule"
         )
         if recognised.shape is not None:
             shape = shape_in_words(recognised.shape)
-            size = f"{shape}, or as a feedline loader's schedule asks"
+            size = f"{shape}, or the size of a feedline loader"
         return in_lines(
             (
-                ("recognised", ", ".join(recognised.fast)),
+                ("fused", ", ".join(recognised.fast)),
                 ("unchanged", ", ".join(recognised.as_is)),
                 ("because", why),
                 ("size", size),
@@ -205,12 +205,12 @@ class Pair:
 
     def __repr__(self) -> str:
         recognised = self._fused.recognised
-        said = f"as it is: {words(self.transforms)}" if recognised is None else str(recognised)
+        said = f"unchanged: {words(self.transforms)}" if recognised is None else str(recognised)
         return f"feedline.pair({said})"
 
 
 def _goes_along(leaf: object) -> bool:
-    """Whether something is no further image, which would change what v2 does to others."""
+    """Return True unless a part is another image, which would change how v2 treats the rest."""
     from torchvision import tv_tensors
 
     return not isinstance(leaf, (Image.Image, np.ndarray, tv_tensors.Image, tv_tensors.Video))
@@ -223,17 +223,17 @@ def _along(
     mask: MaskImage | None,
     leaves: list[Any],
 ) -> tuple[Any, ...]:
-    """What goes along with an image, its mask read.
+    """Parts that belong to an image, with the mask read.
 
     Args:
         name: of the image.
-        size: its height and width; None where they are not known.
-        rest: what was given behind the image.
-        mask: the first of it, where it is one to be read.
-        leaves: all else that is in it.
+        size: its height and width; None if unknown.
+        rest: arguments after the image.
+        mask: first of them, if it is a mask to be read.
+        leaves: all other parts.
 
     Raises:
-        ImageError: something is not of the image's size, or the mask cannot be read.
+        ImageError: a part has another size than the image, or the mask cannot be read.
     """
     from torchvision import tv_tensors
 
@@ -241,13 +241,13 @@ def _along(
         for leaf in leaves:
             its = size_of(leaf) if isinstance(leaf, tv_tensors.TVTensor) else None
             if its is not None and _goes_along(leaf):
-                check_size(name, size, f"a {type(leaf).__name__} that was given", its)
+                check_size(name, size, f"a {type(leaf).__name__}", its)
         if mask is not None:
             check_size(name, size, f"the mask {mask.name}", mask.size)
     return rest if mask is None else (mask.tensor(), *rest[1:])
 
 
 def _asked(recognised: RecognisedPair) -> tuple[int | None, float]:
-    """The size and the strength of augmentation that are asked of this sample."""
+    """Requested size and augmentation strength of this sample."""
     size = None if recognised.shape is None else image_size(max(recognised.shape))
     return size, augmentation_strength() if recognised.uses_strength else 1.0

@@ -1,10 +1,10 @@
-"""Reads a v2 pipeline of images with masks: which steps are fused, which run as they are.
+"""Compiler of v2 pipelines of images with masks: which steps are fused, which run unchanged.
 
-Guarantees: what is recognised does to each part of a sample what the pipeline does; what is not
-known to do so is not recognised.
+Guarantees: fused steps do to each part of a sample what the pipeline does; only steps known to do
+so are fused.
 
-Relies on: `steps` for what a step is, `pixel_lut` for what it does to values, `joint_steps` for
-what moves a sample; torchvision's rule that steps of colour leave all but the image as it is.
+Relies on: `steps` for the identity of a step, `pixel_lut` for its effect on values, `joint_steps`
+for geometric steps; torchvision's rule that colour steps change only the image.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _OF_COLOURS = ("Compose", "RandomApply", "RandomChoice", "RandomOrder")
 
 @dataclass(frozen=True, eq=False)
 class PairWithReasons:
-    """What stands in the place of a pipeline.
+    """Compiled form of a pipeline.
 
     Args:
-        recognised: None: it runs as it is.
-        why: why it does, or why a part of it does, sentences.
+        recognised: None: it runs unchanged.
+        why: reasons why it, or a part of it, runs unchanged, as sentences.
     """
 
     recognised: RecognisedPair | None
@@ -68,7 +68,7 @@ class PairWithReasons:
 
 
 def fuse_pair(transforms: object) -> PairWithReasons:
-    """Recognise what can be of a pipeline, as it is now. Never raises."""
+    """Compile as much as possible of a pipeline in its current state. Never raises."""
     try:
         replacements = Replacements()
         if replaced := replacements.replaced_in_pillow():
@@ -78,7 +78,7 @@ def fuse_pair(transforms: object) -> PairWithReasons:
     except NotRecognised as why:
         return PairWithReasons(None, (str(why),))
     except Exception as error:
-        return PairWithReasons(None, (f"It cannot be looked into: {said(error)}.",))
+        return PairWithReasons(None, (f"It cannot be inspected: {said(error)}.",))
 
 
 def _read(transforms: object, replacements: Replacements) -> RecognisedPair:
@@ -94,7 +94,7 @@ def _read(transforms: object, replacements: Replacements) -> RecognisedPair:
     dropped, reason = reader.end(more=taken < len(steps))
     taken, why = taken - dropped, reason or why
     if not taken:
-        raise NotRecognised(why or "There is no step in it.")
+        raise NotRecognised(why or "It has no steps.")
     after = tuple(steps[taken:])
     sized = any(sizes_of_its_own(step, replacements) for step in after)
     notes = () if not after else (why, f"So {', '.join(map(words, after))} runs unchanged.")
@@ -116,7 +116,7 @@ def _read(transforms: object, replacements: Replacements) -> RecognisedPair:
 
 
 def _flattened(transforms: Any, replacements: Replacements) -> Iterator[Step]:
-    """The steps one after another, out of any Compose of version 2: others take one argument."""
+    """Steps in order, out of nested Composes of version 2: others take one argument."""
     name = _name(transforms, replacements)
     if name == "Compose" and type(transforms.transforms) in (list, tuple):
         for child in transforms.transforms:
@@ -126,13 +126,13 @@ def _flattened(transforms: Any, replacements: Replacements) -> Iterator[Step]:
 
 
 def _name(step: Any, replacements: Replacements) -> str:
-    """The name of a step of version 2 that is as torchvision made it; "" for any other."""
+    """Name of an unmodified step of version 2; "" for any other."""
     name = origin(step, replacements)
     return name if name and type(step).__module__.startswith(_SECOND) else ""
 
 
 class _Reader:
-    """Takes the steps of a pipeline, from the first one on, as long as they are understood."""
+    """Reads the steps of a pipeline, from the first one on, as long as they can be fused."""
 
     def __init__(self, replacements: Replacements) -> None:
         self._replacements = replacements
@@ -150,7 +150,7 @@ class _Reader:
         self.copied = True
 
     def take(self, step: Any) -> None:
-        """Take a step, or raise NotRecognised and be as before."""
+        """Add a step, or raise NotRecognised without a change."""
         name = _name(step, self._replacements)
         if name in _VALUES:
             self._lut.take(step)
@@ -168,13 +168,12 @@ class _Reader:
     def _take_geometry(self, step: Any, name: str) -> None:
         if self.colours or not self._lut.untouched or not all(map(self._is_form, self.values)):
             raise NotRecognised(
-                f"{words(step)} comes after steps that change values: put it before them."
+                f"{words(step)} comes after steps that change values: move it before them."
             )
         if name in RESIZES:
             if self._resized or self._padded:
                 raise NotRecognised(
-                    f"{words(step)} resizes once more, or what was padded, and the fast path only "
-                    "the image."
+                    f"{words(step)} resizes a second time, or after padding, which cannot be fused."
                 )
             filter = step_filter(step, step.interpolation, self._lut.form)
             self.copied = mode_of(step.interpolation) != "nearest-exact"
@@ -185,7 +184,7 @@ class _Reader:
             if name != "CenterCrop":
                 fills = _fills(step, self._lut.form)
             if self._padded and fills != (self.colour, self.value):
-                raise NotRecognised(f"{words(step)} pads once more, in another colour.")
+                raise NotRecognised(f"{words(step)} pads again, with another colour.")
             (self.colour, self.value), self._padded = fills, True
         # What goes before only says what holds the pixels, and concerns nothing else.
         self.held = self._lut.form
@@ -193,15 +192,15 @@ class _Reader:
         self.geometry.append(step)
 
     def _is_form(self, step: Any) -> bool:
-        """Whether a step surely leaves all but the image as it is."""
+        """Return True if a step certainly changes only the image."""
         name = _name(step, self._replacements)
         return name in _FORMS or (name == "ToDtype" and isinstance(step.dtype, torch.dtype))
 
     def end(self, more: bool) -> tuple[int, str]:
-        """No more is taken; `more`: there are steps that are not.
+        """Finish reading; `more`: there are further steps.
 
         Returns:
-            how many of the last steps that were taken have to run as they are, and why.
+            number of the last steps that must run unchanged after all, and the reason.
         """
         if not self.values or ((more or self._lut.form == "pil") and self._lut.untouched):
             return 0, ""
@@ -214,7 +213,7 @@ class _Reader:
         return 0, ""
 
     def tail(self) -> TransformTail:
-        """What becomes of the image's pixels."""
+        """Transform of the image's pixels."""
         return TransformTail(
             held=self.held,
             before=tuple(step for step, _ in self.colours),
@@ -226,7 +225,7 @@ class _Reader:
 
 
 def _is_of_colour(step: Any, replacements: Replacements) -> bool:
-    """Whether a step changes colours alone, and so nothing but the image."""
+    """Return True if a step changes only colours, and so only the image."""
     name = _name(step, replacements)
     if name in _OF_COLOURS:
         return all(_is_of_colour(each, replacements) for each in step.transforms)
@@ -234,15 +233,17 @@ def _is_of_colour(step: Any, replacements: Replacements) -> bool:
 
 
 def _fills(step: Any, form: str) -> tuple[Colour, float]:
-    """What a step fills images and masks with, found by padding a pixel of each.
+    """Fill values of a step for images and masks, found by padding a pixel of each.
 
     Raises:
-        NotRecognised: it cuts off or mirrors, or fills with something that is no colour.
+        NotRecognised: it crops or mirrors, or the fill is not a colour.
     """
     if min(sides_of(step.padding or 0)) < 0:
-        raise NotRecognised(f"{words(step)} pads by less than nothing, which cuts off.")
+        raise NotRecognised(f"{words(step)} has a negative padding, which crops.")
     if step.padding_mode != "constant":
-        raise NotRecognised(f"{words(step)} pads by {step.padding_mode!r}, not with a colour.")
+        raise NotRecognised(
+            f"{words(step)} pads with mode {step.padding_mode!r}, not with a colour."
+        )
     from torchvision import tv_tensors
     from torchvision.transforms import v2
     from torchvision.transforms.v2 import functional

@@ -1,7 +1,7 @@
-"""An image of which a part will be wanted, in a file or in memory.
+"""An image of which a part will be read, in a file or in memory.
 
-Guarantees: the pixels that `Image.open(file).convert("RGB")` has, or that the image has; of a JPEG
-no more is decoded than the part. What feedline's decoder refuses is left to Pillow.
+Guarantees: the pixels of `Image.open(file).convert("RGB")`, or of the image; of a JPEG only the
+part is decoded. Files that feedline's decoder rejects are decoded by Pillow.
 
 Relies on: one picture being read at a time, in a thread: its decoder keeps the file.
 """
@@ -23,7 +23,7 @@ __all__ = ["Picture", "threads_decoder"]
 
 
 class _Decoders(threading.local):
-    """A decoder for each thread; other threads have others."""
+    """Decoder of each thread."""
 
     max_pixels = -1
     decoder: Decoder
@@ -33,7 +33,7 @@ _decoders = _Decoders()
 
 
 def threads_decoder() -> Decoder:
-    """The calling thread's decoder, under Pillow's present limit of an image's size."""
+    """Decoder of the calling thread, with Pillow's current limit on image size."""
     max_pixels = PillowSettings.now().max_pixels
     if max_pixels != _decoders.max_pixels:
         _decoders.decoder, _decoders.max_pixels = Decoder(max_pixels=max_pixels), max_pixels
@@ -41,14 +41,14 @@ def threads_decoder() -> Decoder:
 
 
 class Picture:
-    """A file, or an RGB image of Pillow's.
+    """A file, or an RGB Pillow image.
 
     Args:
         file: the file; None for an image.
         image: the image; None for a file.
 
     Raises:
-        ImageError: nothing decodes the file; names it.
+        ImageError: no decoder can read the file; names it.
     """
 
     def __init__(self, file: FileBytes | None, image: Any) -> None:
@@ -56,7 +56,7 @@ class Picture:
         self._file = unread_jpeg(image) if file is None else file
         self._decoder = threads_decoder()
         self.size: tuple[int, int] = (0, 0)
-        """The height and width in pixels."""
+        """Height and width in pixels."""
         if self._file is not None:
             try:
                 self.size = self._decoder.open(self._file.data)
@@ -68,11 +68,11 @@ class Picture:
         self.size = self._image.height, self._image.width
 
     def read(self, part: Part | None) -> Pixels:
-        """The pixels of a part, or all of them: uint8 (height, width, 3), until another is read.
+        """Pixels of a part, or of all: uint8 (height, width, 3), valid until the next read.
 
         Raises:
-            ImageError: nothing decodes the file; names it.
-            Exception: whatever Pillow raises where it cannot load an image.
+            ImageError: no decoder can read the file; names it.
+            Exception: any error of Pillow while loading an image.
         """
         if self._file is not None:
             try:

@@ -1,7 +1,8 @@
-"""What Pillow reads and feedline's own decoders do not: files that torchvision's loader opens.
+"""Decoding with Pillow for files that feedline's own decoders reject but torchvision's loader
+opens.
 
-Guarantees: the pixels of `Image.open(file).convert("RGB")` under the settings that Pillow had when
-the dataset was recognised; Pillow's settings are afterwards as they were before.
+Guarantees: the pixels of `Image.open(file).convert("RGB")` with Pillow's settings at the time the
+dataset was compiled; Pillow's settings are restored afterwards.
 
 Relies on being called for few files: one thread at a time.
 """
@@ -24,10 +25,11 @@ _turn = threading.Lock()
 
 
 class PillowSettings(NamedTuple):
-    """Which files Pillow reads; workers do not inherit what a script set, so it is sent along.
+    """Pillow's reading limits, which are sent to workers because they do not inherit them.
 
     Args:
-        warned_pixels: `Image.MAX_IMAGE_PIXELS`; twice as many are refused, None refuses nothing.
+        warned_pixels: `Image.MAX_IMAGE_PIXELS`; images with twice as many are an error, None has no
+            limit.
         truncated: `ImageFile.LOAD_TRUNCATED_IMAGES`.
     """
 
@@ -36,29 +38,29 @@ class PillowSettings(NamedTuple):
 
     @classmethod
     def now(cls) -> PillowSettings:
-        """This process's."""
+        """Settings of this process."""
         return cls(Image.MAX_IMAGE_PIXELS, bool(ImageFile.LOAD_TRUNCATED_IMAGES))
 
     @property
     def max_pixels(self) -> int:
-        """The most pixels that an image may have."""
+        """Maximum number of pixels of an image."""
         return sys.maxsize if self.warned_pixels is None else 2 * self.warned_pixels
 
 
 def has_added_formats() -> bool:
-    """Return True if Pillow reads formats that are not its own (`Image.register_open`)."""
+    """Return True if formats were added to Pillow (`Image.register_open`)."""
     openers = [opener for opener, _ in Image.OPEN.values()]
     return any(not str(getattr(each, "__module__", "")).startswith("PIL.") for each in openers)
 
 
 def read_with_pillow(data: bytes, settings: PillowSettings) -> Pixels:
-    """Decode a file's bytes, whatever its format.
+    """Decode a file's bytes, of any format.
 
     Returns:
         uint8 (height, width, 3), RGB.
 
     Raises:
-        Exception: whatever Pillow raises.
+        Exception: any error of Pillow.
     """
     with _turn:
         before = PillowSettings.now()

@@ -1,10 +1,10 @@
-"""The images of a recognised dataset and its transform as a source of rows and of samples.
+"""Images of a compiled dataset and its transform as a source of rows and of samples.
 
-Guarantees: those of `rows`; what is made is what torchvision's transform makes of the image, for
-one of its random draws; of a torchvision dataset a file that its loader reads is read.
+Guarantees: those of `rows`; the result is that of torchvision's transform for one of its random
+draws; every file that a torchvision dataset's loader reads is read.
 
-Relies on: `transform_reader` for what the transform means, `recognised_transform` for its resize,
-`transform_tail` for what follows it.
+Relies on: `transform_reader` for the transform, `recognised_transform` for its resize,
+`transform_tail` for the following steps.
 """
 
 from __future__ import annotations
@@ -34,21 +34,20 @@ from feedline.trace import stage_timer
 __all__ = ["STEPS", "ImagePipeline", "SamplePipeline"]
 
 STEPS, _TARGET = 1, 2
-"""Set the random numbers of the steps that run as they are, and those of the target_transform,
-apart from the crop's."""
+"""Constants that separate the seeds of unchanged steps and the target_transform from the crop's."""
 
 
 class SamplePipeline(RowPipeline[SampleStore]):
-    """The images of a recognised dataset, and what makes samples of them.
+    """Images of a compiled dataset, and what makes samples of them.
 
     Args:
         store: the samples' images and labels.
-        crop: which part of an image is shown.
-        reading: how they are read.
-        target_transform: is called on each label, as it is; None: nothing is.
+        crop: selects the visible part of an image.
+        reading: how images are read.
+        target_transform: called on each label, unchanged; None for none.
     """
 
-    why_samples: ClassVar[str] = "Steps of your own may make anything of an image."
+    why_samples: ClassVar[str] = "Steps of your own may return anything."
 
     def __init__(
         self,
@@ -65,59 +64,59 @@ class SamplePipeline(RowPipeline[SampleStore]):
 
     @property
     def image_size(self) -> int:
-        """The longer side of the transform's own output: of an item that asks for none."""
+        """Longer side of the transform's own output, for an item without a size."""
         raise NotImplementedError
 
     @property
     def writes_rows(self) -> bool:
-        """Whether `fields` and `load` may be used; `sample` always may."""
+        """True if `fields` and `load` may be used; `sample` always may."""
         return False
 
     @property
     def table(self) -> np.ndarray[Any, Any] | None:
-        """(3, 256), the value of each grey level in each channel; None where a row is no more than
-        pixels without it, or is something else than its values.
+        """Value of each grey level in each channel, (3, 256); None if a row is not a function of
+        pixel values, or is the pixels themselves.
         """
         return None
 
     def in_pixels(self) -> SamplePipeline:
-        """The same rows, as the pixels that `table`, which there must be, is to be applied to."""
+        """The same rows as pixels, before `table` is applied."""
         raise NotImplementedError
 
     @property
     def no_rows(self) -> str:
-        """Why it makes samples where it writes no rows: a sentence."""
+        """Reason why it makes samples instead of rows: a sentence."""
         if self.target_transform is None:
             return self.why_samples
-        return "Your target_transform may make anything of a label."
+        return "Your target_transform may return anything."
 
     def sample(self, item: Item) -> tuple[Any, Any]:
-        """One sample, as the dataset gives it for one of its random draws.
+        """Make one sample of the dataset, for one of its random draws.
 
-        While steps run as they are, `feedline.image_size()` and
-        `feedline.augmentation_strength()` answer with the item's.
+        While unchanged steps run, `feedline.image_size()` and `feedline.augmentation_strength()`
+        return the item's values.
 
         Args:
-            item: which sample, how large (None for the transform's own size), with which seed.
+            item: sample index, size (None for the transform's own) and seed.
 
         Returns:
-            what the last step gives: a tensor, an image, anything; and the label, an int, or an
-            array where it is no whole number, or what the target_transform makes of it.
+            output of the last step: a tensor, an image, anything; and the label: an int, an array
+                if it is not a whole number, or the output of the target_transform.
 
         Raises:
             ImageError: the file cannot be read or decoded; names it.
             IndexError: there is no such sample.
-            Exception: whatever a step that runs as it is raises.
+            Exception: any error of an unchanged step.
         """
         raise NotImplementedError
 
     def prepare(self, samples: Sequence[int], image_size: int | None) -> None:
-        """These rows or samples are about to be made; fetch together what lies elsewhere."""
+        """Prepare for rows or samples that are about to be made: fetch remote ones together."""
         counted = [sample + len(self) if sample < 0 else sample for sample in samples]
         super().prepare(counted, image_size or self.image_size)
 
     def _target(self, number: Any, item: Item) -> Any:
-        """What a sample has for its label."""
+        """Label of a sample."""
         if self.target_transform is None:
             return sample_label(number)
         request = Request(item.image_size, item.strength)
@@ -128,7 +127,7 @@ class SamplePipeline(RowPipeline[SampleStore]):
         return made
 
     def _counted(self, item: Item) -> Item:
-        """An item as `RowPipeline` wants it: with a size, of a sample counted from the first."""
+        """Item for `RowPipeline`: with a size, and with an index counted from the first sample."""
         if item.sample < 0:  # as a list counts, which torchvision has its samples in
             item = item._replace(sample=item.sample + len(self))
         if item.image_size is None:
@@ -146,33 +145,33 @@ class SamplePipeline(RowPipeline[SampleStore]):
 
     @property
     def targets(self) -> np.ndarray[Any, Any]:
-        """The label of every sample, (n, ...), of the labels' dtype; a new array each time."""
+        """Label of every sample, (n, ...), of the labels' dtype; a new array each time."""
         store: Any = self.store
         return np.array(store.labels, self.store.label_field.dtype)
 
     def _form(self) -> str:
-        """What of the reading and of the store decides pixels, after a comma."""
+        """Settings of reading and store that affect pixels, after a comma."""
         form = self.store.form()
         return self._reading.in_words() + (form and f", {form}")
 
     def _where(self) -> str:
-        """Where the images lie, in words."""
+        """Location of the images, as text."""
         if isinstance(self.store, FileStore):
             return repr(os.fsdecode(self.store.folders[0]))
         return repr(self.store)
 
 
 class ImagePipeline(SamplePipeline):
-    """The images of a recognised dataset; `recognise` makes it.
+    """Images of a compiled dataset, created by `recognise`.
 
-    A row is "values", (channels, height, width) as the transform gives it, and "label", int64. Of
-    `in_pixels` it is "image", uint8 (height, width, 3), and "label": `table` is applied elsewhere.
+    A row is "values", (channels, height, width) as the transform returns it, and "label", int64.
+    With `in_pixels` it is "image", uint8 (height, width, 3), and "label": `table` is applied later.
 
     Args:
         store: the samples' images and labels.
-        recognised: what is made of an image.
-        reading: how they are read.
-        target_transform: as of `SamplePipeline`.
+        recognised: compiled transform.
+        reading: how images are read.
+        target_transform: as in `SamplePipeline`.
     """
 
     def __init__(
@@ -188,13 +187,13 @@ class ImagePipeline(SamplePipeline):
 
     @property
     def table(self) -> np.ndarray[Any, Any] | None:
-        """As of `SamplePipeline`."""
+        """As in `SamplePipeline`."""
         tail = self.recognised.tail
         return tail.table if tail.only_table and tail.dtype != "uint8" else None
 
     def in_pixels(self) -> ImagePipeline:
-        """As of `SamplePipeline`."""
-        assert self.table is not None, "pixels are not all of these rows"
+        """As in `SamplePipeline`."""
+        assert self.table is not None, "these rows are not a table of pixels"
         other = copy.copy(self)
         other._in_pixels = True
         other._begin()
@@ -202,16 +201,16 @@ class ImagePipeline(SamplePipeline):
 
     @property
     def image_size(self) -> int:
-        """The longer side of the transform's own output: of an item that asks for none."""
+        """Longer side of the transform's own output, for an item without a size."""
         return self.recognised.image_size
 
     @property
     def writes_rows(self) -> bool:
-        """Whether `fields` and `load` may be used; `sample` always may."""
+        """True if `fields` and `load` may be used; `sample` always may."""
         return bool(self.recognised.tail.dtype) and self.target_transform is None
 
     def fields(self, image_size: int | None) -> tuple[Field, ...]:
-        """The arrays of a row at this image size, in pixels; None for the transform's own."""
+        """Arrays of a row at this image size, in pixels; None for the transform's own."""
         tail = self.recognised.tail
         image_size = image_size or self.image_size
         self.level_at(image_size)
@@ -223,12 +222,12 @@ class ImagePipeline(SamplePipeline):
         return row, self.store.label_field
 
     def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
-        """Fill one row: arrays as `fields` says, C-contiguous, which are written in place.
+        """Fill one row: arrays as in `fields`, C-contiguous, written in place.
 
         Raises:
             ImageError: the file cannot be read or decoded; names it. The row is then undefined.
             IndexError: there is no such sample.
-            Exception: whatever a step that runs as it is raises.
+            Exception: any error of an unchanged step.
         """
         tail, seed = self.recognised.tail, extend(item.seed, STEPS)
         # A step may keep or change what it is given.
@@ -241,7 +240,7 @@ class ImagePipeline(SamplePipeline):
         row[1][()] = label
 
     def sample(self, item: Item) -> tuple[Any, Any]:
-        """As of `SamplePipeline`; its pixels are those that `load` writes for the same item."""
+        """As in `SamplePipeline`; its pixels are those that `load` writes for the same item."""
         pixels, number = self._pixels(item)
         tail = self.recognised.tail
         if not tail.draws:
@@ -251,14 +250,16 @@ class ImagePipeline(SamplePipeline):
         return made, self._target(number, item)
 
     def _pixels(self, item: Item, into: Pixels | None = None) -> tuple[Pixels, Any]:
-        """The shown part, uint8 (height, width, 3), in `into` or its own memory; and the label."""
+        """Visible part, uint8 (height, width, 3), in `into` or its own memory; and the label."""
         item = self._counted(item)
         image, placement = self._part(item)
         pixels = self.recognised.resized(image, placement, item.side, into)
         return pixels, self.store.label(item.sample)
 
     def transform_identity(self) -> str:
-        """What decides the pixels, in words and a digest: the same in every process."""
+        """Description and digest of everything that determines the pixels: equal in every
+        process.
+        """
         return self.recognised.identity() + self._form()
 
     def __repr__(self) -> str:

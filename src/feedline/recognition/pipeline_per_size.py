@@ -1,9 +1,9 @@
-"""A recognised dataset with a pipeline for each image size, as `feedline.per_size` makes them.
+"""A compiled dataset with one pipeline per image size, from `feedline.per_size`.
 
-Guarantees: a row or sample is that of the pipeline which the transform is at the item's size. A
-size that the pipelines of the schedule cannot be joined by is a UsageError.
+Guarantees: a row or sample is made by the pipeline of the item's size. A size whose pipeline does
+not match those of the schedule raises a UsageError.
 
-Relies on: `recognise` for the pipelines; whose `image_size` is the size that they were made for.
+Relies on: `recognise` for the pipelines, whose `image_size` is the size they were made for.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from feedline.stores.store import SampleStore
 __all__ = ["MakePipeline", "PipelinePerSize"]
 
 MakePipeline: TypeAlias = Callable[[SampleStore, int], SamplePipeline]
-"""From the images and a size in pixels to the pipeline, or NotRecognised."""
+"""Function of the images and a size in pixels to the pipeline, or NotRecognised."""
 
 
 class PipelinePerSize(SamplePipeline):
-    """The images of a recognised dataset whose pipeline is another one at each size.
+    """Images of a compiled dataset with a different pipeline at each size.
 
-    A pipeline is made in each process when its size first comes, so none of them is pickled.
+    Each process creates a pipeline when its size first occurs, so none is pickled.
 
     Args:
-        pipelines: by size in pixels, those of the loader's sizes; the first one is used for items
+        pipelines: by size in pixels, for the loader's sizes; the first one is used for items
             without a size.
-        make: makes those of other sizes, and these in other processes.
+        make: makes pipelines of other sizes, and these in other processes.
     """
 
     def __init__(self, pipelines: Mapping[int, SamplePipeline], make: MakePipeline) -> None:
@@ -55,10 +55,10 @@ class PipelinePerSize(SamplePipeline):
         return state
 
     def at(self, size: int | None) -> SamplePipeline:
-        """The pipeline for a size in pixels; None for that of items without a size.
+        """Return the pipeline for a size in pixels; None for items without a size.
 
         Raises:
-            UsageError: the transform at this size is not recognised, or its values are others.
+            UsageError: the transform at this size cannot be compiled, or has other values.
         """
         size = self.image_size if size is None else size
         found = self._pipelines.get(size)
@@ -79,12 +79,12 @@ class PipelinePerSize(SamplePipeline):
         first = made if size == self.image_size else self.at(self.image_size)
         if not _are_equal(made.table, first.table):
             raise _unlike_others(
-                size, "Its values are not those of the other sizes, which the device applies."
+                size, "Its values differ from those of the other sizes, which the device applies."
             )
         return made.in_pixels()
 
     def close(self) -> None:
-        """No more rows are asked for in this process."""
+        """Release resources after the last row in this process."""
         for pipeline in self._pipelines.values():
             pipeline.close()
         super().close()
@@ -95,45 +95,45 @@ class PipelinePerSize(SamplePipeline):
 
     @property
     def image_size(self) -> int:
-        """The size in pixels of an item that asks for none."""
+        """Size in pixels of an item without a size."""
         return self._sizes[0]
 
     @property
     def writes_rows(self) -> bool:
-        """Whether `fields` and `load` may be used at all sizes; `sample` always may."""
+        """True if `fields` and `load` may be used at all sizes; `sample` always may."""
         return all(pipeline.writes_rows for pipeline in self._of_schedule)
 
     @property
     def no_rows(self) -> str:
-        """Why it makes samples where it writes no rows at one of the sizes: a sentence."""
+        """Reason why it makes samples instead of rows at one of the sizes: a sentence."""
         return min(self._of_schedule, key=lambda pipeline: pipeline.writes_rows).no_rows
 
     @property
     def uses_strength(self) -> bool:
-        """Whether a crop changes with an item's strength."""
+        """True if a crop depends on an item's strength."""
         return any(pipeline.uses_strength for pipeline in self._of_schedule)
 
     @property
     def table(self) -> np.ndarray[Any, Any] | None:
-        """As of `ImagePipeline`, where it is the same at all sizes; else None."""
+        """As in `ImagePipeline`, if equal at all sizes; else None."""
         first, *others = (pipeline.table for pipeline in self._of_schedule)
         return first if all(_are_equal(first, table) for table in others) else None
 
     def in_pixels(self) -> PipelinePerSize:
-        """The same rows, as the pixels that `table`, which there must be, is to be applied to."""
+        """The same rows as pixels, before `table` is applied."""
         other = copy.copy(self)
         other._in_pixels = True
         return other
 
     def wanted_side(self, image_size: int) -> int:
-        """The shorter side in pixels at which an image is large enough for rows of this size."""
+        """Shorter side in pixels of an image that is large enough for rows of this size."""
         return self.at(image_size).wanted_side(image_size)
 
     def fields(self, image_size: int | None) -> tuple[Field, ...]:
-        """The arrays of a row at this image size, in pixels.
+        """Arrays of a row at this image size, in pixels.
 
         Raises:
-            UsageError: the transform at this size is not recognised, or makes no rows.
+            UsageError: the transform at this size cannot be compiled, or makes no rows.
         """
         pipeline = self.at(image_size)
         if not pipeline.writes_rows:
@@ -141,15 +141,17 @@ class PipelinePerSize(SamplePipeline):
         return pipeline.fields(image_size)
 
     def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
-        """Fill one row, as the pipeline of its size does."""
+        """Fill one row, with the pipeline of its size."""
         self.at(item.image_size).load(item, row)
 
     def sample(self, item: Item) -> tuple[Any, Any]:
-        """One sample, as the pipeline of its size makes it."""
+        """Make one sample, with the pipeline of its size."""
         return self.at(item.image_size).sample(item)
 
     def transform_identity(self) -> str:
-        """What decides the pixels, in words and digests: the same in every process."""
+        """Description and digests of everything that determines the pixels: equal in every
+        process.
+        """
         return "; ".join(
             f"at {size} px: {self.at(size).transform_identity()}" for size in self._sizes
         )
@@ -166,6 +168,6 @@ def _are_equal(one: np.ndarray[Any, Any] | None, other: np.ndarray[Any, Any] | N
 
 def _unlike_others(size: int, why: str) -> UsageError:
     return UsageError(
-        f"images of {size} px cannot be made like those of the schedule's sizes: {why} Name {size} "
-        "px in the schedule, so that it counts when the loader chooses how batches are made"
+        f"images of {size} px cannot be made like those of the schedule's sizes: {why} Add {size} "
+        "px to the schedule, so that the loader takes it into account when it chooses its engine"
     )

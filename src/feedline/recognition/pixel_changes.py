@@ -1,10 +1,10 @@
-"""What may be done to pixels, each to the bytes of Pillow's function of that name.
+"""Operations on pixels, each equal to Pillow's function of that name, byte for byte.
 
-Guarantees: pixels are (height, width, 3) uint8, RGB and C-contiguous, and so is what comes out. It
-lies in their own place where that may be written and the change leaves each pixel where it is.
+Guarantees: pixels are (height, width, 3) uint8, RGB and C-contiguous, before and after. The result
+is written in place if the input is writable and the operation keeps the position of each pixel.
 
-Relies on numpy for what it does in one pass over the bytes, and on `images._photometric` for the
-rest: without that there is none of it.
+Relies on numpy for operations of one pass over the bytes, and on `images._photometric` for the
+rest: without that these are not available.
 """
 
 from __future__ import annotations
@@ -45,39 +45,39 @@ _LEVELS = np.arange(256)
 
 
 def target_of(pixels: Pixels) -> Pixels:
-    """Where changed pixels go: in their own place where that may be written."""
+    """Output array: the input itself if it is writable."""
     return pixels if pixels.flags.writeable else np.empty_like(pixels)
 
 
 def mirrored(pixels: Pixels) -> Pixels:
-    """With the left side on the right."""
+    """Mirror left and right."""
     # Of one column np.ascontiguousarray would keep the stride, which torch does not take.
     made: Pixels = pixels[:, ::-1].copy()
     return made
 
 
 def flipped(pixels: Pixels) -> Pixels:
-    """With the top at the bottom."""
+    """Flip top and bottom."""
     made: Pixels = pixels[::-1].copy()
     return made
 
 
 def inverted(pixels: Pixels) -> Pixels:
-    """With each grey level taken from 255."""
+    """Subtract each grey level from 255."""
     target = target_of(pixels)
     np.invert(pixels, out=target)
     return target
 
 
 def posterized(pixels: Pixels, bits: int) -> Pixels:
-    """With the upper 1 to 8 bits of each grey level."""
+    """Keep the upper 1 to 8 bits of each grey level."""
     target = target_of(pixels)
     np.bitwise_and(pixels, np.uint8(256 - (1 << (8 - bits))), out=target)
     return target
 
 
 def solarized(pixels: Pixels, threshold: float) -> Pixels:
-    """With the grey levels inverted that are not below a threshold, as those are of NaN."""
+    """Invert the grey levels that are not below a threshold, as for NaN."""
     if threshold > 255:
         return pixels
     first = np.uint8(math.ceil(threshold) if threshold > 0 else 0)
@@ -89,27 +89,27 @@ def solarized(pixels: Pixels, threshold: float) -> Pixels:
 
 
 def adjusted(pixels: Pixels, kind: int, factor: float) -> Pixels:
-    """With another brightness, contrast, saturation or hue, or grey, whatever the factor."""
+    """Change brightness, contrast, saturation or hue, or convert to grey, by a factor."""
     target = target_of(pixels)
     compiled.adjust(pixels, target, kind, factor)
     return target
 
 
 def sharpened(pixels: Pixels, factor: float) -> Pixels:
-    """Smoothed with a factor below 1, sharpened with one above."""
+    """Smooth with a factor below 1, sharpen with one above."""
     target = np.empty_like(pixels)
     compiled.sharpen(pixels, target, factor)
     return target
 
 
 def lightened(pixels: Pixels, add: int, thresh: int = 128) -> Pixels:
-    """With something added to the levels below a threshold, up to 255: timm's solarize_add."""
+    """Add to the levels below a threshold, up to 255: timm's solarize_add."""
     table = np.where(thresh > _LEVELS, np.minimum(_LEVELS + add, 255), _LEVELS)
     return _looked_up(pixels, [table] * 3)
 
 
 def autocontrasted(pixels: Pixels) -> Pixels:
-    """With each channel's levels spread over all that there are."""
+    """Stretch each channel's levels over the full range."""
     tables = []
     for counts in _counted(pixels):
         seen = counts.nonzero()[0]
@@ -123,7 +123,7 @@ def autocontrasted(pixels: Pixels) -> Pixels:
 
 
 def equalized(pixels: Pixels) -> Pixels:
-    """With about as many pixels of each level, in each channel."""
+    """Equalise the histogram of each channel."""
     tables = []
     for counts in _counted(pixels):
         seen = counts[counts > 0]

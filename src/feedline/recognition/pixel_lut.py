@@ -1,7 +1,7 @@
-"""The table of values that the steps of a pipeline give to each grey level, found by running them.
+"""Table of the value that a pipeline's steps give each grey level, found by running them.
 
-Guarantees: the values are what the steps themselves make of each grey level, to the bit; the steps
-are run once more, on noise, to see that a value depends on the grey level and the channel alone.
+Guarantees: the values are the steps' own, bit for bit; the steps are run once more, on noise, to
+check that a value depends on the grey level and the channel alone.
 
 Relies on the steps being torchvision's own: the same input gives the same output.
 """
@@ -33,22 +33,22 @@ class PixelLut:
         self._image: Any = Image.fromarray(_all_levels())
 
     def copy(self) -> PixelLut:
-        """Another one, that stands where this one does."""
+        """Copy, at the same step."""
         other = PixelLut()
         other._steps, other._image = [*self._steps], self._image
         return other
 
     def take(self, step: Step) -> None:
-        """Let a step change the image.
+        """Apply a step to the image.
 
         Raises:
-            NotRecognised: it fails, or makes something else than an RGB image. Nothing is changed.
+            NotRecognised: it fails, or does not return an RGB image. Nothing is changed.
         """
         self._image = _ran(step, self._image, (3, _SIDE, _SIDE))
         self._steps.append(step)
 
     def take_many(self, steps: Sequence[Step]) -> int:
-        """Take steps, as many as can be; how many that were."""
+        """Apply as many steps as possible. Return their number."""
         for taken, step in enumerate(steps):
             try:
                 self.take(step)
@@ -58,14 +58,14 @@ class PixelLut:
 
     @property
     def form(self) -> Form:
-        """What holds the pixels now."""
+        """Current container of the pixels."""
         if isinstance(self._image, Image.Image):
             return "pil"
         return "tensor" if type(self._image) is torch.Tensor else "image"
 
     @property
     def untouched(self) -> bool:
-        """Whether the values are the grey levels still."""
+        """True if the values are still the grey levels."""
         if self.form == "pil":
             return True
         if self._image.dtype is not torch.uint8:
@@ -73,13 +73,13 @@ class PixelLut:
         return bool((_dense(self._image) == _all_levels().transpose(2, 0, 1)).all())
 
     def table(self) -> np.ndarray[Any, Any]:
-        """The value of each grey level in each channel, (3, 256).
+        """Value of each grey level in each channel, (3, 256).
 
         Raises:
-            NotRecognised: the steps do more than that, or what they give is no tensor.
+            NotRecognised: the steps do more than that, or do not return a tensor.
         """
         if wrong := unfit(self._image):
-            raise NotRecognised(f"The pipeline gives {wrong}.")
+            raise NotRecognised(f"The pipeline returns {wrong}.")
         table = _dense(self._image).reshape(3, 256)
         noise = np.random.RandomState(0).randint(0, 256, (7, 9, 3)).astype(np.uint8)
         image: Any = Image.fromarray(noise)
@@ -88,8 +88,8 @@ class PixelLut:
         expected = np.stack([table[channel][noise[..., channel]] for channel in range(3)])
         if _dense(image).tobytes() != expected.tobytes():
             raise NotRecognised(
-                f"{', '.join(map(words, self._steps))} does more than give each grey level of a "
-                "channel a value."
+                f"{', '.join(map(words, self._steps))} does more than map each grey level of a "
+                "channel to a value."
             )
         return table
 
@@ -100,7 +100,7 @@ def _all_levels() -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def _ran(step: Step, image: Any, shape: tuple[int, ...]) -> Any:
-    """What a step makes of a small image, of this shape as a tensor."""
+    """Output of a step for a small image, of this shape as a tensor."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -112,7 +112,7 @@ def _ran(step: Step, image: Any, shape: tuple[int, ...]) -> Any:
     tv_tensors: Any = sys.modules.get("torchvision.tv_tensors")
     kinds = (torch.Tensor, getattr(tv_tensors, "Image", torch.Tensor))
     if type(made) not in kinds or tuple(made.shape) != shape:
-        raise NotRecognised(f"{words(step)} makes something else than an RGB image of one.")
+        raise NotRecognised(f"{words(step)} does not return an RGB image for an RGB image.")
     return made
 
 

@@ -1,11 +1,11 @@
-"""torchvision's and timm's policies, done on pixels.
+"""torchvision's and timm's augmentation policies on pixels.
 
-Guarantees: which operations are done, and how much, a policy's own code draws; pixels are those of
-its operations, to the byte.
+Guarantees: a policy's own code draws its operations and magnitudes; pixels are those of its
+operations, byte for byte.
 
-Relies on: `own_code` to run that code, with operations on pixels in the place of Pillow's where
-there are such, and with the operations that it has elsewhere, on an `ArrayImage`; on a policy's
-space of magnitudes following from what it is asked for with.
+Relies on: `own_code` to run that code, with pixel operations instead of Pillow's if available, and
+otherwise with its own operations, on an `ArrayImage`; on a policy's space of magnitudes depending
+only on its arguments.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TorchvisionPolicy:
     Args:
         step: the policy.
         second: it is of version 2.
-        spaces: the magnitudes that version 1 makes of all its operations each time, kept.
+        spaces: magnitudes that version 1 computes for all its operations each time, cached.
     """
 
     step: Any
@@ -41,7 +41,7 @@ class TorchvisionPolicy:
     spaces: dict[Any, Any] = field(default_factory=dict)
 
     def __call__(self, pixels: Pixels) -> Pixels:
-        """What the policy makes of pixels, which may be written over."""
+        """Apply the policy to pixels, which may be overwritten."""
         image = ArrayImage(pixels)
         call = own_call(type(self.step))
         made: Image.Image
@@ -83,9 +83,9 @@ def _apply_first(
 
 
 def _applied(image: Image.Image, name: str, magnitude: float) -> Image.Image | None:
-    """What an operation of torchvision's makes of an image; None where it has to do so itself.
+    """Apply a torchvision operation to an image; None if it must run itself.
 
-    Its pixels may be written over: no policy looks at an image once more.
+    Its pixels may be overwritten: no policy reads an image again.
     """
     match name:
         case "Identity":
@@ -122,19 +122,19 @@ class TimmPolicy:
 
     @classmethod
     def of(cls, step: Any) -> TimmPolicy:
-        """That of a step, which is not changed."""
+        """Create from a step, which is not changed."""
         policy = copy.copy(step)
         name = "ops" if hasattr(step, "ops") else "policy"
         setattr(policy, name, _on_arrays(getattr(step, name)))
         return cls(policy)
 
     def __call__(self, pixels: Pixels) -> Pixels:
-        """What the policy makes of pixels, which may be written over."""
+        """Apply the policy to pixels, which may be overwritten."""
         return pixels_of(self.policy(ArrayImage(pixels)))
 
 
 def _on_arrays(operations: Any) -> Any:
-    """Operations of timm's, in lists of any depth, that take images that are arrays."""
+    """timm operations, in lists of any depth, for images that are arrays."""
     if isinstance(operations, list):
         return [_on_arrays(each) for each in operations]
     made = copy.copy(operations)
@@ -144,7 +144,7 @@ def _on_arrays(operations: Any) -> Any:
 
 
 def _done(function: Callable[..., Any], image: Image.Image, *args: Any, **others: Any) -> Any:
-    """What an operation of timm's makes of an image; where Pillow refuses it, it does so itself."""
+    """Apply a timm operation to an image; if Pillow rejects it, the operation runs itself."""
     if function.__name__ == "posterize" and not 1 <= args[0] <= 8:
         return function(image, *args, **others)
     return ArrayImage(_TIMMS[function.__name__](pixels_of(image), *args))

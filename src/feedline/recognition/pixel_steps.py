@@ -1,9 +1,9 @@
-"""Steps that change colours, blur, mirror or map, done on pixels in the place of the libraries'.
+"""Steps that change colours, blur, mirror or map, applied to pixels instead of images.
 
-Guarantees: random numbers are drawn as the step itself draws them, from the same generator in the
-same order; pixels are Pillow's, to the byte; but for those of a blur, torchvision's within a level.
-Relies on: `images._photometric`, compiled: without it no step is taken over. On PIL images being
-what the steps would get: those of tensors have another arithmetic.
+Guarantees: random numbers are drawn as by the step itself, from the same generator in the same
+order; pixels are Pillow's, byte for byte, except those of a blur, which are torchvision's within
+one level. Relies on: `images._photometric`, compiled: without it no step is replaced. On PIL images
+being the steps' input: tensors have another arithmetic.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ except ImportError:
 __all__ = ["PixelStep", "pixel_step"]
 
 PixelStep: TypeAlias = Callable[[Pixels], Pixels]
-"""Pixels (height, width, 3), RGB, C-contiguous, which may be written over: what a step leaves."""
+"""Pixels (height, width, 3), RGB, C-contiguous, may be overwritten: the output of a step."""
 
 _KINDS = ("brightness", "contrast", "saturation", "hue")
 _MOST_TAPS = 127
@@ -44,7 +44,7 @@ _OLDEST = ("RandomGrayscale", "RandomHorizontalFlip", "RandomVerticalFlip")
 
 
 def pixel_step(step: Any, replacements: Replacements) -> PixelStep | None:
-    """What a step does to a PIL image, done to its pixels; None where it has to run itself."""
+    """Pixel operation of a step on PIL images; None if it must run itself."""
     if compiled is None:
         return None
     parts = list(flattened(step, replacements))
@@ -73,7 +73,7 @@ def pixel_step(step: Any, replacements: Replacements) -> PixelStep | None:
 
 
 def _mapping(name: str, step: Any, replacements: Replacements) -> PixelStep | None:
-    """What a step does that may call Pillow's affine map."""
+    """Pixel operation of a step that may call Pillow's affine map."""
     if name.startswith("timm."):
         return TimmPolicy.of(step) if is_librarys(step, replacements) else None
     if name in _POLICIES:
@@ -82,7 +82,7 @@ def _mapping(name: str, step: Any, replacements: Replacements) -> PixelStep | No
 
 
 def _all(steps: Iterable[Any], replacements: Replacements) -> tuple[PixelStep, ...] | None:
-    """What steps do; None where one of them has to run itself."""
+    """Pixel operations of steps; None if one of them must run itself."""
     made = []
     for step in steps:
         fast = pixel_step(step, replacements)
@@ -93,7 +93,7 @@ def _all(steps: Iterable[Any], replacements: Replacements) -> tuple[PixelStep, .
 
 
 def _change(name: str, step: Any) -> PixelStep | None:
-    """What a step does to all pixels with its probability; None where it is none of these."""
+    """Operation of a step on all pixels with its probability; None if it has none."""
     match name:
         case "RandomHorizontalFlip":
             return changes.mirrored
@@ -118,7 +118,7 @@ def _change(name: str, step: Any) -> PixelStep | None:
 
 
 def _params(step: Any) -> dict[str, Any]:
-    """What a step of version 2 draws; the method had another name before 0.21."""
+    """Draw the parameters of a version 2 step; the method had another name before 0.21."""
     draw = getattr(step, "make_params", None) or step._get_params
     drawn: dict[str, Any] = draw([])
     return drawn
@@ -162,7 +162,7 @@ class _Blur:
 
 
 def _gaussian(taps: int, sigma: float) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """The weights of torchvision's kernel in one direction."""
+    """Weights of torchvision's kernel in one direction."""
     half = (taps - 1) / 2
     weights = np.exp(-0.5 * (np.linspace(-half, half, taps) / sigma) ** 2)
     made: np.ndarray[Any, np.dtype[np.float32]] = (weights / weights.sum()).astype(np.float32)
@@ -171,7 +171,7 @@ def _gaussian(taps: int, sigma: float) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 @dataclass(frozen=True, slots=True)
 class _Perhaps:
-    """A change that is made with a step's probability, compared as the step compares."""
+    """Operation applied with a step's probability, compared as the step compares."""
 
     step: Any
     exact: bool
@@ -205,7 +205,7 @@ class _InTurn:
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """A step that draws which of its steps are done, and in which order: its own code does that."""
+    """A step that draws which of its steps run, and in which order: its own code does that."""
 
     step: Any
     held: tuple[PixelStep, ...]

@@ -1,6 +1,7 @@
-"""How the images of a recognised dataset are read: as torchvision does, or a feedline source.
+"""Settings for reading a compiled dataset's images: torchvision's, or those of a feedline
+source.
 
-Guarantees: the same in every process, whatever a script has set in Pillow meanwhile.
+Guarantees: the same in every process, regardless of later changes of Pillow's settings.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ __all__ = ["Reading"]
 
 @dataclass(frozen=True)
 class Reading:
-    """How images are read.
+    """Settings for reading images.
 
     Args:
-        max_pixels: an image whose header announces more is an ImageError.
-        scaled: decode a JPEG smaller where the part still has the wanted size.
-        exif: turn images upright by their Exif orientation.
-        pillow: with these settings Pillow reads what feedline's decoders refuse; None: that is an
-            ImageError.
+        max_pixels: an image whose header announces more raises an ImageError.
+        scaled: decode a JPEG at a reduced size if the part still has the required size.
+        exif: rotate images by their Exif orientation.
+        pillow: settings with which Pillow reads what feedline's decoders reject; None: that raises
+            an ImageError.
     """
 
     max_pixels: int
@@ -33,15 +34,15 @@ class Reading:
 
     @classmethod
     def as_torchvision(cls) -> Reading:
-        """What torchvision's loader reads under Pillow's settings as they are now."""
+        """Read like torchvision's loader with Pillow's current settings."""
         settings = PillowSettings.now()
         return cls(settings.max_pixels, pillow=settings)
 
     @classmethod
     def of(cls, source: ImageSource[Any]) -> Reading:
-        """What a source of feedline's own reads, as its user has said."""
+        """Read like a feedline source, with its user's settings."""
         return cls(source.max_pixels, source.reads_scaled, source.exif)
 
     def in_words(self) -> str:
-        """What of it decides pixels, after a comma; "" for what torchvision's loader does."""
+        """Settings that affect pixels, after a comma; "" for those of torchvision's loader."""
         return ", decode='scaled'" * self.scaled + ", exif=True" * self.exif

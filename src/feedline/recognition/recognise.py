@@ -1,14 +1,13 @@
-"""A dataset as a pipeline of feedline's own, where it surely means the same.
+"""Compilation of a dataset into a feedline pipeline, if it is certainly equivalent.
 
-Guarantees: never raises and changes nothing, whatever the object; torchvision is not imported (an
-object of it can only come from where it was); what is not surely understood is not recognised, and
-why is said. Only code of torchvision's own is run, on small made-up images; no code of the user's,
-but for the function of a `feedline.per_size`, which makes a transform.
+Guarantees: never raises and changes nothing, for any object; torchvision is not imported (its
+objects exist only if it was); what is not certainly understood is not compiled, and the reason is
+given. Only torchvision's own code runs, on small generated images; no user code, except the
+function of a `feedline.per_size`, which makes a transform.
 
-Relies on: torchvision's ImageFolder and DatasetFolder, and what derives from them, being no more
-than a list of (path, label), a loader and two transforms, as long as the methods that give a sample
-are the original ones, which is looked at. Of a source of feedline's own, that it gives the images
-of its store.
+Relies on: torchvision's ImageFolder and DatasetFolder, and subclasses, being a list of (path,
+label), a loader and two transforms, as long as the methods that return a sample are the original
+ones, which is checked. On a feedline source returning the images of its store.
 """
 
 from __future__ import annotations
@@ -44,24 +43,24 @@ from feedline.stores.store import SampleStore
 __all__ = ["Recognition", "recognise", "source_within"]
 
 _LOOKED_UP = ("__getattr__", "__getattribute__", "__getitem__", "__getitems__", "__len__")
-"""The methods by which a loader reaches a sample."""
+"""Methods by which a loader gets a sample."""
 
 _READ = ("loader", "samples", "target_transform", "transform")
-"""What torchvision's `__getitem__` reads; attributes of the dataset, not of its class."""
+"""Attributes that torchvision's `__getitem__` reads, of the dataset, not of its class."""
 
 _GIVES_PATHS = (str, os.fspath, Path)
-"""Loaders that leave it to a compiled transform to read the file."""
+"""Loaders that leave reading the file to a compiled transform."""
 
 
 @dataclass(frozen=True)
 class Recognition:
-    """What was made of a dataset.
+    """Result of compiling a dataset.
 
     Args:
-        pipeline: makes its rows or samples; None: everything has to run as it is, elsewhere.
-        fast: the steps of its pipeline that run on the fast path.
-        as_is: those that run unchanged after them, in the same place.
-        refused: why it, or a part of it, was not recognised, or makes no rows: sentences.
+        pipeline: makes its rows or samples; None: everything must run unchanged, elsewhere.
+        fast: fused steps of its pipeline.
+        as_is: steps that run unchanged after them, in the same place.
+        refused: reasons why it, or a part of it, was not compiled, or makes no rows, as sentences.
     """
 
     pipeline: SamplePipeline | None
@@ -72,12 +71,12 @@ class Recognition:
 
 @dataclass(frozen=True, eq=False)
 class _Recipe:
-    """What is made of the images of a dataset, whichever they are.
+    """Transform of a dataset's images, independent of the images.
 
     Args:
-        reading: how they are read.
-        transforms: of each folder; they must mean the same.
-        target: is called on each label; None: nothing is.
+        reading: how images are read.
+        transforms: one per folder; they must be equivalent.
+        target: called on each label; None for none.
     """
 
     reading: Reading
@@ -85,10 +84,10 @@ class _Recipe:
     target: Any
 
     def recognised(self, store: SampleStore, replacements: Replacements, at: AtSize) -> Recognition:
-        """Recognise the transforms, at one size where a `per_size` is among them.
+        """Compile the transforms, at one size if a `per_size` is among them.
 
         Raises:
-            NotRecognised: everything has to run as it is.
+            NotRecognised: everything must run unchanged.
         """
         first, *others = self.transforms
         calls = _calls_of(first, at)
@@ -105,14 +104,14 @@ class _Recipe:
 
 
 def recognise(dataset: object, sizes: Sequence[int] = ()) -> Recognition:
-    """Recognise a torchvision ImageFolder or DatasetFolder, a Subset or a ConcatDataset of such.
+    """Compile a torchvision ImageFolder or DatasetFolder, or a Subset or ConcatDataset of them.
 
-    Or a source of feedline's own that has a transform of another library's, or a Subset of one.
+    Or a feedline source with a transform of another library, or a Subset of one.
 
     Args:
-        dataset: any.
-        sizes: the image sizes that are asked for, in pixels: where the transform has a
-            `feedline.per_size` it is recognised at each of them; without one, at its default.
+        dataset: any dataset.
+        sizes: image sizes of the loader, in pixels: a `feedline.per_size` in the transform is
+            compiled at each of them; without one, at its default.
     """
     try:
         found = _recognised(dataset, tuple(dict.fromkeys(sizes)) or (None,))
@@ -124,7 +123,7 @@ def recognise(dataset: object, sizes: Sequence[int] = ()) -> Recognition:
         return Recognition(None, refused=(str(why),))
     except Exception as error:
         kind = type(dataset).__name__
-        return Recognition(None, refused=(f"{kind} cannot be looked into: {said(error)}.",))
+        return Recognition(None, refused=(f"{kind} cannot be inspected: {said(error)}.",))
 
 
 def _recognised(dataset: object, sizes: tuple[int | None, ...]) -> Recognition:
@@ -159,8 +158,8 @@ def _recognised(dataset: object, sizes: tuple[int | None, ...]) -> Recognition:
 
 
 def _checked(found: Recognition, at: AtSize) -> int:
-    """The size in pixels that a pipeline was made for; NotRecognised if it makes another one."""
-    assert found.pipeline is not None, "it was recognised"
+    """Size in pixels that a pipeline was made for; NotRecognised if it makes another one."""
+    assert found.pipeline is not None, "the pipeline was compiled"
     made = found.pipeline.image_size
     if at.size is None or made != at.size:
         raise NotRecognised(f"At {at.size} px the transform makes images of {made} px.")
@@ -168,7 +167,7 @@ def _checked(found: Recognition, at: AtSize) -> int:
 
 
 def _per_size(found: dict[int, Recognition], recipe: _Recipe) -> Recognition:
-    """What is said of a transform that is another one at each size."""
+    """Description of a transform that differs at each size."""
     pipelines = {size: each.pipeline for size, each in found.items() if each.pipeline is not None}
     fast = list[str]()
     for size, each in found.items():
@@ -181,23 +180,23 @@ def _per_size(found: dict[int, Recognition], recipe: _Recipe) -> Recognition:
 
 
 def _pipeline_at(recipe: _Recipe, store: SampleStore, size: int) -> SamplePipeline:
-    """The pipeline of a size; NotRecognised if there is none."""
+    """Pipeline of a size; NotRecognised if there is none."""
     at = AtSize(size)
     found = recipe.recognised(store, Replacements(), at)
     _checked(found, at)
-    assert found.pipeline is not None, "it was recognised"
+    assert found.pipeline is not None, "the pipeline was compiled"
     return found.pipeline
 
 
 def source_within(dataset: object) -> ImageSource[Any] | None:
-    """The source of feedline's own that a dataset is, or what its Subsets choose of one.
+    """feedline source that a dataset is, or that its Subsets select from.
 
     Returns:
         None for any other dataset.
 
     Raises:
-        NotRecognised: it may give something else than its images, or the indices of a Subset are
-            no numbers of samples.
+        NotRecognised: it may return something else than its images, or the indices of a Subset are
+            not sample indices.
     """
     inner, subsets = unwrapped(dataset)
     if ImageSource not in type(inner).__mro__:  # isinstance may run code of the user's
@@ -210,7 +209,7 @@ def source_within(dataset: object) -> ImageSource[Any] | None:
         for name in vars(base):
             if hasattr(ImageSource, name) and not name.startswith("__"):
                 raise NotRecognised(
-                    f"{type(source).__name__} has a {name} of its own, which may do anything."
+                    f"{type(source).__name__} overrides {name}, which may return anything."
                 )
     return ChosenImages(source, numbers_of(subsets, len(source)))
 
@@ -222,7 +221,7 @@ def _is_users(kind: type) -> bool:
 def _of_views(
     views: Wrapped, store: SampleStore, recipe: _Recipe, replacements: Replacements, at: AtSize
 ) -> Recognition:
-    """What is made of a dataset with several views; NotRecognised if one of them runs as it is."""
+    """Compile a dataset with several views; NotRecognised if one of them runs unchanged."""
     known: dict[int, RecognisedTransform] = {}
     fast: list[str] = []
     as_is: list[str] = []
@@ -233,7 +232,7 @@ def _of_views(
         try:
             known[id(transform)] = found = read(transform, replacements, at)
         except NotRecognised as why:
-            raise NotRecognised(f"Of the views, number {number} runs as it is: {why}") from None
+            raise NotRecognised(f"View {number} runs unchanged: {why}") from None
         fast += [f"view {number}: {found.fast[0]}", *found.fast[1:]]
         as_is += found.as_is
         notes += found.notes
@@ -243,7 +242,7 @@ def _of_views(
 
 
 def _check_source(source: ImageSource[Any]) -> None:
-    """Raise NotRecognised where a source of feedline's own may give something else."""
+    """Raise NotRecognised if a feedline source may return something else."""
     kind = type(source)
     own = [
         name
@@ -251,17 +250,17 @@ def _check_source(source: ImageSource[Any]) -> None:
         if getattr(kind, name, None) is not getattr(ImageSource, name, None) or name in vars(source)
     ]
     if own:
-        raise NotRecognised(f"{kind.__name__} has a {own[0]} of its own, which may do anything.")
+        raise NotRecognised(f"{kind.__name__} overrides {own[0]}, which may return anything.")
 
 
 def _check(dataset: Any, replacements: Replacements) -> None:
-    """Raise NotRecognised where something else than the pipeline could matter."""
+    """Raise NotRecognised if anything else than the pipeline may matter."""
     kind = type(dataset)
     module: Any = sys.modules.get("torchvision.datasets.folder")
     if ImageSource in kind.__mro__:
         raise NotRecognised(
-            f"{kind.__name__} is a source of feedline's own within another dataset, of which only "
-            "torch's Subset is taken apart: make one ImageList of all images."
+            f"{kind.__name__} is a feedline source within another dataset; only torch's Subset is "
+            "supported: make one ImageList of all images."
         )
     if module is None or module.DatasetFolder not in kind.__mro__:
         raise NotRecognised(
@@ -271,23 +270,23 @@ def _check(dataset: Any, replacements: Replacements) -> None:
         for name in (*_LOOKED_UP, *_READ) if base not in module.ImageFolder.__mro__ else ():
             if name in vars(base):
                 raise NotRecognised(
-                    f"{kind.__name__} is a subclass of torchvision's with a {name} of its own "
-                    f"({base.__name__}.{name}), which may do anything."
+                    f"{kind.__name__} is a subclass of a torchvision dataset that overrides {name} "
+                    f"({base.__name__}.{name}), which may return anything."
                 )
     why = replacements.replaced_in(kind, _LOOKED_UP)
     own = [name for name in _LOOKED_UP if name in vars(dataset)]
     if why or own or hasattr(kind, "__getitems__"):
-        why = why or f"this {kind.__name__} has a {', '.join(own) or '__getitems__'} of its own"
+        why = why or f"this {kind.__name__} has its own {', '.join(own) or '__getitems__'}"
         raise NotRecognised(f"A method of {kind.__name__} was replaced: {why}.")
     missing = [name for name in _READ if name not in vars(dataset)]
     if missing:
         raise NotRecognised(f"This {kind.__name__} has no {', '.join(missing)}.")
     if dataset.transform is None:
-        raise NotRecognised("The dataset has no transform, so it gives PIL images.")
+        raise NotRecognised("The dataset has no transform, so it returns PIL images.")
 
 
 def _check_loader(dataset: Any, replacements: Replacements, at: AtSize) -> None:
-    """Raise NotRecognised where images may be read otherwise than by torchvision's loader."""
+    """Raise NotRecognised if images may be read differently than by torchvision's loader."""
     paths = any(dataset.loader is each for each in _GIVES_PATHS)
     if paths and type(at.transform_of(dataset.transform)) in (Compiled, Views):
         if replaced := replacements.replaced_in_pillow():
@@ -303,7 +302,7 @@ def _check_loader(dataset: Any, replacements: Replacements, at: AtSize) -> None:
 
 
 def _calls_of(transform: Any, at: AtSize) -> Wrapped:
-    """What is called with an image; NotRecognised where a user's wrapper does more than that."""
+    """Functions called with an image; NotRecognised if a user's wrapper does more than that."""
     transform = at.transform_of(transform)
     found = wrapped_in(transform)
     if isinstance(found, Wrapped):
@@ -314,26 +313,28 @@ def _calls_of(transform: Any, at: AtSize) -> Wrapped:
 
 
 def _check_targets(folders: Sequence[Any]) -> None:
-    """Raise NotRecognised where folders make different things of their labels."""
+    """Raise NotRecognised if folders have different target_transforms."""
     if any(folder.target_transform is not folders[0].target_transform for folder in folders):
         raise NotRecognised("The parts of the ConcatDataset have different target_transforms.")
 
 
 def _check_alike(first: Any, other: Any, replacements: Replacements, at: AtSize) -> None:
-    """Raise NotRecognised where two transforms make different things of an image."""
+    """Raise NotRecognised if two transforms are not equivalent."""
     if other is first:
         return
     calls = [_calls_of(each, at) for each in (first, other)]
     several = any(each.form != 0 for each in calls)
     if several or not _alike(*(read(each.transforms[0], replacements, at) for each in calls)):
         raise NotRecognised(
-            "The parts of the ConcatDataset have different transforms, "
-            f"{words(first)} and {words(other)}, and the fast path has one for all."
+            f"The parts of the ConcatDataset have different transforms, {words(first)} and "
+            f"{words(other)}, but only one for all can be compiled."
         )
 
 
 def _alike(one: RecognisedTransform, other: RecognisedTransform) -> bool:
-    """Whether two make the same of an image. Steps that run must be the very same objects."""
+    """Return True if two transforms are equivalent. Steps that run must be the very same
+    objects.
+    """
     tables = [transform.tail.table for transform in (one, other)]
     values = [None if table is None else (table.dtype, table.tobytes()) for table in tables]
     steps, others = ((*each.tail.before, *each.tail.after) for each in (one, other))

@@ -1,10 +1,10 @@
-"""What a pipeline of images with masks was recognised as: how a sample becomes what it gives.
+"""Compiled pipeline of images with masks: how a sample is transformed.
 
-Guarantees: all of a sample is moved alike; what goes along with the image is moved and converted by
-torchvision's own code, but for masks of few bits, whose values are copied to the same bits; nothing
-is random but what the pipeline's steps draw, in their order.
+Guarantees: all parts of a sample are transformed alike; everything but the image is transformed and
+converted by torchvision's own code, except masks of few bits, whose values are copied bit for bit;
+nothing is random but the draws of the pipeline's steps, in their order.
 
-Relies on: `joint_steps` for what is drawn, `transform_tail` for the image's values.
+Relies on: `joint_steps` for the draws, `transform_tail` for the image's values.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ _COPIED = (torch.uint8, torch.bool, torch.uint16)
 
 @dataclass(frozen=True, kw_only=True)
 class RecognisedPair:
-    """How to make a sample of an image and what goes along with it.
+    """Compiled pipeline that makes a sample of an image and its other parts.
 
     Args:
-        geometry: the steps that move all of it.
-        shape: the height and width that these leave, in pixels; None where they differ, or where
-            a step behind makes images of a size of its own.
+        geometry: steps that transform all parts.
+        shape: height and width after these, in pixels; None if they differ, or if a later step sets
+            a size of its own.
         filter, resize_mode: how the image is resized.
-        colour: of the image where it is padded.
-        value: of a mask where it is padded.
-        copied: masks are resized to the nearest pixel as torch has it.
-        tail: what becomes of the image's pixels.
-        values: the steps that the tail's table stands for, which what goes along passes itself.
-        after: the steps that run as they are, on all of the sample.
-        fast: the steps that something else stands for, as words.
-        as_is: those that run as they are, as words.
-        notes: why those do, sentences.
+        colour: fill of the image's padding.
+        value: fill of a mask's padding.
+        copied: masks are resized to the nearest pixel like in torch.
+        tail: transform of the image's pixels.
+        values: steps replaced by the tail's table, which the other parts pass themselves.
+        after: steps that run unchanged, on the whole sample.
+        fast: fused steps, as text.
+        as_is: unchanged steps, as text.
+        notes: reasons for those, as sentences.
     """
 
     geometry: tuple[Any, ...]
@@ -69,29 +69,29 @@ class RecognisedPair:
     notes: tuple[str, ...]
 
     def draw(self, height: int, width: int, size: int | None, strength: float) -> Drawn:
-        """Let the steps draw what they do to an image of this many pixels.
+        """Draw the parameters of the steps for an image size in pixels.
 
         Args:
-            size: the longer side of what they leave, in pixels; None for their own.
-            strength: of the augmentation, 0 to 1.
+            size: longer side of the output, in pixels; None for the steps' own.
+            strength: augmentation strength, 0 to 1.
         """
         own = max(self.shape or (1,))  # where there is none nothing is scaled
         return draw(scaled(self.geometry, size or own, own, strength), height, width)
 
     @property
     def uses_strength(self) -> bool:
-        """Whether the geometric steps follow a strength of augmentation."""
+        """True if the geometric steps depend on the augmentation strength."""
         return any(type(step).__name__ == "RandomResizedCrop" for step in self.geometry)
 
     def pixels(self, drawn: Drawn, read: Callable[[Part | None], Pixels]) -> Pixels:
-        """The pixels that the tail begins with; `read` gives a part of the image."""
+        """Input pixels of the tail; `read` reads a part of the image."""
         made = image_on(drawn.canvas, read, self.filter, self.resize_mode, self.colour)
         if stage_timer.timed:
             stage_timer.end_stage("resize")
         return made
 
     def moved(self, drawn: Drawn, thing: Any) -> Any:
-        """What the geometric steps make of something that goes along with the image."""
+        """Apply the geometric steps to a part other than the image."""
         from torchvision import tv_tensors
 
         if not isinstance(thing, tv_tensors.TVTensor):
@@ -106,10 +106,11 @@ class RecognisedPair:
         return tv_tensors.Mask(torch.from_numpy(mask_on(drawn.canvas, mask, self.value)))
 
     def finish(self, pixels: Pixels, targets: tuple[Any, ...]) -> Any:
-        """What the pipeline gives, of what the geometric steps have left.
+        """Finish a sample after the geometric steps.
 
         Returns:
-            the image, where there is nothing else; else what v2's Compose gives of several.
+            the image, if there is nothing else; otherwise the return value of v2's Compose for
+            several inputs.
         """
         image = self.tail.run(pixels, None)
         if targets and self.values:
@@ -129,18 +130,18 @@ class RecognisedPair:
         return given
 
     def __str__(self) -> str:
-        as_is = f"; as they are: {names_of(self.as_is)}" if self.as_is else ""
+        as_is = f"; unchanged: {names_of(self.as_is)}" if self.as_is else ""
         return f"{names_of(self.fast)}{as_is}"
 
 
 def _holds(dtype: np.dtype[Any], value: float) -> bool:
-    """Whether numbers of a dtype, of whole numbers or truth values, can be this one."""
+    """Return True if all numbers of a dtype, of whole numbers or booleans, fit in this one."""
     most = 1 if dtype.kind == "b" else np.iinfo(dtype).max
     return value.is_integer() and 0 <= value <= most
 
 
 def _dot(tail: TransformTail) -> Any:
-    """An image of one pixel, in the form in which the steps get theirs."""
+    """Image of one pixel, in the form of the steps' input."""
     dot = Image.new("RGB", (1, 1))
     if tail.held == "pil":
         return dot

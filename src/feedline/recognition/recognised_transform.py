@@ -1,7 +1,7 @@
-"""What a pipeline was recognised as: how an image becomes what the pipeline gives.
+"""Compiled pipeline: how an image is transformed.
 
-Guarantees: the pixels that the pipeline's own resize makes of a part of an image; an identity that
-is the same in every process.
+Guarantees: the pixels of the pipeline's own resize for a part of an image; an identity that is
+equal in every process.
 """
 
 from __future__ import annotations
@@ -27,19 +27,18 @@ __all__ = ["RecognisedTransform", "names_of"]
 
 @dataclass(frozen=True)
 class RecognisedTransform:
-    """How to make a row or a sample of an image.
+    """Compiled pipeline that makes a row or a sample of an image.
 
     Args:
-        crop: which part of the image is shown.
+        crop: selects the visible part of the image.
         resize_mode: how that is resized.
-        shape: the height and width of the pipeline's own output, in pixels.
-        tail: what becomes of the part's pixels.
-        fast: the steps that these stand for, as words.
-        as_is: those that run as they are, as words.
-        notes: why those do, sentences.
-        no_rows: why it makes no rows, a sentence; "" where it does.
-        sized: one of those that run as they are which makes images of a size of its own, as words;
-            "" where none does.
+        shape: height and width of the pipeline's own output, in pixels.
+        tail: transform of the part's pixels.
+        fast: fused steps, as text.
+        as_is: unchanged steps, as text.
+        notes: reasons for those, as sentences.
+        no_rows: reason why it makes no rows, a sentence; "" if it does.
+        sized: unchanged step that sets a size of its own, as text; "" if none does.
     """
 
     crop: Transform
@@ -54,33 +53,33 @@ class RecognisedTransform:
 
     @property
     def image_size(self) -> int:
-        """The longer side of the pipeline's own output, in pixels."""
+        """Longer side of the pipeline's own output, in pixels."""
         return max(self.shape)
 
     def shape_at(self, size: int) -> Shape:
-        """The height and width of the output where its longer side has `size` pixels.
+        """Height and width of the output for a longer side of `size` pixels.
 
         Raises:
-            UsageError: that is another size than its own, which a step behind would not follow.
+            UsageError: that is not its own size, and a later step would not follow it.
         """
         if self.sized and size != self.image_size:
             raise UsageError(
-                f"the loader asks for {size} px, and {self.sized} runs as it is and makes images "
-                "of a size of its own: make the pipeline by feedline.per_size(...), or leave the "
-                "schedule's size out"
+                f"the loader's image size is {size} px, but {self.sized} runs unchanged and sets "
+                "its own size: make the pipeline with feedline.per_size(...), or leave the size "
+                "out of the schedule"
             )
         return scaled(self.shape, size, self.image_size)
 
     def resized(
         self, image: Pixels, placement: Placement, size: int, into: Pixels | None = None
     ) -> Pixels:
-        """The pixels that the tail begins with, uint8 (height, width, 3).
+        """Input pixels of the tail, uint8 (height, width, 3).
 
         Args:
             image: uint8 (height, width, 3): the placement's part of an image.
-            placement: what is to be made of it.
-            size: of the longer side, in pixels.
-            into: where they are written, C-contiguous; None: memory of their own.
+            placement: how to place it.
+            size: longer side, in pixels.
+            into: output array, C-contiguous; None: new memory.
         """
         pixels = np.empty((*self.shape_at(size), 3), np.uint8) if into is None else into
         fill_as(self.resize_mode, pixels, image, placement)
@@ -89,7 +88,9 @@ class RecognisedTransform:
         return pixels
 
     def identity(self) -> str:
-        """What decides the pixels, in words and a digest: the same in every process."""
+        """Description and digest of everything that determines the pixels: equal in every
+        process.
+        """
         parts = self.crop, self.resize_mode, self.shape, self.tail.form
         digest = hashlib.blake2b(repr(parts).encode(), digest_size=8)
         if self.tail.table is not None:
@@ -100,10 +101,10 @@ class RecognisedTransform:
         return f"{steps} [{digest.hexdigest()}]"
 
     def __str__(self) -> str:
-        as_is = f"; as they are: {names_of(self.as_is)}" if self.as_is else ""
+        as_is = f"; unchanged: {names_of(self.as_is)}" if self.as_is else ""
         return f"{names_of(self.fast)}{as_is}"
 
 
 def names_of(steps: tuple[str, ...]) -> str:
-    """Steps as words, without their arguments."""
+    """Names of steps, without their arguments."""
     return ", ".join(step.partition("(")[0] for step in steps)

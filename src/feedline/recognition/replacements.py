@@ -1,12 +1,12 @@
-"""Whether code of torchvision's or timm's is the code that they came with, or was replaced.
+"""Check that torchvision's and timm's code is their own and was not replaced.
 
-Guarantees: all that the code reaches is looked at: functions and classes by the names in it, down
-through Pillow, and methods by their names, in every class that it may have an object of. Which
-functions these are is nowhere listed. Nothing is called. Nothing is kept from one `Replacements` to
-the next, so a replacement is seen whenever it is made.
+Guarantees: everything the code reaches is checked: functions and classes by the names in it, down
+through Pillow, and methods by their names, in every class it may have an object of. There is no
+list of these functions. Nothing is called. Nothing is cached between two `Replacements`, so a
+replacement is always detected.
 
-Relies on: `library_code` for what is a library's own, `callees` for what code reaches. torch's own
-functions are looked at, not what they call in turn: that is torch's C++.
+Relies on: `library_code` for the library's own code, `callees` for what code reaches. torch's own
+functions are checked, but not what they call: that is torch's C++.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ __all__ = ["Replacements", "named"]
 _OWN = ("torchvision", "timm")
 _FOLLOWED = (*_OWN, "PIL")  # whose functions' own calls are looked at
 _OBJECTS = (Image.Image, ImageFile.ImageFile, torch.Tensor)
-"""What code has objects of without a name for their classes."""
+"""Objects that code has without naming their classes."""
 _TEXT = frozenset(("__repr__", "__str__", "__format__"))
-"""Methods that make text, which no pixel depends on."""
+"""Methods that make text, on which no pixel depends."""
 _SPECIAL = frozenset(
     name
     for kind in (object, float, list, dict, torch._C.TensorBase)
@@ -47,32 +47,32 @@ _SPECIAL = frozenset(
 """Methods that run without being named."""
 
 Members: TypeAlias = dict[str, tuple[type, Any]]
-"""What a class and its bases have that may be replaced: by its name the base, and it."""
+"""Replaceable members of a class and its bases: by name, the base and the member."""
 
 
 class _Reach:
-    """What was found so far of all that some functions run.
+    """Code that some functions reach.
 
     Args:
-        functions: these.
+        functions: the functions.
     """
 
     def __init__(self, functions: Iterable[FunctionType]) -> None:
         self.waiting: list[FunctionType] = list(functions)
-        """Functions that were not looked into."""
+        """Functions that were not inspected."""
         self._met: set[FunctionType] = set(self.waiting)
         self._names = set(_SPECIAL)
         self._kinds: dict[type, set[str]] = {kind: set() for kind in _OBJECTS}
 
     def add(self, callees: Callees) -> None:
-        """What one of them reaches."""
+        """Add the code that a function reaches."""
         self._names |= callees.names
         self._meet(*callees.kernels, *(value for _, _, value in callees.found))
 
     def methods(
         self, members_of: Callable[[type], Members]
     ) -> Iterator[tuple[type, str, FunctionType]]:
-        """Methods that may be called: of which class, under which name; each is given once."""
+        """Methods that may be called, with class and name; each is returned once."""
         for kind, given in list(self._kinds.items()):
             members = members_of(kind)
             for name in (self._names & members.keys()) - given - _TEXT:
@@ -93,7 +93,7 @@ class _Reach:
 
 
 class Replacements:
-    """Looks at functions and classes, at each of them once."""
+    """Checks functions and classes, each of them once."""
 
     def __init__(self) -> None:
         self._own: set[object] = set()
@@ -102,15 +102,16 @@ class Replacements:
         self._pillow: str | None = None
 
     def replaced_in(self, kind: type, called: tuple[str, ...] | None = None) -> str:
-        """What a class of torch's or torchvision's no longer has or calls as it came.
+        """Describe what was replaced in a class of torch or torchvision.
 
         Args:
             kind: the class.
-            called: the methods that matter: of torch's classes no others are looked at, and of
-                torchvision's no others' own calls; None for all.
+            called: methods that matter: of torch's classes only these are checked, and of
+                torchvision's only these methods' own calls; None for all.
 
         Returns:
-            a sentence without its full stop, as "a.b was replaced by c.d"; "" where all is there.
+            a sentence without its full stop, e.g. "a.b was replaced by c.d"; "" if nothing was
+            replaced.
         """
         if kind in self._own:
             return ""
@@ -137,13 +138,13 @@ class Replacements:
         return why
 
     def is_own(self, function: object) -> bool:
-        """Whether this is a function of torchvision's or timm's, with all that it calls."""
+        """Return True for an original function of torchvision or timm, with everything it calls."""
         if not is_own(function) or type(function) is not FunctionType:
             return False
         return _top(function) in _OWN and not self.replaced_below([function])
 
     def replaced_below(self, functions: list[FunctionType]) -> str:
-        """What functions of a library's no longer call as it came; said as above."""
+        """Describe what was replaced in the code that library functions call; see `replaced_in`."""
         reach = _Reach(functions)
         while reach.waiting:
             function = reach.waiting.pop()
@@ -176,10 +177,10 @@ class Replacements:
         return found
 
     def replaced_in_loader(self, loader: Any) -> str | None:
-        """What torchvision's loader of images no longer calls as it came; said as above.
+        """Describe what was replaced in torchvision's image loader; see `replaced_in`.
 
         Returns:
-            None where the loader is not one of torchvision's.
+            None if it is not a torchvision loader.
         """
         folder: Any = sys.modules.get("torchvision.datasets.folder")
         for name in ("default_loader", "pil_loader"):
@@ -195,7 +196,7 @@ class Replacements:
         return self.replaced_in_pillow() or self.replaced_below([loader])
 
     def replaced_in_pillow(self) -> str:
-        """What an image of Pillow's is no longer opened or decoded by; said as above."""
+        """Describe what was replaced in Pillow's opening and decoding; see `replaced_in`."""
         if self._pillow is None:
             self._pillow = self._looked_into_pillow()
         return self._pillow
@@ -210,7 +211,7 @@ class Replacements:
 
 
 def _ways_to_open() -> Iterator[tuple[str, str, Any]]:
-    """The functions that make an image of a file: of which module or class, under which name."""
+    """Functions that open an image of a file, with their module or class and their name."""
     yield "PIL.Image", "open", vars(Image).get("open")
     yield "PIL.Image.Image", "convert", vars(Image.Image).get("convert")
     yield "PIL.ImageFile.ImageFile", "load", vars(ImageFile.ImageFile).get("load")
@@ -219,7 +220,7 @@ def _ways_to_open() -> Iterator[tuple[str, str, Any]]:
 
 
 def _untimed(function: Any) -> Any:
-    """What feedline itself has put a clock around, as it does in workers; else the function."""
+    """Function inside a timer that feedline added in workers; otherwise the function itself."""
     timed: Any = sys.modules.get("feedline.dataset.timed_steps")
     if timed is not None and getattr(function, "__globals__", None) is vars(timed):
         return vars(function).get("__wrapped__", function)

@@ -1,7 +1,7 @@
-"""The samples of torchvision folders, or of what Subsets and ConcatDatasets choose of them.
+"""Samples of torchvision folders, or those that Subsets and ConcatDatasets select.
 
-Guarantees: the files and labels that the dataset gives, in its order; the same fingerprint for a
-moved folder and for any transform; no work for each sample beyond what Python needs to list them.
+Guarantees: the files and labels of the dataset, in its order; the same fingerprint for a moved
+folder and for any transform; no work per sample beyond listing them in Python.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ __all__ = ["class_names", "folder_fingerprint", "root_of", "store_of"]
 
 
 def folder_fingerprint(dataset: object) -> str | None:
-    """The fingerprint of a torchvision DatasetFolder or ImageFolder, or of parts of some.
+    """Fingerprint of a torchvision DatasetFolder or ImageFolder, or of parts of some.
 
-    It is of the samples' paths and labels, whatever the transform and the loader. The same text as
-    the `fingerprint()` of a recognised pipeline. 1.3 million samples take about half a second.
+    It depends on the samples' paths and labels, not on the transform or the loader. Equal to the
+    `fingerprint()` of a compiled pipeline. 1.3 million samples take about half a second.
 
     Returns:
-        None for any other dataset, and where samples are not (path, int).
+        None for any other dataset, and if samples are not (path, int).
     """
     module: Any = sys.modules.get("torchvision.datasets.folder")
 
     def check(folder: object) -> None:
         if module is None or not isinstance(folder, module.DatasetFolder):
-            raise NotRecognised("It is no folder.")
+            raise NotRecognised("It is not a folder.")
 
     try:
         return store_of(folders_of(dataset, Replacements(), check)).fingerprint()
@@ -45,7 +45,7 @@ def folder_fingerprint(dataset: object) -> str | None:
 
 
 def class_names(folders: Sequence[Any]) -> list[str] | None:
-    """What the classes are called; None where folders do not say, or not the same."""
+    """Class names; None if folders have none, or different ones."""
     first, *others = (getattr(folder, "classes", None) for folder in folders)
     if not isinstance(first, list) or not all(isinstance(name, str) for name in first):
         return None
@@ -53,10 +53,10 @@ def class_names(folders: Sequence[Any]) -> list[str] | None:
 
 
 def store_of(chosen: Chosen) -> FileStore[LabelledPaths]:
-    """The files and labels of folders that are chosen.
+    """Files and labels of selected folders.
 
     Raises:
-        NotRecognised: the samples are no list of (path, int).
+        NotRecognised: the samples are not a list of (path, int).
     """
     folders, numbers = chosen.folders, chosen.numbers
     samples: Sequence[Any] = listed(folders[0])
@@ -71,7 +71,7 @@ def store_of(chosen: Chosen) -> FileStore[LabelledPaths]:
         samples = [samples[number] for number in numbers.tolist()]
     labels = [label for _, label in samples]
     for kind in set(map(type, labels)) - {int}:
-        raise NotRecognised(f"Labels are of type {kind.__name__}, and the fast path's are int.")
+        raise NotRecognised(f"Labels are of type {kind.__name__}, not int.")
     names = [path for path, _ in samples]
     if set(map(type, names)) - {str}:
         names = list(map(os.fsdecode, names))
@@ -88,13 +88,13 @@ def store_of(chosen: Chosen) -> FileStore[LabelledPaths]:
     blob = np.frombuffer(os.fsencode(slashed(text[1:]) + "\0" * bool(names)), np.uint8)
     starts = starts_of(blob)
     if len(starts) != len(names) + 1:
-        raise NotRecognised("A path has a zero byte, which no file's has.")
+        raise NotRecognised("A path contains a zero byte.")
     paths = LabelledPaths(blob, starts, np.array(labels, np.int64))
     return FileStore(paths, (os.fsencode(prefix),))
 
 
 def root_of(folders: Sequence[Any]) -> str | None:
-    """The folder of a single dataset, with a separator behind it; None where there is none."""
+    """Folder of a single dataset, with a trailing separator; None if there is none."""
     root = getattr(folders[0], "root", None) if len(folders) == 1 else None
     if not isinstance(root, (str, bytes, os.PathLike)):
         return None

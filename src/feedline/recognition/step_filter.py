@@ -1,6 +1,6 @@
-"""The filter that a step of a pipeline resizes with.
+"""Resize filter of a pipeline's step.
 
-Guarantees: the pixels of a filter that is given are those that the step's own would give.
+Guarantees: the returned filter gives the pixels of the step's own.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ _OF_TENSORS = ("bilinear", "bicubic", "nearest")
 
 
 def mode_of(interpolation: Any) -> Any:
-    """The name of a step's interpolation, which may be given as Pillow's number."""
+    """Name of a step's interpolation, which may be Pillow's number."""
     mode = getattr(interpolation, "value", interpolation)
     return Image.Resampling(mode).name.lower() if isinstance(mode, int) else mode
 
 
 def step_filter(step: Any, interpolation: Any, form: Form) -> Filter:
-    """The filter of a step's resize.
+    """Filter of a step's resize.
 
     Args:
-        step: of torchvision's or timm's.
+        step: step of torchvision or timm.
         interpolation: the step's own, or one of several.
-        form: what holds the pixels that it resizes.
+        form: container of the pixels that it resizes.
 
     Raises:
-        NotRecognised: the fast path has no such filter.
+        NotRecognised: the filter is not supported.
     """
     mode = mode_of(interpolation)
     if form == "pil":
@@ -43,12 +43,10 @@ def step_filter(step: Any, interpolation: Any, form: Form) -> Filter:
     else:
         known = _OF_TENSORS
     if mode not in known:
-        raise NotRecognised(
-            f"{words(step)} resizes by {mode!r}, which the fast path does not have."
-        )
+        raise NotRecognised(f"{words(step)} resizes with {mode!r}, which is not supported.")
     tensors = form != "pil" and mode != "nearest"
     if tensors and getattr(step, "antialias", True) is not True:
         raise NotRecognised(
-            f"{words(step)} resizes tensors without antialiasing, and the fast path with it."
+            f"{words(step)} resizes tensors without antialiasing, which is not supported."
         )
     return cast(Filter, mode)

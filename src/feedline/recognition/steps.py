@@ -1,7 +1,7 @@
-"""What a step of a pipeline is: one of torchvision's or timm's own, unaltered, or anything.
+"""Identification of a pipeline's steps: unmodified steps of torchvision or timm, or anything else.
 
-Guarantees: neither is ever imported: a step of it can only come from where it was. A subclass
-is not a library's own, as it may do anything; nor is a step with hooks or a replaced method, or
+Guarantees: neither library is ever imported: its steps exist only if it was. A subclass is not a
+library's own step, because it may do anything; nor is a step with hooks or a replaced method, or
 one that calls a replaced function.
 
 Relies on the names and modules of torchvision's transforms, both versions of them, and of timm's.
@@ -52,15 +52,15 @@ _SIZES = ("max_size", "min_size", "padding", "size", "target_size")
 
 
 class NotRecognised(Exception):
-    """Why a dataset or a step is not: a sentence."""
+    """Reason why a dataset or a step cannot be compiled: a sentence."""
 
 
 class AtSize:
     """Replaces each `feedline.per_size` by its transform at one image size.
 
-    The user's function is called once for each size, as `PerSize` keeps what it made. It is called
-    with the global random states seeded, so that it makes the same transform in every process and
-    the user's states stay as they are.
+    The user's function is called once per size, because `PerSize` caches the result. It is called
+    with the global random states seeded, so it makes the same transform in every process and the
+    user's states do not change.
 
     Args:
         size: in pixels; None for the default of the first `per_size`, which is `size` from then on.
@@ -72,7 +72,7 @@ class AtSize:
 
     @property
     def used(self) -> bool:
-        """Whether there was a `per_size`."""
+        """True if there was a `per_size`."""
         return bool(self._replaced)
 
     def forget(self) -> None:
@@ -81,47 +81,48 @@ class AtSize:
             per_size.forget(self.size)
 
     def transform_of(self, transform: Any) -> Any:
-        """The transform that a `per_size` makes at this size; anything else is given back.
+        """Transform of a `per_size` at this size; anything else is returned unchanged.
 
         Raises:
-            NotRecognised: no size is known, the user's function fails, or what it makes follows
-                from more than the size.
+            NotRecognised: no size is known, the user's function fails, or its result depends on
+                more than the size.
         """
         while type(transform) is PerSize:
             self._replaced.append(transform)
             self.size = size = self.size or transform.default
             if size is None:
                 raise NotRecognised(
-                    f"{words(transform)} is given no image size: build the loader with schedule= "
-                    "or image_size=."
+                    f"{words(transform)} has no image size: build the loader with schedule= or "
+                    "image_size=."
                 )
             try:
                 with unbroken(), seeded(size), Request(size) as request:
                     made = transform.at(size)
             except Exception as error:
                 raise NotRecognised(
-                    f"{words(transform)} raises {said(error)} at {size} px."
+                    f"{words(transform)} raised {said(error)} at {size} px."
                 ) from error
             if request.strength_was_asked:
                 raise NotRecognised(
-                    f"The function of {words(transform)} calls augmentation_strength(), so a "
-                    "size has several transforms: call it in a step, when an image is transformed."
+                    f"The function of {words(transform)} calls augmentation_strength(), so there "
+                    "are several transforms per size: call it in a step, when an image is "
+                    "transformed."
                 )
             transform = made
         return transform
 
 
 def origin(step: object, replacements: Replacements) -> str | None:
-    """The name of the class that a step is exactly one of; None where it is of no library's.
+    """Library name of an unmodified step's class; None for any other.
 
-    Those of timm's have "timm." before their names.
+    Names of timm's have the prefix "timm.".
     """
     name = _known_as(type(step))
     return name if name and not altered(step, replacements) else None
 
 
 def _known_as(kind: type) -> str:
-    """What a class of torchvision's or timm's is called here; "" for any other."""
+    """Name of a torchvision or timm class used here; "" for any other."""
     name = kind.__name__
     if kind is nn.Identity or _is_in(_MODULES, kind):
         return name
@@ -136,34 +137,34 @@ def _is_in(modules: tuple[str, ...], kind: type) -> bool:
 def altered(
     thing: object, replacements: Replacements, called: tuple[str, ...] | None = None
 ) -> str:
-    """What was put into a thing of torch's or torchvision's; "" where it is as it was made.
+    """Modification of an object of torch or torchvision; "" if it is unmodified.
 
     Args:
-        thing: what is looked at.
-        replacements: what was found to be torchvision's own so far.
-        called: the methods whose own calls matter; None for all.
+        thing: the object.
+        replacements: library code checked so far.
+        called: methods whose own calls matter; None for all.
     """
     kind = type(thing)
     for name in vars(thing):
         if hasattr(kind, name):
-            return f"this {kind.__name__} has a {name} of its own"
+            return f"this {kind.__name__} has its own {name}"
     if any(vars(thing).get(hooks) for hooks in _HOOKS):
         return f"this {kind.__name__} has hooks"
     if isinstance(thing, nn.Module) and any(vars(modules).get(hooks) for hooks in _ALL_HOOKS):
-        return "all modules of torch's have hooks, by register_module_forward_hook or the like"
+        return "all torch modules have hooks, from register_module_forward_hook or the like"
     return replacements.replaced_in(kind, called)
 
 
 def no_fast_step(step: object, replacements: Replacements) -> str:
-    """Why a step is none that feedline's own code may stand for: a sentence."""
+    """Reason why a step cannot be fused: a sentence."""
     why = altered(step, replacements) if _known_as(type(step)) else ""
-    return f"{words(step)} is no step of the fast path{': ' * bool(why)}{why}."
+    return f"{words(step)} cannot be fused{': ' * bool(why)}{why}."
 
 
 def well_behaved(steps: Iterable[Callable[[Any], Any]], replacements: Replacements) -> bool:
-    """Whether these steps surely draw from torch's global generator only, and keep no input.
+    """Return True if steps certainly draw only from torch's global generator, and keep no input.
 
-    torchvision's own transforms do, but for RandomOrder and RandomChoice, which draw from Python's.
+    torchvision's own transforms do, except RandomOrder and RandomChoice, which draw from Python's.
     """
     return all(_behaves(step, replacements) for step in steps)
 
@@ -177,7 +178,7 @@ def _behaves(step: Callable[[Any], Any], replacements: Replacements) -> bool:
 
 
 def is_librarys(step: object, replacements: Replacements) -> bool:
-    """Whether no other code than torchvision's and timm's runs where a step is called."""
+    """Return True if a step runs only code of torchvision and timm."""
     name = origin(step, replacements)
     if name in _HOLDERS:
         held: Any = getattr(step, "transforms", None)
@@ -188,7 +189,7 @@ def is_librarys(step: object, replacements: Replacements) -> bool:
 
 
 def sizes_of_its_own(step: object, replacements: Replacements) -> bool:
-    """Whether a library's step, or one that it holds, gives images a size that it was made with."""
+    """Return True if a library's step, or one within it, sets a fixed image size."""
     if origin(step, replacements) is None:
         return False
     held: Any = getattr(step, "transforms", None)
@@ -198,7 +199,7 @@ def sizes_of_its_own(step: object, replacements: Replacements) -> bool:
 
 
 def _are_timms(operations: Any, replacements: Replacements) -> bool:
-    """Whether a policy's operations, in lists of any depth, call functions of timm's alone."""
+    """Return True if a policy's operations, in lists of any depth, call only timm functions."""
     if type(operations) is list:
         return all(_are_timms(each, replacements) for each in operations)
     return (
@@ -211,11 +212,11 @@ def _are_timms(operations: Any, replacements: Replacements) -> bool:
 def flattened(
     transform: Any, replacements: Replacements, at: AtSize | None = None
 ) -> Iterator[Callable[[Any], Any]]:
-    """The steps of a transform one after another, out of any Compose and nn.Sequential.
+    """Steps of a transform in order, out of nested Composes and nn.Sequentials.
 
     Args:
-        transform: any.
-        replacements: what was found to be torchvision's own so far.
+        transform: any transform.
+        replacements: library code checked so far.
         at: replaces each `per_size` by its transform at one size; None: it is a step.
 
     Raises:
@@ -236,7 +237,7 @@ def flattened(
 
 
 def in_full(step: object) -> str:
-    """A step as a user would write it, on one line, without addresses of memory."""
+    """A step as a user would write it, on one line, without memory addresses."""
     try:
         name = getattr(step, "__qualname__", None)
         if isinstance(name, str):

@@ -1,7 +1,7 @@
-"""A dataset within torch's Subsets of it, and which of its samples they choose.
+"""A dataset within torch's Subsets, and the samples they select.
 
-Guarantees: a Subset is taken off only where it is exactly torch's, unaltered, and its indices are
-whole numbers within what they choose from.
+Guarantees: a Subset is unwrapped only if it is exactly torch's, unmodified, and its indices are
+whole numbers within the range of the inner dataset.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ _DEEPEST = 100  # subsets of subsets
 
 
 def has_images(kind: type) -> bool:
-    """Whether it is a class of feedline's own sources of images, or derives from one."""
+    """Return True for a class of feedline's own image sources, or a subclass."""
     # Where it is one, its module is there; decoders need not be loaded for anything else.
     module: Any = sys.modules.get("feedline.images.image_source")
     return module is not None and module.ImageSource in kind.__mro__
 
 
 def unwrapped(dataset: Any) -> tuple[Any, list[Any]]:
-    """The dataset within any unaltered subsets, and those, the outer one first.
+    """Dataset within unmodified Subsets, and these, the outer one first.
 
     Raises:
-        NotRecognised: there are too many, one in another.
+        NotRecognised: too many nested Subsets.
     """
     subsets: list[Any] = []
     while type(dataset) is Subset and not replaced(dataset):
         if len(subsets) == _DEEPEST:
-            raise NotRecognised(f"The Subset is one of more than {_DEEPEST}, one in another.")
+            raise NotRecognised(f"The Subset is nested more than {_DEEPEST} levels deep.")
         subsets.append(dataset)
         dataset = dataset.dataset
     return dataset, subsets
 
 
 def numbers_of(subsets: list[Any], length: int) -> Numbers:
-    """The samples that subsets choose, in their order, of a dataset of this length.
+    """Sample indices that Subsets select from a dataset of this length, in their order.
 
     Raises:
-        NotRecognised: the indices are no whole numbers, or beyond the dataset.
+        NotRecognised: the indices are not whole numbers, or out of range.
     """
     numbers = np.arange(length)
     for subset in reversed(subsets):
@@ -58,29 +58,29 @@ def numbers_of(subsets: list[Any], length: int) -> Numbers:
 
 
 def chosen_by(given: Any, numbers: Numbers) -> Numbers:
-    """Those of some numbers that a Subset's indices choose.
+    """Select numbers by a Subset's indices.
 
     Raises:
-        NotRecognised: the indices are no whole numbers, or beyond these.
+        NotRecognised: the indices are not whole numbers, or out of range.
     """
     indices = np.asarray(given)
     if indices.shape == (0,):
         indices = indices.astype(np.int64)
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
-        raise NotRecognised("The indices of the Subset are no list of whole numbers.")
+        raise NotRecognised("The indices of the Subset are not a list of whole numbers.")
     length = len(numbers)
     if indices.size and not (-length <= indices.min() and indices.max() < length):
-        raise NotRecognised(f"The indices of the Subset go beyond its {length} samples.")
+        raise NotRecognised(f"The indices of the Subset exceed its {length} samples.")
     # Negative ones count from the end of what they choose from.
     return numbers[indices.astype(np.int64) % max(length, 1)]
 
 
 _torchs_own: dict[type, tuple[object, ...]] = {}
-"""The members of a class and of Dataset, once they were seen to be torch's own."""
+"""Members of a class and of Dataset, after they were found to be torch's own."""
 
 
 def replaced(dataset: Any) -> bool:
-    """Whether a method of a dataset of torch's was replaced. A quick look, as for each batch."""
+    """Return True if a method of a torch dataset was replaced. Quick, for use at each batch."""
     kind = type(dataset)
     members = *vars(kind).values(), *vars(Dataset).values()
     own = _torchs_own.get(kind, ())

@@ -1,12 +1,12 @@
-"""Batches of a TensorDataset by one indexing of each tensor, without its code and without workers.
+"""Batches of a TensorDataset by one indexing operation per tensor, without workers.
 
-A sample of a TensorDataset is a row of each of its tensors. While a batch is small, copying its
-rows takes less time than any message to a worker.
+A sample of a TensorDataset is a row of each of its tensors. If a batch is small, copying its rows
+takes less time than a message to a worker.
 
-Guarantees: what torch's default collate would give of the samples, of the tensors as they are now;
-never raises while it looks. What is not exactly torch's, unaltered, is refused with its reason; so
-are batches too large to be copied in the training process within `next()`, and tensors that are
-mapped from files, as reading those may wait for a disk.
+Guarantees: the result of torch's default collate for the tensors' current values; never raises
+during inspection. Anything that is not exactly torch's, unmodified, is not used, with the reason;
+nor are batches too large to be copied in the training process within `next()`, and tensors mapped
+from files, because reading those may wait for a disk.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from feedline.recognition.subsets import replaced, unwrapped
 __all__ = ["MAX_BATCH_BYTES", "BatchedTensors", "Gather", "batched_tensors"]
 
 MAX_BATCH_BYTES = 1 << 20
-"""A copy of so much takes some tenths of a millisecond, which the training process waits for."""
+"""Maximum copied in the training process: takes some tenths of a millisecond."""
 
 Gather: TypeAlias = Callable[[Any], Any]
-"""From the keys of a batch to the batch. What it raises says only: ask for samples one by one."""
+"""Function of the keys of a batch to the batch. If it raises, request samples one by one."""
 
 _Numbers: TypeAlias = NDArray[np.int64]
 _Take: TypeAlias = Callable[[_Numbers], torch.Tensor]
 
 _MAPS = Path("/proc/self/maps")
 _IN_MEMORY = (b"/dev/", b"/memfd:", b"/SYSV", b"/anon_hugepage")
-"""How the paths of mappings begin that no disk is behind."""
+"""Path prefixes of mappings that are not on a disk."""
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _FLOATS = (torch.float16, torch.float32, torch.float64)
 
 
 class BatchedTensors(NamedTuple):
-    """What was made of a dataset.
+    """Batches of a TensorDataset, if possible.
 
     Args:
-        gather: makes its batches; None: samples have to be asked for.
-        refused: why, a sentence; empty where it makes them.
+        gather: makes its batches; None: samples must be requested.
+        refused: the reason, a sentence; empty if it makes batches.
     """
 
     gather: Gather | None
@@ -58,25 +58,25 @@ class BatchedTensors(NamedTuple):
 
 
 def batched_tensors(dataset: object, collate_fn: object, rows: int) -> BatchedTensors:
-    """Recognise a TensorDataset, or Subsets of one, whose batches are small.
+    """Inspect a TensorDataset, or Subsets of one, for small batches.
 
     Args:
-        dataset: any.
-        collate_fn: only torch's default is known to be the same as indexing.
-        rows: of the largest batch; 0 where that is unknown.
+        dataset: any dataset.
+        collate_fn: only torch's default is equivalent to indexing.
+        rows: rows of the largest batch; 0 if unknown.
     """
     try:
         data, subsets = unwrapped(dataset)
         _check(data, subsets)
         if collate_fn is not default_collate or not _collates_as_torch():
-            raise NotRecognised("A collate_fn of its own wants single samples.")
+            raise NotRecognised("A custom collate_fn needs single samples.")
         _check_size(data.tensors, rows)
         takes = [_take(tensor) for tensor in data.tensors]
     except NotRecognised as why:
         return BatchedTensors(None, str(why))
     except Exception as error:  # tensors of every kind are asked for what only most of them have
         name = type(dataset).__name__
-        return BatchedTensors(None, f"{name} cannot be looked into: {said(error)}.")
+        return BatchedTensors(None, f"{name} cannot be inspected: {said(error)}.")
 
     def gather(keys: Any) -> list[torch.Tensor]:
         for subset in subsets:
@@ -90,7 +90,7 @@ def batched_tensors(dataset: object, collate_fn: object, rows: int) -> BatchedTe
 def _check(dataset: Any, subsets: list[Any]) -> None:
     kind = type(dataset)
     if any(type(each.indices) not in (list, range, np.ndarray, torch.Tensor) for each in subsets):
-        raise NotRecognised("The indices of the Subset are of a class that may do anything.")
+        raise NotRecognised("The indices of the Subset have a class that may do anything.")
     if kind in (Subset, TensorDataset) and replaced(dataset):
         raise NotRecognised(f"A method of {kind.__name__} was replaced.")
     if kind is not TensorDataset:
@@ -100,7 +100,7 @@ def _check(dataset: Any, subsets: list[Any]) -> None:
 
 
 def _collates_as_torch() -> bool:
-    """Whether default_collate makes of tuples of tensors what torch's makes of them."""
+    """Return True if default_collate collates tuples of tensors like torch's original."""
     functions = torch_collate.default_collate_fn_map
     return (
         functions.get(torch.Tensor) is torch_collate.collate_tensor_fn
@@ -111,7 +111,7 @@ def _collates_as_torch() -> bool:
 
 def _check_size(tensors: Any, rows: int) -> None:
     if not rows:
-        raise NotRecognised("It is not known how large its batches are.")
+        raise NotRecognised("The size of its batches is unknown.")
     nbytes = rows * sum(prod(tensor.shape[1:]) * tensor.element_size() for tensor in tensors)
     if nbytes > MAX_BATCH_BYTES:
         raise NotRecognised(
@@ -121,20 +121,20 @@ def _check_size(tensors: Any, rows: int) -> None:
 
 
 def _take(tensor: Any) -> _Take:
-    """A function from row numbers to those rows of a tensor, collated.
+    """Function from row numbers to those rows of a tensor, collated.
 
-    Not by torch's own indexing, which shares even the smallest batch out among its threads: on a
-    busy machine they wait for one another for milliseconds. Not by `tensor.numpy()`, after which
-    the user could not resize the tensor any more.
+    Not torch's own indexing, which splits even the smallest batch among its threads: on a busy
+    machine they wait for one another for milliseconds. Not `tensor.numpy()`, after which the user
+    could not resize the tensor.
     """
     if type(tensor) is not torch.Tensor:
-        raise NotRecognised(f"A {type(tensor).__name__} is no plain tensor.")
+        raise NotRecognised(f"A {type(tensor).__name__} is not a plain tensor.")
     dtype, shape = tensor.dtype, tensor.shape[1:]
     plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
     if not plain or tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg():
-        raise NotRecognised("A tensor is not plain numbers in this process's memory.")
+        raise NotRecognised("A tensor does not consist of plain numbers in this process's memory.")
     if tensor.requires_grad:
-        raise NotRecognised("A tensor requires a gradient.")
+        raise NotRecognised("A tensor requires grad.")
     if not tensor.dim() or not tensor.numel():
         raise NotRecognised("A tensor is empty, or a single number.")
     steps = zip(tensor.shape, tensor.stride(), strict=True)
@@ -168,11 +168,11 @@ def _take_rows(rows: NDArray[Any]) -> _Take:
 
 
 _told: dict[int, tuple[weakref.ref[torch.Tensor], int, int, bool]] = {}
-"""By a tensor's id: the tensor, its address and bytes, and whether a file is mapped there."""
+"""By a tensor's id: the tensor, its address and bytes, and whether it is mapped from a file."""
 
 
 def _is_mapped_file(tensor: torch.Tensor, nbytes: int) -> bool:
-    """Whether a file is mapped where a tensor's numbers lie; looked up once for each tensor."""
+    """Return True if a tensor's memory is mapped from a file; looked up once per tensor."""
     address = tensor.data_ptr()
     known = _told.get(id(tensor))
     if known is not None and known[0]() is tensor and known[1:3] == (address, nbytes):
@@ -186,9 +186,9 @@ def _is_mapped_file(tensor: torch.Tensor, nbytes: int) -> bool:
 
 
 def _mapped_files() -> Iterator[tuple[int, int]]:
-    """Where files are mapped in this process: first address, and the one behind the last."""
+    """Address ranges of mapped files in this process: first address, and end."""
     if sys.platform != "linux":
-        raise NotRecognised("Only on Linux can tensors in memory be told from mapped files.")
+        raise NotRecognised("Tensors mapped from files can only be detected on Linux.")
     for line in _MAPS.read_bytes().splitlines():
         addresses, *rest = line.split(maxsplit=5)
         if len(rest) == 5 and rest[4].startswith(b"/") and not rest[4].startswith(_IN_MEMORY):
@@ -197,7 +197,7 @@ def _mapped_files() -> Iterator[tuple[int, int]]:
 
 
 def _numbers(keys: Any) -> _Numbers:
-    """The numbers of rows; only of such keys as stand for one row each."""
+    """Row numbers for keys that are one row each."""
     kinds = set(map(type, _listed(keys)))
     if len(kinds) != 1:
         raise TypeError
@@ -205,7 +205,7 @@ def _numbers(keys: Any) -> _Numbers:
 
 
 def _listed(keys: Any) -> list[Any]:
-    """The keys, if they can be gone through again."""
+    """Keys, if they can be iterated twice."""
     if type(keys) is not list:
         raise TypeError
     return keys
@@ -216,4 +216,4 @@ def _number(key: Any) -> int:
         return int(key)
     if type(key) is torch.Tensor and key.dim() == 0 and key.dtype == torch.int64 and key.is_cpu:
         return int(key)
-    raise TypeError  # a slice, a mask, or another that stands for many rows
+    raise TypeError  # a slice, a mask, or another key of many rows

@@ -1,10 +1,10 @@
-"""Reads a torchvision transform: which crop, which table, which steps run as they are.
+"""Compiler of torchvision transforms: the crop, the table, and the steps that run unchanged.
 
-Guarantees: what is recognised gives the same pixels as the transform; what is not known to do so is
-not recognised.
+Guarantees: the compiled form gives the same pixels as the transform; only steps known to do so are
+fused.
 
-Relies on: `steps` for what a step is, `pixel_lut` for what it does to values; the attributes of
-torchvision's transforms.
+Relies on: `steps` for the identity of a step, `pixel_lut` for its effect on values; the attributes
+of torchvision's transforms.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ _POINTWISE = _OF_BOTH_VERSIONS + _OF_VERSION_2 + _OF_TIMM
 def read(
     transform: object, replacements: Replacements, at: AtSize | None = None
 ) -> RecognisedTransform:
-    """Recognise a pipeline.
+    """Compile a pipeline.
 
     Args:
         transform: the pipeline.
-        replacements: what was found to be torchvision's own so far.
-        at: as of `flattened`.
+        replacements: library code checked so far.
+        at: as in `flattened`.
 
     Raises:
-        NotRecognised: it has to run as it is.
+        NotRecognised: it must run unchanged.
     """
     steps = list(flattened(transform, replacements, at))
     reader = _Reader(replacements)
@@ -65,8 +65,8 @@ def read(
     crop, shape = reader.crop(why)
     if rest and torch.get_default_dtype() is not torch.float32:
         raise NotRecognised(
-            f"{words(rest[0])} has to run as it is, and torch's default dtype is "
-            f"{torch.get_default_dtype()}, which worker processes would not know of."
+            f"{words(rest[0])} must run unchanged, but torch's default dtype is "
+            f"{torch.get_default_dtype()}, which worker processes do not inherit."
         )
     tail = _between(reader.lut, rest, replacements) or _behind(reader.lut, rest)
     tail, no_rows = tail_of(tail, shape, replacements)
@@ -86,7 +86,7 @@ def read(
 
 
 def _behind(lut: PixelLut, rest: Sequence[Step]) -> TransformTail:
-    """The tail whose unchanged steps come behind the table.
+    """Tail with unchanged steps after the table.
 
     Raises:
         NotRecognised: there is no table.
@@ -99,7 +99,7 @@ def _behind(lut: PixelLut, rest: Sequence[Step]) -> TransformTail:
 def _between(
     lut: PixelLut, rest: Sequence[Step], replacements: Replacements
 ) -> TransformTail | None:
-    """The tail whose unchanged steps come before a table; None where that cannot be."""
+    """Tail with unchanged steps before a table; None if that is not possible."""
     known = [origin(step, replacements) in _POINTWISE for step in rest]
     if not any(known) or not lut.untouched:
         return None
@@ -127,27 +127,29 @@ def _in_place(step: Step, lut: PixelLut, replacements: Replacements) -> PixelSte
 
 
 def _why_not(tail: TransformTail, why: str, replacements: Replacements) -> str:
-    """Why the first step that runs as it is does, a sentence; `why`: where the reader stopped."""
+    """Reason why the first unchanged step is not fused, a sentence; `why`: where the reader
+    stopped.
+    """
     first = tail.as_is[0]
     stopped = tail.before[0] if tail.before else first
     return why if first is stopped else no_fast_step(first, replacements)
 
 
 def _said_of(tail: TransformTail) -> str:
-    """Which steps run unchanged, and where: a sentence."""
+    """List the unchanged steps and their places: a sentence."""
     own = tail.as_is[: len(tail.as_is) - len(tail.after)]
     before, after = (", ".join(map(words, steps)) for steps in (own, tail.after))
     if not before:
-        return f"So {after} runs unchanged, after the fast steps."
+        return f"So {after} runs unchanged, after the fused steps."
     if not after:
-        return f"So {before} runs unchanged, between the fast steps."
-    return f"So {before} runs unchanged, between the fast steps, and {after} after them."
+        return f"So {before} runs unchanged, between the fused steps."
+    return f"So {before} runs unchanged, between the fused steps, and {after} after them."
 
 
 class _Reader:
-    """Takes the steps of a pipeline, from the first one on, as long as they are of the fast path.
+    """Reads the steps of a pipeline, from the first one on, as long as they can be fused.
 
-    Steps that change each pixel alone go to `lut`, the others are noted.
+    Steps that change each pixel independently go to `lut`, the others are recorded.
     """
 
     def __init__(self, replacements: Replacements) -> None:
@@ -162,7 +164,7 @@ class _Reader:
         self._flip_first = False
 
     def take_many(self, steps: Sequence[Step]) -> tuple[int, str]:
-        """Take steps, as many as can be: their number, and why no more, a sentence."""
+        """Add as many steps as possible. Return their number, and why no more, a sentence."""
         for taken, step in enumerate(steps):
             try:
                 self.take(step)
@@ -171,7 +173,7 @@ class _Reader:
         return len(steps), ""
 
     def take(self, step: Step) -> None:
-        """Take a step, or raise NotRecognised and be as before."""
+        """Add a step, or raise NotRecognised without a change."""
         name = origin(step, self._replacements)
         if name in _POINTWISE:
             self.lut.take(step)
@@ -187,11 +189,11 @@ class _Reader:
             raise NotRecognised(no_fast_step(step, self._replacements))
 
     def crop(self, why: str) -> tuple[Transform, Shape]:
-        """The crop that the steps stand for, and its height and width in pixels.
+        """Crop of the steps, and its height and width in pixels.
 
         Raises:
-            NotRecognised: they give images of various sizes; `why` no more were taken, if it is
-                known, is part of the sentence.
+            NotRecognised: the image sizes vary; `why` no more steps were added, if known, is part
+                of the sentence.
         """
         flip = self._flip or 0.0
         if self._random_crop:
@@ -199,19 +201,18 @@ class _Reader:
             try:
                 return TrainCrop(step.scale, step.ratio, flip, self._filter), shape
             except UsageError as error:
-                raise NotRecognised(f"{words(step)} cannot be drawn: {error}.") from None
+                raise NotRecognised(f"{words(step)} has invalid parameters: {error}.") from None
         cut, at_random = self._cut or (self._resized, False)
         if self._resized is None or not isinstance(cut, tuple):
             raise NotRecognised(
-                why + " It would have to come after the image has been cropped or resized to "
-                "one size."
+                why + " Move it after the step that crops or resizes all images to one size."
                 if why
                 else "The pipeline does not crop or resize all images to one size, as "
                 "RandomResizedCrop(224), Resize((224, 224)) or Resize(256), CenterCrop(224) do."
             )
         if not (isinstance(flip, (int, float)) and 0 <= flip <= 1):
-            raise NotRecognised(f"RandomHorizontalFlip(p={flip!r}) has no probability from 0 to 1.")
-        assert isinstance(self._filter, str), "only a random crop draws it"
+            raise NotRecognised(f"RandomHorizontalFlip(p={flip!r}): p must be from 0 to 1.")
+        assert isinstance(self._filter, str), "only random crops draw a filter"
         crop = WindowCrop(self._resized, cut, at_random, flip, self._flip_first, self._filter)
         return crop, cut
 
@@ -222,34 +223,34 @@ class _Reader:
     def _take_resize(self, step: Any) -> None:
         self._check_resize(step)
         if step.max_size is not None:
-            raise NotRecognised(f"{words(step)} has a max_size, which the fast path does not have.")
+            raise NotRecognised(f"{words(step)} has a max_size, which is not supported.")
         shape = _shape(step, step.size)
         both = isinstance(step.size, (list, tuple)) and len(step.size) != 1
         self._resized = shape if both else shape[0]
 
     def _check_resize(self, step: Any) -> None:
         if self._random_crop or self._resized:
-            raise NotRecognised(f"{words(step)} resizes the image once more.")
+            raise NotRecognised(f"{words(step)} resizes the image a second time.")
         if not self.lut.untouched:
             raise NotRecognised(
-                f"{words(step)} resizes floats, and the fast path whole grey levels: put it before "
-                "the conversion to floats."
+                f"{words(step)} resizes floats, which cannot be fused: move it before the "
+                "conversion to floats."
             )
         self._filter = self._filters_of(step)
         if self.lut.form != "pil":
             self.resize_mode = "bytes" if ".v2." in type(step).__module__ else "floats"
 
     def _filters_of(self, step: Any) -> Filter | tuple[Filter, ...]:
-        """The filter of a step's resize; of timm's several, of which one is drawn."""
+        """Filter of a step's resize; for timm several, one of which is drawn."""
         if not isinstance(step.interpolation, (tuple, list)):
             return step_filter(step, step.interpolation, self.lut.form)
         return tuple(step_filter(step, each, self.lut.form) for each in step.interpolation)
 
     def _take_crop(self, step: Any, *, at_random: bool) -> None:
         if not self._resized or self._cut:
-            raise NotRecognised(f"{words(step)} is taken only once, after a Resize.")
+            raise NotRecognised(f"{words(step)} is only supported once, after a Resize.")
         if at_random and (step.padding is not None or step.pad_if_needed):
-            raise NotRecognised(f"{words(step)} pads the image, which the fast path does not.")
+            raise NotRecognised(f"{words(step)} pads the image, which is not supported.")
         shape, whole = _shape(step, step.size), self._resized
         # Of an image whose shorter side is known either side may be the shorter one.
         least = (whole, whole) if isinstance(whole, int) else whole
@@ -268,12 +269,12 @@ class _Reader:
 
 
 def _shape(step: object, size: Any) -> Shape:
-    """The height and width of a size, in pixels: of a number, or of one or two of them."""
+    """Height and width of a size, in pixels: of a number, or of one or two of them."""
     sides = list(size) if isinstance(size, (list, tuple)) else [size]
     try:
         height, width = (operator.index(side) for side in (sides * 2 if len(sides) == 1 else sides))
     except (TypeError, ValueError):
         height = width = 0
     if min(height, width) < 1:
-        raise NotRecognised(f"{words(step)} has no whole number of pixels above 0 for its size.")
+        raise NotRecognised(f"{words(step)}: the size must be a whole number of pixels above 0.")
     return height, width

@@ -1,9 +1,9 @@
-"""From the uint8 pixels of an image to its row or sample: steps of a user's, and a table.
+"""From the uint8 pixels of an image to its row or sample: unchanged steps, and a table.
 
-Guarantees: what torchvision's steps make of these pixels, to the bit; the global random states are
-not changed where there is a seed; a row follows from the pixels and the seed alone, if the steps
-follow from their input and the global states; steps of a user's own are never run on made-up
-images.
+Guarantees: the result of torchvision's steps for these pixels, bit for bit; the global random
+states are not changed if there is a seed; a row depends on the pixels and the seed alone, if the
+steps depend only on their input and the global states; user-defined steps are never run on
+generated images.
 
 Relies on: `images.lut` for the table, `feedline.randomness` for the states.
 """
@@ -37,27 +37,26 @@ __all__ = ["Form", "Step", "TransformTail", "tail_of", "unfit"]
 Step: TypeAlias = Callable[[Any], Any]
 
 Form: TypeAlias = Literal["pil", "tensor", "image"]
-"""What holds the pixels: a PIL image, a torch.Tensor, a torchvision.tv_tensors.Image."""
+"""Container of the pixels: a PIL image, a torch.Tensor, a torchvision.tv_tensors.Image."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TransformTail:
-    """What becomes of the pixels: steps, a table, more steps.
+    """Transform of the pixels: steps, a table, more steps.
 
     Args:
-        held: what holds the pixels for the first steps.
-        before: steps on the pixels, one after another.
-        in_place: for each of them what is done to the pixels in its place; None where it runs
-            as it is.
-        table: (3, 256), the value of each grey level, for each channel; None: whatever comes first
-            of the steps behind it, or the user, gets the pixels themselves.
-        tabled: the steps that the table stands for. They run themselves where those before them
-            leave something else than RGB pixels in the same form.
-        form: what holds the values, or the pixels where there is no table.
-        after: the steps that run as they are behind that.
-        dtype: a numpy dtype string, of a row; "" where it makes no rows.
-        channels: of a row.
-        well_behaved: the steps draw from torch's generator only, and keep no input.
+        held: container of the pixels for the first steps.
+        before: steps on the pixels, in order.
+        in_place: pixel operation for each of them; None if it runs unchanged.
+        table: (3, 256), the value of each grey level, for each channel; None: the following step,
+            or the user, gets the pixels themselves.
+        tabled: steps replaced by the table. They run themselves if those before them do not return
+            RGB pixels in the same form.
+        form: container of the values, or of the pixels if there is no table.
+        after: unchanged steps after that.
+        dtype: numpy dtype string of a row; "" if it makes no rows.
+        channels: channels of a row.
+        well_behaved: the steps draw only from torch's generator, and keep no input.
     """
 
     held: Form = "pil"
@@ -73,26 +72,26 @@ class TransformTail:
 
     @property
     def as_is(self) -> tuple[Step, ...]:
-        """The steps that run as they are."""
+        """Unchanged steps."""
         own = (step for step, fast in zip(self.before, self.in_place, strict=True) if fast is None)
         return *own, *self.after
 
     @property
     def fast(self) -> tuple[Step, ...]:
-        """The steps that something else stands for."""
+        """Fused steps."""
         pairs = zip(self.before, self.in_place, strict=True)
         return *(step for step, fast in pairs if fast is not None), *self.tabled
 
     @property
     def only_table(self) -> bool:
-        """Whether a row is the table's values of pixels, so that it may be applied elsewhere."""
+        """True if a row is a table of its pixels, so that it may be applied elsewhere."""
         if self.table is None or self.after:
             return False
         return (self.dtype, self.channels) == (self.table.dtype.name, len(self.table))
 
     @property
     def draws(self) -> bool:
-        """Whether there are steps, which may draw random numbers."""
+        """True if there are steps that may draw random numbers."""
         return bool(self.before or self.after)
 
     def write(self, pixels: Pixels, seed: int, row: np.ndarray[Any, Any]) -> None:
@@ -100,12 +99,12 @@ class TransformTail:
 
         Args:
             pixels: uint8 (height, width, 3), RGB, C-contiguous; a step may keep or change them.
-            seed: 64 bits, for the steps that run as they are.
+            seed: 64 bits, for the unchanged steps.
             row: (channels, height, width) of this dtype, C-contiguous.
 
         Raises:
-            SampleError: the steps made something else than such a row.
-            Exception: whatever a step raises.
+            SampleError: the steps did not return such a row.
+            Exception: any error of a step.
         """
         if self.table is not None and not self.draws:
             apply_lut(pixels, self.table, row)
@@ -114,7 +113,7 @@ class TransformTail:
         output = self.run(pixels, seed, row)
         if wrong := unfit(output) or _differs(output, row):
             raise SampleError(
-                f"the steps that run as they are, {', '.join(map(words, self.as_is))}, gave {wrong}"
+                f"the unchanged steps, {', '.join(map(words, self.as_is))}, returned {wrong}"
             )
         values = output.numpy()
         # What was changed in place is where it belongs.
@@ -125,10 +124,9 @@ class TransformTail:
             end_stage("to values")
 
     def run(self, pixels: Pixels, seed: int | None, row: np.ndarray[Any, Any] | None = None) -> Any:
-        """What the pipeline gives: in memory of its own, or in `row` if that is possible.
+        """Output of the pipeline: in new memory, or in `row` if possible.
 
-        The steps that draw do so from global random states that are seeded with `seed` meanwhile;
-        for None from those that there are.
+        Steps that draw use global random states seeded with `seed`; for None the current ones.
         """
         if not self.draws:
             return self._values(pixels, row)
@@ -143,9 +141,9 @@ class TransformTail:
             return _done(self.after, value)
 
     def write_pixels(self, pixels: Pixels, seed: int, row: Pixels) -> None:
-        """Write what the table is to be applied to elsewhere.
+        """Write the pixels that the table will be applied to elsewhere.
 
-        Arguments and errors are those of `write`, but for the row: uint8 (height, width, 3).
+        Arguments and errors are those of `write`, except for the row: uint8 (height, width, 3).
         """
         left: Pixels | None = pixels
         if self.before:
@@ -153,17 +151,17 @@ class TransformTail:
                 left, _ = self._changed(pixels)
         if left is None or left.shape != row.shape:
             raise SampleError(
-                f"the steps {', '.join(map(words, self.before))} gave something else than "
-                f"{row.shape[0]} x {row.shape[1]} RGB pixels, as which batches travel to the "
-                "device: leave `device` out of the loader"
+                f"the steps {', '.join(map(words, self.before))} did not return {row.shape[0]} x "
+                f"{row.shape[1]} RGB pixels, which batches for the device consist of: remove "
+                "device= from the loader"
             )
         np.copyto(row, left)
         end_stage("resize")
 
     def _changed(self, pixels: Pixels) -> tuple[Pixels | None, Any]:
-        """What the first steps leave: pixels, or None and what the last one gave.
+        """Output of the first steps: pixels, or None and the output of the last one.
 
-        Where a table comes next, it is pixels wherever it can be.
+        If a table comes next, it is pixels if possible.
         """
         left: Pixels | None = pixels
         value: Any = None
@@ -182,7 +180,7 @@ class TransformTail:
         return left, value
 
     def _rest(self, value: Any) -> Any:
-        """What the last steps make of values that `_values` has made."""
+        """Apply the last steps to the output of `_values`."""
         after = self.after
         if after and self.table is not None and self.well_behaved:
             # No other code has the table's values yet. A later step's input may share its memory.
@@ -190,7 +188,7 @@ class TransformTail:
         return _done(after, value)
 
     def _values(self, pixels: Pixels, row: np.ndarray[Any, Any] | None) -> Any:
-        """The values of pixels (height, width, 3), held as the steps would leave them."""
+        """Values of pixels (height, width, 3), in the container of the steps."""
         if self.table is None:
             value = _held(pixels, self.form)
         else:
@@ -205,7 +203,7 @@ class TransformTail:
 
 
 def _done(steps: tuple[Step, ...], value: Any) -> Any:
-    """What steps make of a value, one after another."""
+    """Apply steps to a value, in order."""
     for step in steps:
         value = step(value)
         if is_timing():
@@ -214,7 +212,7 @@ def _done(steps: tuple[Step, ...], value: Any) -> Any:
 
 
 def _held(pixels: Pixels, form: Form) -> Any:
-    """Pixels (height, width, 3) in a form."""
+    """Put pixels (height, width, 3) in a container."""
     if form == "pil":
         return Image.fromarray(pixels)
     return _as(torch.from_numpy(pixels).permute(2, 0, 1), form)
@@ -230,7 +228,7 @@ def _as(tensor: torch.Tensor, form: Form) -> torch.Tensor:
 
 
 def _pixels_of(value: object, form: Form) -> Pixels | None:
-    """The RGB pixels (height, width, 3) that a form holds; None where it holds anything else."""
+    """RGB pixels (height, width, 3) of a container; None if it holds anything else."""
     if form == "pil":
         if type(value) is not Image.Image or value.mode != "RGB":
             return None
@@ -247,22 +245,22 @@ def _pixels_of(value: object, form: Form) -> Pixels | None:
 def tail_of(
     tail: TransformTail, shape: Shape, replacements: Replacements
 ) -> tuple[TransformTail, str]:
-    """A tail that makes rows, where their layout can be found out.
+    """Create a tail that makes rows, if their layout can be determined.
 
-    It is found out on a made-up image of this shape, but only by libraries' own steps.
+    It is determined on a generated image of this shape, but only with libraries' own steps.
 
     Returns:
-        the tail; and why it makes no rows, a sentence, "" where it does.
+        the tail; and why it makes no rows, a sentence, "" if it does.
     """
     steps, table = tail.before + tail.after, tail.table
     if not steps:
         if table is None:
-            return tail, "The pipeline gives PIL images, which are no rows."
+            return tail, "The pipeline returns PIL images, which cannot be rows."
         return replace(tail, dtype=table.dtype.name, channels=3), ""
     tail = replace(tail, well_behaved=well_behaved(steps, replacements))
     foreign = [words(step) for step in steps if not is_librarys(step, replacements)]
     if foreign:
-        return tail, f"What {', '.join(foreign)} makes of an image is known only to its own code."
+        return tail, f"The output of {', '.join(foreign)} is known only to its own code."
     all_words = ", ".join(map(words, steps))
     pixels = np.resize(np.arange(251, dtype=np.uint8), (*shape, 3))
     try:
@@ -273,27 +271,28 @@ def tail_of(
         why = f"{all_words} cannot be run on an image of {shape_in_words(shape)}: {said(error)}."
         return tail, why
     if wrong := unfit(output):
-        return tail, f"{all_words} gives {wrong}."
+        return tail, f"{all_words} returns {wrong}."
     if output.ndim != 3 or tuple(output.shape[1:]) != shape:
         return tail, (
-            f"{all_words} makes a tensor of shape {tuple(output.shape)} of an image of "
-            f"{shape_in_words(shape)}, and rows are (channels, height, width) of the same size."
+            f"{all_words} returns a tensor of shape {tuple(output.shape)} for an image of "
+            f"{shape_in_words(shape)}, but rows have shape (channels, height, width) of the same "
+            "size."
         )
     return replace(tail, dtype=output.numpy().dtype.name, channels=int(output.shape[0])), ""
 
 
 def unfit(output: object) -> str:
-    """Why what came out of a pipeline cannot be written into a row; "" where it can."""
+    """Reason why the output of a pipeline cannot be a row; "" if it can."""
     if not isinstance(output, torch.Tensor):
-        return f"{type(output).__name__}, which is no tensor (is ToTensor() missing?)"
+        return f"{type(output).__name__}, not a tensor (ToTensor() may be missing)"
     if output.layout is not torch.strided or output.device.type != "cpu":
         return f"a tensor of layout {output.layout} on {output.device}, not a dense one on the CPU"
     if output.requires_grad:
-        return "a tensor that requires a gradient"
+        return "a tensor that requires grad"
     try:
         output.numpy()
     except (TypeError, RuntimeError):
-        return f"{output.dtype}, which numpy, that batches are made with, has not"
+        return f"{output.dtype}, which numpy does not support"
     return ""
 
 
@@ -302,6 +301,6 @@ def _differs(output: torch.Tensor, row: np.ndarray[Any, Any]) -> str:
     if values.shape == row.shape and values.dtype == row.dtype:
         return ""
     return (
-        f"{values.dtype} of shape {values.shape}, and the batch holds {row.dtype} of shape "
-        f"{row.shape}: do they take the image's size for granted?"
+        f"{values.dtype} of shape {values.shape}, but the batch needs {row.dtype} of shape "
+        f"{row.shape}; the steps may assume a fixed image size"
     )

@@ -1,7 +1,7 @@
-"""Several views of one image: which parts of it they show, as one part that holds them all.
+"""Several views of one image: their parts of it, and the one part that contains them all.
 
-Guarantees: pure geometry; the same seed gives the same parts everywhere; no more of the image is
-wanted than the smallest rectangle that holds what each view shows.
+Guarantees: pure geometry; the same seed gives the same parts everywhere; only the smallest
+rectangle that contains all views is required of the image.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ __all__ = ["PlacedViews", "ViewCrops", "crops_of"]
 
 
 class PlacedViews(NamedTuple):
-    """Where each view goes: to `RowPipeline` one placement, whose part holds those of all."""
+    """Placement of each view: for `RowPipeline` one placement, whose part contains all views."""
 
     placements: tuple[Placement, ...]
     sides: tuple[int, ...] = ()
-    """Of the views, in pixels, where they may be decoded smaller."""
+    """Positions of the views, in pixels, if they may be decoded at a reduced size."""
 
     def shrink(self, height: int, width: int, size: int) -> int:
-        """By how much, 1, 2, 4 or 8, the (height, width) image may be decoded smaller for all."""
+        """Factor, 1, 2, 4 or 8, by which the (height, width) image may be reduced when decoded."""
         views = zip(self.placements, self.sides, strict=True)
         return min(placement.shrink(height, width, side) for placement, side in views)
 
     @property
     def part(self) -> Part | None:
-        """What of the image is looked at; None for all of it."""
+        """Required part of the image; None for all of it."""
         parts = [part for placement in self.placements if (part := placement.part) is not None]
         if len(parts) < len(self.placements):
             return None
@@ -47,15 +47,15 @@ class PlacedViews(NamedTuple):
         return top, left, bottom - top, right - left
 
     def on(self, height: int, width: int, *, of: tuple[int, int]) -> PlacedViews:
-        """Find the views of an image `of` (height, width) on a copy of (height, width)."""
+        """Map the views of an image `of` (height, width) to a copy of (height, width)."""
         placements = tuple(each.on(height, width, of=of) for each in self.placements)
         return PlacedViews(placements, self.sides)
 
     def cut(self, image: Pixels) -> Iterator[tuple[Pixels, Placement]]:
-        """Each view's part, where it lies, and its placement.
+        """Part of each view, its position, and its placement.
 
         Args:
-            image: uint8 (height, width, 3), the `part` that holds them all.
+            image: uint8 (height, width, 3), the `part` that contains all of them.
         """
         top, left = (self.part or (0, 0))[:2]
         for placement in self.placements:
@@ -67,11 +67,11 @@ class PlacedViews(NamedTuple):
 
 @dataclass(frozen=True)
 class ViewCrops:
-    """The crops of several views, as one transform of an image; its size is that of the largest.
+    """Crops of several views, as one transform of an image; its size is that of the largest.
 
     Args:
-        crops: of each view.
-        sides: of the views, in pixels.
+        crops: crops of the views.
+        sides: sides of the views, in pixels.
     """
 
     crops: tuple[Transform, ...]
@@ -79,21 +79,21 @@ class ViewCrops:
 
     @cached_property
     def largest(self) -> int:
-        """The side of the largest view, in pixels."""
+        """Side of the largest view, in pixels."""
         return max(self.sides)
 
     @property
     def uses_strength(self) -> bool:
-        """Whether a crop changes with an item's strength."""
+        """True if a crop depends on an item's strength."""
         return any(getattr(crop, "uses_strength", True) for crop in self.crops)
 
     @property
     def draws(self) -> bool:
-        """Whether the seed of an item decides anything."""
+        """True if the crops depend on an item's seed."""
         return any(getattr(crop, "draws", True) for crop in self.crops)
 
     def sides_at(self, size: int) -> tuple[int, ...]:
-        """The sides of the views, in pixels, where the largest has `size`: each in proportion."""
+        """Sides of the views, in pixels, in proportion to `size` of the largest."""
         return tuple(self._side_at(view, size) for view in range(len(self.sides)))
 
     def _side_at(self, view: int, size: int) -> int:
@@ -113,11 +113,11 @@ class ViewCrops:
         return self.crops[view].place(height, width, own)
 
     def wanted_side(self, size: int) -> int:
-        """The shorter side, in pixels, at which an image is large enough for all of them."""
+        """Shorter side, in pixels, of an image that is large enough for all of them."""
         sides = self.sides_at(size)
         return max(wanted_side(crop, side) for crop, side in zip(self.crops, sides, strict=True))
 
 
 def crops_of(views: tuple[RecognisedTransform, ...]) -> ViewCrops:
-    """The crops of several views."""
+    """Crops of several views."""
     return ViewCrops(tuple(view.crop for view in views), tuple(view.image_size for view in views))

@@ -1,6 +1,6 @@
-"""In which form several views of an image are handed out: lists and tuples of them.
+"""Structure in which several views of an image are returned: nested lists and tuples.
 
-Guarantees: pure; a form pickles.
+Guarantees: pure; a structure can be pickled.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from typing import Any, TypeAlias
 __all__ = ["Form", "Wrapped", "arranged", "in_words"]
 
 Form: TypeAlias = "int | tuple[type, tuple[Form, ...]]"
-"""How views are handed out: the number of one, or a list or tuple of such."""
+"""Structure of views: the number of one, or a list or tuple of structures."""
 
 
 @dataclass(frozen=True)
 class Wrapped:
-    """What a wrapper was read as.
+    """Result of reading a wrapper.
 
     Args:
-        transforms: what is called with the image, in the order of the calls.
-        form: how what they give is handed out.
+        transforms: functions called with the image, in the order of the calls.
+        form: structure of their return values.
     """
 
     transforms: tuple[Callable[..., Any], ...]
     form: Form
 
     def form_from(self, first: int) -> Form:
-        """The form where the first view has another number than 0."""
+        """The structure with view numbers that start at an offset."""
         return _shifted(self.form, first)
 
 
 def arranged(form: Form, made: list[Any]) -> Any:
-    """Views in the form in which a wrapper hands them out."""
+    """Arrange views in the structure of a wrapper."""
     if isinstance(form, int):
         return made[form]
     kind, parts = form
@@ -41,7 +41,7 @@ def arranged(form: Form, made: list[Any]) -> Any:
 
 
 def in_words(form: Form) -> str:
-    """A form as Python would write it, of the views' numbers: "[0, (1, 2)]"."""
+    """A structure as Python would write it, with the views' numbers: "[0, (1, 2)]"."""
     if isinstance(form, int):
         return str(form)
     kind, parts = form

@@ -1,10 +1,10 @@
 """Several views of one image, which is read and decoded once.
 
-Guarantees: what `[transform(image) for transform in transforms]` gives, in distribution and types.
-All that is random follows from the global random states: one number of torch's places the crops,
-and steps that run as they are draw as they would.
+Guarantees: the result of `[transform(image) for transform in transforms]`, in distribution and
+types. All randomness comes from the global random states: one number of torch's places the crops,
+and unchanged steps draw as usual.
 
-Relies on: `fused` for what is recognised, `given` for what an image is.
+Relies on: `fused` for compilation, `given` for the inputs.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ __all__ = ["Views"]
 
 
 class Views:
-    """Makes several views of an image; `feedline.views` says how.
+    """Makes several views of an image; see `feedline.views`.
 
     Args:
-        calls: what each view is made by, in the order of the views, and how they are handed out.
+        calls: transforms of the views, in order, and the structure in which views are returned.
     """
 
     def __init__(self, calls: Wrapped) -> None:
@@ -57,18 +57,18 @@ class Views:
         """Make the views.
 
         Args:
-            images: a path, the bytes of an image file, an image of Pillow's: one. With several, or
-                with anything else, each pipeline is called as it is with what was given.
-            named: for the pipelines as they are.
+            images: a path, the bytes of an image file, or a Pillow image. With several arguments,
+                or with anything else, each pipeline is called unchanged with these.
+            named: keyword arguments for the unchanged pipelines.
 
         Returns:
-            a list of what each transform gives, in their order; of a wrapper what it gives.
+            a list of the transforms' return values, in their order; of a wrapper its return value.
 
         Raises:
             ImageError: a file cannot be read or decoded; names it.
-            UsageError: an open file was given; or a loader asks for an image size, and a view that
-                runs as it is did not ask for it.
-            Exception: whatever a step that runs as it is raises.
+            UsageError: an open file was given; or a view that runs unchanged did not ask for the
+                loader's image size.
+            Exception: any error of an unchanged step.
         """
         file = file_of(images[0]) if images else None
         if file is None:
@@ -110,13 +110,13 @@ class Views:
             return self._of_image(images[0], item)
         if self._crops.crops and images and isinstance(images[0], io.IOBase):
             raise UsageError(
-                f"an open file was given ({images[0]!r}), and images are read from a path, from "
-                "bytes or from what Image.open gives: pass file.read() or Image.open(file)"
+                f"got an open file ({images[0]!r}); images are read from a path, bytes or an image "
+                "from Image.open: pass file.read() or Image.open(file)"
             )
         return [self._as_it_is(each, images, named) for each in self.fused]
 
     def _item(self) -> Item:
-        """What is asked of this image: its size, its strength, and a seed for its crops."""
+        """Request for this image: its size, its strength, and a seed for its crops."""
         size = image_size(self._crops.largest)
         strength = augmentation_strength() if self._crops.uses_strength else 1.0
         seed = 0
@@ -125,17 +125,17 @@ class Views:
         return Item(0, size, seed, strength)
 
     def _resized_of_file(self, file: FileBytes, item: Item) -> list[Pixels]:
-        """The pixels that each view's tail begins with, all of which are recognised.
+        """Input pixels of each view's tail, if all views are compiled.
 
-        They are made before any tail runs, whose steps may decode another image.
+        They are made before any tail runs, because its steps may decode another image.
 
         Raises:
-            ImageError: feedline's own decoder does not decode it.
+            ImageError: feedline's own decoder cannot decode it.
         """
         decoder = threads_decoder()
         height, width = decoder.open(file.data)
         if file.size is not None and file.size != (width, height):
-            raise ImageError("what was opened has another size than its file")
+            raise ImageError("the opened image and its file differ in size")
         placed = self._crops.place(height, width, item)
         part = decoder.read(1, placed.part)
         if stage_timer.timed:
@@ -151,7 +151,7 @@ class Views:
         ]
 
     def _of_image(self, image: Any, item: Item) -> list[Any]:
-        """The views of an RGB image, each cut out of it at its turn."""
+        """Views of an RGB image, each cut out of it in turn."""
         image.load()
         if stage_timer.timed:
             stage_timer.end_stage("decode")
@@ -168,7 +168,7 @@ class Views:
         return made
 
     def _as_it_is(self, fused: Fused, images: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """What a pipeline itself makes of what was given."""
+        """Output of the pipeline itself for the given input."""
         outer = requested()
         if outer is None or outer.size is None:
             return fused.transform(*images, **named)
@@ -177,15 +177,17 @@ class Views:
         outer.heard(own)
         if self._crops.crops and not own.size_was_asked:
             raise UsageError(
-                f"the loader asks for {outer.size} px, and {words(fused.transform)} ran as it is "
-                f"on {type(images[0]).__name__ if images else 'named arguments'} and did not ask "
-                "for a size: its images would have another. Give RGB images or their paths, make "
-                "it by feedline.per_size(...), or leave the schedule's size out"
+                f"the loader's image size is {outer.size} px, but {words(fused.transform)} ran "
+                f"unchanged on {type(images[0]).__name__ if images else 'named arguments'} and did "
+                "not ask for a size: its images may have another. Pass RGB images or their paths, "
+                "use feedline.per_size(...), or leave the size out of the schedule"
             )
         return made
 
     def explain(self) -> str:
-        """What is recognised of each pipeline, what runs as it is and why, one fact a line."""
+        """Describe the fused and the unchanged steps of each pipeline, with the reasons, one per
+        line.
+        """
         numbers: dict[int, list[str]] = {}
         for number, each in enumerate(self.fused, 1):
             numbers.setdefault(id(each), []).append(str(number))
@@ -196,9 +198,9 @@ class Views:
             facts += each.facts()
         recognised = len(self._crops.crops)
         if recognised == len(self.fused):
-            decoded = "once, no more than the smallest rectangle that holds what all views show"
+            decoded = "once, only the smallest rectangle that contains all views"
         elif recognised:
-            decoded = "once, whole, for the views that run as they are"
+            decoded = "once, whole, for the views that run unchanged"
         else:
             decoded = "once, by Pillow"
         facts.append(("decoded", decoded))
@@ -210,7 +212,7 @@ class Views:
 
 
 def _run(recognised: RecognisedTransform | None, pixels: Pixels, side: int) -> Any:
-    """What follows the resize, under the random states that there are."""
+    """Apply the steps after the resize, with the current random states."""
     assert recognised is not None, "this view was resized"
     outer = requested()
     if outer is None or not recognised.tail.as_is:

@@ -1,9 +1,9 @@
-"""A dataset whose transform gives several views of an image, as a source of samples.
+"""A dataset whose transform returns several views of an image, as a source of samples.
 
-Guarantees: those of `rows`; each view is what its pipeline makes of the image, for one of its
-random draws; an image is read and decoded once for all of them.
+Guarantees: those of `rows`; each view is the output of its pipeline for one of its random draws; an
+image is read and decoded once for all of them.
 
-Relies on: `view_crops` for the parts that are shown; `pipeline` for the files.
+Relies on: `view_crops` for the parts; `pipeline` for the files.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ __all__ = ["ViewsPipeline"]
 
 
 class ViewsPipeline(SamplePipeline):
-    """Several views of each image of a recognised dataset; `recognise` makes it.
+    """Several views of each image of a compiled dataset, created by `recognise`.
 
     Args:
         store: the samples' images and labels.
-        recognised: what is made of an image, for each view.
-        form: how the views of an image are handed out.
-        reading: how they are read.
-        target_transform: as of `SamplePipeline`.
+        recognised: compiled transform of each view.
+        form: structure in which the views of an image are returned.
+        reading: how images are read.
+        target_transform: as in `SamplePipeline`.
     """
 
-    why_samples: ClassVar[str] = "A sample has several views, and a row one image."
+    why_samples: ClassVar[str] = "A sample has several views, but a row has one image."
 
     def __init__(
         self,
@@ -53,11 +53,11 @@ class ViewsPipeline(SamplePipeline):
 
     @property
     def image_size(self) -> int:
-        """The side of the largest view, in pixels: of an item that asks for none."""
+        """Side of the largest view, in pixels, for an item without a size."""
         return self._crops.largest
 
     def sample(self, item: Item) -> tuple[Any, Any]:
-        """As of `SamplePipeline`: what each view's last step gives, in the form of the views.
+        """As in `SamplePipeline`: output of each view's last step, in the structure of the views.
 
         The item's size is that of the largest view, the others keep their proportion to it.
         """
@@ -80,7 +80,9 @@ class ViewsPipeline(SamplePipeline):
         return arranged(self.form, made), label
 
     def transform_identity(self) -> str:
-        """What decides the pixels, in words and digests: the same in every process."""
+        """Description and digests of everything that determines the pixels: equal in every
+        process.
+        """
         views = "; ".join(view.identity() for view in self.recognised)
         return f"views in {in_words(self.form)}: {views}{self._form()}"
 

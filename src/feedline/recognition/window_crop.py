@@ -1,7 +1,7 @@
-"""A part of a resized image: torchvision's Resize, then CenterCrop, RandomCrop or nothing.
+"""Part of a resized image: torchvision's Resize, then CenterCrop, RandomCrop or nothing.
 
-Guarantees: pure geometry; the same seed gives the same window everywhere; roundings are
-torchvision's. Relies on `crops` for the roundings.
+Guarantees: pure geometry; the same seed gives the same window everywhere; rounding is
+torchvision's. Relies on `crops` for the rounding.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ __all__ = ["WindowCrop"]
 
 @dataclass(frozen=True)
 class WindowCrop:
-    """Resize(resize), a crop, and perhaps a flip, in this or another order.
+    """Resize(resize), a crop, and optionally a flip, in this or another order.
 
-    At another image size than the crop's longer side all of it is scaled alike: for a square,
+    At another image size than the crop's longer side everything is scaled alike: for a square,
     Resize(round(resize * size / side)) and a crop of that size.
 
     Args:
-        resize: the shorter side of the resized image in pixels, or its height and width.
-        crop: the height and width that are cut out; no side is larger than the resized image's.
-        random: they are cut out anywhere, each place alike; else in the centre.
-        flip: the probability of mirroring left and right.
-        flip_first: the image is mirrored before the part is cut out, not after it.
-        filter: of the resize.
+        resize: shorter side of the resized image in pixels, or its height and width.
+        crop: height and width of the crop; no side is larger than the resized image's.
+        random: the crop is placed uniformly at random; otherwise in the centre.
+        flip: probability of mirroring left and right.
+        flip_first: the image is mirrored before the crop, not after it.
+        filter: resize filter.
     """
 
     resize: int | Shape
@@ -45,11 +45,11 @@ class WindowCrop:
 
     @property
     def draws(self) -> bool:
-        """Whether the seed of an item decides anything."""
+        """True if the result depends on an item's seed."""
         return self.random or bool(self.flip)
 
     def place(self, height: int, width: int, item: Item) -> Placement:
-        """Place the part in an image of (height, width) pixels for this item."""
+        """Place the crop in an image of (height, width) pixels for this item."""
         stream = Stream(item.seed)
         flip = bool(self.flip) and stream.uniform() < self.flip
         rows, columns = scaled(self.crop, item.side, max(self.crop))
@@ -67,12 +67,12 @@ class WindowCrop:
         return Window(*whole, top, left, flip, self.filter)
 
     def _whole(self, height: int, width: int, size: int) -> Shape:
-        """The height and width to which an image is resized for rows of `size` px."""
+        """Height and width to which an image is resized for rows of `size` px."""
         if isinstance(self.resize, int):
             return resized(height, width, self.wanted_side(size))
         return scaled(self.resize, size, max(self.crop))
 
     def wanted_side(self, size: int) -> int:
-        """The shorter side, in pixels, of an image that need not be enlarged for `size` px."""
+        """Shorter side, in pixels, of an image that need not be enlarged for `size` px."""
         side = self.resize if isinstance(self.resize, int) else max(self.resize)
         return round(side * size / max(self.crop))

@@ -1,9 +1,10 @@
-"""A class of a user's that calls transforms with an image, read as the views that it gives.
+"""User-defined classes that call transforms with an image, compiled as the views they return.
 
-Guarantees: nothing of the class is run. Only a `__call__` counts of which every statement is
-understood, and whose source is what was compiled; it may assign, build lists and tuples, append,
-extend and go through lists and `range`, and nothing else. What it reads of itself are plain
-attributes, and it changes none of them. So a class that draws, counts or changes the image is none.
+Guarantees: no code of the class is run. Only a `__call__` is accepted whose every statement is
+understood, and whose source is the compiled code; it may assign, build lists and tuples, append,
+extend and iterate over lists and `range`, and nothing else. It reads only plain attributes of
+itself, and changes none of them. So a class that draws, counts or changes the image is not
+accepted.
 
 Relies on: `method_source` for the statements.
 """
@@ -30,11 +31,11 @@ _DEEPEST = 4
 
 
 def wrapped_in(transform: object) -> Wrapped | str:
-    """What a wrapper calls with the image.
+    """Transforms that a wrapper calls with the image.
 
     Returns:
-        the transforms; or why it runs as it is, a sentence, "" where it is no object of a user's
-        class.
+        the transforms; or why it runs unchanged, a sentence, "" if it is not an object of a
+        user-defined class.
     """
     if users_call(transform) is None:
         return ""
@@ -42,46 +43,46 @@ def wrapped_in(transform: object) -> Wrapped | str:
         calls: list[Callable[..., Any]] = []
         form = _form(_Call(transform, calls, 0).value(), iter(range(_MOST_PARTS)))
     except NotUnderstoodError as why:
-        return f"{words(transform)} runs as it is: {why}."
+        return f"{words(transform)} runs unchanged: {why}."
     return Wrapped(tuple(calls), form)
 
 
 class _Built(list[Any]):
-    """A list that a wrapper makes in its call; it may change no other."""
+    """A list that a wrapper builds in its call; it may change no other."""
 
 
 @dataclass(frozen=True)
 class _View:
-    """What a transform makes of the image."""
+    """Return value of a transform for the image."""
 
     number: int
 
 
 _LISTS = (_Built, list, tuple)
 _IMAGE = object()
-"""The image that a wrapper is called with."""
+"""Image that a wrapper is called with."""
 
 
 def _form(value: Any, parts: Iterator[int]) -> Form:
-    """The form of what a wrapper gives; `parts` ends where there are too many."""
+    """Structure of a wrapper's return value; `parts` limits its size."""
     if next(parts, None) is None:
-        raise NotUnderstoodError(f"it gives more than {_MOST_PARTS} views and lists")
+        raise NotUnderstoodError(f"it returns more than {_MOST_PARTS} views and lists")
     if isinstance(value, _View):
         return value.number
     if type(value) in (_Built, tuple) and value:
         inner = tuple(_form(each, parts) for each in value)
         return tuple if type(value) is tuple else list, inner
-    raise NotUnderstoodError("it gives something else than what its transforms make of the image")
+    raise NotUnderstoodError("it returns something else than its transforms' outputs for the image")
 
 
 @dataclass
 class _Call:
-    """A call of a wrapper with the image, followed statement by statement.
+    """Call of a wrapper with the image, followed statement by statement.
 
     Args:
         wrapper: the object.
-        calls: gets the transforms that are called.
-        depth: of wrappers in wrappers.
+        calls: receives the called transforms.
+        depth: nesting depth of wrappers.
     """
 
     wrapper: object
@@ -91,16 +92,16 @@ class _Call:
     rounds: int = 1000
 
     def value(self) -> Any:
-        """What the call gives."""
+        """Return value of the call."""
         kind = type(self.wrapper)
         function = users_call(self.wrapper)
-        assert function is not None, "it was looked at"
+        assert function is not None, "the wrapper has a __call__"
         if (
             _looked_up(kind, "__getattr__")
             or kind.__getattribute__ is not object.__getattribute__
             or type(_looked_up(kind, "__dict__")) not in (GetSetDescriptorType, NoneType)
         ):
-            raise NotUnderstoodError(f"{kind.__name__} looks its attributes up in its own way")
+            raise NotUnderstoodError(f"{kind.__name__} overrides attribute access")
         self._globals = function.__globals__
         method = method_of_image(function)
         self._self, self.names = method.own, {method.argument: _IMAGE}
@@ -111,7 +112,9 @@ class _Call:
             raise NotUnderstoodError(f"{kind.__name__}.__call__ does not end with a return")
         made = self._of(last.value)
         if not method.runs:
-            raise NotUnderstoodError(f"the source of {function.__qualname__} is not what runs")
+            raise NotUnderstoodError(
+                f"the source of {function.__qualname__} is not the code that runs"
+            )
         return made
 
     def _do(self, statement: ast.stmt) -> None:
@@ -192,7 +195,7 @@ class _Call:
         return made
 
     def _called(self, function: Any, expression: ast.expr) -> Any:
-        """What a transform makes of the image: a view, or what a wrapper in this one gives."""
+        """Output of a transform for the image: a view, or the return value of a nested wrapper."""
         if not callable(function) or isinstance(function, _View | type):
             raise self._not(expression)
         before = len(self.calls)
@@ -207,7 +210,7 @@ class _Call:
         return _View(before)
 
     def _many(self, over: ast.expr) -> list[Any]:
-        """What a loop goes through."""
+        """Values that a loop iterates over."""
         match over:
             case ast.Call(func=ast.Name(id="range"), args=[count], keywords=[]) if (
                 "range" not in self._globals and "range" not in self.names
@@ -224,7 +227,7 @@ class _Call:
     def _spent(self, held: Sequence[Any]) -> list[Any]:
         self.rounds -= len(held)
         if self.rounds < 0:
-            raise NotUnderstoodError(f"{type(self.wrapper).__name__}.__call__ goes on too long")
+            raise NotUnderstoodError(f"{type(self.wrapper).__name__}.__call__ has too many steps")
         return list(held)
 
     def _attribute(self, name: str) -> Any:
@@ -242,12 +245,12 @@ class _Call:
         text = " ".join(ast.unparse(part).split())
         shown = text if len(text) <= 80 else text[:77] + "..."
         return NotUnderstoodError(
-            f"{type(self.wrapper).__name__}.__call__ does more than to call transforms: {shown}"
+            f"{type(self.wrapper).__name__}.__call__ does more than call transforms: {shown}"
         )
 
 
 def _whole(expression: ast.expr) -> int:
-    """A whole number that is written down; one that no list has for anything else."""
+    """Value of an integer literal, within the range of list indices."""
     try:
         number = ast.literal_eval(expression)
     except ValueError:
@@ -256,12 +259,12 @@ def _whole(expression: ast.expr) -> int:
 
 
 def _looked_up(kind: type, name: str) -> Any:
-    """What a class has under a name, as it lies there."""
+    """Raw class attribute of a name."""
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
 
 
 def users_call(transform: object) -> FunctionType | None:
-    """The call of an object whose class is no library's; None for any other, or one in C."""
+    """`__call__` of an object of a user-defined class; None for any other, or one in C."""
     kind = type(transform)
     call = _looked_up(kind, "__call__")
     if type(call) is not FunctionType:

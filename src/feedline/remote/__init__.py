@@ -1,8 +1,8 @@
-"""Files on other machines, and caches that lie there: read in parts, kept here, written whole.
+"""Remote files and caches: read in parts, kept locally, written whole.
 
-`filesystem` what a URL leads to, its errors, and what is tried again; `folder` its files, whole;
-`parts` parts of them, many at a time; `location` a cache there, `shards` its images, `local_copies`
-what of it is kept on this machine; `open_location` from what a user calls a cache to where it lies;
-`image_files` original images there, which `class_folders` finds, `whole_files` fetches and
-`kept_images` keeps.
+`filesystem` opens URLs, reports errors and retries; `folder` reads and writes whole files; `parts`
+reads parts of them, many at a time; `location` is a remote cache, `shards` its images,
+`local_copies` their local copies; `open_location` finds the location of a cache from a user's path;
+`image_files` are remote original images, listed by `class_folders`, fetched by `whole_files` and
+kept by `kept_images`.
 """

@@ -1,4 +1,4 @@
-"""The images in a folder of class folders below a URL.
+"""Images in a folder of class folders at a URL.
 
 Guarantees: the samples, classes and order of the same folder on a disk.
 
@@ -28,13 +28,13 @@ __all__ = ["ClassFolders", "class_folders"]
 
 
 class ClassFolders(NamedTuple):
-    """What lies in a folder.
+    """Contents of a folder.
 
     Args:
-        images: their paths and labels.
-        folders: the names of the class folders as the store has them: a web server's are quoted.
-        status: int64 (n, 2), the size of each image in bytes, and a number that changes when it
-            does; 0 where the store does not say.
+        images: paths and labels of the images.
+        folders: names of the class folders in the store; those of a web server are quoted.
+        status: int64 (n, 2), size of each image in bytes, and a number that changes with the file;
+            0 if the store does not provide it.
     """
 
     images: FolderIndex
@@ -47,7 +47,7 @@ def class_folders(there: RemoteFolder, endings: tuple[str, ...]) -> ClassFolders
 
     Args:
         there: the folder.
-        endings: how the names of images end, in lower case.
+        endings: file extensions of images, in lower case.
 
     Raises:
         DatasetError: it cannot be listed, has no class folders or has empty ones.
@@ -85,7 +85,7 @@ def class_folders(there: RemoteFolder, endings: tuple[str, ...]) -> ClassFolders
 def _in_order(
     folder: str, listed: dict[str, RemoteFile], endings: tuple[str, ...]
 ) -> list[tuple[str, list[str]]]:
-    """The images of a class, folder by folder, as a folder on a disk is scanned."""
+    """Images of a class, folder by folder, in the order of a scan of a local folder."""
     below: dict[str, list[str]] = {}
     for path in listed:
         prefix, _, name = path[len(folder) + 1 :].rpartition("/")

@@ -1,13 +1,13 @@
-"""How much of a disk the copies of files of another machine may take, all processes' together.
+"""Disk space for local copies of remote files, for all processes together.
 
     FOLDER/NAME-0123456789abcdef.remote/index/*.npy
     FOLDER/NAME-0123456789abcdef.remote/256/000000.part
 
-Guarantees: no other files than these are ever removed, and to remove one that a process uses does
-it no harm; the disk is never filled up. Processes that write at the same moment may pass the limit
-together: each by one image, or by a thirty-second of what was left.
+Guarantees: only these files are ever removed, and removing one that a process uses does no harm;
+the disk is never filled up. Processes that write at the same moment may exceed the limit together:
+each by one image, or by a thirty-second of the remaining space.
 
-Relies on: the times of files, which are brought up to date when they are used; no lock.
+Relies on: the times of files, which are updated when they are used; no lock.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _SUBFOLDER = re.compile(r"index|\d+")
 _FILE = re.compile(r"[\w-]+\.(npy|part|tmp)")
 
 _IDLE_S = 600.0
-"""A file that was used since then stays. An epoch takes each image once, so what was used longest
-ago is what is used next, and to give its place to what was used just now would be a loss."""
+"""Minimum time since a file's last use before it is removed. An epoch reads each image once, so the
+least recently used files are used next, and replacing them by the most recent would be a loss."""
 
 _FULL_S = 10.0
 _MOST_AT_ONCE_BYTES = 64 << 20
@@ -49,11 +49,11 @@ class _Kept(NamedTuple):
 
 
 class DiskRoom:
-    """What may be kept in a folder. A process asks before it writes.
+    """Disk space for copies in a folder. A process asks before it writes.
 
     Args:
-        folder: where all copies lie.
-        limit_bytes: how much of the disk they may take.
+        folder: folder of all copies.
+        limit_bytes: maximum disk space.
     """
 
     def __init__(self, folder: str, limit_bytes: int) -> None:
@@ -62,7 +62,7 @@ class DiskRoom:
         self._full_until = 0.0
 
     def take(self, count: int) -> bool:
-        """Whether so many bytes more may be written; makes room where that can be done."""
+        """Return True if this many bytes may be written; makes room if possible."""
         count = -(-count // _BLOCK_BYTES) * _BLOCK_BYTES
         if count > self._left_bytes:
             if time.monotonic() < self._full_until:
@@ -78,11 +78,11 @@ class DiskRoom:
         return True
 
     def refuse(self) -> None:
-        """The disk did not take something: ask no more for a while."""
+        """Stop writing for a while, after the disk rejected something."""
         self._left_bytes, self._full_until = 0, time.monotonic() + _FULL_S
 
     def _room(self) -> int:
-        """How many bytes may be written; where these are few, idle files are removed first."""
+        """Number of bytes that may be written; if there are few, idle files are removed first."""
         kept = _kept(self.folder)
         room = self._left(kept)
         if room < self.limit_bytes // 64:
@@ -104,14 +104,14 @@ class DiskRoom:
 
 
 def local_room(local_dir: str | os.PathLike[str] | None, local_bytes: int | None) -> DiskRoom:
-    """The room that a user gives to what is fetched; None for the defaults.
+    """Disk space for fetched files from a user's settings; None for the defaults.
 
     Args:
         local_dir: the folder; None for `feedline` in $XDG_CACHE_HOME or ~/.cache.
-        local_bytes: how much of its disk; None for `default_limit`.
+        local_bytes: maximum disk space; None for `default_limit`.
 
     Raises:
-        UsageError: no bytes are given.
+        UsageError: invalid number of bytes.
     """
     whole = isinstance(local_bytes, int) and not isinstance(local_bytes, bool)
     if local_bytes is not None and not (whole and local_bytes > 0):
@@ -126,25 +126,25 @@ def _default_folder() -> str:
 
 
 def folder_for(local_dir: str, url: str, digest: str) -> str:
-    """Where the copies of what lies at a URL are kept.
+    """Folder for the copies of a URL's contents.
 
     Args:
-        local_dir: where all are.
-        url: whose last part it is called by.
-        digest: 16 hexadecimal digits, of all that must be the same for a copy to be valid.
+        local_dir: folder of all copies.
+        url: URL whose last part becomes the folder's name.
+        digest: 16 hexadecimal digits, of everything that must be equal for a copy to be valid.
     """
     called = re.sub(r"[^\w-]+", "_", url.rstrip("/").rpartition("/")[2], flags=re.ASCII)[:40]
     return os.path.join(local_dir, f"{called}-{digest}{ENDING}")
 
 
 def default_limit(folder: str) -> int:
-    """What copies in a folder take at most: 50 GB, and half of what the disk has for them."""
+    """Default disk space for copies in a folder: 50 GB, and at most half of the available space."""
     used = sum(each.bytes for each in _kept(folder))
     return min(DEFAULT_BYTES, (used + free_bytes(folder)) // 2)
 
 
 def free_bytes(folder: str) -> int:
-    """What may still be written to a folder's disk, whose last twentieth, or 5 GB, is not used."""
+    """Bytes that may be written to a folder's disk, except its last twentieth, or 5 GB."""
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
     disk = shutil.disk_usage(folder)
@@ -152,7 +152,7 @@ def free_bytes(folder: str) -> int:
 
 
 def _kept(folder: str) -> list[_Kept]:
-    """The files that are kept below a folder."""
+    """Files kept below a folder."""
     found = []
     for cache in _entries(folder, _FOLDER):
         for part in _entries(cache.path, _SUBFOLDER):

@@ -1,11 +1,12 @@
-"""The filesystem of fsspec's that a URL leads to: how it is opened, asked, and asked again.
+"""fsspec filesystem of a URL: opening, requests, and retries.
 
-Guarantees: the objects of one process share its connections; a process that was forked makes its
-own and does not touch those of its parent; a pickle holds none. What fails by chance is tried again
-for a bounded time, and a server that stays away costs little from then on; what cannot be had is an
-error that names it and says what fsspec said. A password in a URL is not shown.
+Guarantees: the objects of one process share its connections; a forked process makes its own and
+does not touch those of its parent; a pickle contains none. Temporary failures are retried for a
+bounded time, and an unreachable server costs little from then on; a permanent failure raises an
+error with the name and fsspec's message. A password in a URL is never shown.
 
-Relies on: fsspec and its filesystems, imported here and only for a URL; `error` for what lasts.
+Relies on: fsspec and its filesystems, imported here and only for a URL; `error` for which errors
+are permanent.
 """
 
 from __future__ import annotations
@@ -55,28 +56,28 @@ if hasattr(os, "register_at_fork"):
 
 
 def is_url(given: object) -> bool:
-    """Whether something is a URL, as s3://bucket/folder, and no path of this machine."""
+    """Return True for a URL, e.g. s3://bucket/folder, and False for a local path."""
     return isinstance(given, str) and _URL.match(given) is not None
 
 
 def shown(url: str) -> str:
-    """A URL without user and password, to print it."""
+    """A URL without user and password, for messages."""
     return url if url.partition("://")[0] in _NAMED_SO else _USER.sub("", url, count=1)
 
 
 class Filesystem:
-    """What lies below a URL. Its text is the URL without user and password.
+    """Files below a URL. Its text is the URL without user and password.
 
     Args:
-        url: of a folder, of any protocol that fsspec knows.
-        options: the arguments of fsspec's filesystem. What they leave open comes from fsspec's
-            configuration and from the environment, as credentials do.
-        parts: how many parts of files are asked for at a time, by requests whose answers
-            `range_guard` looks at and which are repeated here alone; 0: files are read and written
-            whole, in many steps, of which the filesystem repeats by itself those that it can.
+        url: URL of a folder, of any fsspec protocol.
+        options: arguments of fsspec's filesystem. The rest, e.g. credentials, comes from fsspec's
+            configuration and from the environment.
+        parts: number of parts of files requested at a time, by requests whose responses
+            `range_guard` checks and which are retried here alone; 0: files are read and written
+            whole, in many steps, of which the filesystem itself retries those that it can.
 
     Raises:
-        UsageError: the URL or an option cannot be used, or a package is missing.
+        UsageError: the URL or an option is invalid, or a package is missing.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Filesystem:
         return shown(self.url)
 
     def says(self, error: BaseException) -> str:
-        """What an error is and says, without user and password."""
+        """Type and message of an error, without user and password."""
         said = str(error).replace(self._store, shown(self._store))
         return f"{type(error).__name__}: {said}"
 
@@ -104,10 +105,10 @@ class Filesystem:
         return self._store, repr(self._options), self._parts
 
     def opened(self) -> tuple[Any, str]:
-        """The filesystem of this process, and the path there of what the URL names.
+        """Filesystem of this process, and the path of the URL in it.
 
         Raises:
-            UsageError: as the constructor does.
+            UsageError: as in the constructor.
         """
         try:
             filesystem, _ = _opened.get(self._key) or (None, None)
@@ -117,13 +118,13 @@ class Filesystem:
             return filesystem, filesystem._strip_protocol(self.url).rstrip("/")
         except ImportError as error:
             raise UsageError(
-                f"'{self}' needs a package that is missing ({error}). For http and s3: "
-                'pip install "feedline[remote]"; for other protocols the one that fsspec names'
+                f"'{self}' needs a package that is not installed ({error}). For http and s3: pip "
+                'install "feedline[remote]"; for other protocols the one that fsspec names'
             ) from error
         except Exception as error:
             raise UsageError(
-                f"'{self}' cannot be opened by fsspec: {self.says(error)}. Is the protocol right, "
-                "and are storage_options, where there are any, those of its filesystem?"
+                f"'{self}' cannot be opened by fsspec: {self.says(error)}. Check the protocol, and "
+                "that storage_options are those of its filesystem"
             ) from error
 
     def _open(self) -> Any:
@@ -141,12 +142,12 @@ class Filesystem:
         return filesystem
 
     def close(self) -> None:
-        """Let go of the connections; who asks next makes others, by what the environment says."""
+        """Close the connections; the next request makes others, with the current environment."""
         _opened.pop(self._key, None)
 
     @property
     def is_away(self) -> bool:
-        """Whether the server has not answered lately."""
+        """True if the server has not responded recently."""
         return time.monotonic() < self._away_until
 
     def ask(
@@ -158,17 +159,17 @@ class Filesystem:
         answers: tuple[type[Exception], ...] = (),
         advice: Callable[[BaseException], str] = next_step,
     ) -> Result:
-        """Do something, and again with growing pauses, while that may help.
+        """Call a function, with retries after growing pauses, while that may help.
 
         Args:
-            once: does it.
-            refused: what it is that fails, to say it: "'s3://bucket/file' cannot be read".
-            patience_s: how long to begin anew; not at all while the server is away.
-            answers: exceptions that say what was asked, and are raised as they are.
-            advice: what to do about an error.
+            once: the function.
+            refused: failure, for messages: "'s3://bucket/file' cannot be read".
+            patience_s: how long to start retries; none while the server is unreachable.
+            answers: exceptions that are answers, and raised unchanged.
+            advice: returns the fix for an error.
 
         Raises:
-            RemoteError: it fails; says what was tried, the last failure, and what to do.
+            RemoteError: it fails; the message has the failure, the last error, and the fix.
         """
         begun, pause_s, tries = time.monotonic(), _FIRST_PAUSE_S, 0
         if away := self.is_away:

@@ -1,8 +1,8 @@
-"""A folder that is named by a URL: its files, listed, read and written whole.
+"""A folder at a URL: its files, listed, read and written whole.
 
-Guarantees: those of `filesystem`; a list of files is never one of before.
+Guarantees: those of `filesystem`; a list of files is never outdated.
 
-Relies on: stores that list the folders in a folder, where folders are asked for.
+Relies on: stores that list the folders in a folder, if folders are requested.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AT_ONCE = 16
 """Requests of each process at a time."""
 
 _PATIENCE_S = 10.0
-"""Beside what filesystems repeat by themselves. What fails then goes on with the same command."""
+"""In addition to the filesystems' own retries. A failed build continues with the same command."""
 
 _BLOCK_BYTES = 4 << 20
 # What filesystems call the version of a file, or the time of its last change.
@@ -37,11 +37,11 @@ Result = TypeVar("Result")
 
 
 class RemoteFile(NamedTuple):
-    """A file as its store lists it.
+    """A file as listed by its store.
 
     Args:
-        size: in bytes.
-        version: 63 bits that change when the file does; 0 where the store does not say.
+        size: size in bytes.
+        version: 63 bits that change with the file; 0 if the store does not provide them.
     """
 
     size: int
@@ -49,15 +49,15 @@ class RemoteFile(NamedTuple):
 
 
 class RemoteFolder:
-    """A folder below a URL. Its text is the URL without user and password.
+    """A folder at a URL. Its text is the URL without user and password.
 
     Args:
-        url: of any protocol that fsspec knows.
-        options: the arguments of fsspec's filesystem. What they leave open comes from fsspec's
-            configuration and from the environment, as credentials do.
+        url: URL of any fsspec protocol.
+        options: arguments of fsspec's filesystem. The rest, e.g. credentials, comes from fsspec's
+            configuration and from the environment.
 
     Raises:
-        UsageError: the URL cannot be used, or a package is missing.
+        UsageError: the URL is invalid, or a package is missing.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
@@ -75,13 +75,13 @@ class RemoteFolder:
         *,
         answers: tuple[type[Exception], ...] = (),
     ) -> Result:
-        """Do something to a file.
+        """Call a function on a file.
 
         Args:
             done: what is done, for the error.
-            name: of the file, below the folder.
-            ask: does it, with the filesystem and the path.
-            answers: exceptions that say what was asked, and are raised as they are.
+            name: name of the file, below the folder.
+            ask: function of the filesystem and the path.
+            answers: exceptions that are answers, and raised unchanged.
 
         Raises:
             RemoteError: it fails.
@@ -95,7 +95,7 @@ class RemoteFolder:
         return self._there.ask(once, refused, patience_s=_PATIENCE_S, answers=answers)
 
     def file_url(self, name: str) -> str:
-        """The URL of a file below the folder, to print it."""
+        """URL of a file below the folder, for messages."""
         return f"{self}/{name}" if name else str(self)
 
     def files(self, below: str = "") -> dict[str, RemoteFile]:
@@ -109,14 +109,14 @@ class RemoteFolder:
         }
 
     def listed(self, below: str = "") -> tuple[list[str], list[str]]:
-        """The names of the folders and files in a folder; "" is this one."""
+        """Names of the folders and files in a folder; "" is this one."""
         _, folders, files = next(self.walk(below), ("", [], []))
         return folders, files
 
     def walk(self, below: str = "") -> Iterator[tuple[str, list[str], list[str]]]:
-        """As os.walk gives folders, and the names of folders and files in them; "" is this one.
+        """Yield like os.walk: folders, and the names of folders and files in them; "" is this one.
 
-        It goes where the lists of folders say when the next one is asked for.
+        It descends into the folders that the lists contain when the next one is requested.
         """
 
         def ask(there: Any, path: str) -> tuple[list[str], list[str]]:
@@ -135,30 +135,30 @@ class RemoteFolder:
             yield from self.walk(f"{below}/{name}" if below else name)
 
     def glob(self) -> list[str]:
-        """The URLs of the files that this URL is a pattern of; itself, where that is one."""
+        """URLs of the files that match this URL as a pattern; itself, if it is one."""
 
         def ask(there: Any, path: str) -> list[str]:
             found = there.glob(path, detail=True)
             files = sorted(each for each, about in found.items() if about["type"] == "file")
             return [there.unstrip_protocol(each) for each in files]
 
-        return self._asked("looked for", "", ask)
+        return self._asked("searched", "", ask)
 
     def has(self, name: str) -> bool:
-        """Whether a file is there."""
-        return self._asked("looked at", name, lambda there, path: bool(there.isfile(path)))
+        """Return True if a file exists."""
+        return self._asked("checked", name, lambda there, path: bool(there.isfile(path)))
 
     def about(self, name: str) -> RemoteFile:
-        """What the store says of a file."""
-        found = self._asked("looked at", name, lambda there, path: there.info(path))
+        """Size and version of a file."""
+        found = self._asked("checked", name, lambda there, path: there.info(path))
         return RemoteFile(int(found["size"]), _version(found))
 
     @contextlib.contextmanager
     def opened(self, name: str) -> Iterator[BinaryIO]:
-        """A file to read from its beginning on, in large blocks; seeking passes blocks over.
+        """Open a file to read it sequentially, in large blocks; seeking skips blocks.
 
         Raises:
-            DatasetError: it cannot be read, then or later on.
+            DatasetError: it cannot be read, then or later.
         """
 
         def ask(there: Any, path: str) -> BinaryIO:
@@ -177,7 +177,7 @@ class RemoteFolder:
                 raise RemoteError(f"{self.file_url(name)!r} cannot be read: {said}") from error
 
     def read(self, name: str, first: int | None = None, stop: int | None = None) -> bytes:
-        """A file, or a part of it.
+        """Read a file, or a part of it.
 
         Raises:
             FileNotFoundError: it is missing.
@@ -192,11 +192,11 @@ class RemoteFolder:
         return bytes(data)
 
     def create(self, name: str, data: bytes) -> None:
-        """Write a file that must not be there yet.
+        """Write a file that must not exist yet.
 
         Raises:
-            FileExistsError: it is, perhaps with these bytes, where a request went through of which
-                the answer was lost.
+            FileExistsError: it exists, possibly with these bytes, if the response to a successful
+                request was lost.
             RemoteError: it cannot be written.
         """
 
@@ -207,7 +207,7 @@ class RemoteFolder:
         self._asked("written", name, ask, answers=(FileExistsError,))
 
     def put(self, name: str, file: str | os.PathLike[str]) -> None:
-        """Write a file whole, from one of this machine."""
+        """Write a whole file, from a local one."""
 
         def ask(there: Any, path: str) -> None:
             _make_folders(there, path)
@@ -216,7 +216,7 @@ class RemoteFolder:
         self._asked("written", name, ask)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self._asked(
                 "removed",
@@ -226,9 +226,9 @@ class RemoteFolder:
             )
 
     def each(self, call: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """What a function that reads or writes here gives for each of some items, in their order.
+        """Call a function that reads or writes here for each item, and yield the results in order.
 
-        It is called for several of them at a time, in threads.
+        It is called for several items at a time, in threads.
         """
         self._there.opened()  # once, and not by each thread
         waiting: deque[Future[Result]] = deque()
@@ -246,7 +246,7 @@ class RemoteFolder:
 
 
 def _make_folders(there: Any, path: str) -> None:
-    """Make the folders that a file lies in, where there are such: not in stores of objects."""
+    """Create the parent folders of a file, if the store has folders: object stores have none."""
     if not there.async_impl:
         there.makedirs(path.rpartition("/")[0], exist_ok=True)
 

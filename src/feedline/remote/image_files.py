@@ -1,12 +1,11 @@
 """Image files at URLs as a store: of a folder with classes, or of a table of URLs.
 
-Guarantees: what a piece of work lacks is fetched with many requests at a time; what was fetched is
-kept on this machine, in bounded room, and read from there while it is what was kept and an image;
-what cannot be had is an ImageError that says what the server said. A pickle holds no image and no
-connection.
+Guarantees: the images of a task are fetched with many requests at a time; fetched images are kept
+locally, in bounded space, and read from there while they are intact; an unavailable image raises an
+ImageError with the server's message. A pickle contains no image and no connection.
 
-Relies on: `whole_files` for the bytes, `kept_images` to keep them. Images there that do not change:
-one that is kept here is fetched again only where the list of a folder says that it has changed.
+Relies on: `whole_files` for the bytes, `kept_images` to keep them. Remote images that do not
+change: a kept image is fetched again only if the list of a folder shows that it has changed.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ Paths = TypeVar("Paths", bound=LabelledPaths)
 
 _MOST_IN_HAND_BYTES = 256 << 20
 _PATIENCE_S = 40.0
-"""For a single image. With what was tried before and with the last try, it is shorter than the time
-after which a loader takes a worker for hung."""
+"""Time for retries of a single image. With the first and the last try, it is shorter than the
+time after which a loader considers a worker hung."""
 
 
 class RemoteImages(FileStore[Paths]):
@@ -47,12 +46,12 @@ class RemoteImages(FileStore[Paths]):
 
     Args:
         paths: the samples' paths and labels.
-        folders: what stands before a path: the beginning of its URL, up to a slash, or nothing. One
-            for all samples, or one for each label from 0 on.
-        files: what fetches them.
-        room: where copies are kept, and how much of the disk they take.
-        status: int64 (n, 2), the size of each image in bytes, and a number that changes when it
-            does; 0 for what is not known. None where nothing is.
+        folders: prefix of a path: the beginning of its URL, up to a slash, or nothing. One for all
+            samples, or one for each label from 0 on.
+        files: fetches the files.
+        room: folder of the copies, and their disk space.
+        status: int64 (n, 2), size of each image in bytes, and a number that changes with the file;
+            0 if unknown. None if nothing is known.
     """
 
     def __init__(
@@ -78,18 +77,18 @@ class RemoteImages(FileStore[Paths]):
         self._in_hand: dict[int, bytes] = {}
 
     def close(self) -> None:
-        """Let go of the connections, and of what was fetched ahead."""
+        """Close the connections, and drop prefetched images."""
         self._in_hand = {}
         self._files.close()
 
     def chosen(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> RemoteImages[Any]:
-        """Some of the images, by number, in the order given."""
+        """Select images by index, in the given order."""
         files = super().chosen(numbers)
         status = None if self._status is None else self._status[numbers]
         return RemoteImages(files.paths, files.folders, self._files, self._room, status)
 
     def url(self, sample: int) -> str:
-        """The URL of a sample's file.
+        """URL of a sample's file.
 
         Raises:
             IndexError: there is no such sample.
@@ -97,7 +96,7 @@ class RemoteImages(FileStore[Paths]):
         return os.fsdecode(self.path(sample))
 
     def prepare(self, samples: Sequence[int], side: int) -> None:
-        """Have the bytes of these in hand. What cannot be had is told when it is read."""
+        """Prefetch the bytes of samples. Errors are raised when they are read."""
         self._in_hand = in_hand = {}
         missing: dict[str, list[int]] = {}  # a file may be that of two samples
         left = _MOST_IN_HAND_BYTES
@@ -117,7 +116,7 @@ class RemoteImages(FileStore[Paths]):
                     self._kept.keep(sample, self._identity(sample), data)
 
     def read(self, sample: int, side: int) -> bytes:
-        """The bytes of a sample's file, which is the original."""
+        """Read the bytes of a sample's file, which is the original."""
         in_hand = self._in_hand.pop(sample, None)
         if in_hand is not None:
             return in_hand
@@ -127,10 +126,10 @@ class RemoteImages(FileStore[Paths]):
             raise ImageError(str(error)) from error
 
     def had(self, sample: int) -> bytes:
-        """The bytes of a sample's file, kept here or fetched.
+        """Bytes of a sample's file, kept or fetched.
 
         Raises:
-            RemoteError: it cannot be had; names it.
+            RemoteError: it is unavailable; names it.
         """
         identity = self._identity(sample)
         kept = self._kept.read(sample, identity)
@@ -141,10 +140,10 @@ class RemoteImages(FileStore[Paths]):
         return data
 
     def anew(self, sample: int, refused: bytes) -> bytes | None:
-        """What lies there now, where it is something else than bytes that are no image.
+        """Fetch a file again after its bytes could not be decoded; None if they are the same.
 
-        A page of a proxy's, or half of an upload, may have come in its place. No copy of that
-        stays, so that it does no harm once the server is well again.
+        A proxy's error page, or half of an upload, may have been fetched instead. No copy of that
+        is kept, so that it does no harm once the server works again.
         """
         self._kept.forget(sample)
         try:
@@ -164,7 +163,7 @@ class RemoteImages(FileStore[Paths]):
         )
 
     def _identity(self, sample: int) -> str:
-        """What must be the same for a copy to be that of the file."""
+        """Properties that must be equal for a copy to be valid."""
         status = "" if self._status is None else self._status[sample].tolist()
         return f"{self.url(sample)} {status}"
 
@@ -173,18 +172,18 @@ class RemoteImages(FileStore[Paths]):
         return size in (0, len(data))
 
     def name(self, sample: int) -> str:
-        """The URL of a sample's file, without user and password."""
+        """URL of a sample's file, without user and password."""
         return shown(super().name(sample))
 
     def stamp(self, sample: int) -> tuple[int, int]:
-        """The size of a file, and a number that changes when it does; 0 for what is not known."""
+        """Size of a file, and a number that changes with it; 0 if unknown."""
         if self._status is None:
             return 0, 0
         size, version = self._status[sample].tolist()
         return size, version
 
     def missing(self) -> Iterator[str]:
-        """The names of those whose files are not there; each is asked for."""
+        """Names of samples whose files are missing; requests each."""
 
         def is_there(sample: int) -> bool:
             return self._files.is_there(self.url(sample), patience_s=_PATIENCE_S)
@@ -196,7 +195,7 @@ class RemoteImages(FileStore[Paths]):
                     yield self.name(sample)
 
     def without_repeats(self) -> RemoteImages[Any]:
-        """Each file once. A folder has each once as it is."""
+        """Remove repeated files. A folder has none."""
         once = super().without_repeats().paths
         if once is self.paths:
             return self
@@ -226,12 +225,12 @@ def remote_images(
     """Images by their URLs.
 
     Args:
-        paths: what follows `folder` in the URL of each, with the labels.
-        folder: the beginning of all, up to a slash; "" where they have none in common.
-        local_dir, local_bytes, storage_options: as of `feedline.ImageFolder`.
+        paths: parts of the URLs after `folder`, with the labels.
+        folder: common beginning, up to a slash; "" if there is none.
+        local_dir, local_bytes, storage_options: as in `feedline.ImageFolder`.
 
     Raises:
-        UsageError: an argument cannot be used, or a package is missing.
+        UsageError: an argument is invalid, or a package is missing.
     """
     urls = [folder]
     if not folder:
@@ -242,10 +241,10 @@ def remote_images(
 
 
 def no_files_here(root: str) -> UsageError:
-    """The error of who wants files of this machine."""
+    """Error if local files are needed."""
     return UsageError(
-        f"files of this machine are wanted here, and the images are at {root!r}: copy them to a "
-        "disk; name(sample) is an image's URL"
+        f"local files are needed here, but the images are at {root!r}: copy them to a disk; "
+        "name(sample) returns an image's URL"
     )
 
 
@@ -258,17 +257,17 @@ def images_in(
     local_bytes: int | None,
     storage_options: Mapping[str, Any] | None,
 ) -> RemoteImages[FolderIndex]:
-    """The images of a folder of class folders.
+    """Images of a folder of class folders.
 
     Args:
-        url: of the folder.
-        endings: how the names of images end, in lower case.
-        no_cache: what says that it is no cache.
-        local_dir, local_bytes, storage_options: as of `feedline.ImageFolder`.
+        url: URL of the folder.
+        endings: file extensions of images, in lower case.
+        no_cache: error that it is not a cache.
+        local_dir, local_bytes, storage_options: as in `feedline.ImageFolder`.
 
     Raises:
         DatasetError: it cannot be listed, has no class folders or has empty ones.
-        UsageError: an argument cannot be used, or a package is missing.
+        UsageError: an argument is invalid, or a package is missing.
     """
     room = local_room(local_dir, local_bytes)
     files = WholeFiles([url], storage_options)
@@ -276,6 +275,6 @@ def images_in(
     try:
         found = class_folders(there, endings)
     except DatasetError as error:
-        raise DatasetError(f"{no_cache} And it is no folder of images: {error}") from error
+        raise DatasetError(f"{no_cache}. It is not a folder of images either: {error}") from error
     folders = [os.fsencode(f"{there.url}/{folder}/") for folder in found.folders]
     return RemoteImages(found.images, folders, files, room, found.status)

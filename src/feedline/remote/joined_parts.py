@@ -1,6 +1,6 @@
-"""Which requests bring parts of files: parts that lie close together travel in one.
+"""Joining of parts of files to requests: nearby parts share one.
 
-Guarantees: pure; each part lies in the block that it is given.
+Guarantees: pure; each part lies in its block.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import NamedTuple
 __all__ = ["BLOCK_BYTES", "GAP_BYTES", "Part", "joined"]
 
 GAP_BYTES = 64 << 10
-"""Parts no further apart are joined: what lies between them comes in the time of a request."""
+"""Maximum gap between joined parts: transferring it takes as long as a request."""
 
 BLOCK_BYTES = 4 << 20
-"""How long joined parts are at most, so that a long run comes in several requests at a time."""
+"""Maximum length of joined parts, so that a long run uses several requests at a time."""
 
 
 class Part(NamedTuple):
-    """So many bytes of a file from byte `first` on."""
+    """Bytes of a file: `length` of them, from byte `first` on."""
 
     name: str
     first: int
@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 
 def joined(parts: Sequence[Part]) -> tuple[list[Part], list[int]]:
-    """The blocks to fetch, and for each part in which of them it lies.
+    """Blocks to fetch, and for each part the index of its block.
 
     Args:
         parts: in any order; one that is longer than a block is a block.

@@ -1,12 +1,12 @@
-"""Images of another machine, whole, kept in sparse files on this one.
+"""Whole remote images, kept in local sparse files.
 
-    FOLDER/0/000012.part    the images 3072 to 3327, each in a slot of 64 MiB of its own
+    FOLDER/0/000012.part    the images 3072 to 3327, each in its own slot of 64 MiB
 
-Guarantees: what is given is what was kept for this image: its length and checksum stand before it,
-and whatever differs is as if nothing were kept. Those of `local_copies`.
+Guarantees: an image is returned as it was kept: its length and checksum precede it, and if they do
+not match, it counts as not kept. Those of `local_copies`.
 
-Relies on: a file system on which what was never written takes no room. Few files hold many images,
-so that what is kept is added up soon, whatever the number of images.
+Relies on: a file system on which unwritten parts take no space. Few files contain many images, so
+that their total size is computed quickly, whatever the number of images.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ _MOST_BYTES = _SLOT_BYTES - _HEAD.size
 
 
 class KeptImages:
-    """What is kept of some images.
+    """Kept copies of some images.
 
     Args:
-        folder: where, for these images in this order alone.
-        room: how much may be kept.
+        folder: folder for these images in this order.
+        room: disk space.
     """
 
     def __init__(self, folder: str, room: DiskRoom) -> None:
         self._copies = LocalCopies(folder, room)
 
     def read(self, number: int, identity: str) -> bytes | None:
-        """The bytes of an image; None where they are not here.
+        """Read the bytes of an image; None if it is not kept.
 
         Args:
-            number: of the image.
-            identity: another one where another image is wanted.
+            number: number of the image.
+            identity: differs for a different image.
         """
         name, first = _place(number)
         head = self._copies.read(Part(name, first, _HEAD.size))
@@ -56,7 +56,7 @@ class KeptImages:
         return data if data is not None and _checksum(data, identity) == checksum else None
 
     def keep(self, number: int, identity: str, data: bytes) -> None:
-        """Keep an image, if there is room for it."""
+        """Keep an image, if there is space."""
         if not 0 < len(data) <= _MOST_BYTES:
             return
         head = _HEAD.pack(len(data), _checksum(data, identity))
@@ -64,7 +64,7 @@ class KeptImages:
         self._copies.keep(Part(name, first, _HEAD.size + len(data)), head + data)
 
     def forget(self, number: int) -> None:
-        """Keep an image no longer."""
+        """Remove an image."""
         name, first = _place(number)
         self._copies.forget(Part(name, first, _HEAD.size))
 

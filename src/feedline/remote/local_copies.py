@@ -1,10 +1,10 @@
-"""Parts of another machine's files, kept in sparse files on this one.
+"""Parts of remote files, kept in local sparse files.
 
-Guarantees: nothing that goes wrong on the disk ends a read, it is then as if nothing were kept; no
-descriptor is kept open, so that a file which is removed gives its space back at once.
+Guarantees: errors of the disk never fail a read, they count as not kept; no descriptor stays open,
+so that a removed file frees its space at once.
 
-Relies on: who reads a part to compare its checksum. What was never written reads as zeros or not at
-all; all processes write the same bytes to the same places, so no lock is needed.
+Relies on: the reader checking the checksum of a part. Unwritten parts read as zeros or not at all;
+all processes write the same bytes to the same positions, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _log = logging.getLogger("feedline")
 
 
 class LocalCopies:
-    """What is kept of some files.
+    """Kept copies of some files.
 
     Args:
-        folder: where.
-        room: how much may be kept there.
+        folder: folder of the copies.
+        room: disk space.
     """
 
     def __init__(self, folder: str, room: DiskRoom) -> None:
@@ -45,7 +45,7 @@ class LocalCopies:
         self._complained = False
 
     def read(self, part: Part) -> bytes | None:
-        """The bytes in a part's place, whatever they are; None where there are none."""
+        """Read the bytes at a part's position, unchecked; None if there are none."""
         path = self._path(part.name)
         try:
             data = read_part(os.fsencode(path), part.first, part.length)
@@ -55,7 +55,7 @@ class LocalCopies:
         return data
 
     def keep(self, part: Part, data: bytes) -> None:
-        """Write a part in its place, if there is room for it."""
+        """Write a part to its position, if there is space."""
         if not self._room.take(part.length):
             return
         path = self._path(part.name)
@@ -74,13 +74,13 @@ class LocalCopies:
             if not self._complained:
                 self._complained = True
                 _log.warning(
-                    "images that were fetched cannot be kept in %s: %s; they are fetched again",
+                    "fetched images cannot be kept in %s: %s; they are fetched again when needed",
                     self._folder,
                     error.strerror or error,
                 )
 
     def forget(self, part: Part) -> None:
-        """Write zeros in the place of a part, if it is here."""
+        """Overwrite a part with zeros, if it is kept."""
         with contextlib.suppress(OSError):
             descriptor = os.open(self._path(part.name), _WRITE & ~os.O_CREAT)
             try:
@@ -92,7 +92,7 @@ class LocalCopies:
         return os.path.join(self._folder, name.rpartition(".")[0] + PART_ENDING)
 
     def _touch(self, path: str) -> None:
-        """Say that a file is in use."""
+        """Mark a file as used."""
         now = time.monotonic()
         if now - self._touched.get(path, -_TOUCH_S) >= _TOUCH_S:
             self._touched[path] = now

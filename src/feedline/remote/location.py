@@ -1,9 +1,9 @@
-"""A cache on another machine: its index is fetched once, its images as they are read.
+"""A remote cache: its index is fetched once, its images as they are read.
 
-Guarantees: those of `shards`; no name that comes from there is a path here; nothing is
-unpickled, and no index is fetched that is larger than what may be kept on this machine.
+Guarantees: those of `shards`; no remote name is used as a local path; nothing is unpickled, and no
+index is fetched that is larger than the allowed disk space.
 
-Relies on: digests in the manifest, which tell whether the index on this machine is the cache's.
+Relies on: digests in the manifest, which verify the local index.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ _log = logging.getLogger("feedline")
 
 
 class RemoteLocation:
-    """A cache below a URL.
+    """A cache at a URL.
 
     Args:
-        url: of its folder, of any protocol that fsspec knows.
-        options: the arguments of fsspec's filesystem.
-        local_dir: where to keep what was fetched; None for `feedline` in the user's cache folder.
-        local_bytes: how much of it; None for 50 GB, and no more than half of what the disk has.
-        keep: keep images; else they are read from the other machine each time.
+        url: URL of its folder, of any fsspec protocol.
+        options: arguments of fsspec's filesystem.
+        local_dir: folder for fetched files; None for `feedline` in the user's cache folder.
+        local_bytes: maximum disk space; None for 50 GB, and at most half of the available space.
+        keep: keep images; otherwise they are fetched each time.
 
     Raises:
-        UsageError: an argument cannot be used, or a package is missing.
+        UsageError: an argument is invalid, or a package is missing.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class RemoteLocation:
         scheme = url.partition("://")[0]
         if "::" in url or ("?" in url and scheme.startswith("http")):
             raise UsageError(
-                f"{shown(url)!r} names no folder whose files could be read: give "
-                "PROTOCOL://HOST/FOLDER, without a query and without another protocol around it"
+                f"{shown(url)!r} is not a folder of readable files: use PROTOCOL://HOST/FOLDER, "
+                "without a query and without another protocol around it"
             )
         self._parts = RemoteParts(url, options)
         self.local_dir, self.local_bytes = room.folder, room.limit_bytes
@@ -88,12 +88,12 @@ class RemoteLocation:
         return str(self._parts)
 
     def manifest(self) -> Manifest:
-        """What lies there now.
+        """Read the current manifest.
 
         Raises:
-            NoCache: it is not there.
-            DatasetError: it cannot be read, or is no manifest.
-            UsageError: it is of a format that is read from a disk only.
+            NoCache: it does not exist.
+            DatasetError: it cannot be read, or is invalid.
+            UsageError: the cache has a format that must be local.
         """
         part = Part(MANIFEST, 0, MOST_MANIFEST_BYTES + 1)
         try:
@@ -105,30 +105,30 @@ class RemoteLocation:
         manifest = parse_manifest(data, str(self))
         if manifest.format != "webdataset":
             raise UsageError(
-                f"the cache {self} has the format {manifest.format!r}, of which no parts can be "
-                "read from another machine: copy it to a disk here, or build it with "
-                "`feedline cache build ... --format webdataset`"
+                f"the cache {self} has the format {manifest.format!r}, which cannot be read "
+                "remotely: copy it to a local disk, or build it with `feedline cache build ... "
+                "--format webdataset`"
             )
         return manifest
 
     def still_holds(self, manifest: Manifest) -> bool:
-        """Yes, without a look: a worker can begin while the other machine is away.
+        """Return True without checking: a worker can start while the server is unreachable.
 
-        What was built anew since has other checksums, and is noticed when it is read.
+        A rebuilt cache has other checksums, which is detected when it is read.
         """
         return True
 
     def folder(self, manifest: Manifest) -> str:
-        """Where copies of this cache are kept: another one for each URL and each content."""
+        """Folder of this cache's copies: a different one for each URL and each content."""
         same = [str(self), manifest.fingerprint, *(manifest.digests.get(name) for name in _BASE)]
         digest = hashlib.blake2b("\n".join(map(str, same)).encode(), digest_size=8).hexdigest()
         return folder_for(self.local_dir, str(self), digest)
 
     def index(self, manifest: Manifest) -> CacheIndex:
-        """The columns of the cache, fetched unless they are on this machine.
+        """Columns of the cache, fetched unless they are kept locally.
 
         Raises:
-            DatasetError: they cannot be fetched or kept, or are not what the manifest says.
+            DatasetError: they cannot be fetched or kept, or do not match the manifest.
         """
         folder = self.folder(manifest)
         try:
@@ -142,18 +142,19 @@ class RemoteLocation:
         except OSError as error:
             raise DatasetError(
                 f"the index of the cache {self} cannot be kept in {folder!r}: "
-                f"{error.strerror or error}. Make room there, or name another folder as local_dir"
+                f"{error.strerror or error}. Free disk space there, or use another folder as "
+                "local_dir"
             ) from error
         return CacheIndex(folder, manifest)
 
     def _have(self, folder: str, name: str, size: int, digest: str | None) -> None:
-        """Have a file of the index on this machine.
+        """Fetch a file of the index, unless it is kept.
 
         Args:
-            folder: of the cache's copies.
-            name: of the column.
-            size: how many bytes it should have.
-            digest: of all of them.
+            folder: folder of the cache's copies.
+            name: name of the column.
+            size: expected size in bytes.
+            digest: digest of all bytes.
         """
         path = os.path.join(folder, INDEX, f"{name}.npy")
         with contextlib.suppress(FileNotFoundError):
@@ -162,9 +163,9 @@ class RemoteLocation:
                 return
         if size > min(self.local_bytes, free_bytes(folder)):
             raise DatasetError(
-                f"the index of the cache {self} has a file of {size / 1e9:.2f} GB, and "
+                f"the index of the cache {self} has a file of {size / 1e9:.2f} GB, but only "
                 f"{min(self.local_bytes, free_bytes(folder)) / 1e9:.2f} GB may be kept in "
-                f"{self.local_dir!r}: pass a larger local_bytes, or a local_dir with more room"
+                f"{self.local_dir!r}: pass a larger local_bytes, or a local_dir with more space"
             )
         _log.info("fetching %s of the cache %s, %.1f MB", name, self, size / 1e6)
         found = xxhash.xxh3_64()
@@ -176,9 +177,9 @@ class RemoteLocation:
                     file.write(data)
             if found.hexdigest() != digest:
                 raise DatasetError(
-                    f"{INDEX}/{name}.npy of the cache {self} is not what its manifest says, its "
-                    "digest differs: a damaged file, a copy that was not finished, or files of two "
-                    "caches. Copy the cache there once more, or build it anew"
+                    f"{INDEX}/{name}.npy of the cache {self} does not match its manifest: its "
+                    "digest differs (a damaged file, an incomplete copy, or files of two caches). "
+                    "Copy the cache there again, or build it again"
                 )
             os.replace(temporary, path)
         finally:
@@ -186,7 +187,7 @@ class RemoteLocation:
                 os.unlink(temporary)
 
     def _blocks(self, name: str, size: int) -> Iterator[bytes]:
-        """A file of about so many bytes, block by block, several fetched at a time."""
+        """Yield a file of about this size in blocks, several of which are fetched at a time."""
         starts = range(0, size - BLOCK_BYTES, BLOCK_BYTES)
         parts = [Part(name, first, BLOCK_BYTES) for first in starts]
         for at in range(0, len(parts), _AT_ONCE):
@@ -200,23 +201,23 @@ class RemoteLocation:
         yield self._parts.rest(rest, patience_s=_PATIENCE_S)
 
     def reader(self, manifest: Manifest, level: Level, index: CacheIndex) -> LevelReader:
-        """What reads one of its levels."""
+        """Reader of one of its resolutions."""
         folder = self.folder(manifest)
         room = DiskRoom(self.local_dir, self.local_bytes)
         copies = LocalCopies(folder, room) if self._keep else None
         return RemoteShards(folder, manifest, level, index, self._parts, copies)
 
     def in_words(self) -> str:
-        """Its URL, and where its images are kept."""
+        """Its URL, and the folder of kept images."""
         return f"{self}, kept in {self.local_dir}, at most {self.local_bytes / 1e9:.1f} GB"
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._parts.close()
 
 
 def _columns(manifest: Manifest, folder: str) -> Iterator[tuple[str, int, str, tuple[int, ...]]]:
-    """The files of an index, in an order in which each says how long the next ones are."""
+    """Files of an index, in an order in which each determines the lengths of the following ones."""
     samples, (dtype, shape) = manifest.samples, manifest.label
     yield "labels", samples, dtype, shape
     for name, (dtype, shape) in COLUMNS.items():

@@ -1,4 +1,4 @@
-"""From what a user calls a cache to where it lies, and to the cache."""
+"""Location of a cache from a user's path or URL, and the cache itself."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def location_of(
     storage_options: Mapping[str, Any] | None = None,
     keep: bool = True,
 ) -> CacheLocation:
-    """Where a cache lies.
+    """Location of a cache.
 
     Args:
-        root: a folder of this machine, or a URL.
-        local_dir, local_bytes, storage_options, keep: of a URL; see `RemoteLocation`.
+        root: a local folder, or a URL.
+        local_dir, local_bytes, storage_options, keep: for a URL; see `RemoteLocation`.
 
     Raises:
-        UsageError: an argument cannot be used.
+        UsageError: an argument is invalid.
     """
     if isinstance(root, str) and is_url(root):
         return RemoteLocation(
@@ -44,34 +44,34 @@ def location_of(
     check_local(path, local_dir=local_dir, local_bytes=local_bytes, storage_options=storage_options)
     if not isinstance(root, str) and was_url(root):
         raise UsageError(
-            f"{root!r} was a URL, of which pathlib keeps one slash; pass the URL as a string"
+            f"{root!r} was a URL that pathlib reduced to one slash; pass the URL as a string"
         )
     return FolderLocation(os.path.abspath(os.path.expanduser(path)))
 
 
 def check_local(path: str, **given: Any) -> None:
-    """See whether nothing was said that is of URLs alone.
+    """Check that no argument for URLs is given with a local path.
 
     Args:
-        path: of this machine, which was named.
-        given: arguments by their names; None where they were left out.
+        path: local path.
+        given: arguments by name; None if not given.
 
     Raises:
-        UsageError: something was.
+        UsageError: one is given.
     """
     for name, value in given.items():
         if value is not None:
             raise UsageError(
-                f"{name} is of what lies at a URL, such as s3://bucket/train, and {path!r} is a "
-                "path of this machine; leave it out"
+                f"{name} is only for URLs such as s3://bucket/train, but {path!r} is a local path; "
+                "remove it"
             )
 
 
 def was_url(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is what pathlib makes of a URL."""
+    """Return True for a URL that pathlib has changed."""
     return _LOST_SLASH.match(os.fspath(path)) is not None and not os.path.exists(path)
 
 
 def open_cache(root: str | os.PathLike[str]) -> CacheStore:
-    """The cache in a folder or at a URL; raises as `location_of` and `CacheStore` do."""
+    """Open the cache in a folder or at a URL; raises like `location_of` and `CacheStore`."""
     return CacheStore(location_of(root))

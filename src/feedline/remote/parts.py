@@ -1,9 +1,9 @@
-"""Parts of the files below a URL, fetched many at a time.
+"""Parts of the files at a URL, fetched many at a time.
 
-Guarantees: what is given has the length that was asked for; all requests have a deadline; those of
+Guarantees: returned bytes have the requested length; all requests have a deadline; those of
 `filesystem`.
 
-Relies on: `range_guard` for answers that are something else; fsspec's own event loop.
+Relies on: `range_guard` for wrong responses; fsspec's own event loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from feedline.remote.joined_parts import Part, joined
 __all__ = ["DEADLINE_S", "SHORT_DEADLINE_S", "RemoteParts", "requests_at_a_time"]
 
 IN_FLIGHT = 32
-"""Requests of each process at a time, unless the options have another "batch_size"."""
+"""Requests of each process at a time, unless the options contain another "batch_size"."""
 
 DEADLINE_S = 20.0  # of the requests that are sent together
 SHORT_DEADLINE_S = 2.0  # while a server is away
@@ -28,15 +28,15 @@ Answer = bytes | Exception
 
 
 class RemoteParts:
-    """The files below a URL, in parts. Its text is the URL without user and password.
+    """Parts of the files at a URL. Its text is the URL without user and password.
 
     Args:
-        url: of their folder, of any protocol that fsspec knows.
-        options: the arguments of fsspec's filesystem; "batch_size" among them is how many requests
-            each process sends at a time.
+        url: URL of their folder, of any fsspec protocol.
+        options: arguments of fsspec's filesystem; also "batch_size", the number of requests each
+            process sends at a time.
 
     Raises:
-        UsageError: the URL or an option cannot be used, or a package is missing.
+        UsageError: the URL or an option is invalid, or a package is missing.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
@@ -47,11 +47,11 @@ class RemoteParts:
         return str(self._there)
 
     def close(self) -> None:
-        """Let go of the connections; the next read makes others."""
+        """Close the connections; the next read makes others."""
         self._there.close()
 
     def fetch(self, parts: Sequence[Part]) -> list[Answer]:
-        """Fetch parts, in any order, at the same time, each once: its bytes, or what went wrong."""
+        """Fetch parts, in any order, at the same time. Return the bytes, or the error, of each."""
         try:
             blocks, where = joined(parts)
         except ImportError as error:
@@ -64,7 +64,7 @@ class RemoteParts:
         return given
 
     def _ask(self, blocks: Sequence[Part], *, short: bool) -> list[Answer]:
-        """One request for each block; `short`: files may end before their blocks do."""
+        """Send one request per block; `short`: files may end before their blocks do."""
         deadline_s = SHORT_DEADLINE_S if self._there.is_away else DEADLINE_S
         try:
             filesystem, top = self._there.opened()
@@ -86,15 +86,15 @@ class RemoteParts:
     def read(
         self, part: Part, *, patience_s: float, sound: Callable[[bytes], bool] = lambda data: True
     ) -> bytes:
-        """A part, asked for again while that may help.
+        """Read a part, with retries while that may help.
 
         Args:
-            part: what is wanted.
-            patience_s: how long to begin anew.
-            sound: whether bytes are what was written there.
+            part: the part.
+            patience_s: how long to start retries.
+            sound: returns True if the bytes are those that were written there.
 
         Raises:
-            RemoteError: it cannot be had.
+            RemoteError: it is unavailable.
         """
 
         def once() -> bytes:
@@ -102,14 +102,14 @@ class RemoteParts:
             if isinstance(found, Exception):
                 raise found
             if not sound(found):
-                raise Altered("its checksum differs from that of what was written")
+                raise Altered("its checksum differs")
             return found
 
         place = f"{part.length} bytes of '{self}/{part.name}' from byte {part.first} on"
         return self._there.ask(once, f"{place} cannot be read", patience_s=patience_s)
 
     def rest(self, part: Part, *, patience_s: float) -> bytes:
-        """A part, or as much of it as its file has; raises as `read` does."""
+        """Read a part, or as much of it as its file has; raises like `read`."""
 
         def once() -> bytes:
             (found,) = self._ask([part], short=True)
@@ -122,17 +122,17 @@ class RemoteParts:
 
 
 def requests_at_a_time(options: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
-    """How many requests a process sends at a time, and the other options.
+    """Number of requests a process sends at a time, and the other options.
 
     Raises:
-        UsageError: it is no number of requests.
+        UsageError: invalid number of requests.
     """
     others = dict(options or {})
     given = others.pop("batch_size", IN_FLIGHT)
     if not isinstance(given, int) or isinstance(given, bool) or given < 1:
         raise UsageError(
-            'the "batch_size" of storage_options is how many requests are sent at a time, a '
-            f"whole number above 0; got {given!r}"
+            '"batch_size" in storage_options (requests at a time) must be a whole number above 0, '
+            f"got {given!r}"
         )
     return given, others
 
@@ -143,4 +143,4 @@ def _checked(block: Part, answer: Any, short: bool) -> Answer:
     data = bytes(answer)
     if len(data) == block.length or (short and len(data) < block.length):
         return data
-    return Altered(f"{len(data)} bytes came, and there were {block.length}")
+    return Altered(f"got {len(data)} bytes, expected {block.length}")

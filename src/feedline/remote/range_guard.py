@@ -1,12 +1,12 @@
-"""Filesystems of fsspec whose answers are looked at before their bodies are read.
+"""fsspec filesystems whose responses are checked before their bodies are read.
 
-Guarantees: of HTTP and S3, a body is read only where the server says that it is a part of a file
-(206), no longer than what was asked for; or, where all of a file was asked for ("bytes=0-"), that
-it is all of it, and how long. All else is an error, so that memory is bounded whatever a server
-sends. Nothing is unpacked on the way.
+Guarantees: with HTTP and S3, a body is read only if the server declares a part of a file (206), not
+longer than requested; or, if all of a file was requested ("bytes=0-"), that it is all of it, with
+its length. Anything else raises an error, so that memory is bounded whatever a server sends.
+Nothing is decompressed.
 
-Relies on: aiohttp's tracing and botocore's events, which are told of an answer when its head is
-there. With other protocols only the length of what has come is compared.
+Relies on: aiohttp's tracing and botocore's events, which receive a response's header first. With
+other protocols only the length of the received bytes is checked.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["MOST_BYTES", "RangeIgnored", "guard", "guarded_options"]
 
 CONNECT_S = 10.0
 SILENCE_S = 15.0
-"""For how long a connection may take to come about, and to bring the next bytes."""
+"""Timeout to connect, and to receive the next bytes."""
 
 MOST_BYTES = 1 << 30
-"""How long a whole file may be."""
+"""Maximum length of a whole file."""
 
 _WHOLE = "bytes=0-"
 _HTTP = ("http", "https")
@@ -34,16 +34,16 @@ _asked_of_s3: ContextVar[str | None] = ContextVar("asked_of_s3", default=None)
 
 
 class RangeIgnored(Exception):
-    """A server sends something else than the part of a file that it was asked for."""
+    """A server sent something else than the requested part of a file."""
 
 
 def guarded_options(protocol: str, given: Mapping[str, Any], in_flight: int) -> dict[str, Any]:
-    """The arguments of a filesystem: those that were given, and what they leave open.
+    """Arguments of a filesystem: those of the user, and defaults for the rest.
 
     Args:
         protocol: "http", "s3", ...
         given: by the user.
-        in_flight: how many requests there are to be at a time.
+        in_flight: number of requests at a time.
     """
     options = dict(given)
     if protocol in _HTTP:
@@ -61,7 +61,7 @@ def guarded_options(protocol: str, given: Mapping[str, Any], in_flight: int) -> 
 
 
 def guard(filesystem: Any) -> None:
-    """Finish what the options of a filesystem cannot say."""
+    """Set what the options of a filesystem cannot."""
     if not set(_S3).intersection(_protocols(filesystem)):
         return
     from fsspec.asyn import sync
@@ -78,7 +78,7 @@ def _protocols(filesystem: Any) -> tuple[str, ...]:
 
 
 def _http_client(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of an aiohttp session."""
+    """Arguments of an aiohttp session."""
     import aiohttp
 
     trace = aiohttp.TraceConfig()
@@ -126,28 +126,28 @@ def _check_s3(response_dict: dict[str, Any], **_: Any) -> None:
 
 
 def _check(asked: str, status: int, length: int | None, place: str | None) -> None:
-    """Compare the head of an answer with what was asked for.
+    """Check the header of a response against the request.
 
     Args:
-        asked: the Range of the request.
-        status: of the answer,
-        length: of its body in bytes,
+        asked: Range of the request.
+        status: status of the response.
+        length: length of its body in bytes.
         place: its Content-Range.
 
     Raises:
-        RangeIgnored: it is another answer.
+        RangeIgnored: it does not match.
     """
     whole = asked == _WHOLE
     if status != 206 and not (whole and status == 200):
         size = "of unknown length" if length is None else f"of {length} bytes"
-        raise RangeIgnored(f"it answers with status {status} and a body {size}")
+        raise RangeIgnored(f"the server responds with status {status} and a body {size}")
     if length is None:
-        raise RangeIgnored("it does not say how long the part is that it sends")
+        raise RangeIgnored("the server does not declare the length of the part")
     if whole:
         if length > MOST_BYTES:
-            raise RangeIgnored(f"it sends {length} bytes, and at most {MOST_BYTES} are read")
+            raise RangeIgnored(f"the server sends {length} bytes, above the limit of {MOST_BYTES}")
         if status == 206 and (place or "").replace(" ", "") != f"bytes0-{length - 1}/{length}":
-            raise RangeIgnored(f"it was asked for a whole file and sends {place}")
+            raise RangeIgnored(f"requested a whole file, but the server sends {place}")
     wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", asked)
     if wanted and length > int(wanted[2]) - int(wanted[1]) + 1:
-        raise RangeIgnored(f"it was asked for {asked} and sends {length} bytes")
+        raise RangeIgnored(f"requested {asked}, but the server sends {length} bytes")

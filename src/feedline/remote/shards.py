@@ -1,7 +1,7 @@
-"""The images of a level whose tar shards lie on another machine.
+"""Images of a resolution whose tar shards are remote.
 
-Guarantees: those of `cache_level`; what a piece of work lacks is fetched with many requests at a
-time; bytes that do not have their checksum are neither given nor kept.
+Guarantees: those of `cache_level`; the images of a task are fetched with many requests at a time;
+bytes with a wrong checksum are neither returned nor kept.
 
 Relies on: `parts` for the bytes, `local_copies` to keep them.
 """
@@ -24,20 +24,20 @@ __all__ = ["RemoteShards"]
 _MOST_BYTES = 1 << 30
 _MOST_IN_HAND_BYTES = 256 << 20
 _PATIENCE_S = 40.0
-"""For a single image. With what was tried before and with the last try, it is shorter than the time
-after which a loader takes a worker for hung."""
+"""Time for retries of a single image. With the first and the last try, it is shorter than the
+time after which a loader considers a worker hung."""
 
 
 class RemoteShards(LevelReader):
-    """Reads images of a level.
+    """Reader of a resolution's images.
 
     Args:
-        root: the folder of this machine that has the cache's index.
-        manifest: what the cache holds.
-        level: which of its levels.
-        index: its columns.
-        files: the cache's own, on the other machine.
-        copies: what of them is on this one; None to keep nothing.
+        root: local folder with the cache's index.
+        manifest: manifest of the cache.
+        level: resolution.
+        index: columns of the cache.
+        files: remote files of the cache.
+        copies: local copies; None to keep none.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RemoteShards(LevelReader):
         self._in_hand: dict[int, bytes] = {}
 
     def prepare(self, samples: Sequence[int]) -> None:
-        """Have the bytes of these in hand. What cannot be had is told when it is read."""
+        """Prefetch the bytes of samples. Errors are raised when they are read."""
         self._in_hand = in_hand = {}
         missing = []
         for sample, part in self._some(samples):
@@ -72,7 +72,7 @@ class RemoteShards(LevelReader):
                 self._keep(part, data)
 
     def _some(self, samples: Sequence[int]) -> Iterator[tuple[int, Part]]:
-        """Samples with their parts, each once, as many as there is memory for."""
+        """Samples with their parts, without duplicates, as many as fit in memory."""
         most = _MOST_IN_HAND_BYTES
         for sample in dict.fromkeys(samples):
             if not 0 <= sample < len(self._entries):
@@ -95,7 +95,7 @@ class RemoteShards(LevelReader):
         return self._checksum(sample, data) == int(self._entries[sample, 3])
 
     def _kept(self, sample: int, part: Part) -> bytes | None:
-        """A sample's bytes of this machine, if they are what was written."""
+        """Local bytes of a sample, if they are intact."""
         data = None if self._copies is None else self._copies.read(part)
         return data if data is not None and self._is_sound(sample, data) else None
 
@@ -104,7 +104,7 @@ class RemoteShards(LevelReader):
             self._copies.keep(part, data)
 
     def path(self, sample: int) -> str:
-        """The URL of the shard that holds an image."""
+        """URL of the shard that contains an image."""
         return f"{self._files}/{self.level.name}/{shard_name(int(self._entries[sample, 0]))}"
 
     def _held(self, sample: int, shard: int, first: int, length: int) -> Held:
@@ -113,8 +113,8 @@ class RemoteShards(LevelReader):
             return in_hand
         if not self._lies_in(shard, first, length):
             raise ImageError(
-                f"the index of {self._files} says that it lies where no shard is: at byte {first} "
-                f"of shard {shard}, {length} bytes long. Build the cache there anew"
+                f"the index of {self._files} is damaged: it has the image at byte {first} of shard "
+                f"{shard}, {length} bytes long, which does not exist. Build the cache there again"
             )
         part = self._part(shard, first, length)
         kept = self._kept(sample, part)
@@ -130,5 +130,5 @@ class RemoteShards(LevelReader):
         return data
 
     def close(self) -> None:
-        """Let go of what was fetched ahead."""
+        """Drop prefetched images."""
         self._in_hand = {}

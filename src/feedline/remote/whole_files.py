@@ -1,10 +1,10 @@
 """Whole files by their URLs, at one host or at several, fetched many at a time.
 
-Guarantees: what comes in time is given, whatever becomes of the rest; time is bounded, and so is
-memory, but for what is under way; of HTTP and S3 no file is given that was cut short; those of
+Guarantees: files that arrive in time are returned, even if others fail; time is bounded, and so is
+memory, except for requests in flight; with HTTP and S3 no truncated file is returned; those of
 `filesystem`.
 
-Relies on: `range_guard` for answers that are something else; fsspec's own event loop.
+Relies on: `range_guard` for wrong responses; fsspec's own event loop.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ Answer: TypeAlias = "bytes | Exception | None"
 
 
 def store_of(url: str) -> str:
-    """The beginning of a URL, up to its host or bucket: "s3://bucket"."""
+    """Beginning of a URL, up to its host or bucket: "s3://bucket"."""
     return "/".join(url.split("/", 3)[:3])
 
 
 class WholeFiles:
-    """The files at some hosts, by their URLs. Its length is the number of hosts or buckets.
+    """Files at some hosts, by their URLs. Its length is the number of hosts or buckets.
 
     Args:
         urls: one or more of each host or bucket.
-        options: the arguments of fsspec's filesystems; "batch_size" among them is how many requests
-            each process sends at a time.
+        options: arguments of fsspec's filesystems; also "batch_size", the number of requests each
+            process sends at a time.
 
     Raises:
-        UsageError: a URL or an option cannot be used, or a package is missing.
+        UsageError: a URL or an option is invalid, or a package is missing.
     """
 
     def __init__(self, urls: Iterable[str], options: Mapping[str, Any] | None = None) -> None:
@@ -51,8 +51,7 @@ class WholeFiles:
         for url in urls:
             if "::" in url:
                 raise UsageError(
-                    f"{shown(url)!r} names a file by one protocol within another: give "
-                    "PROTOCOL://HOST/FILE"
+                    f"{shown(url)!r} uses one protocol within another: use PROTOCOL://HOST/FILE"
                 )
             if store_of(url) not in self._stores:
                 self._stores[store_of(url)] = Filesystem(url, others, parts=self._in_flight)
@@ -61,16 +60,16 @@ class WholeFiles:
         return len(self._stores)
 
     def close(self) -> None:
-        """Let go of the connections; the next read makes others."""
+        """Close the connections; the next read makes others."""
         for there in self._stores.values():
             there.close()
 
     def fetch(self, urls: Sequence[str], most_bytes: int) -> list[Answer]:
-        """Fetch files at the same time: the bytes of each, or what went wrong.
+        """Fetch files at the same time. Return the bytes, or the error, of each.
 
         Args:
-            urls: each once.
-            most_bytes: when so many have come, no more are begun, which are None.
+            urls: without duplicates.
+            most_bytes: after this many bytes no more requests are started; their results are None.
         """
         at: dict[str, list[str]] = {}
         for url in urls:
@@ -102,15 +101,15 @@ class WholeFiles:
     def read(
         self, url: str, *, patience_s: float, sound: Callable[[bytes], bool] = lambda data: True
     ) -> bytes:
-        """A file, asked for again while that may help.
+        """Read a file, with retries while that may help.
 
         Args:
-            url: of the file.
-            patience_s: how long to begin anew.
-            sound: whether bytes are what is said to lie there.
+            url: URL of the file.
+            patience_s: how long to start retries.
+            sound: returns True if the bytes match the file's listing.
 
         Raises:
-            RemoteError: it cannot be had; says what the server said.
+            RemoteError: it is unavailable; the message has the server's answer.
         """
         there = self._stores[store_of(url)]
 
@@ -118,16 +117,16 @@ class WholeFiles:
             (found,) = self._ask(there, [url], MOST_BYTES)
             if isinstance(found, Exception):
                 raise found
-            assert found is not None, "nothing came before it"
+            assert found is not None, "the first request is always started"
             if not sound(found):
-                raise Altered(f"{len(found)} bytes came, which is not what was listed")
+                raise Altered(f"got {len(found)} bytes, which do not match the listing")
             return found
 
         refused = f"{shown(url)!r} cannot be read"
         return there.ask(once, refused, patience_s=patience_s, advice=image_step)
 
     def is_there(self, url: str, *, patience_s: float) -> bool:
-        """Whether there is a file; raises as `read` does where that cannot be told."""
+        """Return True if a file exists; raises like `read` if that cannot be determined."""
         there = self._stores[store_of(url)]
 
         def once() -> None:
@@ -135,7 +134,7 @@ class WholeFiles:
             # Of HTTP, fsspec's info and exists take any failure for a file that is missing.
             filesystem.cat_file(filesystem._strip_protocol(url), start=0, end=1)
 
-        refused = f"{shown(url)!r} cannot be looked at"
+        refused = f"{shown(url)!r} cannot be checked"
         try:
             there.ask(once, refused, patience_s=patience_s, answers=_NO_FILE, advice=image_step)
         except _NO_FILE as error:
@@ -146,7 +145,7 @@ class WholeFiles:
 async def _together(
     filesystem: Any, paths: Sequence[str], in_flight: int, deadline_s: float, most_bytes: int
 ) -> list[Answer]:
-    """Files of a filesystem that has many requests under way."""
+    """Fetch files of a filesystem with many requests at a time."""
     at_once, left = asyncio.Semaphore(in_flight), most_bytes
 
     async def one(path: str) -> bytes | None:
@@ -164,7 +163,7 @@ async def _together(
         task.cancel()
     if late:
         await asyncio.wait(late, timeout=_CLEANED_UP_S)
-    too_late = TimeoutError(f"it did not come within {deadline_s:g} s")
+    too_late = TimeoutError(f"no response within {deadline_s:g} s")
     return [too_late if task in late else _outcome(task) for task in tasks]
 
 
@@ -172,13 +171,15 @@ def _outcome(task: asyncio.Task[bytes | None]) -> Answer:
     try:
         return task.result()
     except (Exception, asyncio.CancelledError) as error:
-        return error if isinstance(error, Exception) else ConnectionError("it was broken off")
+        return (
+            error if isinstance(error, Exception) else ConnectionError("the request was cancelled")
+        )
 
 
 def _one_by_one(
     filesystem: Any, paths: Sequence[str], deadline_s: float, most_bytes: int
 ) -> list[Answer]:
-    """Files of a filesystem that has one request at a time."""
+    """Fetch files of a filesystem with one request at a time."""
     answers: list[Answer] = []
     ends_at = time.monotonic() + deadline_s
     for path in paths:
@@ -195,5 +196,5 @@ def _one_by_one(
 
 def _checked(answer: Answer) -> Answer:
     if isinstance(answer, bytes) and len(answer) > MOST_BYTES:
-        return ValueError(f"it has {len(answer)} bytes, and at most {MOST_BYTES} are read")
+        return ValueError(f"it has {len(answer)} bytes, above the limit of {MOST_BYTES}")
     return answer

@@ -1,6 +1,5 @@
-"""Epochs drawn from torch's samplers, in torch's order, and resumed exactly.
+"""Epochs drawn from torch's samplers, in torch's order, with exact resume.
 
-`draws` is one pass over a sampler, `epoch` opens a pass again as a state says, `sampled_cursor`
-goes from epoch to epoch, `samplers` says what a sampler is, `random_states` notes what it draws
-from.
+`draws` is one pass over a sampler, `epoch` reopens a pass from a state, `sampled_cursor` moves from
+epoch to epoch, `samplers` inspects samplers, `random_states` records what they draw from.
 """

@@ -1,7 +1,7 @@
-"""One pass over a sampler: what was drawn and is not yet handed out.
+"""One pass over a sampler: batches drawn and not yet delivered.
 
-Guarantees: the sampler is asked for each batch once, however often the way ahead is walked. Where
-an interrupt broke off the asking, what was drawn may be lost, and `broken` says so.
+Guarantees: the sampler is asked for each batch once, however often upcoming batches are iterated.
+If an interrupt stops a request, the drawn batch may be lost, and `broken` is True.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _drawing: ContextVar[bool] = ContextVar("feedline_drawing", default=False)
 
 
 def draws_for_feedline() -> bool:
-    """Whether it is a feedline loader that asks a sampler now."""
+    """Return True while a feedline loader requests batches from a sampler."""
     return _drawing.get()
 
 
 def ask(keys: Iterator[Any], default: Any = None) -> Any:
-    """The next that a sampler gives, which may see that feedline asks; `default` at the end."""
+    """Return the next batch of a sampler, which can see that feedline asks, or `default`."""
     before = _drawing.set(True)
     try:
         return next(keys, default)
@@ -43,7 +43,7 @@ def ask(keys: Iterator[Any], default: Any = None) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One batch's keys, their sample numbers where all are such, and the sampler's state then."""
+    """Keys of one batch, their sample indices if all are indices, and the sampler's state."""
 
     keys: Any
     numbers: NDArray[np.int64] | None
@@ -51,25 +51,25 @@ class Draw:
 
     @property
     def samples(self) -> NDArray[np.int64]:
-        """A sample number for each key, NO_NUMBER where they are none, shape (keys,)."""
+        """Sample index of each key, NO_NUMBER for keys that are not indices, shape (keys,)."""
         if self.numbers is not None:
             return self.numbers
         keys = len(self.keys) if isinstance(self.keys, (list, tuple)) else 1
         return np.full(keys, NO_NUMBER, np.int64)
 
     def digest(self, before: int) -> int:
-        """A number for all keys so far: 32 bits."""
+        """Digest of all keys so far, 32 bits."""
         if self.numbers is not None:
             return zlib.crc32(self.numbers.data, before + len(self.numbers) & 0xFFFFFFFF)
         return zlib.crc32(key_bytes(self.keys), before)
 
 
 class Draws:
-    """One pass.
+    """One pass over a sampler.
 
     Args:
-        keys: gives one batch's keys after another; once at its end it stays there.
-        sampler: whose pass it is; asked for its state, if it keeps one, after each.
+        keys: yields the keys of each batch; after its end it stays exhausted.
+        sampler: sampler of this pass; its state, if it has one, is read after each batch.
     """
 
     def __init__(self, keys: Iterator[Any], sampler: object) -> None:
@@ -77,18 +77,18 @@ class Draws:
         self._sampler = sampler
         self._stateful = stateful_part(sampler)
         self.mark = epoch_mark(sampler)
-        """The epoch that the sampler is at. At its end it may count on by itself."""
+        """Epoch of the sampler. The sampler may increase it at its end."""
         self._waiting: dict[int, Draw] = {}  # by number in the pass
         self._drawn = self._forgotten = 0
         self.begun = False
-        """Whether the sampler was asked for a first batch."""
+        """Whether the first batch was requested."""
         self.broken = False
-        """Whether the pass cannot go on, as an interrupt came while the sampler was asked."""
+        """Whether the pass cannot continue because a request was interrupted."""
         self.sampler_state = self._state()
-        """The sampler's state before the first batch."""
+        """State of the sampler before the first batch."""
 
     def at(self, number: int) -> Draw | None:
-        """The draw of this number, from 0 on, that was not forgotten; None beyond the end."""
+        """Return a draw by its number, from 0 on, if not forgotten; None after the end."""
         while self._drawn <= number:
             self.begun = True
             try:
@@ -121,11 +121,11 @@ class Draws:
         return Draw(keys, _numbers(keys), self._state())
 
     def _state(self) -> dict[str, Any] | None:
-        # A copy: it may be the sampler's own, which goes on.
+        # A copy: it may be the sampler's own, which changes.
         return None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())
 
     def forget(self, number: int) -> None:
-        """Keep no draw before this one."""
+        """Forget all draws before this one."""
         while self._forgotten < number:
             self._waiting.pop(self._forgotten, None)
             self._forgotten += 1

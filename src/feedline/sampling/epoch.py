@@ -1,7 +1,7 @@
-"""One epoch drawn from torch's samplers: what was handed out of it, and what it follows from.
+"""One epoch drawn from torch's samplers: its position, and what it depends on.
 
-Guarantees: each batch is handed out once, in order or before its turn; the digest tells one run of
-batches from another.
+Guarantees: each batch is delivered once, in order or early; different sequences of batches have
+different digests.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ __all__ = ["Epoch", "Standing", "check_record"]
 
 
 class Standing(NamedTuple):
-    """How far an epoch was handed out.
+    """Position within an epoch.
 
     Args:
-        step: how many batches were handed out, or left out, one after the other.
-        digest: of their keys.
-        early: the steps behind these that were handed out before their turn.
-        sampler_state: the sampler's as of the last of these batches, if it keeps one.
+        step: number of consecutive batches delivered or skipped.
+        digest: digest of their keys.
+        early: later steps that were delivered early.
+        sampler_state: the sampler's state after the last of these batches, if it has one.
     """
 
     step: int = 0
@@ -36,14 +36,14 @@ class Standing(NamedTuple):
 
 @dataclass
 class Epoch:
-    """An epoch that was opened: its draws, how far they were handed out, and what they follow from.
+    """An opened epoch: its draws, its position, and what it depends on.
 
     Args:
-        draws: the pass over the sampler.
-        seed: what random transforms follow from.
-        random: the random states before the pass.
+        draws: pass over the sampler.
+        seed: seed of random transforms.
+        random: random states before the pass.
         start: what is needed to open it again, JSON-able.
-        first: the step that the pass begins with.
+        first: first step of the pass.
     """
 
     draws: Draws
@@ -58,13 +58,13 @@ class Epoch:
 
     @property
     def step(self) -> int:
-        """How many batches were handed out, or left out, one after the other."""
+        """Number of consecutive batches delivered or skipped."""
         return self.standing.step
 
     def after(self, step: int) -> Standing:
-        """How it stands when one more batch was handed out, perhaps before its turn.
+        """Position after one more batch is delivered, in order or early.
 
-        Draws of before where it stands now are forgotten.
+        Forgets draws before the current position.
         """
         now = self.standing
         self.draws.forget(now.step - self.first)
@@ -73,24 +73,24 @@ class Epoch:
         digest, early, state = now.digest, now.early, now.sampler_state
         while step == now.step or step in early:
             draw = self.draws.at(step - self.first)
-            assert draw is not None, "a batch beyond the end"
+            assert draw is not None, "no batch after the end of the epoch"
             step, digest, state = step + 1, draw.digest(digest), draw.state
         return Standing(step, digest, early and frozenset(e for e in early if e > step), state)
 
     def leave_out(self, until: int) -> None:
-        """Go on to a step, or to the end, and hand out nothing before it."""
+        """Skip to a step, or to the end."""
         while self.step < until and self.draws.at(self.step - self.first) is not None:
             self.standing = self.after(self.step)
 
     def at_end(self) -> bool:
-        """Whether no batch is left; asks the sampler if that is not known."""
+        """Return True if no batches are left; asks the sampler if that is unknown."""
         step, early = self.standing.step, self.standing.early
         while step in early:
             step += 1
         return self.draws.at(step - self.first) is None
 
     def ahead(self) -> Iterator[tuple[int, Draw]]:
-        """The steps that are left, and their draws; goes on where batches are handed out."""
+        """Remaining steps and their draws; continues while batches are delivered."""
         step = self.step
         while (draw := self.draws.at(step - self.first)) is not None:
             if step not in self.standing.early:
@@ -98,12 +98,12 @@ class Epoch:
             step += 1
 
     def upcoming(self) -> int | None:
-        """A digest of the next draw; None at the end."""
+        """Digest of the next draw; None at the end."""
         draw = self.draws.at(self.step - self.first)
         return None if draw is None else draw.digest(0)
 
     def record(self) -> dict[str, Any]:
-        """What a state holds of it: JSON-able where the sampler's own state is."""
+        """Entries of a state about this epoch, JSON-able if the sampler's own state is."""
         # Drawing the next batch here would change the order if others draw from the random state.
         # A sampler that keeps its own state is asked: only its next batch tells where it stands.
         asked = self.draws.begun and not self.draws.broken
@@ -120,7 +120,7 @@ class Epoch:
 
 
 def check_record(state: Mapping[str, Any], position: Position) -> bool:
-    """Whether an epoch of a state was opened, as its record says.
+    """Return True if a state's record belongs to an opened epoch.
 
     Raises:
         StateError: the state is damaged.
@@ -132,5 +132,7 @@ def check_record(state: Mapping[str, Any], position: Position) -> bool:
     opened = is_count(state.get("drawn_seed"))
     unopened = state.get("drawn_seed", 0) is None and position.step == 0 and not early
     if not (whole and (opened or unopened)):
-        raise StateError("cannot resume: the state is damaged: early, drawn_seed or start")
+        raise StateError(
+            "cannot resume: the state is damaged: invalid 'early', 'drawn_seed' or 'start'"
+        )
     return opened

@@ -1,9 +1,9 @@
-"""Bytes of a sampler's keys that are the same in every process if the keys have the same values.
+"""Bytes of a sampler's keys, equal in every process for equal values.
 
-Guarantees: numbers, text, paths, enums, tensors and arrays count by value, also within lists,
-tuples, dictionaries, sets and dataclasses; nothing depends on an object's address or on whether two
-equal values are one object. At most 10,000 parts of a batch's keys are read, and of an array a
-checksum of its bytes.
+Guarantees: numbers, text, paths, enums, tensors and arrays are compared by value, also within
+lists, tuples, dictionaries, sets and dataclasses; nothing depends on an object's address or on
+whether two equal values are the same object. At most 10,000 parts of a batch's keys are read, and
+arrays enter as a checksum of their bytes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
 
 def key_bytes(keys: Any) -> bytes:
-    """Bytes of any keys."""
+    """Return the bytes of any keys."""
     return repr(_plain(keys, iter(range(_MOST_PARTS)))).encode()
 
 
 def _plain(value: Any, parts: Iterator[int]) -> Any:
-    """Lists, numbers and text that say what a value is; `parts` ends where there are too many."""
+    """Convert a value to lists, numbers and text; `parts` limits their number."""
     kind = type(value)
     if kind in _PLAIN:
         return value

@@ -1,9 +1,9 @@
-"""Where epochs come from: torch's samplers, asked for a pass, and once more as a state says.
+"""Opening of epochs from torch's samplers: a new pass, or the pass of a state.
 
-Guarantees: the sampler and the random states are drawn from as torch's DataLoader draws from them:
-the sampler is asked for a pass, then the workers' seed is drawn, then the first batch. What is
-opened again gives what it gave, from the random states of then or the sampler's own state; a
-sampler that does not is refused, and left as it was.
+Guarantees: the sampler and the random states are drawn from as torch's DataLoader does: first the
+pass over the sampler is created, then the workers' seed is drawn, then the first batch. Reopening
+gives the same batches, from the recorded random states or the sampler's own state; if a sampler
+gives other batches, an error is raised and the sampler is left unchanged.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = ["Sampling"]
 
 @dataclass
 class Sampling:
-    """Where epochs come from.
+    """Source of epochs.
 
     Args:
-        sampler: gives the keys of one batch after another; a new pass for each epoch.
-        generator: where the seeds of workers are drawn from; None for torch's global random state.
-        seeds: what they are, or that they are drawn.
+        sampler: yields the keys of each batch; a new pass for each epoch.
+        generator: generator for the workers' seeds; None for torch's global random state.
+        seeds: seeds of the epochs, or how to draw them.
     """
 
     sampler: Iterable[Any]
@@ -43,10 +43,10 @@ class Sampling:
     seeds: EpochSeeds
 
     def start(self, random: RandomStates | None = None) -> dict[str, Any]:
-        """What an epoch that is opened now would follow from, JSON-able.
+        """State that an epoch opened now depends on, JSON-able.
 
         Args:
-            random: the random states; None where nothing is drawn from them.
+            random: random states; None if nothing is drawn from them.
         """
         kept = stateful_part(self.sampler)
         start: dict[str, Any] = {"epoch": epoch_mark(self.sampler)}
@@ -57,15 +57,15 @@ class Sampling:
         return start
 
     def now(self) -> RandomStates:
-        """The random states as they are."""
+        """Current random states."""
         return RandomStates.now(self.sampler, self.generator)
 
     def open(self, number: int, then: RandomStates | None = None) -> Epoch:
-        """Begin an epoch's pass with the sampler as it is.
+        """Begin the pass of an epoch with the sampler's current state.
 
         Args:
-            number: of the epoch.
-            then: the random states to draw from; None for the present ones.
+            number: number of the epoch.
+            then: random states to draw from; None for the current ones.
         """
         epoch = self._open(self.seeds.of(number), then, None)
         self.seeds.opened(number, epoch.seed)
@@ -77,9 +77,9 @@ class Sampling:
         """Begin a pass.
 
         Args:
-            seed: of the epoch; None draws it, as torch does.
-            then: the random states to draw from; None for the present ones.
-            first: those to draw from once the seed is drawn; None to go on with `then`.
+            seed: seed of the epoch; None draws it, as torch does.
+            then: random states to draw from; None for the current ones.
+            first: states to draw from after the seed is drawn; None to continue with `then`.
         """
         random = self.now() if then is None else then
         # A seed that was drawn is part of a state itself.
@@ -93,7 +93,7 @@ class Sampling:
         return Epoch(Draws(drawing, self.sampler), found, random, start)
 
     def _noted(self, drawing: Iterator[Any], start: dict[str, Any]) -> Iterator[Any]:
-        """A pass that notes the random states of its first keys, if others drew from them before.
+        """Pass that records the random states of its first keys, if others drew from them before.
 
         Without workers these are drawn by the first `next`, which may be long after `iter`.
         """
@@ -105,7 +105,7 @@ class Sampling:
         yield from drawing
 
     def _pass(self, seed: int | None) -> Iterator[Any]:
-        """The epoch's seed, and then the keys of each batch."""
+        """Yield the epoch's seed, then the keys of each batch."""
         keys = iter(self.sampler)  # which may draw already
         if seed is None:
             # By name: torch.set_default_device is for tensors of the user's.
@@ -125,17 +125,18 @@ class Sampling:
         comparable: bool,
         begin: bool = False,
     ) -> Epoch:
-        """The epoch of a state at its step, by the sampler's own state or drawing again.
+        """Reopen the epoch of a state at its step, from the sampler's state or by drawing again.
 
         Args:
-            state: as `feedline.sampling.sampled_cursor` makes it.
-            position: where it stands.
-            comparable: it is of this very share of the epoch: digests must be the same.
-            begin: an iteration begins with it: the sampler is as it is set by now, and where the
-                random states still are those of then, they are drawn from, not a copy.
+            state: from `feedline.sampling.sampled_cursor`.
+            position: position in the state.
+            comparable: the state is of the same share of the epoch, so digests must be equal.
+            begin: an iteration begins with it: the sampler has its final settings, and if the
+                random states are still those of the state, they are drawn from directly, not from a
+                copy.
 
         Raises:
-            StateError: the sampler does not give again what it gave, or the state is damaged.
+            StateError: the sampler gives other batches, or the state is damaged.
         """
         step, seed = position.step, self.seeds.restored(state, position.epoch)
         with self._unchanged_by_errors():
@@ -143,7 +144,7 @@ class Sampling:
             if mark is not None and not begin:
                 if not is_count(mark):
                     raise StateError(
-                        f"cannot resume: damaged position, the sampler's epoch {mark!r}"
+                        f"cannot resume: damaged position: the sampler's epoch is {mark!r}"
                     )
                 set_epoch(self.sampler, mark)
             keeps_state = stateful_part(self.sampler) is not None
@@ -161,23 +162,23 @@ class Sampling:
             epoch.leave_out(step)
             if epoch.step < step:
                 raise StateError(
-                    f"cannot resume: the sampler gave {epoch.step} batches, of which {step} had "
-                    "been handed out; has the dataset or the sampler changed?"
+                    f"cannot resume: the sampler gave only {epoch.step} batches, but {step} had "
+                    "been delivered. Use the dataset and sampler of the saved run"
                 )
             same = epoch.standing.digest == state.get("drawn")
             if comparable and not (same and _as_it_was(epoch, state)):
                 raise StateError(
                     f"cannot resume: {describe(self.sampler)['type']} gives other samples than "
                     "when the state was saved. A sampler must be deterministic, draw from torch's "
-                    "random state or a torch.Generator in its attribute `generator`, or have "
-                    "state_dict() and load_state_dict(); was it given another seed?"
+                    "random state or from a torch.Generator in its attribute `generator`, or have "
+                    "state_dict() and load_state_dict(). Check that its seed is the same"
                 )
             epoch.standing = epoch.standing._replace(early=frozenset(state.get("early", ())))
             return epoch
 
     @contextmanager
     def _unchanged_by_errors(self) -> Iterator[None]:
-        """Put the sampler and the generators back after an error, which becomes a StateError."""
+        """Restore the sampler and the generators after an error, and raise it as a StateError."""
         random, before = self.now(), self.start()
         try:
             yield
@@ -189,8 +190,8 @@ class Sampling:
             if isinstance(error, StateError):
                 raise
             raise StateError(  # whatever a user's sampler makes of a damaged state
-                f"cannot resume: {describe(self.sampler)['type']} does not go on from the state: "
-                f"{type(error).__name__}: {said(error)}. Is the state damaged?"
+                f"cannot resume: {describe(self.sampler)['type']} raised {type(error).__name__}: "
+                f"{said(error)}. The state may be damaged"
             ) from error
 
     def _load(self, sampler_state: Any) -> None:
@@ -201,9 +202,9 @@ class Sampling:
     def _again(
         self, state: Mapping[str, Any], sampler_state: Any, seed: int | None, begin: bool
     ) -> Epoch:
-        """Open the epoch of a state once more, with the random states of then.
+        """Reopen the epoch of a state, with the random states of then.
 
-        A sampler that keeps a state goes on from `sampler_state`, a generator of its own included.
+        A sampler with a state of its own continues from `sampler_state`, its generator included.
         """
         then, first = (
             None if said is None else RandomStates.from_json(said, self.sampler, self.generator)
@@ -223,5 +224,5 @@ class Sampling:
 
 
 def _as_it_was(epoch: Epoch, state: Mapping[str, Any]) -> bool:
-    """Whether an epoch that was opened again gives next what a state says, if it says that."""
+    """Return True if a reopened epoch continues with the batch that the state names, if any."""
     return "upcoming" not in state or epoch.upcoming() == state["upcoming"]

@@ -1,8 +1,8 @@
-"""The random states that torch's samplers draw from, noted and replayed.
+"""Random states that torch's samplers draw from: record and replay.
 
-torch's global random state, and every `torch.Generator` that a sampler or the loader holds in an
-attribute `generator`. Noting reads them and changes nothing; a replay draws from a copy of the
-global state and leaves the state itself as it is.
+torch's global random state, and every `torch.Generator` that a sampler or the loader has as
+attribute `generator`. Recording only reads them; a replay draws from a copy of the global state and
+leaves the state itself unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["RandomStates"]
 
 @dataclass(frozen=True)
 class RandomStates:
-    """Random states at a moment: the global one, and those of the generators in order."""
+    """Recorded random states: the global one, and those of the generators in order."""
 
     everywhere: bytes
     generators: tuple[bytes, ...]
@@ -34,18 +34,18 @@ class RandomStates:
 
     @classmethod
     def now(cls, sampler: object, generator: torch.Generator | None) -> RandomStates:
-        """As they are."""
+        """Record the current states."""
         held = _generators(sampler, generator)
         states = tuple(_bytes(each.get_state()) for each in held)
         return cls(_bytes(torch.default_generator.get_state()), states, held)
 
     def set_generators(self) -> None:
-        """Make the generators what they were. The global state is left alone."""
+        """Restore the generators. The global state is not changed."""
         for each, state in zip(self._held, self.generators, strict=True):
             each.set_state(_tensor(state))
 
     def as_json(self) -> dict[str, Any]:
-        """As text, some kilobytes for each state."""
+        """Text form, some kilobytes per state."""
         return {
             "global": _text(self.everywhere),
             "generators": [_text(state) for state in self.generators],
@@ -55,10 +55,10 @@ class RandomStates:
     def from_json(
         cls, said: Mapping[str, Any], sampler: object, generator: torch.Generator | None
     ) -> RandomStates:
-        """As they were noted.
+        """Read the text form.
 
         Raises:
-            StateError: there are more or fewer generators than then, or the text is damaged.
+            StateError: the number of generators differs, or the text is damaged.
         """
         held = _generators(sampler, generator)
         try:
@@ -71,14 +71,14 @@ class RandomStates:
             raise StateError(f"cannot resume: damaged random state ({error})") from None
         if len(states) != len(held):
             raise StateError(
-                f"cannot resume: {len(states)} generators were used for the order of the "
-                f"samples, and there are {len(held)} now; pass generator= as before"
+                f"cannot resume: the state holds {len(states)} generators for the order of the "
+                f"samples, this loader has {len(held)}; pass the same generator= as before"
             )
         return cls(everywhere, states, held)
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Make the global state what it was, and put it back at the end."""
+        """Restore the global state for a `with`, and put the current one back at its end."""
         here = torch.default_generator.get_state()
         torch.default_generator.set_state(_tensor(self.everywhere))
         try:
@@ -87,11 +87,11 @@ class RandomStates:
             torch.default_generator.set_state(here)
 
     def replay(self, drawing: Iterator[Any], first: RandomStates | None = None) -> Iterator[Any]:
-        """Draw with the global state as it was; between draws it is as it is.
+        """Draw from the recorded global state, without a change of the current one between draws.
 
         Args:
-            drawing: gives a seed, and then keys.
-            first: the states that the first keys were drawn from, if not those behind the seed.
+            drawing: yields a seed, then keys.
+            first: states the first keys were drawn from, if other than those after the seed.
         """
         then = self
         for draw in count():
@@ -135,4 +135,4 @@ def _state(text: str) -> bytes:
 
 
 _MOST_BYTES = 1 << 16
-"""No generator's state is larger: what unpacks to more is no state."""
+"""Upper limit of a generator's state: data that unpacks to more is not a state."""

@@ -1,12 +1,12 @@
-"""Epochs drawn from torch's samplers: which batches come, and where a loader stands.
+"""Position of a loader whose epochs are drawn from torch's samplers.
 
-Guarantees: the samplers and the random state are drawn from as torch's DataLoader draws from them,
-in the same order: the same seeds give the same batches. A state holds what decides the rest of an
-epoch: where the random states stood at its beginning, or the state of a sampler that keeps one,
-and a digest of what was handed out. A sampler that does not give the same again is refused.
+Guarantees: the samplers and the random state are drawn from as torch's DataLoader does, in the
+same order: the same seeds give the same batches. A state contains what determines the rest of an
+epoch: the random states at its beginning, or the state of a sampler that has one, and a digest of
+the delivered batches. If a sampler gives other batches on resume, an error is raised.
 
-Relies on: a sampler being asked for one epoch at a time. The order of the epochs after that is the
-samplers' own affair, as it is torch's.
+Relies on: a sampler is asked for one epoch at a time. The order of later epochs is up to the
+samplers, as with torch.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from feedline.sampling.samplers import describe, epoch_mark, set_epoch
 __all__ = ["SampledCursor"]
 
 _AS_THEY_CAME = ["drawn", "early", "drawn_seed", "kept_seed", "start", "sampler_state", "upcoming"]
-"""What a state that was loaded keeps until a batch was handed out."""
+"""Entries of a loaded state that are kept until a batch is delivered."""
 
 
 class SampledCursor:
-    """The position of a loader that draws from samplers.
+    """Position of a loader that draws from samplers.
 
     Args:
-        sampler: gives the keys of one batch after another; a new pass for each epoch.
-        generator: where the seeds of workers are drawn from; None for torch's global random state.
-        schedule: the phases.
-        share: this process among those that share an epoch, and their number.
-        seed: what random transforms follow from; None draws it as torch does.
-        persistent: torch's workers would live on, and draw one seed for all epochs.
+        sampler: yields the keys of each batch; a new pass for each epoch.
+        generator: generator for the workers' seeds; None for torch's global random state.
+        schedule: phases.
+        share: rank of this process among those that share an epoch, and their number.
+        seed: seed of random transforms; None draws it as torch does.
+        persistent: draw one seed for all epochs, like torch with persistent workers.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class SampledCursor:
         self._open: Epoch | None = None
         self._restored: Mapping[str, Any] | None = None  # a state that waits for an iteration
         self.to_leave_out = 0
-        """How many of the next epoch's first batches `set_step` leaves out."""
+        """Number of batches at the beginning of the next epoch that `set_step` skips."""
 
     # Position
 
     def begin(self) -> bool:
-        """An iteration begins: a new epoch, unless one was restored."""
+        """Begin an iteration: a new epoch, or the restored one."""
         if self._begun:
             self._go_to(self.position.epoch + 1)
         self._under_way = True
@@ -94,7 +94,7 @@ class SampledCursor:
         self._stand_in(self._sampling.open(self.position.epoch, then))
 
     def _open_restored(self) -> None:
-        """Open what was restored; at its beginning with the sampler as it is set by now."""
+        """Open the restored epoch; at its beginning with the sampler's current settings."""
         epoch = self._open
         if self._restored is not None and (epoch is None or not self._restored["step"]):
             at = self.position.at(0)
@@ -103,17 +103,17 @@ class SampledCursor:
         self._stand_in(epoch)
 
     def _stand_in(self, epoch: Epoch) -> None:
-        """Stand where an epoch does, or behind what is to be left out of it."""
+        """Set the position to that of an epoch, or after the batches to skip in it."""
         epoch.leave_out(self.to_leave_out)
         self._open, self.position = epoch, self.position.at(epoch.step)
 
     @property
     def restored_step(self) -> int:
-        """Where a state that waits for an iteration brought it."""
+        """Step of a restored state that waits for an iteration."""
         return 0 if self._restored is None else int(self._restored["step"])
 
     def order_changed(self) -> bool:
-        """Whether the sampler was set to another epoch before the first batch was handed out."""
+        """Return True if the sampler's epoch was changed before the first batch was delivered."""
         epoch = self._open
         begun = self._begun or self.restored_step > 0
         if epoch is None or begun or epoch.draws.mark == epoch_mark(self._sampling.sampler):
@@ -123,14 +123,14 @@ class SampledCursor:
         return True
 
     def at_end(self) -> bool:
-        """True if the epoch has no batch left; asks the sampler if that is not known."""
+        """True if the epoch has no batches left; asks the sampler if that is unknown."""
         if self._open is None:
             return False
         self._mend()
         return self._open.at_end()
 
     def _mend(self) -> None:
-        """Begin a pass over the sampler again that an interrupt broke off.
+        """Restart a pass over the sampler that an interrupt stopped.
 
         Raises:
             StateError: the sampler does not give again what it gave.
@@ -144,12 +144,12 @@ class SampledCursor:
         )
 
     def delivered(self, batch: Batch) -> None:
-        """A batch was handed out, or what was raised in its place.
+        """Record the delivery of a batch, or of the exception raised instead.
 
-        After Ctrl-C in here, it was or was not, and nothing between.
+        Ctrl-C leaves it either recorded or not.
         """
         epoch = self._open
-        assert epoch is not None, "a batch of an epoch that was never opened"
+        assert epoch is not None, "a batch was delivered before the epoch was opened"
         standing = epoch.after(batch.step)
         behind = self.position.at(standing.step)
         # No call between: an interrupt is heard in calls.
@@ -157,12 +157,12 @@ class SampledCursor:
         self._begun, self._restored, self.to_leave_out = True, None, 0
 
     def finish(self) -> None:
-        """The epoch's last batch was handed out and the iteration ended."""
+        """End the iteration after the epoch's last batch."""
         self._go_to(self.position.epoch + 1)
         self._under_way = False
 
     def _go_to(self, epoch: int) -> None:
-        """Stand at the beginning of an epoch that is not opened yet."""
+        """Set the position to the beginning of an epoch that is not opened yet."""
         # All at once, as far as an interrupt can tell: it is heard in calls.
         there = replace(self.position, epoch=epoch, step=0)
         self._begun, self.to_leave_out, self.position = False, 0, there
@@ -171,7 +171,7 @@ class SampledCursor:
     def set_epoch(self, epoch: int) -> bool:
         """Begin the next iteration as `epoch`.
 
-        A restored position within it stays, and so does a step that was set.
+        A position restored within it stays, and so does a step set with `set_step`.
         """
         set_epoch(self._sampling.sampler, epoch)
         if not self._begun and epoch == self.position.epoch:
@@ -185,7 +185,7 @@ class SampledCursor:
         return True
 
     def set_step(self, step: int) -> bool:
-        """Begin the next iteration at a step of its epoch, at or behind the one restored.
+        """Begin the next iteration at a step of its epoch, not before the restored one.
 
         A state from the end of an epoch counts as one from the beginning of the next. Nothing is
         drawn before the iteration begins.
@@ -202,21 +202,21 @@ class SampledCursor:
         return True
 
     def set_image_size(self, size: int | None) -> bool:
-        """Make all batches from here on of one size; None follows the schedule again."""
+        """Set the image size of all following batches. None returns to the schedule."""
         changed = size != self.position.image_size
         self.position = replace(self.position, image_size=size)
         return changed
 
     def steps(self, epoch: int) -> int:
-        """Batches of an epoch.
+        """Number of batches of an epoch.
 
         Raises:
-            TypeError: the sampler does not tell.
+            TypeError: the sampler has no length.
         """
         return len(self._sampling.sampler)  # type: ignore[arg-type]
 
     def ahead(self) -> Iterator[Batch]:
-        """The batches of this epoch from the position on, in order."""
+        """Remaining batches of this epoch, in order."""
         self._mend()
         epoch = self._open
         if epoch is not None:
@@ -227,7 +227,7 @@ class SampledCursor:
 
     @property
     def phase(self) -> Phase:
-        """The phase of the position."""
+        """Phase at the position."""
         return self._schedule.phase_at(self.position.epoch)
 
     def _batch(self, epoch: Epoch, step: int, draw: Draw) -> Batch:
@@ -248,8 +248,8 @@ class SampledCursor:
 
     @property
     def seed(self) -> int:
-        """What the randomness of the epoch that is open follows from."""
-        assert self._open is not None, "an epoch has a seed once an iteration has begun"
+        """Seed of the open epoch."""
+        assert self._open is not None, "an epoch has no seed before its first iteration"
         return self._open.seed
 
     def set_generator(self, generator: torch.Generator | None) -> None:
@@ -257,18 +257,18 @@ class SampledCursor:
         self._sampling.generator = generator
 
     def fork(self) -> SampledCursor | None:
-        """A cursor for an iteration that goes on apart from this one; None if none is under way.
+        """Create a cursor for an iteration that continues on its own; None if none is active.
 
-        It takes over the draws of the epoch that is open: this cursor must begin another.
+        It takes over the draws of the open epoch: this cursor must begin another.
         """
         return None if self._open is None else copy.copy(self)
 
     # State
 
     def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
-        """Where the loader stands: JSON-able where the sampler's own state is.
+        """Position as a state, JSON-able if the sampler's own state is.
 
-        Between two epochs it says from which random states the next will be drawn, and draws
+        Between two epochs it contains the random states the next one will be drawn from, and draws
         nothing.
         """
         with suppress(StateError):  # the next batch raises it
@@ -305,17 +305,17 @@ class SampledCursor:
         }
 
     def load(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-        """Go on with exactly the batches that the state's loader had not handed out.
+        """Continue with exactly the batches not yet delivered in a state.
 
         Raises:
-            StateError: the state is of another dataset, sampler or batch size, or the sampler
-                does not give again what it gave.
+            StateError: the state belongs to another dataset, sampler or batch size, or the sampler
+                gives other batches.
         """
         check_state(state)
         if "start" not in state:
             raise StateError(
-                "cannot resume: the state is of a loader with a seed or a schedule of its own "
-                "(seed=...), and this one draws from samplers; build it as it was built"
+                "cannot resume: the state is of a loader with its own order (seed= or schedule=), "
+                "and this loader draws its order from samplers; build it with the same arguments"
             )
         check_same_run(state, self._mine(identity))
         position = position_in(state)

@@ -1,4 +1,4 @@
-"""What a loader has to know of a sampler, whatever class it is of."""
+"""Properties of samplers of any class."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ __all__ = [
 
 
 class Stateful(Protocol):
-    """A sampler that says where it stands."""
+    """A sampler with a state."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands."""
+        """Return the position of the sampler."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there with the next pass."""
+        """Continue from a position with the next pass."""
         ...
 
 
@@ -44,7 +44,7 @@ _DEEPEST = 10  # samplers within one another
 
 
 def chain(sampler: object) -> Iterator[Any]:
-    """A sampler, and those within it: a batch sampler's sampler and so on, each of them once."""
+    """Yield a sampler and the samplers nested in it, without duplicates."""
     parts: list[object] = []
     # One may be within itself, or make up another whenever it is asked, as mocks do.
     while sampler is not None and len(parts) < _DEEPEST and all(sampler is not p for p in parts):
@@ -54,7 +54,7 @@ def chain(sampler: object) -> Iterator[Any]:
 
 
 def stateful_part(sampler: object) -> Stateful | None:
-    """The outermost of them that keeps a state of its own."""
+    """Outermost nested sampler with state_dict and load_state_dict."""
     for part in chain(sampler):
         methods = (getattr(part, name, None) for name in ("state_dict", "load_state_dict"))
         if all(map(callable, methods)):
@@ -63,7 +63,7 @@ def stateful_part(sampler: object) -> Stateful | None:
 
 
 def epoch_mark(sampler: object) -> int | None:
-    """The epoch that a sampler was set to, by `set_epoch`; None where it has none."""
+    """Epoch of a sampler with `set_epoch`; None if it has none."""
     for part in chain(sampler):
         if hasattr(part, "set_epoch"):
             epoch = getattr(part, "epoch", None)
@@ -73,7 +73,7 @@ def epoch_mark(sampler: object) -> int | None:
 
 
 def set_epoch(sampler: object, epoch: int) -> None:
-    """Set a sampler to an epoch, if it knows of epochs."""
+    """Call `set_epoch` of a sampler, if it has that method."""
     for part in chain(sampler):
         if hasattr(part, "set_epoch"):
             part.set_epoch(epoch)
@@ -81,7 +81,7 @@ def set_epoch(sampler: object, epoch: int) -> None:
 
 
 def draws_nothing(sampler: object) -> bool:
-    """Whether a sampler surely draws from no random state but one that it seeds itself."""
+    """Return True if a sampler is known to use no random state but one it seeds itself."""
     *outer, inner = chain(sampler)
     known = (SequentialSampler, DistributedSampler)
     return any(type(inner).__iter__ is each.__iter__ for each in known) and all(
@@ -91,9 +91,9 @@ def draws_nothing(sampler: object) -> bool:
 
 
 def drawn_by(sampler: object) -> str | None:
-    """Name of torch's sampler that draws at random from all samples; None for any other.
+    """Name of the torch sampler that draws at random from all samples; None for any other.
 
-    A sampler that shares samples out among ranks is another.
+    A sampler that distributes samples over ranks counts as another.
     """
     *_, inner = chain(sampler)
     if share_of(sampler)[1] > 1:
@@ -103,7 +103,7 @@ def drawn_by(sampler: object) -> str | None:
 
 
 def share_of(sampler: object) -> tuple[int, int]:
-    """The rank and the number of ranks that a sampler deals samples out to; (0, 1) for none."""
+    """Rank and number of ranks that a sampler distributes samples to; (0, 1) if it does not."""
     for part in chain(sampler):
         rank, ranks = getattr(part, "rank", None), getattr(part, "num_replicas", None)
         if isinstance(rank, int) and isinstance(ranks, int) and ranks > 0:
@@ -112,7 +112,7 @@ def share_of(sampler: object) -> tuple[int, int]:
 
 
 def describe(sampler: object) -> dict[str, Any]:
-    """What a state says of a sampler: JSON-able, the same on every rank and for any number."""
+    """Description of a sampler for a state: JSON-able, equal on every rank and for any number."""
     parts = list(chain(sampler))
     inner = parts[-1]
     said: dict[str, Any] = {"type": " of ".join(type(part).__name__ for part in parts)}

@@ -1,1 +1,1 @@
-"""Where images and their labels come from: folders, arrays, caches of smaller copies."""
+"""Sample stores (bytes and labels): folders, arrays, archives, caches of resized copies."""

@@ -1,10 +1,10 @@
-"""Which images a zip or tar file holds, and where they lie in it, in a few numpy arrays.
+"""Index of the images in a zip or tar file, in a few numpy arrays.
 
-Guarantees: the samples and class numbers that `scan_folder` finds where the archive was unpacked;
-nothing is extracted; an archive is looked through once, what was found is kept in a file, whole or
-not at all, and is found again while the archive is as it was (see `kept_index`).
+Guarantees: the samples and class indices that `scan_folder` finds in the unpacked archive; nothing
+is extracted; an archive is scanned once, its index is cached in a file, whole or not at all, and
+used while the archive is unchanged (see `kept_index`).
 
-Relies on: `zip_members` and `tar_members` for what lies in an archive, `kept_index` to keep it.
+Relies on: `zip_members` and `tar_members` for the archive formats, `kept_index` for the cache.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from feedline.stores.zip_members import zip_members
 __all__ = ["TAR", "ArchiveIndex", "archive_index"]
 
 TAR = -1
-"""The method of a file in a tar file, which has no checksum."""
+"""Method of a file in a tar file, which has no checksum."""
 
 _VERSION = 2
 _COLUMNS = 5
@@ -48,12 +48,12 @@ Entry = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class ArchiveIndex(FolderIndex):
-    """The images of an archive; paths are relative to the class's folder in it.
+    """Images of an archive; paths are relative to the class's folder in it.
 
     Args:
-        entries: int64 (n, 5), for each the first byte and the length in the archive, the size of
-            the file, the method (TAR, or as a zip file has it) and the checksum.
-        status: the archive's size in bytes, and its time of change in ns.
+        entries: int64 (n, 5): first byte and length in the archive, size of the file, method (TAR,
+            or the zip file's) and checksum.
+        status: the archive's size in bytes, and its modification time in ns.
     """
 
     entries: np.ndarray[Any, np.dtype[np.int64]]
@@ -61,24 +61,24 @@ class ArchiveIndex(FolderIndex):
 
 
 def archive_index(path: str, inside: str, endings: tuple[str, ...]) -> ArchiveIndex:
-    """What an archive holds: as it was found before, or by looking through it.
+    """Index of an archive: the cached one, or by scanning it.
 
     Args:
-        path: the absolute path of a .zip or .tar file.
-        inside: the folder in it that holds the classes; "" for the archive itself.
-        endings: how the names of images end, in lower case.
+        path: absolute path of a .zip or .tar file.
+        inside: folder in it that contains the classes; "" for the archive itself.
+        endings: file extensions of images, in lower case.
 
     Raises:
-        DatasetError: it is no such archive, damaged or cut off; a name in it leads out of it; a
-            file is encrypted, or packed in a way that is not read; there are no classes, or ones
-            without images.
+        DatasetError: it is not such an archive, damaged or truncated; a name in it leads out of it;
+            a file is encrypted, or compressed with an unsupported method; there are no classes, or
+            ones without images.
     """
     key = json.dumps([_VERSION, inside, endings])
     try:
         with open(path, "rb", opener=without_waiting) as file:
             about = os.fstat(file.fileno())
             if not stat.S_ISREG(about.st_mode):
-                raise DatasetError(f"the archive {path!r} is no file")
+                raise DatasetError(f"the archive {path!r} is not a file")
             now = seen(file, about)
             status = now.size, now.changed_ns
             before = kept(path, key, now)
@@ -125,8 +125,8 @@ def _scanned(
     if len(classes) == 1 and all(folders):
         some = ", ".join(sorted({folder.partition("/")[0] for folder in folders})[:5])
         raise DatasetError(
-            f"{where!r} holds one folder, {classes[0]!r}, with folders in it ({some}): if those "
-            f"are the classes, name {os.path.join(where, classes[0])!r}"
+            f"{where!r} contains one folder, {classes[0]!r}, with sub-folders ({some}): if those "
+            f"are the classes, use {os.path.join(where, classes[0])!r}"
         )
     warn_left_out(where, names.left_out)
     index = folder_index(classes, (of_class[name] for name in classes))
@@ -142,7 +142,7 @@ def _scanned(
 
 
 def _in_order(name: str) -> tuple[str, str, str]:
-    """A file's class, its folder below that, and its own name: files are sorted by these."""
+    """Sort key of a file: its class, its folder below that, and its own name."""
     kind, _, below = name.partition("/")
     folder, _, own = below.rpartition("/")
     return kind, folder, own
@@ -158,7 +158,7 @@ def _members(
     for found in tar_members(file, size, called, names.wanted):
         if found.link:
             raise DatasetError(
-                f"{called} holds {found.name!r} as a link to another file: pack it anew with the "
-                "options --dereference --hard-dereference of tar"
+                f"{called} contains {found.name!r} as a link to another file: pack it again with "
+                "tar's options --dereference --hard-dereference"
             )
         yield found.name, (found.first, found.length, found.length, TAR, 0)

@@ -1,6 +1,6 @@
-"""The names in an archive, as those of class folders with images in them.
+"""Names in an archive, as those of class folders with images.
 
-Guarantees: a name that leads out of the archive is an error, though nothing is extracted.
+Guarantees: a name that leads out of the archive raises an error, although nothing is extracted.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ _APPLES = "__MACOSX"  # where macOS puts what belongs to files, under the files'
 
 
 def check_name(called: str, name: str, holds: str) -> None:
-    """See whether a name in an archive stays in it.
+    """Check that a name in an archive stays within it.
 
     Args:
-        called: what to call the archive in a message.
-        name: of a file or folder in it.
-        holds: what the folder that was packed holds, e.g. "the classes".
+        called: name of the archive in messages.
+        name: name of a file or folder in it.
+        holds: contents of the packed folder, e.g. "the classes".
 
     Raises:
-        DatasetError: it is absolute or climbs.
+        DatasetError: it is absolute or contains "..".
     """
     if _ABSOLUTE.match(name) or ".." in name.split("/") or "\\" in name or "\0" in name:
         raise DatasetError(
-            f"{called} holds the name {name!r:.200}, which is absolute, climbs with '..' or has a "
-            f"backslash or a zero byte: pack it anew, from within the folder that holds {holds}"
+            f"{called} contains the name {name!r:.200}, which is absolute, or has '..', a "
+            f"backslash or a zero byte: pack it again, from within the folder with {holds}"
         )
 
 
 class FolderNames:
-    """Tells which names are images in class folders, and notes the folders.
+    """Selects the images in class folders by their names, and records the folders.
 
     Args:
-        called: what to call the archive in a message.
-        inside: the folder in it that holds the class folders; "" for the archive itself.
-        endings: how the names of images end, in lower case.
+        called: name of the archive in messages.
+        inside: folder in it that contains the class folders; "" for the archive itself.
+        endings: file extensions of images, in lower case.
     """
 
     def __init__(self, called: str, inside: str, endings: tuple[str, ...]) -> None:
@@ -51,19 +51,19 @@ class FolderNames:
         self.left_out = Counter[str]()
         self.classes: set[str] = set()
         self.image = ""
-        """An image that lies in no class folder; "" for none."""
+        """An image outside of all class folders; "" for none."""
 
     def below(self, name: str) -> str:
-        """The name of a file below the folder that holds the classes."""
+        """Name of a file below the folder that contains the classes."""
         while name.startswith("./"):
             name = name[2:]
         return name[len(self._inside) :]
 
     def wanted(self, name: str) -> bool:
-        """Whether a name is that of an image in a class folder. That of a folder ends with "/".
+        """Return True for the name of an image in a class folder. Names of folders end with "/".
 
         Raises:
-            DatasetError: it is absolute or climbs.
+            DatasetError: it is absolute or contains "..".
         """
         check_name(self._called, name, "the classes")
         while name.startswith("./"):

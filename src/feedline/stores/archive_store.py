@@ -1,9 +1,9 @@
-"""Images in a zip or tar file as a store: each is read where it lies.
+"""Images in a zip or tar file as a store: read directly from the archive.
 
-Guarantees: nothing is extracted; an archive that was changed since it was looked through is
-noticed; a pickle carries no descriptor; several threads may read at once.
+Guarantees: nothing is extracted; a change of the archive since its scan is detected; a pickle
+carries no descriptor; several threads may read at once.
 
-Relies on: `archive_index` for what lies where, `zip_members` to unpack, `open_files` to read.
+Relies on: `archive_index` for the positions, `zip_members` to decompress, `open_files` to read.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _ENDINGS = (".zip", ".tar")
 
 
 def in_archive(root: str) -> tuple[str, str] | None:
-    """The archive that a path names, or leads into, and the folder in it; None for any other path.
+    """Archive of a path, and the folder in it; None for any other path.
 
     Args:
-        root: an absolute path, such as "/data/train.zip" or "/data/all.tar/train".
+        root: absolute path, e.g. "/data/train.zip" or "/data/all.tar/train".
     """
     path, inside = root, ""
     while path != os.path.dirname(path):
@@ -40,25 +40,25 @@ def in_archive(root: str) -> tuple[str, str] | None:
 
 
 def check_no_archive(url: str) -> None:
-    """See whether a URL names no archive.
+    """Check that a URL is not an archive.
 
     Raises:
-        UsageError: it does.
+        UsageError: it is.
     """
     if url.partition("?")[0].lower().endswith(_ENDINGS):
         raise UsageError(
-            f"archives of this machine are read, and {url!r} is elsewhere: download it, or unpack "
-            "it there and give the URL of the folder"
+            f"archives must be local, but {url!r} is remote: download it, or unpack it there and "
+            "pass the URL of the folder"
         )
 
 
 class ArchiveStore(NamedOriginals[ArchiveIndex]):
-    """The images of an archive; a `SampleStore`.
+    """Images of an archive; a `SampleStore`.
 
     Args:
-        path: the absolute path of the archive.
-        inside: the folder in it that holds the classes; "" for the archive itself.
-        index: what lies in it.
+        path: absolute path of the archive.
+        inside: folder in it that contains the classes; "" for the archive itself.
+        index: index of the archive.
     """
 
     label_field = Field("label", "int64", ())
@@ -70,13 +70,13 @@ class ArchiveStore(NamedOriginals[ArchiveIndex]):
         self._files = OpenFiles("archive", "ImageFolder")
 
     def close(self) -> None:
-        """Let go of the archive."""
+        """Close the archive."""
         self._files.close()
 
     def read(self, sample: int, side: int) -> bytes:
-        """The bytes of a sample's file, which is the original."""
+        """Read the bytes of a sample's file, which is the original."""
         if not 0 <= sample < len(self):
-            raise IndexError(f"sample {sample} of {len(self)}")
+            raise IndexError(f"sample index {sample} is out of range for {len(self)} samples")
         first, length, size, method, crc = self.paths.entries[sample].tolist()
 
         def read(at: int, count: int) -> bytes:
@@ -87,11 +87,13 @@ class ArchiveStore(NamedOriginals[ArchiveIndex]):
         check_size(length)
         data = read(first, length)
         if len(data) < length:
-            raise ImageError(f"the archive ends {length - len(data)} bytes before it does")
+            raise ImageError(
+                f"the archive ends {length - len(data)} bytes before the end of the file"
+            )
         return data
 
     def name(self, sample: int) -> str:
-        """The archive's path, and that of a sample's file in it."""
+        """Path of the archive, and of a sample's file in it."""
         where = os.path.join(self.archive, self.inside)
         below = printable(os.fsencode(where)).decode()
         return os.path.join(below, self.paths.path(sample))

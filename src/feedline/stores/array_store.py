@@ -1,7 +1,7 @@
 """Decoded images in one array as a store, in memory or in a file.
 
-Guarantees: all workers share one copy of the pixels, the page cache's where they come from a
-file; nothing is unpickled from a file; a file that changed its shape is noticed.
+Guarantees: all workers share one copy of the pixels, in the page cache if they are in a file;
+nothing is unpickled from a file; a changed shape of the file is detected.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["ArrayStore", "checked_labels"]
 
 _WHOLE_DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64")
 _LABEL_DTYPES = (*_WHOLE_DTYPES, "float16", "float32", "float64", "complex64", "complex128")
-"""Those that torch has in every version that is supported."""
+"""Dtypes in every supported version of torch."""
 
 
 class ArrayStore(Originals):
-    """Images of one size; a `SampleStore`. `ImageArray` describes its arguments and errors."""
+    """Images of one size; a `SampleStore`. See `ImageArray` for its arguments and errors."""
 
     def __init__(self, images: object, labels: object) -> None:
         self.path: str | None = None
@@ -41,20 +41,20 @@ class ArrayStore(Originals):
         return len(self.images)
 
     def read(self, sample: int, side: int) -> Pixels:
-        """The pixels of a sample, where they lie."""
+        """View of a sample's pixels."""
         pixels: Pixels = self.images[sample]
         return pixels
 
     def label(self, sample: int) -> Any:
-        """The label of a sample."""
+        """Label of a sample."""
         return self.labels[sample]
 
     def name(self, sample: int) -> str:
-        """The number of a sample, and the file's path where there is one."""
+        """Index of a sample, and the file's path if there is one."""
         return f"image {sample} of {self.path or 'an array in memory'}"
 
     def fingerprint(self) -> str:
-        """A short hash of the shape, all labels and 64 images spread evenly over the set."""
+        """Short hash of the shape, all labels and 64 images spread evenly over the dataset."""
         about = repr(self.images.shape)
         if (self.labels.dtype, self.labels.ndim) != (np.int64, 1):
             about += repr(self.label_field)
@@ -72,8 +72,8 @@ class ArrayStore(Originals):
             self.images = _checked_images(_opened(self.path))
             if self.images.shape != state["images"][0]:
                 raise DatasetError(
-                    f"{self.path} held {state['images'][0]} and now holds {self.images.shape}: it "
-                    "was written over"
+                    f"{self.path} was overwritten: it had shape {state['images'][0]} and now has "
+                    f"{self.images.shape}"
                 )
 
 
@@ -83,7 +83,7 @@ def _opened(path: str) -> np.ndarray[Any, Any]:
         array: np.ndarray[Any, Any] = np.load(path, mmap_mode="c", allow_pickle=False)
         return array
     except FileNotFoundError:
-        raise DatasetError(f"there is no file {path}") from None
+        raise DatasetError(f"no such file: {path}") from None
     except (OSError, ValueError) as error:
         raise DatasetError(
             f"{path} cannot be read as an .npy array: {error}. Write it with numpy.save"
@@ -102,44 +102,44 @@ def _checked_images(images: object) -> Pixels:
             f"{images.dtype} of shape {images.shape}{_cure(images)}"
         )
     if 0 in images.shape:
-        raise DatasetError(f"there are no pixels in images of shape {images.shape}")
+        raise DatasetError(f"images of shape {images.shape} are empty")
     return np.ascontiguousarray(images)
 
 
 def _cure(images: np.ndarray[Any, Any]) -> str:
     if images.ndim == 4 and images.shape[1] == 3:
-        return "; the channels come first: pass images.transpose(0, 2, 3, 1)"
+        return "; channels come first: pass images.transpose(0, 2, 3, 1)"
     if images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 1):
-        return "; for grey images pass numpy.repeat(images.reshape(n, h, w, 1), 3, axis=3)"
+        return "; for greyscale images pass numpy.repeat(images.reshape(n, h, w, 1), 3, axis=3)"
     return ""
 
 
 def checked_labels(labels: object, count: int) -> np.ndarray[Any, Any]:
-    """Labels as an array (count, ...) of a dtype that torch has; class numbers become int64.
+    """Labels as an array (count, ...) of a dtype that torch supports; class indices become int64.
 
     Raises:
-        UsageError: no such array can be made of them.
+        UsageError: they cannot be converted.
     """
     try:
         array = np.asarray(labels)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"labels must be an array of shape ({count}, ...), and no array can be made of them: "
-            f"{error}. All labels must have one shape"
+            f"labels cannot be converted to an array of shape ({count}, ...): {error}. All labels "
+            "must have the same shape"
         ) from error
     if array.ndim == 0 or len(array) != count:
         raise UsageError(
-            f"labels must be {count}, one an image, along the first axis, got {array.dtype} of "
+            f"expected {count} labels, one per image, along the first axis, got {array.dtype} of "
             f"shape {array.shape}"
         )
     if array.ndim == 1 and array.dtype.kind in "iu":
         return array.astype(np.int64)
     if 0 in array.shape:
-        raise UsageError(f"labels of shape {array.shape} hold no numbers: an axis has length 0")
+        raise UsageError(f"labels of shape {array.shape} are empty: an axis has length 0")
     if array.dtype.name not in _LABEL_DTYPES:
         cure = "astype(numpy.int64)" if array.dtype.kind in "iu" else "astype(numpy.float32)"
         raise UsageError(
-            f"labels must be numbers of a dtype that torch has, got {array.dtype} of shape "
+            f"labels must be numbers of a dtype that torch supports, got {array.dtype} of shape "
             f"{array.shape}: "
             + (
                 f"pass labels.{cure}"

@@ -1,7 +1,7 @@
-"""The columns of a cache: what is known of each sample without looking at its images.
+"""Columns of a cache: properties of each sample that need no access to its images.
 
-Guarantees: the files are mapped and shared by all processes, so a million samples cost no memory of
-their own; nothing is unpickled; a file that does not fit the manifest is a DatasetError.
+Guarantees: the files are memory-mapped and shared by all processes, so a million samples cost no
+private memory; nothing is unpickled; a file that does not match the manifest raises a DatasetError.
 """
 
 from __future__ import annotations
@@ -40,35 +40,35 @@ COLUMNS = {
     "name_ends": ("int64", ()),
     "stamps": ("uint64", ()),
 }
-"""The dtype and the row's shape of each column beside labels, names and levels.
+"""Dtype and row shape of each column besides labels, names and resolutions.
 
     keys        a sample's number in the source
-    sizes       the height and width of the original, in pixels
-    name_ends   where its name ends in `names`, UTF-8
-    stamps      changes when its file does
+    sizes       height and width of the original, in pixels
+    name_ends   end of its name in `names`, UTF-8
+    stamps      changes with its file
 """
 
 ENTRY = ("uint64", (4,))
-"""Where a level has an image: shard, first byte, number of bytes, checksum."""
+"""Position of an image at a resolution: shard, first byte, number of bytes, checksum."""
 
 
 def checksum(image: Any, key: int, label: Array) -> int:
-    """Of an image's bytes as a level holds them, for this sample and label: 64 bits, XXH3.
+    """Checksum of an image's stored bytes, with its sample and label: 64 bits, XXH3.
 
-    An image that is found in another sample's place, or with another label, does not have it.
+    An image in another sample's place, or with another label, does not match.
     """
     return xxhash.xxh3_64_intdigest(image, seed=xxhash.xxh3_64_intdigest(label.tobytes(), seed=key))
 
 
 class CacheIndex:
-    """The columns of a cache, mapped. Pickled, it is a path.
+    """Memory-mapped columns of a cache. Pickled, it is a path.
 
     Args:
-        root: the cache's folder.
-        manifest: what it holds.
+        root: folder of the cache.
+        manifest: its manifest.
 
     Raises:
-        DatasetError: a column is missing or does not fit.
+        DatasetError: a column is missing or does not match.
     """
 
     def __init__(self, root: str, manifest: Manifest) -> None:
@@ -83,29 +83,29 @@ class CacheIndex:
         self._names = load_column(root, "names", total, "uint8", ())
 
     def check_sizes(self, manifest: Manifest) -> None:
-        """See whether the originals' sizes, on which crops are drawn, are those that were written.
+        """Check the originals' sizes, on which crops are drawn, against their digest.
 
-        Labels, keys and places are held against each copy's checksum when it is read; of sizes only
-        rough damage is noticed there. Of 1.3 million samples these are 10 MB, and take about 3 ms.
+        Labels, keys and positions are covered by each copy's checksum, which is checked at each
+        read; of sizes only gross damage is detected there. For 1.3 million samples these are 10 MB,
+        and take about 3 ms.
 
         Raises:
-            DatasetError: they are not.
+            DatasetError: they have changed.
         """
         path = os.path.join(self.root, INDEX, "sizes.npy")
         if digest_of(path) != manifest.digests.get("sizes"):
             raise DatasetError(
-                f"the cache's index {path!r} is not what was written: its digest differs. It is "
-                "damaged, or another cache's; the `feedline cache build` that made the cache "
-                "makes the index anew"
+                f"the cache's index {path!r} is damaged or from another cache: its digest differs. "
+                "Run the same `feedline cache build` again to rebuild the index"
             )
 
     def name(self, sample: int) -> str:
-        """The path or the name of a sample in the source."""
+        """Path or name of a sample in the source."""
         start = int(self._name_ends[sample - 1]) if sample else 0
         return bytes(self._names[start : int(self._name_ends[sample])]).decode("utf-8", "replace")
 
     def places(self, paths: bytes) -> Sequence[int | None]:
-        """Where the samples of these names are; None where there is none.
+        """Indices of the samples with these names; None for unknown ones.
 
         Args:
             paths: UTF-8, each ended by a zero byte.
@@ -122,15 +122,15 @@ class CacheIndex:
 
 
 def load_column(root: str, name: str, rows: int, dtype: str, shape: tuple[int, ...]) -> Array:
-    """A column of so many rows, mapped, read only.
+    """Map a column with this number of rows, read only.
 
     Raises:
-        DatasetError: it is missing, no array, or one of another shape.
+        DatasetError: it is missing, not an array, or has another shape.
     """
     path = os.path.join(root, INDEX, f"{name}.npy")
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise ValueError("it is no file")
+            raise ValueError("it is not a file")
         # Not numpy.load, which takes a damaged file for a pickle and advises to load it unsafely.
         # numpy cannot map an array of nothing. A row of its memmap takes five times as long to get
         # as one of the plain array on the same memory.
@@ -141,24 +141,24 @@ def load_column(root: str, name: str, rows: int, dtype: str, shape: tuple[int, .
                 column = np.lib.format.read_array(file, allow_pickle=False)
     except Exception as error:  # what numpy's parser raises of a damaged header is of many kinds
         raise DatasetError(
-            f"the cache's index {path!r} cannot be read: {error}. Build the cache anew"
+            f"the cache's index {path!r} cannot be read: {error}. Build the cache again"
         ) from error
     if (column.shape, column.dtype) != ((rows, *shape), np.dtype(dtype)):
         raise DatasetError(
-            f"the cache's index {path!r} does not match its manifest: it is {column.dtype} of "
-            f"shape {column.shape}, and {dtype} of {(rows, *shape)} was written. Was it copied in "
-            "part, or is it another cache's? Build the cache anew"
+            f"the cache's index {path!r} does not match its manifest: expected {dtype} of shape "
+            f"{(rows, *shape)}, got {column.dtype} of shape {column.shape}. It was copied "
+            "incompletely, or is from another cache. Build the cache again"
         )
     return column
 
 
 def load_entries(root: str, level: Level, samples: int) -> Array:
-    """Where a level has its images."""
+    """Positions of a resolution's images."""
     return load_column(root, f"level-{level.name}", samples, *ENTRY)
 
 
 def digest_of(path: str | os.PathLike[str]) -> str:
-    """Of a file of an index, as the manifest has it; raises OSError where it cannot be read."""
+    """Digest of an index file, as in the manifest; raises OSError if it cannot be read."""
     digest = xxhash.xxh3_64()
     with open(path, "rb", opener=without_waiting) as file:
         while block := file.read(1 << 20):
@@ -167,12 +167,12 @@ def digest_of(path: str | os.PathLike[str]) -> str:
 
 
 def index_damage(root: str, manifest: Manifest) -> tuple[str, ...]:
-    """The files of a cache's index that are missing or have another digest, and why."""
+    """Missing or changed files of a cache's index, with the reasons."""
     return tuple(damaged_columns(root, manifest).values())
 
 
 def damaged_columns(root: str, manifest: Manifest) -> dict[str, str]:
-    """The columns of a cache's index whose files are missing or have another digest, and why."""
+    """Columns of a cache's index whose files are missing or changed, with the reasons."""
     names = ("labels", "names", *COLUMNS, *(f"level-{level.name}" for level in manifest.levels))
     found = {}
     for name in names:
@@ -183,5 +183,5 @@ def damaged_columns(root: str, manifest: Manifest) -> dict[str, str]:
             found[name] = f"{path}: {error.strerror or error}"
             continue
         if digest != manifest.digests.get(name):
-            found[name] = f"{path}: it is not what was written, its digest differs"
+            found[name] = f"{path}: damaged, its digest differs"
     return found

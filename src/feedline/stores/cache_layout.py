@@ -1,17 +1,17 @@
-"""What a cache is on disk: the names of its files, and the manifest that says what it holds.
+"""Layout of a cache on disk: the names of its files, and the manifest.
 
     DIR/feedline-cache.json         the manifest: written last, so a cache without one is unfinished
-    DIR/index/*.npy                 labels, original sizes, names; where each level has its images
-    DIR/256/000000.tar ...          a level of format "webdataset": tar shards
-    DIR/256/data.mdb                a level of format "lmdb"
-    DIR/256/CLASS/000000000-NAME.jpg  a level of format "folder"
+    DIR/index/*.npy                 labels, original sizes, names; positions of the images
+    DIR/256/000000.tar ...          a resolution in format "webdataset": tar shards
+    DIR/256/data.mdb                a resolution in format "lmdb"
+    DIR/256/CLASS/000000000-NAME.jpg  a resolution in format "folder"
 
 A sample has a *key*, its number in the source. In tar shards and LMDB it has the entries
-`KEY.jpg` (or `KEY.npy`, raw pixels), `KEY.cls` (the class number as text) and `KEY.json` (label,
-class, original path, height, width), KEY being nine digits: what the `webdataset` package reads.
+`KEY.jpg` (or `KEY.npy`, raw pixels), `KEY.cls` (the class index as text) and `KEY.json` (label,
+class, original path, height, width), KEY being nine digits: the layout of the `webdataset` package.
 
-Guarantees: reading a manifest runs no code of its writer's, opens no other file and is bounded;
-what is no manifest, or one of a newer version, is a DatasetError.
+Guarantees: reading a manifest runs no code of its writer, opens no other file and is bounded; an
+invalid manifest, or one of a newer version, raises a DatasetError.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ MANIFEST = "feedline-cache.json"
 INDEX = "index"
 LMDB_FILE = "data.mdb"
 LOCK = ".lock"
-"""The file that a builder locks. It stays, as others may have opened it."""
+"""File that a builder locks. It stays, because other processes may have opened it."""
 UNFINISHED = "unfinished"
-"""The folder of what a build has done so far."""
+"""Folder with the progress of a build."""
 AWAITED = "awaited"
-"""The file in it by which those say so who wait for a cache that is filled in the background."""
+"""File in it that waiting loaders touch, for a cache that is filled in the background."""
 
 _OF_A_BUILD = re.compile(rf"\..*|(?:settings\.json|\d{{6}}\.npz)(?:\.\w+\.partial)?|{AWAITED}")
-"""What that folder holds."""
+"""Contents of that folder."""
 
 VERSION = 1
 MOST_MANIFEST_BYTES = 256 << 20
@@ -66,12 +66,12 @@ CacheFormat: TypeAlias = Literal["webdataset", "lmdb", "folder"]
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """Copies of all images, of one size.
+    """Copies of all images at one resolution.
 
     Args:
-        side: the shorter side of the copies in pixels; an image that is smaller has its own size.
-        quality: of the JPEGs, 1 to 100; None: raw pixels.
-        shards: the sizes in bytes of the tar files, or of all the images' bytes.
+        side: shorter side of the copies in pixels; a smaller image keeps its own size.
+        quality: JPEG quality, 1 to 100; None: raw pixels.
+        shards: sizes in bytes of the tar files, or of all the images' bytes.
     """
 
     side: int
@@ -80,17 +80,17 @@ class Level:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of its folder."""
         return str(self.side)
 
     @property
     def ending(self) -> str:
-        """Of the names of its images."""
+        """File extension of its images."""
         return "npy" if self.quality is None else "jpg"
 
     @property
     def bytes(self) -> int:
-        """What it takes on the disk."""
+        """Disk space, in bytes."""
         return sum(self.shards)
 
     def __str__(self) -> str:
@@ -98,35 +98,35 @@ class Level:
 
     @classmethod
     def of(cls, text: str) -> Level:
-        """The level that `str` has made a text of.
+        """Parse the text of `str`.
 
         Raises:
-            ValueError: it has not.
+            ValueError: invalid text.
         """
         if not (found := re.fullmatch(r"(\d{1,4}) px (?:raw|JPEG q(\d{1,3}))", text)):
-            raise ValueError(f"{text!r} is no level")
+            raise ValueError(f"{text!r} is not a resolution of a cache")
         return cls(side=int(found[1]), quality=None if found[2] is None else int(found[2]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a cache holds.
+    """Contents of a cache.
 
     Args:
-        format: how the images are kept.
-        samples: how many.
-        levels: smallest first.
-        classes: their names by class number; None where there are no names.
-        label: the dtype and the shape of a label.
-        exif: images were turned upright by their Exif orientation.
-        fingerprint: of the names, their order and the labels.
-        source: what it was made of, and where: "folder", "files", "webdataset", "parquet" or
+        format: storage format of the images.
+        samples: number of samples.
+        levels: resolutions, smallest first.
+        classes: class names by index; None if there are none.
+        label: dtype and shape of a label.
+        exif: images were rotated by their Exif orientation.
+        fingerprint: hash of the names, their order and the labels.
+        source: kind and location of the source: "folder", "files", "webdataset", "parquet" or
             "dataset".
-        samples_in_source: how many there were, with those that were left out.
-        per_shard: how many of them a shard was made of, the last one perhaps fewer.
-        skipped: broken images that were left out: their number, name, and why.
-        digests: of the index's files, by name.
-        feedline: the version that made it.
+        samples_in_source: number of samples, including skipped ones.
+        per_shard: samples per shard; the last shard may have fewer.
+        skipped: broken images that were skipped: their number, name, and the reason.
+        digests: digests of the index's files, by name.
+        feedline: version that made it.
     """
 
     format: CacheFormat
@@ -144,7 +144,7 @@ class Manifest:
     feedline: str = ""
 
     def extends(self, other: Manifest) -> bool:
-        """Whether this is the other one, perhaps with levels that were added to it."""
+        """Return True if this is the other manifest, possibly with additional resolutions."""
         return (
             replace(self, levels=other.levels, digests=other.digests) == other
             and set(other.levels) <= set(self.levels)
@@ -152,22 +152,22 @@ class Manifest:
         )
 
     def as_text(self) -> str:
-        """As a file: JSON."""
+        """Text of the file: JSON."""
         return json.dumps({"feedline_cache": VERSION, **asdict(self)}, indent=1) + "\n"
 
 
 def is_cache(root: str) -> bool:
-    """Whether a folder is a cache, finished or not."""
+    """Return True if a folder is a cache, finished or not."""
     return is_finished(root) or _is_unfinished(root)
 
 
 def is_finished(root: str) -> bool:
-    """Whether a folder is a cache that is finished."""
+    """Return True if a folder is a finished cache."""
     return os.path.exists(os.path.join(root, MANIFEST))
 
 
 def _is_unfinished(root: str) -> bool:
-    """Whether a build was begun in a folder: a class may be called "unfinished", too."""
+    """Return True if a build was started in a folder; a class may be named "unfinished", too."""
     try:
         with os.scandir(os.path.join(root, UNFINISHED)) as entries:
             return all(_OF_A_BUILD.fullmatch(entry.name) for entry in entries)
@@ -176,7 +176,7 @@ def _is_unfinished(root: str) -> bool:
 
 
 def read_manifest(root: str) -> Manifest:
-    """The manifest of a cache.
+    """Read the manifest of a cache.
 
     Raises:
         DatasetError: it is missing, unfinished, damaged or of a newer version.
@@ -188,32 +188,32 @@ def read_manifest(root: str) -> Manifest:
     except FileNotFoundError:
         if _is_unfinished(root):
             raise DatasetError(
-                f"the cache {root!r} is not finished: its build was interrupted or is under way. "
-                "Run the same build once more; it goes on where it stopped"
+                f"the cache {root!r} is not finished: its build was interrupted or is running. Run "
+                "the same build again; it continues where it stopped"
             ) from None
-        raise DatasetError(f"{root!r} is no cache: it has no {MANIFEST}") from None
+        raise DatasetError(f"{root!r} is not a cache: it has no {MANIFEST}") from None
     except OSError as error:
         raise DatasetError(f"{path!r} cannot be read: {error.strerror or error}") from error
     return parse_manifest(data, root)
 
 
 def parse_manifest(data: bytes, root: str) -> Manifest:
-    """The manifest that a file holds; raises as `read_manifest` does.
+    """Parse a manifest file; raises like `read_manifest`.
 
     Args:
-        data: the file; where it is longer than a manifest may be, its beginning.
-        root: where the cache lies, to say it.
+        data: the file; if it is longer than a manifest may be, its beginning.
+        root: location of the cache, for messages.
     """
     try:
         if len(data) > MOST_MANIFEST_BYTES:
-            raise ValueError(f"it has more than {MOST_MANIFEST_BYTES} bytes")
+            raise ValueError(f"it is larger than {MOST_MANIFEST_BYTES} bytes")
         given = json.loads(data)
         version = given.pop("feedline_cache")
         if isinstance(version, int) and version > VERSION:
             raise DatasetError(
                 f"the cache {root!r} was made by a newer feedline, {given.get('feedline')!r} "
                 f"(version {version} of the format; this one reads {VERSION}): upgrade feedline, "
-                "or build the cache anew"
+                "or build the cache again"
             )
         return _checked(given)
     except DatasetError:
@@ -227,19 +227,19 @@ def parse_manifest(data: bytes, root: str) -> Manifest:
         RecursionError,
     ) as error:
         raise DatasetError(
-            f"{MANIFEST} in {root!r} is no manifest of a cache: {type(error).__name__}: {error}. "
-            "Is it damaged? Build the cache anew"
+            f"{MANIFEST} in {root!r} is not a valid manifest of a cache: {type(error).__name__}: "
+            f"{error}. Build the cache again"
         ) from error
 
 
 def _checked(given: dict[str, Any]) -> Manifest:
-    """A manifest of what JSON held; raises ValueError, KeyError or TypeError for what is none."""
+    """Manifest from parsed JSON; raises ValueError, KeyError or TypeError if it is invalid."""
     levels = []
     for level in given.pop("levels"):
         made = Level(**{**level, "shards": tuple(level["shards"])})
         quality_ok = made.quality is None or (_is_count(made.quality) and made.quality <= 100)
         if not (_is_count(made.side, 1) and quality_ok and all(map(_is_count, made.shards))):
-            raise ValueError(f"the level {level!r}")
+            raise ValueError(f"invalid resolution {level!r}")
         levels.append(made)
     dtype, shape = given.pop("label")
     classes = given.pop("classes")
@@ -255,19 +255,19 @@ def _checked(given: dict[str, Any]) -> Manifest:
     digests = made_of.digests
     texts = (dtype, made_of.fingerprint, *made_of.source, *(classes or ()), *digests.values())
     if not levels or sides != sorted(set(sides)):
-        raise ValueError(f"the levels {sides}")
+        raise ValueError(f"invalid resolutions {sides}")
     if len({len(level.shards) for level in levels}) != 1:
-        raise ValueError("the levels have different numbers of shards")
+        raise ValueError("the resolutions have different numbers of shards")
     counts = made_of.samples, made_of.samples_in_source, made_of.per_shard
     if made_of.format not in get_args(CacheFormat) or not all(map(_is_count, counts)):
-        raise ValueError(f"format {made_of.format!r}, samples {counts!r}")
+        raise ValueError(f"invalid format {made_of.format!r} or samples {counts!r}")
     if not all(isinstance(text, str) for text in texts) or len(made_of.source) != 2:
-        raise ValueError("what should be text is none")
+        raise ValueError("expected text")
     if not (
         re.fullmatch(r"bool|uint8|int(8|16|32|64)|float(16|32|64)|complex(64|128)", dtype)
         and all(map(_is_count, shape))
     ):
-        raise ValueError(f"labels of {dtype!r}, {shape!r}")
+        raise ValueError(f"invalid labels {dtype!r}, {shape!r}")
     return made_of
 
 
@@ -276,17 +276,17 @@ def _is_count(value: object, least: int = 0) -> bool:
 
 
 def member(key: int) -> str:
-    """What a sample is called in tar shards and LMDB, without an ending."""
+    """Name of a sample in tar shards and LMDB, without an extension."""
     return f"{key:09d}"
 
 
 def shard_name(shard: int) -> str:
-    """The file of a level's tar shard."""
+    """File name of a tar shard."""
     return f"{shard:06d}.tar"
 
 
 def level_size(height: int, width: int, side: int) -> tuple[int, int]:
-    """The height and width of the copy of an image of (height, width) pixels in a level."""
+    """Height and width of the copy of an image of (height, width) pixels at a resolution."""
     short = min(height, width)
     if short <= side:
         return height, width

@@ -1,11 +1,11 @@
-"""The images of one level of a cache, in each of its formats.
+"""Images of one resolution of a cache, in each of its formats.
 
-Guarantees: what is given is what was written, for this very sample and label (a checksum is
-compared at each read); a shard that is cut short is an error, not a crash; memory is mapped and
+Guarantees: images are returned as they were written, for this very sample and label (a checksum is
+checked at each read); a truncated shard raises an error and does not crash; memory is mapped and
 shared by all processes; descriptors are bounded, however many shards there are.
 
-Relies on: files that do not change while they are mapped. A file that becomes shorter then ends the
-process that reads it, as with any mapped file; the loader names the sample.
+Relies on: files that do not change while they are mapped. Truncating a mapped file crashes the
+process that reads it; the loader names the sample.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from feedline.stores.store import Pixels
 __all__ = ["NPY_HEADER_BYTES", "LevelReader", "reader_of"]
 
 NPY_HEADER_BYTES = 128
-"""Before the pixels of a raw image: numpy's header, of this length for any image of bytes."""
+"""Length of numpy's header before the pixels of a raw image, the same for any uint8 image."""
 
 _MOST_MAPS = 256
 # From 3.13 on a map needs no descriptor.
@@ -46,11 +46,11 @@ _HAS_TRACKFD = sys.version_info >= (3, 13) and sys.platform != "win32"
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if _HAS_TRACKFD else {}
 
 Held: TypeAlias = "bytes | memoryview | Pixels"
-"""Bytes that stay valid as long as they are held."""
+"""Bytes that stay valid as long as they are referenced."""
 
 
 class _Mapped:
-    """Bytes, for numpy to make an array that keeps alive what they lie in."""
+    """Bytes for a numpy array that keeps the underlying memory alive."""
 
     def __init__(self, held: memoryview, owner: object) -> None:
         self._held, self._owner = held, owner
@@ -58,13 +58,13 @@ class _Mapped:
 
 
 class LevelReader:
-    """Reads images of a level. The subclasses know where they are.
+    """Reader of a resolution's images. Subclasses know their positions.
 
     Args:
-        root: the cache's folder.
-        manifest: what it holds.
-        level: which of its levels.
-        index: its columns.
+        root: folder of the cache.
+        manifest: its manifest.
+        level: resolution.
+        index: columns of the cache.
     """
 
     def __init__(self, root: str, manifest: Manifest, level: Level, index: CacheIndex) -> None:
@@ -75,13 +75,13 @@ class LevelReader:
         self._entries = load_entries(root, level, manifest.samples)
 
     def prepare(self, samples: Sequence[int]) -> None:
-        """These are about to be read. Where they lie on this machine, there is nothing to do."""
+        """Prepare for images that are about to be read; no effect for local ones."""
 
     def read(self, sample: int) -> bytes | Pixels:
-        """An image, encoded or raw, read only.
+        """Read an image, encoded or raw, read only.
 
         Raises:
-            ImageError: it is not what was written.
+            ImageError: it is damaged.
         """
         held = self.file(sample)
         if self.level.quality is not None:
@@ -89,48 +89,47 @@ class LevelReader:
         height, width = self.size(sample)
         if len(held) != NPY_HEADER_BYTES + 3 * height * width:
             raise ImageError(
-                f"the cache's copy at {self.level.side} px has {len(held)} bytes, which are not "
-                f"those of {width} x {height} pixels: the cache's index is damaged"
+                f"size mismatch: the cache's copy at {self.level.side} px has {len(held)} bytes, "
+                f"which do not match {width} x {height} pixels. The cache's index is damaged"
             )
         pixels: Pixels = np.ndarray((height, width, 3), np.uint8, held, NPY_HEADER_BYTES)
         return pixels
 
     def file(self, sample: int) -> Held:
-        """The bytes of an image as a file, with the header of a raw one; raises as `read` does."""
+        """Bytes of an image as a file, with the header of a raw one; raises like `read`."""
         shard, first, length, written = self._entries[sample].tolist()
         held = self._held(sample, shard, first, length)
         if self._checksum(sample, held) != written:
             raise ImageError(
-                f"the cache's copy at {self.level.side} px is not what was written: its checksum "
-                "differs. A damaged disk, a copy that was not finished, or files of two caches; "
-                "`feedline cache verify` lists what is damaged, `feedline cache repair` makes it "
-                "again"
+                f"the cache's copy at {self.level.side} px is damaged: its checksum differs (a "
+                "damaged disk, an incomplete copy, or files of two caches). `feedline cache "
+                "verify` lists damaged copies, `feedline cache repair` rebuilds them"
             )
         return held
 
     def _checksum(self, sample: int, held: Held) -> int:
-        """What the checksum of a sample would be if these were its bytes."""
+        """Checksum that a sample would have with these bytes."""
         return checksum(held, int(self._index.keys[sample]), self._index.labels[sample])
 
     def size(self, sample: int) -> tuple[int, int]:
-        """The height and width of an image, in pixels."""
+        """Height and width of an image, in pixels."""
         height, width = self._index.sizes[sample].tolist()
         return level_size(height, width, self.level.side)
 
     def path(self, sample: int) -> str:
-        """The path of the file that holds an image."""
+        """Path of the file that contains an image."""
         raise NotImplementedError
 
     def _held(self, sample: int, shard: int, first: int, length: int) -> Held:
-        """The bytes of an image: a copy of an encoded one's, a raw one's where they lie."""
+        """Bytes of an image: a copy if encoded, a view if raw."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Let go of what was opened."""
+        """Close all files."""
 
 
 class _Shards(LevelReader):
-    """In tar files, which are mapped."""
+    """Images in memory-mapped tar files."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -142,7 +141,7 @@ class _Shards(LevelReader):
     def _held(self, sample: int, shard: int, first: int, length: int) -> Held:
         mapped = self._maps.get(shard) or self._map(shard)
         if first + length > len(mapped):
-            raise ImageError(f"shard {shard} of the cache ends before it")
+            raise ImageError(f"shard {shard} of the cache ends before this image")
         if self.level.quality is not None:
             return mapped[first : first + length]
         return memoryview(mapped)[first : first + length]
@@ -155,9 +154,9 @@ class _Shards(LevelReader):
                 size = os.fstat(descriptor).st_size
                 if size != self.level.shards[shard]:
                     raise ImageError(
-                        f"{path!r} has {size} bytes, and {self.level.shards[shard]} were written: "
-                        "a copy that was not finished, or another cache's. `feedline cache repair` "
-                        "makes it again"
+                        f"size mismatch: {path!r} should have {self.level.shards[shard]} bytes, "
+                        f"got {size} (an incomplete copy, or another cache's file). `feedline "
+                        "cache repair` rebuilds it"
                     )
                 mapped = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ, **_UNTRACKED)
             finally:
@@ -176,7 +175,7 @@ class _Shards(LevelReader):
 
 
 class _Lmdb(LevelReader):
-    """In one LMDB, which it maps itself."""
+    """Images in one LMDB, which maps its memory itself."""
 
     _opened: OpenLmdb | None = None
 
@@ -199,7 +198,7 @@ class _Lmdb(LevelReader):
 
 
 class _Files(LevelReader):
-    """In one file each."""
+    """Images in one file each."""
 
     def path(self, sample: int) -> str:
         index, classes = self._index, self._manifest.classes
@@ -222,5 +221,5 @@ _READERS: dict[CacheFormat, type[LevelReader]] = {
 
 
 def reader_of(root: str, manifest: Manifest, level: Level, index: CacheIndex) -> LevelReader:
-    """What reads a level of a cache."""
+    """Create the reader of a resolution of a cache."""
     return _READERS[manifest.format](root, manifest, level, index)

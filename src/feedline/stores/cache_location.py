@@ -1,4 +1,4 @@
-"""Where a cache lies, and how it is read from there: a folder of this machine."""
+"""Location of a cache, and access to it: a local folder."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ __all__ = ["CacheLocation", "FolderLocation"]
 
 
 class CacheLocation(Protocol):
-    """Where a cache lies. Pickled and sent to workers; its text is what a user calls it."""
+    """Location of a cache. Pickled and sent to workers; its text is the user's name for it."""
 
     def manifest(self) -> Manifest:
-        """What lies there now; raises as `read_manifest` does."""
+        """Read the current manifest; raises like `read_manifest`."""
         ...
 
     def still_holds(self, manifest: Manifest) -> bool:
-        """Whether that is, as far as can be told, what it was, perhaps with levels more."""
+        """Return True if it is, as far as known, the same cache, possibly with more resolutions."""
         ...
 
     def index(self, manifest: Manifest) -> CacheIndex:
-        """The columns of the cache; raises as they do."""
+        """Columns of the cache; raises their errors."""
         ...
 
     def reader(self, manifest: Manifest, level: Level, index: CacheIndex) -> LevelReader:
-        """What reads one of its levels; raises DatasetError."""
+        """Reader of one of its resolutions; raises DatasetError."""
         ...
 
     def in_words(self) -> str:
-        """Where copies come from, and what is kept of them where."""
+        """Source of the copies, and the folder where they are kept, as text."""
         ...
 
     def close(self) -> None:
-        """Let go of what was opened; it may be used again."""
+        """Close all files; it may be used again."""
         ...
 
 
 class FolderLocation:
-    """A cache in a folder of this machine.
+    """A cache in a local folder.
 
     Args:
         root: its absolute path.
@@ -53,24 +53,24 @@ class FolderLocation:
         return self.root
 
     def manifest(self) -> Manifest:
-        """What lies there now."""
+        """Read the current manifest."""
         return read_manifest(self.root)
 
     def still_holds(self, manifest: Manifest) -> bool:
-        """Whether that is what it was, perhaps with levels more."""
+        """Return True if it is the same cache, possibly with more resolutions."""
         return self.manifest().extends(manifest)
 
     def index(self, manifest: Manifest) -> CacheIndex:
-        """The columns of the cache."""
+        """Columns of the cache."""
         return CacheIndex(self.root, manifest)
 
     def reader(self, manifest: Manifest, level: Level, index: CacheIndex) -> LevelReader:
-        """What reads one of its levels."""
+        """Reader of one of its resolutions."""
         return reader_of(self.root, manifest, level, index)
 
     def in_words(self) -> str:
-        """Its path."""
+        """Path of the folder."""
         return self.root
 
     def close(self) -> None:
-        """Readers close what they open."""
+        """Do nothing: readers close what they open."""

@@ -1,9 +1,9 @@
-"""One builder at a time in a cache's folder, and how others see that they look at the same folder.
+"""Lock of a cache's folder: one builder at a time, and a check that processes see the same folder.
 
-Guarantees: what a builder has written into its lock is unlike any other's; so a process, on
-whichever machine, that reads it under the builder's path sees the builder's folder.
+Guarantees: a builder's token in its lock is unique; so a process, on any machine, that reads it
+under the builder's path sees the builder's folder.
 
-Relies on: a file's lock, which the kernel takes back when its process ends, however it ends.
+Relies on: file locks, which the kernel releases when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _MOST_BYTES = 64
 _FLAGS = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | BINARY
 
 _PATIENCE_S = 5.0
-"""The workers of a builder that was killed hold its lock until they have seen that."""
+"""Workers of a killed builder hold its lock until they have noticed."""
 
 
 @contextlib.contextmanager
 def only_builder(root: str, patience_s: float | None = None) -> Iterator[str]:
-    """Work in a folder where no other build does; gives a token, by which `sees_lock` knows it.
+    """Work in a folder without another build; returns a token for `sees_lock`.
 
     Args:
-        root: the cache's folder; made if it is missing.
+        root: folder of the cache; created if it is missing.
         patience_s: how long to wait for another build to end; None for a few seconds.
 
     Raises:
-        UsageError: one does.
-        ResourceError: the folder cannot be made or written to.
+        UsageError: another build is running.
+        ResourceError: the folder cannot be created or written to.
     """
     path = os.path.join(root, LOCK)
     try:
@@ -45,7 +45,7 @@ def only_builder(root: str, patience_s: float | None = None) -> Iterator[str]:
         descriptor = os.open(path, _FLAGS | os.O_CREAT, 0o644)
     except OSError as error:
         raise ResourceError(
-            f"the cache {root!r} cannot be built there: {error}. Name a folder that can be made "
+            f"cannot write to the cache folder {root!r}: {error}. Use a folder that can be created "
             "and written to"
         ) from error
     try:
@@ -56,8 +56,8 @@ def only_builder(root: str, patience_s: float | None = None) -> Iterator[str]:
                 continue
             said = read_at(descriptor, _MOST_BYTES, 0).decode("ascii", "replace").split()
             raise UsageError(
-                f"another build works in {root!r} (process {said[0] if said else 'unknown'}): wait "
-                "for it, or name another folder"
+                f"another build is running in {root!r} (process {said[0] if said else 'unknown'}): "
+                "wait for it, or use another folder"
             )
         token = secrets.token_hex(16)
         os.ftruncate(descriptor, 0)
@@ -70,7 +70,7 @@ def only_builder(root: str, patience_s: float | None = None) -> Iterator[str]:
 
 
 def is_locked(root: str) -> bool:
-    """Whether a builder works in a folder at this moment."""
+    """Return True if a build is running in a folder."""
     try:
         descriptor = os.open(os.path.join(root, LOCK), _FLAGS)
     except OSError:
@@ -82,7 +82,7 @@ def is_locked(root: str) -> bool:
 
 
 def sees_lock(root: str, token: str) -> bool:
-    """Whether what this process sees as a folder is the one that a builder with a token locks."""
+    """Return True if this process sees the folder that a builder with this token has locked."""
     try:
         with open(os.path.join(root, LOCK), "rb") as file:
             return file.read(_MOST_BYTES).split()[1:] == [token.encode()]

@@ -1,9 +1,9 @@
-"""A cache as a store: for each phase the smallest level that serves its image size.
+"""A cache as a store: for each phase the smallest resolution that serves its image size.
 
-Guarantees: those of `cache_level`; crops are drawn on the original's size, so that a seed gives the
-same crop on every level; a pickle holds where it lies, and workers share one copy of everything.
+Guarantees: those of `cache_level`; crops are drawn on the original's size, so a seed gives the same
+crop at every resolution; a pickle contains the location, and workers share one copy of everything.
 
-Relies on: a `CacheLocation` for where it lies, on a disk of this machine or elsewhere.
+Relies on: a `CacheLocation`, local or remote.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ __all__ = ["CacheStore"]
 
 
 class CacheStore:
-    """The images of a cache; a `SampleStore`.
+    """Images of a cache; a `SampleStore`.
 
     Args:
-        location: where it lies.
-        enlarge: use the largest level also where a smaller image than wanted is all there is.
+        location: location of the cache.
+        enlarge: use the largest resolution even if it is smaller than required.
 
     Raises:
-        DatasetError: it is no cache, unfinished, damaged, out of reach or of a newer version.
-        UsageError: it is at a URL, and of a format that is read from a disk only.
+        DatasetError: it is not a cache, unfinished, damaged, unreachable or of a newer version.
+        UsageError: it is at a URL, and of a format that must be local.
     """
 
     def __init__(self, location: CacheLocation, *, enlarge: bool = False) -> None:
@@ -52,7 +52,7 @@ class CacheStore:
 
     @property
     def root(self) -> str:
-        """Its folder or URL, to print it."""
+        """Its folder or URL, for messages."""
         return str(self.location)
 
     def __len__(self) -> int:
@@ -60,14 +60,14 @@ class CacheStore:
 
     @property
     def classes(self) -> list[str]:
-        """The class names, by class number; empty where there are none."""
+        """Class names by index; empty if there are none."""
         return list(self.manifest.classes or ())
 
     def level_for(self, side: int) -> Level:
-        """The smallest level that serves images wanted at a shorter side of so many pixels.
+        """Smallest resolution that serves images with this shorter side in pixels.
 
         Raises:
-            UsageError: all levels are smaller, and may not be enlarged.
+            UsageError: all resolutions are smaller, and may not be enlarged.
         """
         for level in self.manifest.levels:
             if level.side >= side:
@@ -76,14 +76,13 @@ class CacheStore:
             return self.manifest.levels[-1]
         sides = ", ".join(str(level.side) for level in self.manifest.levels)
         raise UsageError(
-            f"images of {side} px are needed, and the copies of the cache {self.root!r} have "
-            f"{sides} px",
+            f"images of {side} px are needed, but the cache {self.root!r} has copies of {sides} px",
             hint=f"add larger copies, `feedline cache add-size {self.root} {side}`, or, in Python, "
             "enlarge smaller ones with enlarge=True",
         )
 
     def check_exif(self, exif: bool) -> None:
-        """See whether images were turned upright as they are wanted.
+        """Check that images were rotated as required.
 
         Raises:
             UsageError: they were not.
@@ -91,32 +90,33 @@ class CacheStore:
         if bool(exif) != self.manifest.exif:
             made = "with" if self.manifest.exif else "without"
             raise UsageError(
-                f"exif={exif!r} was asked for, and the cache {self.root!r} was built {made} "
-                f"turning images upright; pass exif={self.manifest.exif}, or build another cache"
+                f"exif={exif!r} does not match the cache {self.root!r}, which was built {made} "
+                f"rotating images by their Exif orientation; pass exif={self.manifest.exif}, or "
+                "build another cache"
             )
 
     def reader(self, level: Level) -> LevelReader:
-        """What reads a level."""
+        """Reader of a resolution."""
         return self.location.reader(self.manifest, level, self.index)
 
     def open(self) -> None:
-        """Nothing to do: files are opened when an image of theirs is read."""
+        """Do nothing: files are opened at the first read."""
 
     def close(self) -> None:
-        """Let go of what was opened."""
+        """Close all files."""
         for reader in self._readers.values():
             reader.close()
         self.location.close()
 
     def prepare(self, samples: Sequence[int], side: int) -> None:
-        """These are about to be read: fetch together what lies on another machine."""
+        """Prepare for images that are about to be read: fetch remote ones together."""
         self._reader_for(side).prepare(samples)
 
     def read(self, sample: int, side: int) -> bytes | Pixels:
-        """A copy of an image that is large enough for a shorter side of so many pixels."""
+        """Read a copy of an image that is large enough for this shorter side in pixels."""
         reader = self._reader_for(side)
         if not 0 <= sample < len(self):
-            raise IndexError(f"sample {sample} of {len(self)}")
+            raise IndexError(f"sample index {sample} is out of range for {len(self)} samples")
         return reader.read(sample)
 
     def _reader_for(self, side: int) -> LevelReader:
@@ -126,10 +126,10 @@ class CacheStore:
         return reader
 
     def check_side(self, side: int) -> str:
-        """The level that serves images wanted at this side.
+        """Resolution that serves images of this side.
 
         Raises:
-            DatasetError: its index is damaged: an error of all samples, which none is skipped for.
+            DatasetError: its index is damaged: an error of all samples, so none is skipped.
             UsageError: there is none.
         """
         level = self.level_for(side)
@@ -137,29 +137,29 @@ class CacheStore:
         return str(level)
 
     def original_size(self, sample: int) -> tuple[int, int]:
-        """The height and width of the original, in pixels."""
+        """Height and width of the original, in pixels."""
         height, width = self.index.sizes[sample].tolist()
         return height, width
 
     def label(self, sample: int) -> Any:
-        """The label of a sample."""
+        """Label of a sample."""
         return self.index.labels[sample]
 
     @property
     def labels(self) -> np.ndarray[Any, Any]:
-        """All labels (n, ...), mapped: no image is read for them."""
+        """All labels (n, ...), memory-mapped: no image is read."""
         return self.index.labels
 
     def name(self, sample: int) -> str:
-        """What the sample is called in the source."""
+        """Name of the sample in the source."""
         return self.index.name(sample)
 
     def fingerprint(self) -> str:
-        """A short hash of the names, their order and the labels."""
+        """Short hash of the names, their order and the labels."""
         return self.manifest.fingerprint
 
     def form(self) -> str:
-        """The levels, in words."""
+        """Resolutions, as text."""
         return "copies of " + ", ".join(map(str, self.manifest.levels))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class CacheStore:
         self.__dict__.update(state)
         if not self.location.still_holds(self.manifest):
             raise DatasetError(
-                f"the cache {self.root!r} was built anew since the dataset was made of it; make "
-                "the dataset once more"
+                f"the cache {self.root!r} was rebuilt after this dataset was created; create the "
+                "dataset again"
             )
         self._begin()

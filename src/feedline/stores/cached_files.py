@@ -1,9 +1,9 @@
-"""Image files whose smaller copies lie in a cache: the files' labels, the cache's images.
+"""Image files with resized copies in a cache: the files' labels, the cache's images.
 
 Guarantees: an image is the cache's copy of that very file, found by its path below the folder that
-both were made of; a file without a copy is an error when the two are joined, not later. One that
-was broken, and so left out, is read itself: what it gives, or which error, is what it was without
-the cache.
+both were made of; a file without a copy raises an error when the two are joined, not later. A
+broken file that the cache skipped is read itself, with the same result or error as without the
+cache.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _BROKEN = -1
 
 
 class CachedFiles:
-    """Files, of which a cache holds the images; a `SampleStore`.
+    """Files with copies in a cache; a `SampleStore`.
 
     Args:
-        files: the samples; by their paths below the dataset's folder the copies are found.
-        cache: holds their copies.
+        files: samples; copies are found by their paths below the dataset's folder.
+        cache: cache with the copies.
 
     Raises:
         UsageError: the cache has no copy of a file.
@@ -46,52 +46,53 @@ class CachedFiles:
         return len(self.files)
 
     def open(self) -> None:
-        """Nothing to do: files are opened when an image of theirs is read."""
+        """Do nothing: files are opened at the first read."""
 
     def close(self) -> None:
-        """Let go of what was opened."""
+        """Close all files."""
         self.cache.close()
 
     def prepare(self, samples: Sequence[int], side: int) -> None:
-        """These are about to be read: fetch together what lies on another machine."""
+        """Prepare for images that are about to be read: fetch remote ones together."""
         rows = (int(self._rows[sample]) for sample in samples)
         self.cache.prepare([row for row in rows if row != _BROKEN], side)
 
     def read(self, sample: int, side: int) -> bytes | Pixels:
-        """The cache's copy of a file; the file itself where it was left out."""
+        """Read the cache's copy of a file; the file itself if it was skipped."""
         row = self._row(sample)
         return self.files.read(sample, side) if row is None else self.cache.read(row, side)
 
     def check_side(self, side: int) -> str:
-        """The level that serves images wanted at this side."""
+        """Resolution that serves images of this side."""
         return self.cache.check_side(side)
 
     def original_size(self, sample: int) -> tuple[int, int] | None:
-        """The height and width of the original, in pixels; None: what is read is the original."""
+        """Height and width of the original, in pixels; None: `read` returns the original."""
         row = self._row(sample)
         return None if row is None else self.cache.original_size(row)
 
     def label(self, sample: int) -> Any:
-        """The label of a file."""
+        """Label of a file."""
         return self.files.label(sample)
 
     def name(self, sample: int) -> str:
-        """The path of a file."""
+        """Path of a file."""
         return self.files.name(sample)
 
     def fingerprint(self) -> str:
-        """A short hash of the files' paths, their order and labels."""
+        """Short hash of the files' paths, their order and labels."""
         return self.files.fingerprint()
 
     def form(self) -> str:
-        """The cache's levels, in words."""
+        """Resolutions of the cache, as text."""
         return self.cache.form()
 
     def _row(self, sample: int) -> int | None:
-        """Where the cache has a file; None: it was left out.
+        """Index of a file in the cache; None: it was skipped.
 
         Raises:
-            ImageError: it was left out, and copies are turned upright, which files are not.
+            ImageError: it was skipped, and copies are rotated by their Exif orientation, which
+                files are not.
         """
         row = int(self._rows[sample])
         if row == _BROKEN:
@@ -99,12 +100,12 @@ class CachedFiles:
                 return None
             name = self.files.paths.path(sample)
             why = next(why for _, left_out, why in self.cache.manifest.skipped if left_out == name)
-            raise ImageError(f"it was left out of the cache {self.cache.root!r}: {why}")
+            raise ImageError(f"it was skipped in the cache {self.cache.root!r}: {why}")
         return row
 
 
 def cache_within(store: object) -> CacheStore | None:
-    """The cache that a store's images come from; None for originals."""
+    """Cache of a store's images; None for originals."""
     if isinstance(store, ChosenStore):
         store = store.store
     if isinstance(store, CachedFiles):
@@ -113,9 +114,9 @@ def cache_within(store: object) -> CacheStore | None:
 
 
 def _rows(paths: bytes, cache: CacheStore) -> range | np.ndarray[Any, np.dtype[np.int64]]:
-    """Where a cache has the samples of these paths, each ended by a zero byte.
+    """Indices of these paths in a cache, each ended by a zero byte.
 
-    _BROKEN for those that it has left out.
+    _BROKEN for those that it has skipped.
     """
     places = cache.index.places(paths)
     if isinstance(places, range):
@@ -128,7 +129,7 @@ def _rows(paths: bytes, cache: CacheStore) -> range | np.ndarray[Any, np.dtype[n
         some = ", ".join(map(repr, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
         raise UsageError(
             f"the cache {cache.root!r} has no copies of {len(missing)} of {len(names)} images, "
-            f"{some}. It was made of {cache.manifest.source[1]!r}: build it anew of the folder as "
-            "it is now, or take these images out of the dataset"
+            f"{some}. It was made from {cache.manifest.source[1]!r}: build it again from the "
+            "current folder, or remove these images from the dataset"
         )
     return np.array([_BROKEN if place is None else place for place in places], np.int64)

@@ -1,7 +1,7 @@
-"""What an image of a cache of plain files is called.
+"""File names of images in a cache of plain files.
 
-Guarantees: two samples never have one name; whatever a sample or a class is called in the source,
-its file lies below the level's folder and its name is allowed everywhere.
+Guarantees: names are unique; for any names of samples and classes in the source, the file lies
+below the resolution's folder and its name is allowed everywhere.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _LONGEST = 80
 
 
 def file_name(key: int, name: str, label: Any, classes: Sequence[str] | None) -> str:
-    """The path of a sample's file below its level's folder, without an ending.
+    """Path of a sample's file below its resolution's folder, without an extension.
 
     Args:
-        key: its number in the source, which comes first, so that files sort as samples do.
-        name: what it is called in the source, of which the last part is shown.
-        label: its class number, or any other label.
-        classes: the names of the classes.
+        key: its number in the source, which comes first, so that files sort like samples.
+        name: its name in the source, whose last part is included.
+        label: its class index, or any other label.
+        classes: class names.
     """
     stem = name.replace("\\", "/").rpartition("/")[2].rpartition(".")[0]
     shown = re.sub(r"[^\w.-]+", "_", stem, flags=re.ASCII)[:_LONGEST]

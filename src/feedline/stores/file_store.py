@@ -1,7 +1,8 @@
 """Image files and their labels as a store: of a folder with classes, or of a table of paths.
 
-Guarantees: no Python object per file; the paths go out of band in pickle protocol 5; what cannot
-be read is an ImageError. Relies on: `path_table` for the paths, `read_file` for the bytes.
+Guarantees: no Python object per file; the paths are pickled out of band with protocol 5; an
+unreadable file raises an ImageError. Relies on: `path_table` for the paths, `read_file` for the
+bytes.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ __all__ = ["FileStore", "files_of"]
 
 
 class FileStore(NamedOriginals[Paths]):
-    """Files, read as they are asked for; a `SampleStore`.
+    """Image files; a `SampleStore`.
 
     Args:
         paths: the samples' paths and labels; whole numbers of shape (n) become int64.
-        folders: what stands before a path, in the file system's bytes, an absolute path that ends
-            with a separator: one for all samples, or one for each label from 0 on.
+        folders: prefix of a path, in the file system's bytes, an absolute path that ends with a
+            separator: one for all samples, or one for each label from 0 on.
     """
 
     def __init__(self, paths: Paths, folders: Sequence[bytes]) -> None:
@@ -41,11 +42,11 @@ class FileStore(NamedOriginals[Paths]):
         self._by_label = len(folders) > 1
 
     def read(self, sample: int, side: int) -> bytes:
-        """The bytes of a sample's file, which is the original."""
+        """Read the bytes of a sample's file, which is the original."""
         return read_file(self.path(sample))
 
     def path(self, sample: int) -> bytes:
-        """The absolute path of a sample's file.
+        """Absolute path of a sample's file.
 
         Raises:
             IndexError: there is no such sample.
@@ -54,18 +55,18 @@ class FileStore(NamedOriginals[Paths]):
         return self.folders[self.paths.labels[sample] if self._by_label else 0] + name
 
     def name(self, sample: int) -> str:
-        """The absolute path of a sample's file, to print it: bytes that are no text escaped."""
+        """Absolute path of a sample's file for messages, with undecodable bytes escaped."""
         return self.path(sample).decode("utf-8", "backslashreplace")
 
     def chosen(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> FileStore[LabelledPaths]:
-        """Some of the files, by number, in the order given."""
+        """Select files by index, in the given order."""
         paths, folders = self.paths, self.folders
         if isinstance(paths, FolderIndex):  # whose table names the classes' folders
             folders = [folders[0][: -len(os.path.join(os.fsencode(paths.classes[0]), b""))]]
         return FileStore(paths.chosen(numbers), folders)
 
     def without_repeats(self) -> FileStore[Any]:
-        """Each file once. A folder has each once as it is."""
+        """Remove repeated files. A folder has none."""
         if isinstance(self.paths, FolderIndex):
             return self
         once = self.paths.without_repeats()
@@ -73,11 +74,11 @@ class FileStore(NamedOriginals[Paths]):
 
 
 def files_of(root: str, index: FolderIndex) -> FileStore[FolderIndex]:
-    """The files of a folder of class folders.
+    """Files of a folder of class folders.
 
     Args:
-        root: the absolute path of the folder.
-        index: what lies in it.
+        root: absolute path of the folder.
+        index: its index.
     """
     folders = [os.fsencode(os.path.join(root, name, "")) for name in index.classes]
     return FileStore(index, folders)

@@ -1,9 +1,9 @@
-"""Which files a folder of images holds, and their classes, in a few numpy arrays.
+"""Index of a folder of images and its classes, in a few numpy arrays.
 
-Guarantees: the samples and class numbers of torchvision.datasets.ImageFolder, in its order, kept
-as `paths` keeps them; scanning ends, also where links lead in circles.
+Guarantees: the samples and class indices of torchvision.datasets.ImageFolder, in its order, stored
+like `paths`; scanning ends, also if links form circles.
 
-Relies on: os.scandir telling files from folders without a stat of each. Needs no torch.
+Relies on: os.scandir distinguishing files from folders without a stat of each. Needs no torch.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ __all__ = [
 ]
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""What torchvision takes for an image, by the end of its name in lower case."""
+"""torchvision's image file extensions, in lower case."""
 
 _OTHER_IMAGES = (
     *(".gif", ".jfif", ".jpe", ".jp2", ".j2k", ".jxl", ".heic", ".heif", ".avif", ".apng"),
     *(".tga", ".ico", ".svg", ".dng", ".cr2", ".nef", ".arw"),
 )
-"""Images that torchvision leaves out, by the end of their names."""
+"""Extensions of images that torchvision ignores."""
 
 _NAMED_IN_ERRORS = 5
 
 
 @dataclass(frozen=True, eq=False)
 class FolderIndex(LabelledPaths):
-    """The files of a folder with one sub-folder a class: paths are relative to the class's folder.
+    """Files of a folder with one sub-folder per class: paths are relative to the class's folder.
 
     Args:
-        classes: the names of the classes, sorted; labels, int32, number them.
+        classes: class names, sorted; labels, int32, are their indices.
     """
 
     classes: list[str]
 
     def path(self, sample: int) -> str:
-        """A file's path below the folder, "CLASS/...", as text: odd bytes are escaped.
+        """Path of a file below the folder, "CLASS/...", as text with undecodable bytes escaped.
 
-        By it a cache finds the copy of a file.
+        A cache finds the copy of a file by it.
         """
         path = self._folder(self.labels[sample]) + self.name(sample)
         return printable(path).decode()
@@ -70,7 +70,7 @@ class FolderIndex(LabelledPaths):
         return os.fsencode(self.classes[label]) + b"/"
 
     def table(self) -> bytes:
-        """The paths of all samples below the folder, "CLASS/...", each ended by a zero byte."""
+        """Paths of all samples below the folder, "CLASS/...", each ended by a zero byte."""
         paths, parts = self.blob.tobytes(), []
         turns = np.flatnonzero(np.diff(self.labels)) + 1  # where another class begins
         edges = [0, *turns.tolist(), len(self)]
@@ -81,10 +81,10 @@ class FolderIndex(LabelledPaths):
         return b"".join(parts)
 
     def fingerprint(self) -> str:
-        """A short hash of the number of samples, their relative paths and the class names.
+        """Short hash of the number of samples, their relative paths and the class names.
 
-        Equal for a moved folder, different once a file is added, removed or renamed. It does
-        not see what is in the files.
+        Equal for a moved folder, different if a file is added, removed or renamed. It does not
+        depend on the files' contents.
         """
         digest = hashlib.blake2b(digest_size=8)
         digest.update(f"{len(self)} {len(self.classes)}\n".encode())
@@ -98,7 +98,7 @@ class FolderIndex(LabelledPaths):
 def scan_folder(root: str, extensions: Sequence[str] | None = None) -> FolderIndex:
     """List the images under root/CLASS/, at any depth.
 
-    `ImageFolder` describes the arguments and errors; endings in upper and lower case are alike.
+    See `ImageFolder` for the arguments and errors; extensions are case-insensitive.
     """
     endings = checked_endings(extensions)
     classes = _class_names(root, endings)
@@ -127,11 +127,11 @@ def scan_folder(root: str, extensions: Sequence[str] | None = None) -> FolderInd
 
 
 def other_images(names: Iterable[str], endings: tuple[str, ...]) -> Iterator[str]:
-    """Give the ending of each file that is an image of a kind that torchvision leaves out.
+    """Yield the extension of each image file that torchvision ignores.
 
     Args:
-        names: of the files.
-        endings: of the images that are read; if a user chose them, no other one is given.
+        names: names of the files.
+        endings: extensions of images that are read; if a user set them, nothing is yielded.
     """
     for name in names if endings == IMAGE_EXTENSIONS else ():
         ending = os.path.splitext(name.lower())[1]
@@ -140,18 +140,18 @@ def other_images(names: Iterable[str], endings: tuple[str, ...]) -> Iterator[str
 
 
 def warn_left_out(where: str, endings: Mapping[str, int]) -> None:
-    """Warn of images that are left out because of their endings.
+    """Warn of images that are ignored because of their extensions.
 
     Args:
-        where: the path or the URL of the folder.
-        endings: those of the images, with how many have them.
+        where: path or URL of the folder.
+        endings: extensions of the images, with their numbers.
     """
     if endings:
         count = sum(endings.values())
         some = ", ".join(f"{number} {ending}" for ending, number in sorted(endings.items()))
         warnings.warn(
-            f"{where!r}: {count} file{'s' * (count > 1)} left out, as torchvision does, because of "
-            f"the ending: {some}. Convert such images, or pass extensions= in Python",
+            f"{where!r}: ignored {count} file{'s' * (count > 1)}, like torchvision, because of the "
+            f"extension: {some}. Convert such images, or pass extensions= in Python",
             stacklevel=3,
         )
 
@@ -159,10 +159,10 @@ def warn_left_out(where: str, endings: Mapping[str, int]) -> None:
 def folder_index(
     classes: list[str], files: Iterable[Iterable[tuple[str, list[str]]]]
 ) -> FolderIndex:
-    """The index of files that were found.
+    """Create an index of files.
 
     Args:
-        classes: the names of the classes, sorted.
+        classes: class names, sorted.
         files: for each class its folders, in their order: a prefix, and the names of the images in
             it, in theirs.
     """
@@ -199,12 +199,12 @@ def _class_names(root: str, endings: tuple[str, ...]) -> list[str]:
 
 
 def check_classes(root: str, classes: Sequence[str], image: str) -> None:
-    """See whether a folder has class folders.
+    """Check that a folder has class folders.
 
     Args:
         root: its path or URL.
-        classes: the names of the folders in it.
-        image: the name of an image that lies directly in it; "" for none.
+        classes: names of the folders in it.
+        image: name of an image directly in it; "" for none.
 
     Raises:
         DatasetError: it has none.
@@ -213,25 +213,23 @@ def check_classes(root: str, classes: Sequence[str], image: str) -> None:
         return
     if image:
         raise DatasetError(
-            f"images of {root!r} were asked for, and images such as {image!r} lie directly in "
-            "it. Each class needs a folder of its own, as in "
-            f"{os.path.join(os.path.basename(root), 'cats', image)!r}: move them there, or give "
-            "the folder above, if this one is a class"
+            f"{root!r} has no class folders: images such as {image!r} lie directly in it. Each "
+            f"class needs a folder, e.g. {os.path.join(os.path.basename(root), 'cats', image)!r}: "
+            "move them there, or pass the parent folder, if this one is a class"
         )
     raise DatasetError(
-        f"images of {root!r} were asked for, and it holds no class folders. It should hold one "
-        "folder for each class with that class's images: check the path, and whether an archive "
-        "was unpacked"
+        f"{root!r} has no class folders. It should have one folder per class with that class's "
+        "images: check the path, and whether an archive was unpacked"
     )
 
 
 def _walk(top: str, root: str) -> Iterator[tuple[str, list[str]]]:
-    """Give each folder under `top`, which lies in `root`, as (prefix, file names).
+    """Yield each folder under `top`, which lies in `root`, as (prefix, file names).
 
     The order is torchvision's, of the whole paths as strings, in which "a-b" comes before "a/b".
-    The prefix is the folder's path relative to `top` with "/" behind it, "" for `top`; its parts
-    are divided by "/" on every platform, and so come in the same order.
-    A folder that is one of its own ancestors, through a link, is passed over.
+    The prefix is the folder's path relative to `top` with a trailing "/", "" for `top`; its parts
+    are separated by "/" on every platform, and so have the same order.
+    A folder that is one of its own ancestors, through a link, is skipped.
     """
     found: list[tuple[str, list[str]]] = []
     for path, folders, files in os.walk(top, onerror=_refuse, followlinks=True):
@@ -242,35 +240,33 @@ def _walk(top: str, root: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _refuse(error: OSError) -> NoReturn:
-    """Say why a folder cannot be listed."""
+    """Raise the error of a folder that cannot be listed."""
     folder = error.filename
     if isinstance(error, FileNotFoundError):
         raise DatasetError(
-            f"images of {folder!r} were asked for, and there is no such folder. A misspelt path, "
-            "a disk that is not mounted, or a relative path from another working directory "
-            f"(this one is {os.getcwd()!r})"
+            f"no such folder: {folder!r}. The path may be misspelt, a disk not mounted, or the "
+            f"path relative to another working directory (this one is {os.getcwd()!r})"
         ) from None
     if isinstance(error, NotADirectoryError):
         raise DatasetError(
-            f"images of {folder!r} were asked for, and it is a file. Give the folder that holds "
-            "one folder for each class; of archives, .zip files and uncompressed .tar files are "
-            "read by feedline.ImageFolder, and others have to be unpacked first"
-            + table_hint(folder)
+            f"expected a folder of images, got a file: {folder!r}. Pass the folder that contains "
+            "one folder per class; feedline.ImageFolder also reads .zip files and uncompressed "
+            ".tar files, other archives must be unpacked first" + table_hint(folder)
         ) from None
     raise DatasetError(
-        f"the folder {folder!r} cannot be listed: {error.strerror or error}. Samples would "
-        "be missing without a word: change its permissions, or move it out of the dataset"
+        f"the folder {folder!r} cannot be listed: {error.strerror or error}. Its samples would be "
+        "missing: change its permissions, or move it out of the dataset"
     ) from error
 
 
 def table_hint(path: str) -> str:
-    """What to do with a table of paths and labels, for an error about a file; "" for others."""
+    """Hint for an error about a file that is a table of paths and labels; "" for others."""
     if not path.lower().endswith((".csv", ".tsv", ".parquet")):
         return ""
     make = "from_parquet" if path.lower().endswith(".parquet") else "from_csv"
     return (
-        f". A table of paths and labels is read in Python by feedline.ImageList.{make}({path!r}, "
-        "...), for feedline.DataLoader and feedline.build_cache"
+        f". For a table of paths and labels use feedline.ImageList.{make}({path!r}, ...) in "
+        "Python, with feedline.DataLoader and feedline.build_cache"
     )
 
 
@@ -282,7 +278,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _leads_back(path: str, root: str) -> bool:
-    """Whether a folder under `root` is a link to one that it lies in."""
+    """Return True if a folder under `root` is a link to one of its ancestors."""
     above = path if os.path.islink(path) else ""
     while len(above) > len(root):
         above = os.path.dirname(above)
@@ -292,7 +288,7 @@ def _leads_back(path: str, root: str) -> bool:
 
 
 def checked_endings(extensions: Sequence[str] | None) -> tuple[str, ...]:
-    """How the names of images end, in lower case, as a user's `extensions` say."""
+    """File extensions of images, in lower case, from a user's `extensions`."""
     if extensions is None:
         return IMAGE_EXTENSIONS
     endings = () if isinstance(extensions, str) else tuple(extensions)
@@ -304,20 +300,23 @@ def checked_endings(extensions: Sequence[str] | None) -> tuple[str, ...]:
 def without_images(
     root: str, empty: list[str], classes: int, endings: tuple[str, ...], other: str
 ) -> DatasetError:
-    """The error of class folders that hold no images; `other` is a file in the first of them."""
+    """Error of class folders without images; `other` is a file in the first of them."""
     some = ", ".join(map(repr, empty[:_NAMED_IN_ERRORS]))
     if len(empty) > _NAMED_IN_ERRORS:
         some += f" and {len(empty) - _NAMED_IN_ERRORS} more"
     message = (
-        f"class folders in {root!r} without images, {len(empty)} of {classes}: {some}. "
-        f"Looked for names that end in {', '.join(endings)}. "
+        f"class folders in {root!r} without images, {len(empty)} of {classes}: {some}. Looked for "
+        f"names ending in {', '.join(endings)}. "
     )
     if other:
         return DatasetError(
-            message + f"There are other files such as {other!r}: if they are images, pass their "
-            "extension in extensions=(...); if not, move the folder elsewhere"
+            message
+            + (
+                f"There are other files such as {other!r}: if they are images, pass their "
+                "extension in extensions=(...); otherwise move the folder elsewhere"
+            )
         )
     return DatasetError(
-        message + "An empty folder would be a class that cannot be learnt: remove it, or copy the "
-        "images that are missing"
+        message
+        + "An empty folder would be a class without samples: remove it, or copy the missing images"
     )

@@ -1,8 +1,8 @@
-"""What was found out about a large file, kept in a small one while the large one is as it was.
+"""Cached index of a large file, used while the large file is unchanged.
 
-Guarantees: whole or not at all; what is damaged, of another kind, or of a file that has another
-size, time of change or other bytes at its beginning, middle or end, is not found; nothing is
-unpickled.
+Guarantees: whole or not at all; an index that is damaged, of another kind, or of a file with
+another size, modification time or other bytes at its beginning, middle or end, is not used; nothing
+is unpickled.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Columns = Mapping[str, np.ndarray[Any, Any]]
 
 
 class Seen(NamedTuple):
-    """A large file as it is.
+    """State of a large file.
 
     Args:
-        size: in bytes.
-        changed_ns: its time of change.
-        digest: of some of its bytes: files of one size may have one time, where a packer sets it,
-            and change their names.
+        size: size in bytes.
+        changed_ns: modification time.
+        digest: digest of some of its bytes: files of one size may have the same time, if a packer
+            sets it, and differ in their names.
     """
 
     size: int
@@ -45,7 +45,7 @@ class Seen(NamedTuple):
 
 
 def seen(file: BinaryIO, about: os.stat_result) -> Seen:
-    """An open file as it is, at whatever place; `about` is its status."""
+    """State of an open file, at any position; `about` is its status."""
     digest = hashlib.blake2b(digest_size=8)
     for first in (0, about.st_size // 2, max(0, about.st_size - _LOOKED_AT_BYTES)):
         digest.update(read_at(file.fileno(), _LOOKED_AT_BYTES, first))
@@ -53,11 +53,11 @@ def seen(file: BinaryIO, about: os.stat_result) -> Seen:
 
 
 def places_of(path: str, key: str) -> Sequence[str]:
-    """Where it may be kept: beside the file, or where the user's caches are.
+    """Paths of a cached index: next to the file, or in the user's cache folder.
 
     Args:
-        path: the absolute path of the large file.
-        key: what was looked for, and how it is kept.
+        path: absolute path of the large file.
+        key: kind and version of the index.
     """
     folder, name = os.path.split(path)
     short = hashlib.blake2b(key.encode(), digest_size=4).hexdigest()
@@ -70,13 +70,13 @@ def places_of(path: str, key: str) -> Sequence[str]:
 
 
 def keep(path: str, key: str, now: Seen, columns: Columns, **about: Any) -> None:
-    """Keep columns where that can be done.
+    """Cache an index, if possible.
 
     Args:
-        path, key: as of `places_of`.
-        now: the large file as it is.
-        columns: arrays by their names.
-        about: JSON-able values besides.
+        path, key: as in `places_of`.
+        now: state of the large file.
+        columns: arrays by name.
+        about: JSON-able values.
     """
     for place in places_of(path, key):
         if _written(place, {"key": key, "seen": now, **about}, columns):
@@ -84,7 +84,7 @@ def keep(path: str, key: str, now: Seen, columns: Columns, **about: Any) -> None
 
 
 def kept(path: str, key: str, now: Seen) -> tuple[dict[str, Any], Columns] | None:
-    """What was kept of a file as it is: values besides, and columns; None for nothing."""
+    """Cached values and columns of a file in its current state; None if there are none."""
     for place in places_of(path, key):
         found = _read(place, key, now)
         if found is not None:
@@ -111,7 +111,7 @@ def _written(place: str, about: dict[str, Any], columns: Columns) -> bool:
 
 
 def _read(place: str, key: str, now: Seen) -> tuple[dict[str, Any], Columns] | None:
-    """What was kept in a file. What is wrong with it does not matter: it is found out again."""
+    """Read a cached index. Errors do not matter: the file is scanned again."""
     try:
         with open(place, "rb", opener=without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

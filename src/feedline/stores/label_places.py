@@ -1,6 +1,6 @@
-"""Where a sample of a tar shard has its label: in a file of its own, or in a field of a JSON file.
+"""Position of the label of a tar shard's sample: a file of its own, or a field of a JSON file.
 
-Guarantees: a label is given as it is written; one that is not there says what is.
+Guarantees: a label is returned as written; a missing one is described.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["LabelPlace", "endings_of", "label_at", "label_places"]
 _NAMED = 10
 
 LabelPlace = tuple[str, tuple[str, ...]]
-"""The ending of a file, and the names that lead to a value in it; none for its whole text."""
+"""Extension of a file, and the names that lead to a value in it; none for its whole text."""
 
 
 def endings_of(given: Any, what: str) -> tuple[str, ...]:
-    """Endings of files, the first that a sample has counts: "jpg;png".
+    """File extensions, in order of preference: "jpg;png".
 
     Raises:
         UsageError: there are none.
@@ -29,15 +29,15 @@ def endings_of(given: Any, what: str) -> tuple[str, ...]:
     parts = given.lower().split(";") if isinstance(given, str) else ()
     endings = tuple(part.strip().removeprefix(".") for part in parts)
     if not endings or not all(endings) or any(":" in ending for ending in endings):
-        raise UsageError(f'{what} must be endings of files, as "jpg;jpeg;png", got {given!r:.200}')
+        raise UsageError(f'{what} must be file extensions, e.g. "jpg;jpeg;png", got {given!r:.200}')
     return endings
 
 
 def label_places(given: Any) -> tuple[LabelPlace, ...]:
-    """Where a label may be, the first that a sample has counts: "cls;json:label".
+    """Possible positions of a label, in order of preference: "cls;json:label".
 
     Raises:
-        UsageError: it says no place.
+        UsageError: it is not a position.
     """
     places: list[LabelPlace] = []
     for part in given.split(";") if isinstance(given, str) else ():
@@ -49,14 +49,14 @@ def label_places(given: Any) -> tuple[LabelPlace, ...]:
         if ending == "json" and not fields:
             raise UsageError(
                 f"label={given!r:.200} would make a class of each whole JSON text: name the field "
-                'that holds the label, as "json:label" or "json:about.label"'
+                'with the label, e.g. "json:label" or "json:about.label"'
             )
         places.append((ending, fields))
     if not places:
         raise UsageError(
-            'label must be the ending of a text file, as "cls" or "txt", a field of a JSON file, '
-            f'as "json:label" or "json:about.label", or several of these with ";" between, got '
-            f"{given!r:.200}"
+            'label must be the extension of a text file, e.g. "cls" or "txt", a field of a JSON '
+            'file, e.g. "json:label" or "json:about.label", or several of these separated by ";", '
+            f"got {given!r:.200}"
         )
     return tuple(places)
 
@@ -64,12 +64,12 @@ def label_places(given: Any) -> tuple[LabelPlace, ...]:
 def label_at(
     places: tuple[LabelPlace, ...], file: BinaryIO, found: Mapping[str, ShardMember]
 ) -> tuple[Any, str]:
-    """The label of a sample: a text, or a value of JSON; and why there is none, "" where there is.
+    """Label of a sample, a text or a value of JSON; and why it is missing, or "".
 
     Args:
-        places: where it may be; none: it is 0.
+        places: its possible positions; none: it is 0.
         file: the shard.
-        found: the sample's files.
+        found: files of the sample.
     """
     if not places:
         return 0, ""
@@ -99,8 +99,8 @@ def label_at(
 
 
 def _no_field(name: str, value: Any) -> str:
-    """Why there is no such field in a value of JSON."""
+    """Error message for a missing field in a value of JSON."""
     if not isinstance(value, dict):
-        return f"{name!r} was wanted of {value!r:.99}, which has no fields"
+        return f"cannot look up {name!r} in {value!r:.99}, which has no fields"
     there = ", ".join(map(repr, list(value)[:_NAMED])) or "none"
     return f"there is no field {name!r}; there are: {there}"

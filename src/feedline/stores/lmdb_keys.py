@@ -1,7 +1,6 @@
-"""Which entries of an LMDB are samples: all of them, those of a pattern with numbers, or as listed.
+"""Keys of an LMDB's samples: all of them, those of a pattern with numbers, or a list.
 
-Guarantees: no key is made up: where numbers of a pattern are missing, that is an error; no value is
-unpickled.
+Guarantees: no key is invented: missing numbers of a pattern raise an error; no value is unpickled.
 
 Relies on: `open_lmdb`.
 """
@@ -25,36 +24,34 @@ _NAMED = 3
 
 
 def opened(path: str) -> OpenLmdb:
-    """An LMDB that is to be looked through.
+    """Open an LMDB.
 
     Raises:
-        DatasetError: there is none, it is damaged, or the package lmdb is missing.
+        DatasetError: it is missing or damaged, or the package lmdb is missing.
     """
     holds = os.path.join(path, "data.mdb") if os.path.isdir(path) else path
     if not os.path.exists(holds):
-        raise DatasetError(
-            f"there is no LMDB {path!r}: name the folder that holds its data.mdb, or its file"
-        )
+        raise DatasetError(f"no LMDB at {path!r}: pass the folder with its data.mdb, or its file")
     try:
         return open_lmdb(path)
     except ImageError as error:
-        raise DatasetError(f"{error}. Is it an LMDB, and was it copied whole?") from error
+        raise DatasetError(f"{error}. It is not an LMDB, or was not copied completely") from error
 
 
 def keys_of(
     lmdb: OpenLmdb, path: str, given: str | Sequence[Any] | None
 ) -> tuple[list[bytes], list[int] | None]:
-    """The keys of the samples, and their numbers where they are of a pattern.
+    """Keys of the samples, and their numbers if they have a pattern.
 
     Args:
-        lmdb: where they are.
-        path: of it, for messages.
-        given: None for all keys, in their order; a pattern with one number, as "image-%09d", for
-            those that fit it, by number; or the keys themselves, str or bytes.
+        lmdb: the LMDB.
+        path: its path, for messages.
+        given: None for all keys, in their order; a pattern with one number, e.g. "image-%09d", for
+            the matching keys, by number; or the keys themselves, str or bytes.
 
     Raises:
         DatasetError: there are none, or numbers between the first and the last are missing.
-        UsageError: a key is neither text nor bytes, or the pattern is none.
+        UsageError: a key is neither text nor bytes, or the pattern is invalid.
     """
     if given is None:
         keys, numbers = _listed(lmdb), None
@@ -66,7 +63,7 @@ def keys_of(
         asked = "" if given is None else f" of {given!r:.99}"
         there = _listed(lmdb)[:_NAMED] if given is not None else []
         raise DatasetError(
-            f"the LMDB {path!r} has no entries{asked}: there is nothing to load"
+            f"the LMDB {path!r} has no entries{asked}"
             + (f"; it has {', '.join(repr(as_text(key)) for key in there)}, ..." if there else "")
         )
     return keys, numbers
@@ -85,7 +82,7 @@ def _as_bytes(key: Any, sample: int) -> bytes:
     except UnicodeEncodeError:  # half a character
         found = None
     if not isinstance(found, bytes) or not found:
-        raise UsageError(f"keys are texts or bytes, and that of sample {sample} is {key!r:.200}")
+        raise UsageError(f"keys must be texts or bytes, but sample {sample} has {key!r:.200}")
     return found
 
 
@@ -93,8 +90,8 @@ def _numbered(lmdb: OpenLmdb, path: str, pattern: str) -> tuple[list[bytes], lis
     parts = _PATTERN.fullmatch(pattern)
     if parts is None:
         raise UsageError(
-            f'keys={pattern!r} is no pattern: it must hold one number, as "%d" or "%09d"; for '
-            "certain keys give them in a list"
+            f'keys={pattern!r} is not a pattern: it must contain one number, e.g. "%d" or "%09d"; '
+            "pass particular keys as a list"
         )
     before, after = (part.replace("%%", "%").encode() for part in (parts[1], parts[4]))
     fits = re.compile(re.escape(before) + rb"(\d+)" + re.escape(after))
@@ -108,8 +105,8 @@ def _numbered(lmdb: OpenLmdb, path: str, pattern: str) -> tuple[list[bytes], lis
         lacking = next(n for n, number in enumerate(found, found[0]) if n != number)
         raise DatasetError(
             f"the LMDB {path!r} has {len(found)} entries of {pattern!r}, from "
-            f"{pattern % found[0]!r} to {pattern % found[-1]!r}, and no {pattern % lacking!r}: "
-            "was it written or copied whole? If so, give the keys in a list"
+            f"{pattern % found[0]!r} to {pattern % found[-1]!r}, but not {pattern % lacking!r}: it "
+            "may be written or copied incompletely. Otherwise pass the keys as a list"
         )
     return [(pattern % number).encode() for number in found], found
 
@@ -117,16 +114,16 @@ def _numbered(lmdb: OpenLmdb, path: str, pattern: str) -> tuple[list[bytes], lis
 def texts_at(
     lmdb: OpenLmdb, path: str, pattern: str, numbers: Sequence[int] | None
 ) -> list[str | None]:
-    """The texts of entries of a pattern with numbers; None where there is none.
+    """Texts of the entries of a pattern with numbers; None for missing ones.
 
     Raises:
-        DatasetError: one is no text.
+        DatasetError: one is not text.
         UsageError: the keys of the images have no numbers.
     """
     if numbers is None or _PATTERN.fullmatch(pattern) is None:
         raise UsageError(
-            f'labels={pattern!r} must be a pattern with one number, as "label-%09d", and go with '
-            'keys of one, as keys="image-%09d"'
+            f'labels={pattern!r} must be a pattern with one number, e.g. "label-%09d", and needs '
+            'keys= with a pattern, e.g. keys="image-%09d"'
         )
     found: list[str | None] = []
     for number in numbers:
@@ -136,12 +133,12 @@ def texts_at(
             found.append(None if value is None else bytes(value).decode().strip())
         except (ImageError, UnicodeDecodeError) as error:
             raise DatasetError(
-                f"the entry {key!r} of the LMDB {path!r} is no text: {error}"
+                f"the entry {key!r} of the LMDB {path!r} is not text: {error}"
             ) from error
     return found
 
 
 def as_text(key: bytes) -> str:
-    """A key, to print it, and for a user's function: bytes that are no text are escaped."""
+    """A key as text, for messages and for a user's function: undecodable bytes are escaped."""
     text = key.decode("utf-8", "backslashreplace")
     return text if text.isprintable() else ascii(key)[2:-1]

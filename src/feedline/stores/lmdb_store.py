@@ -1,7 +1,7 @@
 """Encoded images in the entries of an LMDB as a store.
 
-Guarantees: nothing is written, no lock file either; each process opens it for itself; no value is
-unpickled, whatever it is.
+Guarantees: nothing is written, not even a lock file; each process opens it itself; no value is ever
+unpickled.
 
 Relies on: `open_lmdb`; an LMDB that is not written to meanwhile.
 """
@@ -28,9 +28,9 @@ class LmdbStore(NamedOriginals[LabelledPaths]):
     """Images by their keys; a `SampleStore`.
 
     Args:
-        path: of the LMDB, absolute.
-        keys: of all samples.
-        labels: of them, (n, ...).
+        path: absolute path of the LMDB.
+        keys: keys of all samples.
+        labels: their labels, (n, ...).
     """
 
     def __init__(self, path: str, keys: Sequence[bytes], labels: np.ndarray[Any, Any]) -> None:
@@ -43,11 +43,11 @@ class LmdbStore(NamedOriginals[LabelledPaths]):
         self._opened: OpenLmdb | None = None
 
     def close(self) -> None:
-        """Let go of the LMDB."""
+        """Close the LMDB."""
         self._opened = None
 
     def read(self, sample: int, side: int) -> bytes:
-        """The bytes of a sample's image, which is the original."""
+        """Read the bytes of a sample's image, which is the original."""
         key = self.paths.name(sample)
         opened = self._opened
         if opened is None:
@@ -61,7 +61,7 @@ class LmdbStore(NamedOriginals[LabelledPaths]):
         return bytes(value)
 
     def name(self, sample: int) -> str:
-        """The path of the LMDB, and the key of a sample in it."""
+        """Path of the LMDB, and the key of a sample in it."""
         return f"{self.path}/{as_text(self.paths.name(sample))}"
 
     def __repr__(self) -> str:
@@ -72,11 +72,11 @@ class LmdbStore(NamedOriginals[LabelledPaths]):
 
 
 def why_no_image(value: bytes | memoryview) -> str:
-    """What a value is that only looks like anything else than an image; "" for what may be one."""
+    """Describe a value that is certainly not an image; "" for what may be one."""
     if len(value) > 2 and value[0] == 0x80 and 2 <= value[1] <= 5 and value[-1] == ord("."):
         return (
-            "it is a pickle, which is never unpickled here: that would run whatever code it names. "
-            "Where you trust it, write an LMDB whose values are the bytes of the image files "
-            "themselves, and give the labels in `labels`"
+            "it is a pickle, which is never unpickled here because that could run any code. If you "
+            "trust it, write an LMDB whose values are the bytes of the image files, and pass the "
+            "labels in labels="
         )
     return ""

@@ -1,4 +1,4 @@
-"""Large files that images are read from: a few are open, and one that was changed is noticed.
+"""Access to large files with many images: few are open at a time, and changes are detected.
 
 Guarantees: a pickle carries no descriptor; several threads may read at once; never waits on a pipe.
 """
@@ -31,11 +31,11 @@ class _Open:
 
 
 class OpenFiles:
-    """Opens files as they are read.
+    """Opens files on demand.
 
     Args:
-        called: what one is, e.g. "archive".
-        holder: what has to be made anew where one was changed, e.g. "ImageFolder".
+        called: kind of file, e.g. "archive".
+        holder: class of the dataset to create again after a change, e.g. "ImageFolder".
     """
 
     def __init__(self, called: str, holder: str) -> None:
@@ -43,16 +43,16 @@ class OpenFiles:
         self._open: OrderedDict[str, _Open] = OrderedDict()
 
     def read(self, path: str, status: tuple[int, int], first: int, length: int) -> bytes:
-        """Bytes of a file, fewer at its end.
+        """Read bytes of a file, fewer at its end.
 
         Args:
-            path: of it.
-            status: its size in bytes and its time of change in ns, when it was looked through.
-            first: the first byte.
-            length: how many.
+            path: path of the file.
+            status: its size in bytes and its modification time in ns, at its scan.
+            first: first byte.
+            length: number of bytes.
 
         Raises:
-            ImageError: it cannot be read, or was changed. The message does not name it.
+            ImageError: it cannot be read, or has changed. The message does not name it.
         """
         opened = self._open.get(path) or self._opened(path, status)
         parts: list[bytes] = []
@@ -73,8 +73,8 @@ class OpenFiles:
             raise ImageError(f"its {self._called} cannot be opened: {error.strerror}") from error
         if (about.st_size, about.st_mtime_ns) != status:
             raise ImageError(
-                f"its {self._called} was changed since it was looked through: make the "
-                f"{self._holder} anew"
+                f"its {self._called} has changed since it was scanned: create the {self._holder} "
+                "again"
             )
         self._open[path] = found
         while len(self._open) > _MOST_OPEN:  # closed when no thread reads it any more
@@ -82,7 +82,7 @@ class OpenFiles:
         return found
 
     def close(self) -> None:
-        """Let go of all."""
+        """Close all files."""
         self._open.clear()
 
     def __getstate__(self) -> dict[str, Any]:

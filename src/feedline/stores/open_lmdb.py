@@ -1,8 +1,8 @@
-"""LMDBs that are read, each opened once in a process, as LMDB demands.
+"""Open LMDBs, each opened once per process, as LMDB requires.
 
 Guarantees: several readers of one LMDB share it; it is closed when the last reader, and the last
-bytes that lie in it, are gone. A process that was forked reads what it inherited: without a lock
-file readers share the mapped file only, which must not change: a finished cache's does not.
+reference to its bytes, are gone. A forked process uses the inherited one: without a lock file
+readers share only the mapped file, which must not change: a finished cache's does not.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _open: weakref.WeakValueDictionary[str, OpenLmdb] = weakref.WeakValueDictionary(
 
 
 class OpenLmdb:
-    """An LMDB that is read as it was when it was opened.
+    """An open LMDB.
 
     Args:
-        path: the folder where its data.mdb lies, or such a file by another name.
+        path: folder with its data.mdb, or such a file with another name.
 
     Raises:
         DatasetError: the package lmdb is missing.
@@ -43,7 +43,7 @@ class OpenLmdb:
         alone = os.path.exists(path) and not os.path.isdir(path)
         data = path if alone else os.path.join(path, LMDB_FILE)
         if os.path.exists(data) and not os.path.isfile(data):  # LMDB would wait on a pipe
-            raise self._unreadable(f"{data!r} is no file")
+            raise self._unreadable(f"{data!r} is not a file")
         try:
             # Nobody writes to it, so no lock file is made: its folder may be read only.
             self._environment = lmdb.open(
@@ -62,7 +62,9 @@ class OpenLmdb:
         pages = self._environment.info()["last_pgno"] + 1
         whole = pages * self._environment.stat()["psize"]
         if (size := os.path.getsize(data)) < whole:
-            raise self._unreadable(f"{data!r} has {size} bytes of {whole}, it was not copied whole")
+            raise self._unreadable(
+                f"{data!r} has {size} of {whole} bytes, so it was not copied completely"
+            )
 
     def keys(self) -> Iterator[bytes]:
         """All keys, in LMDB's order, which is that of their bytes.
@@ -77,7 +79,7 @@ class OpenLmdb:
             raise self._unreadable(error) from error
 
     def get(self, key: bytes) -> memoryview | None:
-        """The bytes of an entry, where they lie: valid as long as this object lives.
+        """View of an entry's bytes, valid as long as this object lives.
 
         Raises:
             ImageError: the LMDB is damaged.
@@ -96,13 +98,13 @@ def _with_advice(error: Exception) -> str:
     if "already open in this process" not in str(error):
         return str(error)
     return (
-        f"{error} LMDB allows one lmdb.Environment of a file in a process: close yours before, or "
+        f"{error} LMDB allows one lmdb.Environment per file and process: close yours first, or "
         'load in workers (num_workers=1 or more) with start_method="forkserver" or "spawn"'
     )
 
 
 def open_lmdb(path: str) -> OpenLmdb:
-    """The LMDB at a path, opened by this process already or now; raises as `OpenLmdb` does."""
+    """Return the LMDB at a path, opened once per process; raises like `OpenLmdb`."""
     place = os.path.realpath(path)
     found = _open.get(place)
     if found is None:

@@ -1,4 +1,4 @@
-"""What stores of originals have in common, and the hash of images that have no names.
+"""Base of stores of originals, and the hash of images without names.
 
 Guarantees: none of its own.
 """
@@ -21,59 +21,60 @@ _HASHED_IMAGES = 64
 
 
 class Originals:
-    """Of a `SampleStore` that gives images as they are: there are no copies, and no sizes of them.
+    """Methods of a `SampleStore` that returns original images: there are no copies and no sizes
+    of them.
 
-    What it opens, it opens when it reads first, so that an error has a sample.
+    Resources are opened at the first read, so that an error has a sample.
     """
 
     def open(self) -> None:
-        """Nothing yet."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing that is not given back by itself."""
+        """Do nothing."""
 
     def original_size(self, sample: int) -> None:
-        """None: what is read is the original."""
+        """None: `read` returns the original."""
 
     def check_side(self, side: int) -> str:
-        """Nothing: the originals."""
+        """ "": originals."""
         return ""
 
     def form(self) -> str:
-        """Nothing: the originals."""
+        """ "": originals."""
         return ""
 
 
 class NamedOriginals(Originals, Generic[Paths]):
-    """Of a store of originals whose names and labels are in arrays."""
+    """Store of originals whose names and labels are in arrays."""
 
     paths: Paths
-    """The samples' names and labels."""
+    """Names and labels of the samples."""
 
     def __len__(self) -> int:
         return len(self.paths)
 
     @property
     def labels(self) -> np.ndarray[Any, Any]:
-        """Of all samples, (n, ...)."""
+        """Labels of all samples, (n, ...)."""
         return self.paths.labels
 
     def label(self, sample: int) -> Any:
-        """The label of a sample, a number or an array of some."""
+        """Label of a sample, a number or an array."""
         return self.paths.labels[sample]
 
     def fingerprint(self) -> str:
-        """A short hash of the names, their order and the labels; reads no images."""
+        """Short hash of the names, their order and the labels; reads no images."""
         return self.paths.fingerprint()
 
 
 def hash_of_images(about: str, labels: np.ndarray[Any, Any], image: Callable[[int], bytes]) -> str:
-    """A short hash of a text, all labels, and 64 images spread evenly over the set.
+    """Short hash of a text, all labels, and 64 images spread evenly over the dataset.
 
     Args:
-        about: what else differs where the set does.
-        labels: of all images, (n, ...).
-        image: the bytes that stand for one.
+        about: other properties that distinguish datasets.
+        labels: labels of all images, (n, ...).
+        image: returns the bytes that represent one.
     """
     digest = hashlib.sha256(about.encode())
     digest.update(np.ascontiguousarray(labels).data)

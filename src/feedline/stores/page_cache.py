@@ -1,7 +1,7 @@
-"""Files in the kernel's page cache: to put them out of it, and to see whether they stay in it.
+"""The kernel's page cache: drop files from it, and test whether they stay in it.
 
-Relies on: posix_fadvise(DONTNEED), which drops pages that are as on the disk and that no one has
-mapped; preadv(RWF_NOWAIT), which needs no rights beyond reading. Linux.
+Relies on: posix_fadvise(DONTNEED), which drops clean pages that are not mapped;
+preadv(RWF_NOWAIT), which needs no rights beyond reading. Linux.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ _LOOKS = 3
 
 
 def can_drop() -> bool:
-    """Whether this system has the calls."""
+    """Return True if this system has the calls."""
     return hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
 
 
 def drop(file: int, offset: int = 0, length: int = 0) -> None:
-    """Ask the kernel to forget what it holds of a file, which it may decline.
+    """Ask the kernel to drop a file's cached pages, which it may decline.
 
     Args:
         file: a descriptor.
-        offset, length: of a part, in bytes; a length of 0 goes to the end.
+        offset, length: part of the file, in bytes; a length of 0 extends to the end.
     """
     os.posix_fadvise(file, offset, length, os.POSIX_FADV_DONTNEED)
 
 
 def stays_in_memory(file: int, offset: int = 0, length: int = 0) -> bool | None:
-    """Drop a part of a file, and tell whether memory holds its first byte all the same.
+    """Drop a part of a file, and return True if its first byte is in memory nevertheless.
 
-    A look begins to fetch what is not there, and a quick disk can deliver it before the look ends:
-    up to 7 of 1000 looks at a virtual disk met that. So a part stays only if each of several looks,
-    each behind a drop of its own, finds it.
+    A look starts to fetch missing data, and a fast disk can deliver it before the look ends: 7 of
+    1000 looks at a virtual disk. So a part counts as staying only if each of several looks, each
+    after a drop of its own, finds it.
 
     Args:
         file: a descriptor.
-        offset, length: of the part, in bytes; a length of 0 goes to the end.
+        offset, length: the part, in bytes; a length of 0 extends to the end.
 
     Returns:
-        None where its file system does not say.
+        None if its file system does not support this.
     """
     for _ in range(_LOOKS):
         drop(file, offset, length)

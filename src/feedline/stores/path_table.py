@@ -1,7 +1,7 @@
-"""Many files and their labels in three numpy arrays.
+"""Paths and labels of many files in three numpy arrays.
 
-Guarantees: no Python object per file, whatever their number; the arrays go out of band in pickle
-protocol 5 and may be read-only afterwards, so that any number of processes share one copy.
+Guarantees: no Python object per file; the arrays are pickled out of band with protocol 5 and may be
+read-only afterwards, so that any number of processes share one copy.
 
 Relies on: no path containing a zero byte, which no file system allows.
 """
@@ -21,12 +21,12 @@ __all__ = ["LabelledPaths", "common_folder", "printable", "starts_of"]
 
 @dataclass(frozen=True, eq=False)
 class LabelledPaths:
-    """The paths and labels of samples.
+    """Paths and labels of samples.
 
     Args:
-        blob: uint8, the path of each sample, relative to whatever its owner knows, in the bytes of
-            the file system (os.fsencode), each ended by a zero byte.
-        starts: int64 (n + 1), where each path begins in `blob`, and its length.
+        blob: uint8, the relative path of each sample, in the bytes of the file system
+            (os.fsencode), each ended by a zero byte.
+        starts: int64 (n + 1), start of each path in `blob`, and its length.
         labels: numbers (n, ...), of any dtype.
     """
 
@@ -39,11 +39,11 @@ class LabelledPaths:
 
     @property
     def nbytes(self) -> int:
-        """The memory of the arrays, in bytes."""
+        """Memory of the arrays, in bytes."""
         return self.blob.nbytes + self.starts.nbytes + self.labels.nbytes
 
     def fingerprint(self) -> str:
-        """A short hash of the paths, their order and their labels; reads no files."""
+        """Short hash of the paths, their order and their labels; reads no files."""
         digest = hashlib.blake2b(f"{len(self)}\n".encode(), digest_size=8)
         digest.update(self.blob.data)
         if self.labels.ndim == 1 and self.labels.dtype.kind in "iu":
@@ -54,7 +54,7 @@ class LabelledPaths:
         return digest.hexdigest()
 
     def without_repeats(self) -> LabelledPaths:
-        """Each path once, where it comes first."""
+        """Remove repeated paths, keeping the first of each."""
         names = self.blob.tobytes().split(b"\0")[:-1]
         first = {name: number for number, name in reversed(list(enumerate(names)))}
         if len(first) == len(names):
@@ -62,36 +62,38 @@ class LabelledPaths:
         return self.chosen(np.array(sorted(first.values())))
 
     def chosen(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> LabelledPaths:
-        """Some of the samples, by number, in the order given; their paths as `table` has them."""
+        """Select samples by index, in the given order; their paths as in `table`."""
         names = self.table().split(b"\0")[:-1]
         blob = np.frombuffer(b"".join(names[k] + b"\0" for k in numbers.tolist()), np.uint8)
         return LabelledPaths(blob, starts_of(blob), self.labels[numbers])
 
     def table(self) -> bytes:
-        """The paths of all samples below the dataset's folder, each ended by a zero byte."""
+        """Paths of all samples below the dataset's folder, each ended by a zero byte."""
         return self.blob.tobytes()
 
     def name(self, sample: int) -> bytes:
-        """The path of a sample as `blob` has it, without the zero byte.
+        """Path of a sample in `blob`, without the zero byte.
 
         Raises:
             IndexError: there is no such sample; negative numbers do not count from the end.
         """
         if not 0 <= sample < len(self.labels):
-            raise IndexError(f"sample {sample} of {len(self.labels)}")
+            raise IndexError(
+                f"sample index {sample} is out of range for {len(self.labels)} samples"
+            )
         starts = self.starts
         return self.blob[starts[sample] : starts[sample + 1] - 1].tobytes()
 
     def path(self, sample: int) -> str:
-        """A file's path below its dataset's folder, as text: odd bytes are escaped.
+        """Path of a file below its dataset's folder, as text with undecodable bytes escaped.
 
-        By it a cache finds the copy of a file.
+        A cache finds the copy of a file by it.
         """
         return self.name(sample).decode("utf-8", "backslashreplace")
 
 
 def starts_of(blob: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Where each path begins in a blob of paths that end by a zero byte, and the blob's length."""
+    """Start of each path in a blob of paths that end with a zero byte, and the blob's length."""
     ends = np.flatnonzero(blob == 0)
     starts = np.zeros(len(ends) + 1, np.int64)
     np.add(ends, 1, out=starts[1:])
@@ -99,9 +101,9 @@ def starts_of(blob: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.d
 
 
 def common_folder(paths: Sequence[str]) -> str:
-    """The folder in which all of some absolute paths lie, with a separator behind it.
+    """Common folder of absolute paths, with a trailing separator.
 
-    "" if they lie on several drives of Windows.
+    "" if they are on several drives of Windows.
     """
     if not paths:
         return os.sep
@@ -113,7 +115,9 @@ def common_folder(paths: Sequence[str]) -> str:
 
 
 def printable(paths: bytes) -> bytes:
-    """Paths of a file system as UTF-8: what is none is escaped. A cache keeps names so."""
+    """Paths of a file system as UTF-8, with undecodable bytes escaped. A cache stores names in
+    this form.
+    """
     try:
         paths.decode()
     except UnicodeDecodeError:

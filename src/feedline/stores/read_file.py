@@ -1,8 +1,8 @@
-"""The bytes of a file or of a part of it, read without surprises.
+"""Safe reading of the bytes of a file or a part of it.
 
 Guarantees: never waits on a pipe or a device, never reads a directory, never reads more than
 1 GiB, leaves no descriptor open. Waits for a file on which another process or host holds a lease.
-Relies on the kernel alone: open, look, read to the size seen.
+Relies on the kernel alone: open, stat, read to the size seen.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _FLAGS = os.O_RDONLY | _NONBLOCK | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_
 
 
 def check_size(size: int) -> None:
-    """See whether an image of so many bytes is read.
+    """Check the size of an image in bytes.
 
     Raises:
-        ImageError: it is above 1 GiB. The message does not name it.
+        ImageError: it is above 1 GiB. The message does not name the image.
     """
     if size > _MOST_BYTES:
-        raise ImageError(f"it has {size} bytes, and at most {_MOST_BYTES} are read")
+        raise ImageError(f"it has {size} bytes, above the limit of {_MOST_BYTES}")
 
 
 def read_file(path: bytes) -> bytes:
     """Read a whole file.
 
     Raises:
-        ImageError: it is missing, may not be read, is no regular file or is above 1 GiB. The
-            message does not name the file: the caller knows how to print it.
+        ImageError: it is missing, unreadable, not a regular file or above 1 GiB. The message does
+            not name the file: the caller knows its name.
     """
     try:
         # os.open is measured faster than open(), and reading into kept memory is no faster.
@@ -59,14 +59,14 @@ def read_file(path: bytes) -> bytes:
     except OSError as error:
         raise ImageError(
             f"it cannot be read: {error.strerror or error}"
-            + (" (removed, or a name that was never there?)" if error.errno == 2 else "")
+            + (" (removed, or a wrong name)" if error.errno == 2 else "")
         ) from error
     except ValueError as error:  # of a zero byte
-        raise ImageError(f"no file can have its name: {error}") from error
+        raise ImageError(f"invalid file name: {error}") from error
 
 
 def without_waiting(path: str | bytes, flags: int) -> int:
-    """Open what may be a pipe: an `opener` of Python's `open`."""
+    """Open a file without waiting if it is a pipe: an `opener` of Python's `open`."""
     return _open(path, flags | _FLAGS)
 
 
@@ -82,13 +82,13 @@ def _open(path: str | bytes, flags: int) -> int:
 
 
 def read_small(path: str | os.PathLike[str], most_bytes: int) -> bytes:
-    """The first bytes of a file that should be small: no more than one beyond `most_bytes`.
+    """Read the first bytes of a file that should be small: at most one more than `most_bytes`.
 
-    Of a pipe they are what its writer gives; it is an error where no one has it open for writing.
+    From a pipe it reads what the writer sends; a pipe without a writer raises an error.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: no file can have such a name.
+        ValueError: invalid file name.
     """
     with open(path, "rb", opener=without_waiting) as file:
         pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
@@ -96,15 +96,15 @@ def read_small(path: str | os.PathLike[str], most_bytes: int) -> bytes:
             os.set_blocking(file.fileno(), True)
         data = file.read(most_bytes + 1)
     if pipe and not data:
-        raise OSError(f"{os.fspath(path)!r} is a pipe, and nothing writes to it")
+        raise OSError(f"{os.fspath(path)!r} is a pipe without a writer")
     return data
 
 
 def read_part(path: bytes, first: int, length: int) -> bytes:
-    """Read so many bytes of a file, from byte `first` on.
+    """Read bytes of a file, from byte `first` on.
 
     Raises:
-        ImageError: the file cannot be read or ends before, or these are above 1 GiB. The message
+        ImageError: the file cannot be read or is too short, or the part is above 1 GiB. The message
             does not name the file.
     """
     check_size(length)
@@ -122,7 +122,8 @@ def read_part(path: bytes, first: int, length: int) -> bytes:
         raise ImageError(f"its file cannot be read: {error.strerror or error}") from error
     if length > 0:
         raise ImageError(
-            f"its file ends {length} bytes before it does: cut off since it was listed?"
+            f"its file ends {length} bytes too early; it may have been truncated since it was "
+            "listed"
         )
     return b"".join(parts)
 

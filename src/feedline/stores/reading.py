@@ -1,7 +1,7 @@
-"""Flag of this process: it reads from storage now.
+"""Flag of this process: it is reading from storage.
 
-A worker that stays inside a read waits for a disk or a server, which no restart of the worker
-repairs. The flag lies where the training process can see it.
+A worker that stays inside a read waits for a disk or a server, which a restart of the worker does
+not repair. The flag is in memory that the training process can read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Reading:
         self._flag: NDArray[np.int64] = np.zeros(1, np.int64)
 
     def show_in(self, flag: NDArray[np.int64]) -> None:
-        """Keep the flag in other memory, shape (1,), int64."""
+        """Store the flag in other memory, shape (1,), int64."""
         self._flag = flag
 
     def __enter__(self) -> None:

@@ -1,9 +1,9 @@
-"""The encoded images of a dataset of Hugging Face's `datasets` as a store.
+"""Encoded images of a Hugging Face `datasets.Dataset` as a store.
 
-Guarantees: an image is read when it is asked for, and not decoded by datasets; whatever datasets
-raises is an ImageError; datasets is not imported, but where a dataset of it was given.
+Guarantees: an image is read on demand, and not decoded by datasets; any exception of datasets
+becomes an ImageError; datasets is only used if a dataset of it was given.
 
-Relies on: the feature `Image`, whose cells are of "bytes" and "path" with decode=False.
+Relies on: the feature `Image`, whose cells have "bytes" and "path" with decode=False.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class RowStore(Originals):
 
     Args:
         rows: the dataset, whose rows are dicts.
-        column: that of the images, not decoded.
-        labels: of all rows, (n, ...).
+        column: column of the images, not decoded.
+        labels: labels of all rows, (n, ...).
     """
 
     def __init__(self, rows: Any, column: str, labels: np.ndarray[Any, Any]) -> None:
@@ -43,9 +43,9 @@ class RowStore(Originals):
         return len(self.labels)
 
     def _cell(self, sample: int) -> tuple[bytes | None, str]:
-        """The bytes and the path of an image, which may have one of them."""
+        """Bytes and path of an image, at least one of them."""
         if not 0 <= sample < len(self):
-            raise IndexError(f"row {sample} of {len(self)}")
+            raise IndexError(f"row index {sample} is out of range for {len(self)} rows")
         try:
             cell = self._rows[sample][self._column]
         except Exception as error:
@@ -55,23 +55,23 @@ class RowStore(Originals):
         return cell["bytes"], cell["path"] or ""
 
     def read(self, sample: int, side: int) -> bytes:
-        """The bytes of an image, in the dataset or in the file that it names."""
+        """Read the bytes of an image, from the dataset or from the file that it names."""
         data, path = self._cell(sample)
         if data is not None:
             return data
         if not path or "://" in path:
             raise ImageError(
-                f"its row has no bytes, and its file {path!r} is none of this machine's: take the "
-                "images into the dataset, as save_to_disk does"
+                f"its row has no bytes, and its file {path!r} does not exist on this machine: "
+                "embed the images in the dataset, as save_to_disk does"
             )
         return read_file(os.fsencode(path))
 
     def label(self, sample: int) -> Any:
-        """The label of a row."""
+        """Label of a row."""
         return self.labels[sample]
 
     def name(self, sample: int) -> str:
-        """The number of a row, and its file's name where it has one."""
+        """Index of a row, and its file's name if it has one."""
         try:
             path = self._cell(sample)[1]
         except ImageError:
@@ -79,7 +79,7 @@ class RowStore(Originals):
         return f"row {sample}" + (f" ({path})" if path else "")
 
     def fingerprint(self) -> str:
-        """A short hash of all labels and of 64 images spread evenly over the set."""
+        """Short hash of all labels and of 64 images spread evenly over the dataset."""
         return hash_of_images(f"{len(self)} {self.label_field!r}", self.labels, self._hashed)
 
     def _hashed(self, sample: int) -> bytes:
@@ -89,14 +89,14 @@ class RowStore(Originals):
             return b"broken"
 
     def __repr__(self) -> str:
-        return f"{type(self._rows).__name__} of Hugging Face"
+        return f"a Hugging Face {type(self._rows).__name__}"
 
 
 def rows_of(dataset: Any, image: str, label: str) -> tuple[Any, Any, list[str] | None]:
-    """A dataset with its images as they are encoded, its labels, and the names of their classes.
+    """A dataset with its encoded images, its labels, and their class names.
 
     Args:
-        dataset: of Hugging Face.
+        dataset: a Hugging Face dataset.
         image, label: names of columns.
 
     Raises:
@@ -105,14 +105,14 @@ def rows_of(dataset: Any, image: str, label: str) -> tuple[Any, Any, list[str] |
     """
     kind, package = type(dataset), sys.modules.get("datasets")
     if package is None or kind.__module__.partition(".")[0] != "datasets":
-        raise UsageError(f"a datasets.Dataset of Hugging Face was wanted, got a {kind.__name__}")
+        raise UsageError(f"expected a Hugging Face datasets.Dataset, got {kind.__name__}")
     if isinstance(dataset, dict):
         some = ", ".join(map(repr, list(dataset)[:5]))
-        raise UsageError(f"one split was wanted, got a {kind.__name__} of {some}: pass one of them")
+        raise UsageError(f"expected one split, got a {kind.__name__} of {some}: pass one of them")
     if not isinstance(dataset, package.Dataset):
         raise UsageError(
-            f"a datasets.Dataset was wanted, whose rows can be had by number, got a "
-            f"{kind.__name__}: load it without streaming=True"
+            f"expected a datasets.Dataset with random access, got {kind.__name__}: load it without "
+            "streaming=True"
         )
     features = dataset.features
     for name in (image, label):
@@ -125,11 +125,11 @@ def rows_of(dataset: Any, image: str, label: str) -> tuple[Any, Any, list[str] |
             )
     if not isinstance(features[image], package.Image):
         raise UsageError(
-            f"the column {image!r} is {features[image]!r}, and images are of the feature Image: "
-            f"dataset.cast_column({image!r}, datasets.Image()) makes it one"
+            f"the column {image!r} is {features[image]!r}, but images need the feature Image: "
+            f"convert it with dataset.cast_column({image!r}, datasets.Image())"
         )
     if not len(dataset):
-        raise DatasetError("the dataset has no rows: there is nothing to load")
+        raise DatasetError("the dataset has no rows")
     plain = dataset.with_format(None)
     labels = list(plain.select_columns([label])[:][label])
     rows = plain.select_columns([image]).cast_column(image, package.Image(decode=False))

@@ -1,6 +1,6 @@
-"""Which files a user means by the name of some shards: braces and wildcards filled in.
+"""Expansion of shard names with braces and wildcards.
 
-Guarantees: a shard that is named and is not there is an error; nothing is opened.
+Guarantees: a missing shard raises an error; nothing is opened.
 
 Relies on: the rules of the package braceexpand, which webdataset uses; those of `glob`.
 """
@@ -26,39 +26,39 @@ _NAMED = 5
 
 
 def shard_paths(given: Any) -> list[str]:
-    """The absolute paths of shards, in the order in which they are named.
+    """Absolute paths of shards, in their order.
 
     Args:
-        given: a path, or several. In each braces stand for several, as "{000000..000099}" and
-            "{a,b}"; what has wildcards, as "*.tar", stands for the files that there are, sorted.
+        given: a path, or several. Braces expand to several, e.g. "{000000..000099}" and "{a,b}";
+            wildcards, e.g. "*.tar", to the existing files, sorted.
 
     Raises:
-        DatasetError: a shard is not there, or compressed.
-        UsageError: it is no path, or a URL; braces do not match.
+        DatasetError: a shard is missing, or compressed.
+        UsageError: it is not a path, or a URL; braces do not match.
     """
     several = not isinstance(given, (str, os.PathLike)) and isinstance(given, Iterable)
     patterns = list(given) if several and not isinstance(given, bytes) else [given]
     found: list[str] = []
     for pattern in patterns:
         if not isinstance(pattern, (str, os.PathLike)):
-            raise UsageError(f"shards must be a path, or several in a list, got {pattern!r:.200}")
+            raise UsageError(f"shards must be a path, or a list of paths, got {pattern!r:.200}")
         found += _files_of(os.fspath(pattern))
     if not found:
-        raise DatasetError("no shards were named: there is nothing to load")
+        raise DatasetError("the list of shards is empty")
     missing = [path for path in found if not os.path.isfile(path)]
     if missing:
         some = ", ".join(map(repr, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
         hint = ""
         if os.path.isdir(missing[0]):
-            hint = f". For all shards in a folder name {os.path.join(missing[0], '*.tar')!r}"
+            hint = f". For all shards in a folder use {os.path.join(missing[0], '*.tar')!r}"
         raise DatasetError(
-            f"{len(missing)} of {len(found)} shards are not there, or no files: {some}{hint}"
+            f"{len(missing)} of {len(found)} shards are missing or not files: {some}{hint}"
         )
     for path in found:
         if path.lower().endswith(COMPRESSED):
             raise DatasetError(
-                f"the shard {path!r} is compressed, and no image can be read from the middle of "
-                "it: unpack it to a .tar file first, with `gunzip`, `unxz` or `unzstd`; images are "
+                f"the shard {path!r} is compressed, so single images cannot be read from it: "
+                "decompress it to a .tar file first, with `gunzip`, `unxz` or `unzstd`; images are "
                 "compressed already, so it hardly grows"
             )
     return found
@@ -67,9 +67,8 @@ def shard_paths(given: Any) -> list[str]:
 def _files_of(pattern: str) -> list[str]:
     if "://" in pattern or pattern.startswith("pipe:"):
         raise UsageError(
-            f"shards of this machine are read, and {pattern!r} is elsewhere: download them, or "
-            "make smaller copies of the images there with feedline.build_cache, which reads "
-            "shards at URLs"
+            f"shards must be local, but {pattern!r} is remote: download them, or make smaller "
+            "copies of the images with feedline.build_cache, which reads shards at URLs"
         )
     pattern = os.path.abspath(os.path.expanduser(pattern))
     found = []
@@ -77,7 +76,7 @@ def _files_of(pattern: str) -> list[str]:
         if glob.has_magic(name) and not os.path.exists(name):
             matches = sorted(glob.glob(name))
             if not matches:
-                raise DatasetError(f"there is no file {name!r}: no shards to load")
+                raise DatasetError(f"no files match {name!r}")
             found += matches
         else:
             found.append(name)
@@ -85,14 +84,14 @@ def _files_of(pattern: str) -> list[str]:
 
 
 def braces_expanded(text: str) -> list[str]:
-    """What a text with braces stands for.
+    """Expand braces in a text.
 
     "{a,b}" is "a" and "b"; "{08..10}" is "08", "09" and "10", "{0..8..4}" 0, 4 and 8, "{a..c}"
-    letters; braces may stand in braces; others, as "{}" and "{a}", stay. A backslash before a
-    brace or a comma takes its meaning.
+    letters; braces may be nested; others, e.g. "{}" and "{a}", stay. A backslash before a brace or
+    a comma escapes it.
 
     Raises:
-        UsageError: a brace has no partner, or it stands for more than a million.
+        UsageError: a brace has no partner, or there are more than a million results.
     """
     return [_ESCAPED.sub(r"\1", each) for each in _expanded(text, text)]
 
@@ -109,8 +108,8 @@ def _expanded(text: str, whole: str) -> list[str]:
             break
     if depth:
         raise UsageError(
-            f"{whole!r} has a {text[first]!r} without its partner; for a brace that is part of the "
-            r"name write '\{' or '\}'"
+            f"unmatched {text[first]!r} in {whole!r}; write a brace that is part of the name as "
+            r"'\{' or '\}'"
         )
     inside = text[first + 1 : last]
     parts = _parts(inside)
@@ -128,7 +127,7 @@ def _expanded(text: str, whole: str) -> list[str]:
 
 
 def _parts(inside: str) -> list[str]:
-    """What commas outside of inner braces divide."""
+    """Split at commas outside of inner braces."""
     parts, start, depth = [], 0, 0
     for match in re.finditer(r"(?<!\\)[{},]", inside):
         depth += {"{": 1, "}": -1, ",": 0}[match[0]]
@@ -139,7 +138,7 @@ def _parts(inside: str) -> list[str]:
 
 
 def _counted(span: re.Match[str], whole: str) -> list[str]:
-    """The numbers or letters of a range."""
+    """Numbers or letters of a range."""
     numbers = span[1] is not None
     ends = [int(span[k]) for k in (1, 2)] if numbers else [ord(span[k]) for k in (4, 5)]
     step = abs(int(span[3 if numbers else 6] or 1)) or 1
@@ -155,4 +154,4 @@ def _counted(span: re.Match[str], whole: str) -> list[str]:
 
 
 def _too_many(whole: str) -> UsageError:
-    return UsageError(f"{whole!r} stands for more than {_MOST} names: is that meant?")
+    return UsageError(f"{whole!r} expands to more than {_MOST} names")

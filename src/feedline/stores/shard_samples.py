@@ -1,9 +1,9 @@
-"""The samples of a tar shard of WebDataset: files in a row whose names are alike up to an ending.
+"""Samples of a WebDataset tar shard: consecutive files whose names differ only in the extension.
 
-Guarantees: the samples that the webdataset package makes; nothing is extracted; a shard that is cut
-off, or damaged in its headers, is an error and never a smaller shard.
+Guarantees: the samples of the webdataset package; nothing is extracted; a shard that is truncated,
+or damaged in its headers, raises an error and is never a smaller shard.
 
-Relies on: `tar_members` for what lies in it.
+Relies on: `tar_members` for the tar format.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class ShardMember(NamedTuple):
     """A file in a shard.
 
     Args:
-        name: of it.
-        key: of its sample.
-        ending: what follows the key's dot, in lower case.
+        name: its name.
+        key: key of its sample.
+        ending: extension, in lower case: everything after the key's dot.
         first: its first byte in the shard.
-        length: in bytes.
+        length: its length in bytes.
     """
 
     name: str
@@ -45,15 +45,15 @@ class ShardMember(NamedTuple):
 def shard_samples(
     file: BinaryIO, path: str, size: int
 ) -> Iterator[tuple[str, Mapping[str, ShardMember]]]:
-    """The key and the files by their endings of each sample of an open shard, in its order.
+    """Key and files by extension of each sample of an open shard, in its order.
 
     Args:
         file: at its beginning; between samples it may be read elsewhere.
-        path: of the shard, for messages.
-        size: of it, in bytes.
+        path: path of the shard, for messages.
+        size: its size in bytes.
 
     Raises:
-        DatasetError: a key, or a file of a sample, comes twice; the shard is damaged, cut off or
+        DatasetError: a key, or a file of a sample, occurs twice; the shard is damaged, truncated or
             compressed.
     """
     seen: set[str] = set()
@@ -61,7 +61,7 @@ def shard_samples(
         if key in seen:
             raise DatasetError(
                 f"the shard {path!r} has the key {key!r} twice, with other keys between: the files "
-                "of a sample must follow one another, and a key be of one sample"
+                "of a sample must be consecutive, and keys unique"
             )
         seen.add(key)
         found: dict[str, ShardMember] = {}
@@ -73,13 +73,13 @@ def shard_samples(
 
 
 def content_of(file: BinaryIO, member: ShardMember) -> bytes:
-    """A small file of a shard; of one above 1 MiB the beginning."""
+    """Read a small file of a shard; of one above 1 MiB the beginning."""
     file.seek(member.first)
     return file.read(min(member.length, _MOST_BYTES))
 
 
 def _members(file: BinaryIO, path: str, size: int) -> Iterator[ShardMember]:
-    """The files of a shard that belong to samples, in its order."""
+    """Files of a shard that belong to samples, in its order."""
     for found in tar_members(file, size, f"the shard {path!r}", _is_of_a_sample):
         parts = _NAME.fullmatch(found.name)
         if parts is not None and not found.link:

@@ -1,7 +1,7 @@
-"""Folders of training and validation images below one folder, told apart from class folders.
+"""Detection of train and validation folders below one folder, as opposed to class folders.
 
-Guarantees: a class that is called "train" is not taken for a split: the folder of a split holds
-class folders or shards, the folder of a class holds images.
+Guarantees: a class named "train" is not mistaken for a split: the folder of a split contains class
+folders or shards, the folder of a class contains images.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ VAL_NAMES = ("val", "valid", "validation", "test")
 _SHARDS = (".tar", ".parquet")
 
 Listing = tuple[Sequence[str], Sequence[str]]
-"""The names of the folders in a folder, and those of its files."""
+"""Function from a folder to the names of its sub-folders and of its files."""
 
 
 def splits_in(folders: Collection[str], look: Callable[[str], Listing]) -> list[str]:
     """Return the names of the split folders, "train" first; [] if the folders are classes.
 
-    They are splits if "train" holds class folders or shards, and either a folder of validation
-    images does, too, or nothing beside "train" can be a class.
+    They are splits if "train" contains class folders or shards, and either a folder of validation
+    images does, too, or no other folder can be a class.
 
     Args:
-        folders: the names of the folders in a dataset's folder.
+        folders: names of the folders in a dataset's folder.
         look: lists one of them.
     """
 
@@ -59,7 +59,7 @@ def splits_in(folders: Collection[str], look: Callable[[str], Listing]) -> list[
 
 
 def splits_below(root: str | os.PathLike[str]) -> list[str]:
-    """Return the names of the split folders in a folder of this machine; see `splits_in`."""
+    """Return the names of the split folders in a local folder; see `splits_in`."""
     return splits_in(_listed(root)[0], lambda name: _listed(os.path.join(root, name)))
 
 
@@ -79,13 +79,13 @@ def split_hint(root: object, splits: Sequence[str]) -> str:
     """Describe a folder with splits, and name the paths to use."""
     root = str(root).rstrip("/")
     return (
-        f"{root!r} holds {' and '.join(f'{name}/' for name in splits)}, which are not classes. "
-        f"Name one of them: {' or '.join(repr(f'{root}/{name}') for name in splits)}"
+        f"{root!r} contains {' and '.join(f'{name}/' for name in splits)}, which are splits, not "
+        f"classes. Use one of them: {' or '.join(repr(f'{root}/{name}') for name in splits)}"
     )
 
 
 def _listed(folder: str | os.PathLike[str]) -> Listing:
-    """The folders and files in a folder; nothing if it cannot be listed."""
+    """Folders and files in a folder; nothing if it cannot be listed."""
     folders: list[str] = []
     files: list[str] = []
     try:

@@ -1,10 +1,10 @@
-"""The files in a tar file that is not compressed: their names and places, in its order.
+"""Files in an uncompressed tar file: their names and positions, in its order.
 
-Guarantees: only headers are read, and nothing is extracted; a tar file that is cut off, or damaged
-in its headers, is an error and never a smaller one; what is kept does not grow with the files, nor
-with the lengths that headers claim.
+Guarantees: only headers are read, and nothing is extracted; a tar file that is truncated, or
+damaged in its headers, raises an error and is never a smaller one; memory does not grow with the
+files, nor with the lengths that headers claim.
 
-Relies on: a tar file that ends with a block of zeros, as the format asks for.
+Relies on: a tar file that ends with a block of zeros, as the format requires.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["TarMember", "tar_members"]
 
 _BLOCK = 512  # bytes
 _MOST_BYTES = 16 << 20
-"""Of what a header says of a file beside its content, such as a long name."""
+"""Maximum size of a header's additional data, such as a long name."""
 
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 class TarMember(NamedTuple):
-    """An entry: `first` is the first byte of its content; `link` says that it has none."""
+    """An entry: `first` is the first byte of its content; `link` is True if it has none."""
 
     name: str
     first: int
@@ -37,24 +37,24 @@ class TarMember(NamedTuple):
 def tar_members(
     file: BinaryIO, size: int, called: str, wanted: Callable[[str], bool]
 ) -> Iterator[TarMember]:
-    """The files and links in an open tar file that are wanted by their names.
+    """Files and links in an open tar file, selected by name.
 
     Args:
         file: at its beginning.
         size: its length in bytes.
-        called: what to call it in a message, e.g. "the shard 'a.tar'".
-        wanted: says of a name whether it is; it is asked of folders, too, which end with "/".
+        called: its name in messages, e.g. "the shard 'a.tar'".
+        wanted: selects names; also called for folders, which end with "/".
 
     Raises:
-        DatasetError: it is damaged, cut off or compressed; one that is wanted is sparse.
+        DatasetError: it is damaged, truncated or compressed; a selected file is sparse.
     """
     head = file.read(8)
     file.seek(0)
     packed = next((kind for magic, kind in _PACKED.items() if head.startswith(magic)), "")
     if packed:
         raise DatasetError(
-            f"{called} is compressed by {packed}, whatever its name says, and no image can be read "
-            "from the middle of it: unpack it first"
+            f"{called} is compressed by {packed}, although its name says otherwise, so single "
+            "images cannot be read from it: decompress it first"
         )
     with _opened(file, called) as tar:
         while True:
@@ -65,8 +65,8 @@ def tar_members(
             tar.members.clear()  # type: ignore[attr-defined]  # tarfile would keep them all
             if info.size < 0 or info.offset_data + info.size > size:
                 raise DatasetError(
-                    f"{called} ends, at byte {size}, before {info.name!r:.200} does: it was cut "
-                    "off; copy or download it again"
+                    f"{called} is truncated: it ends at byte {size}, before the end of "
+                    f"{info.name!r:.200}; copy or download it again"
                 )
             link = info.islnk() or info.issym()
             name = f"{info.name}/" if info.isdir() else info.name
@@ -74,8 +74,8 @@ def tar_members(
                 continue
             if info.issparse():
                 raise DatasetError(
-                    f"{called} holds {info.name!r:.200} as a sparse file: pack it anew without the "
-                    "option --sparse of tar"
+                    f"{called} contains {info.name!r:.200} as a sparse file: pack it again without "
+                    "tar's option --sparse"
                 )
             yield TarMember(info.name, info.offset_data, info.size, link)
         end = tar.offset
@@ -83,8 +83,8 @@ def tar_members(
     file.seek(end)
     if file.read(_BLOCK) != bytes(_BLOCK):
         raise DatasetError(
-            f"{called} is cut off or damaged at byte {end} of {size}, where neither a file begins "
-            "nor the tar file ends: copy or download it again"
+            f"{called} is truncated or damaged at byte {end} of {size}, where neither a file "
+            "begins nor the tar file ends: copy or download it again"
         )
 
 
@@ -94,25 +94,25 @@ def _opened(file: BinaryIO, called: str) -> tarfile.TarFile:
 
 
 class _Headers:
-    """An open file as tarfile reads it, which believes any length that a header claims."""
+    """An open file as tarfile reads it, with a limit on the lengths that headers claim."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.seek, self.tell, self._file = file.seek, file.tell, file
 
     def read(self, count: int) -> bytes:
         if not 0 <= count <= _MOST_BYTES:
-            raise tarfile.ReadError(f"a header claims {count} bytes beside a file's content")
+            raise tarfile.ReadError(f"a header claims {count} bytes of additional data")
         return self._file.read(count)
 
 
 @contextlib.contextmanager
 def _damage_told(called: str) -> Iterator[None]:
-    """What tarfile raises of damaged headers is a DatasetError: not all of it is its own."""
+    """Convert tarfile's errors about damaged headers to DatasetError."""
     try:
         yield
     except DatasetError:  # of a file on another machine
         raise
     except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
         raise DatasetError(
-            f"{called} is damaged, or no tar file: {error}. Copy or download it again"
+            f"{called} is damaged, or not a tar file: {error}. Copy or download it again"
         ) from error

@@ -1,9 +1,9 @@
-"""Where the images of tar shards of WebDataset lie, and their labels as they are written.
+"""Index of the images in WebDataset tar shards, with their labels as written.
 
-Guarantees: only headers and labels are read; a shard is looked through once, what was found is kept
-in a file, and is found again while the shard is as it was (see `kept_index`).
+Guarantees: only headers and labels are read; a shard is scanned once, its index is cached in a
+file, and used while the shard is unchanged (see `kept_index`).
 
-Relies on: `shard_samples` for what lies in a shard, `kept_index` to keep it.
+Relies on: `shard_samples` for a shard's samples, `kept_index` for the cache.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _VERSION = 2
 
 @dataclass(frozen=True, eq=False)
 class Shards:
-    """The samples of some shards, in their order.
+    """Samples of some shards, in their order.
 
     Args:
-        folder: that holds all shards, an absolute path that ends with a separator.
+        folder: common folder of all shards, an absolute path that ends with a separator.
         shards: their paths below it.
-        status: int64 (shards, 2), their sizes in bytes and times of change in ns.
-        blob: uint8, of each sample the path of its shard below the folder, and the name of its
+        status: int64 (shards, 2), their sizes in bytes and modification times in ns.
+        blob: uint8, for each sample the path of its shard below the folder, and the name of its
             image in it, each ended by a zero byte.
-        starts: int64 (n + 1), where each of these begins, and the blob's length.
-        entries: int64 (n, 3), the shard of each image, its first byte and its length.
-        labels: as they are written: texts, or values of JSON; 0 where none are asked for.
-        left_out: the names of samples without an image or a label, and what they lack.
+        starts: int64 (n + 1), start of each of these, and the blob's length.
+        entries: int64 (n, 3), shard of each image, its first byte and its length.
+        labels: as written: texts, or values of JSON; 0 if none are requested.
+        left_out: names of samples without an image or a label, and the reasons.
     """
 
     folder: str
@@ -59,7 +59,9 @@ class Shards:
 
 
 class _Shard(NamedTuple):
-    """Of one shard: names ended by zero bytes, (n, 2) places, labels, what was left out."""
+    """Index of one shard: names ended by zero bytes, (n, 2) positions, labels, incomplete
+    samples.
+    """
 
     names: np.ndarray[Any, Any]
     places: np.ndarray[Any, Any]
@@ -70,16 +72,16 @@ class _Shard(NamedTuple):
 def look_through(
     paths: Sequence[str], image: tuple[str, ...], label: tuple[LabelPlace, ...]
 ) -> Shards:
-    """What lies in shards.
+    """Index of shards.
 
     Args:
-        paths: absolute ones.
-        image: endings of the images' files, of which the first that a sample has counts.
-        label: where labels are; none: no labels are read.
+        paths: absolute paths.
+        image: file extensions of images, in order of preference.
+        label: possible positions of labels; none: no labels are read.
 
     Raises:
-        DatasetError: a shard is damaged, compressed, cannot be read or holds no samples; a key
-            comes twice in it, or leads out of it; names shard and key.
+        DatasetError: a shard is damaged, compressed, unreadable or has no samples; a key occurs
+            twice in it, or leads out of it; names shard and key.
     """
     folder = common_folder(paths)
     names = [slashed(path[len(folder) :]) for path in paths]
@@ -115,13 +117,13 @@ def look_through(
 def _looked_at(
     path: str, image: tuple[str, ...], label: tuple[LabelPlace, ...]
 ) -> tuple[tuple[int, int], _Shard]:
-    """The size and time of change of a shard, and what lies in it, found before or now."""
+    """Size and modification time of a shard, and its index, cached or new."""
     key = json.dumps(["webdataset", _VERSION, image, label])
     try:
         with open(path, "rb", opener=without_waiting) as file:
             about = os.fstat(file.fileno())
             if not stat.S_ISREG(about.st_mode):
-                raise DatasetError(f"the shard {path!r} is no file")
+                raise DatasetError(f"the shard {path!r} is not a file")
             now = seen(file, about)
             status = now.size, now.changed_ns
             before = kept(path, key, now)
@@ -165,8 +167,8 @@ def _scanned(
         labels.append(value)
     if not labels and not left_out:
         raise DatasetError(
-            f"the shard {path!r} holds no samples: was its writer broken off? Leave it out, or "
-            "write it anew"
+            f"the shard {path!r} contains no samples; its writer may have been interrupted. Remove "
+            "it, or write it again"
         )
     return _Shard(
         np.frombuffer(bytes(names), np.uint8),

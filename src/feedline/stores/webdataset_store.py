@@ -1,9 +1,9 @@
-"""Images in tar shards of WebDataset as a store: each is read where it lies.
+"""Images in WebDataset tar shards as a store: read directly from the shards.
 
-Guarantees: nothing is extracted; a shard that was changed since it was looked through is noticed;
-a pickle carries no descriptor; several threads may read at once.
+Guarantees: nothing is extracted; a change of a shard since its scan is detected; a pickle carries
+no descriptor; several threads may read at once.
 
-Relies on: `webdataset_index` for what lies where, `open_files` to read.
+Relies on: `webdataset_index` for the positions, `open_files` to read.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["WebDatasetStore"]
 
 
 class WebDatasetStore(NamedOriginals[LabelledPaths]):
-    """The images of shards; a `SampleStore`.
+    """Images of shards; a `SampleStore`.
 
     Args:
-        found: what lies in the shards.
-        labels: of all samples, (n, ...).
+        found: index of the shards.
+        labels: labels of all samples, (n, ...).
     """
 
     def __init__(self, found: Shards, labels: np.ndarray[Any, Any]) -> None:
@@ -40,24 +40,26 @@ class WebDatasetStore(NamedOriginals[LabelledPaths]):
         self._files = OpenFiles("shard", "ImageList")
 
     def close(self) -> None:
-        """Let go of the shards."""
+        """Close the shards."""
         self._files.close()
 
     def read(self, sample: int, side: int) -> bytes:
-        """The bytes of a sample's image, which is the original."""
+        """Read the bytes of a sample's image, which is the original."""
         if not 0 <= sample < len(self):
-            raise IndexError(f"sample {sample} of {len(self)}")
+            raise IndexError(f"sample index {sample} is out of range for {len(self)} samples")
         shard, first, length = self._entries[sample].tolist()
         check_size(length)
         size, changed = self._status[shard].tolist()
         path = os.path.join(self.folder, self._shards[shard])
         data = self._files.read(path, (size, changed), first, length)
         if len(data) < length:
-            raise ImageError(f"its shard ends {length - len(data)} bytes before it does")
+            raise ImageError(
+                f"its shard ends {length - len(data)} bytes before the end of the image"
+            )
         return data
 
     def name(self, sample: int) -> str:
-        """The path of a sample's shard, and the name of its image in it."""
+        """Path of a sample's shard, and the name of its image in it."""
         return printable(os.fsencode(self.folder) + self.paths.name(sample)).decode()
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
-"""The files in a zip file, by its directory, and their bytes.
+"""Files in a zip file, from its directory, and their bytes.
 
-Guarantees: nothing is extracted; no more memory is taken than the directory and one file's bytes
-have, whatever their headers claim; what contradicts itself is an error.
+Guarantees: nothing is extracted; memory is limited to the directory and one file's bytes, whatever
+their headers claim; contradictions raise an error.
 
 Relies on: the directory at the end of the file (APPNOTE.TXT of PKWARE, sections 4.3.7 to 4.3.16
 and 4.5.3), also in its 64-bit form.
@@ -33,19 +33,19 @@ _FULL = 0xFFFFFFFF  # the true number is in the extra field
 _MOST_COMMENT = 1 << 16
 _MOST_SIZE = (1 << 63) - 1  # of any file
 _USUAL_NAMES = 512
-"""Bytes that a header's name and extra field rarely exceed; they are read along with the file."""
+"""Bytes that a header's name and extra field rarely exceed, read together with the file."""
 
 
 class ZipMember(NamedTuple):
     """A file.
 
     Args:
-        name: of it.
-        first: the first byte of its header.
-        length: of its bytes in the archive.
-        size: of it.
+        name: its name.
+        first: first byte of its header.
+        length: length of its bytes in the archive.
+        size: its size.
         method: STORED or DEFLATED.
-        crc: of its content.
+        crc: checksum of its content.
     """
 
     name: str
@@ -59,17 +59,17 @@ class ZipMember(NamedTuple):
 def zip_members(
     file: BinaryIO, size: int, called: str, wanted: Callable[[str], bool]
 ) -> Iterator[ZipMember]:
-    """The files in an open zip file that are wanted by their names.
+    """Files in an open zip file, selected by name.
 
     Args:
-        file: at any place.
+        file: at any position.
         size: its length in bytes.
-        called: what to call it in a message.
-        wanted: says of a name whether it is; it is asked of folders, too, which end with "/".
+        called: its name in messages.
+        wanted: selects names; also called for folders, which end with "/".
 
     Raises:
-        DatasetError: it is damaged, cut off or no zip file; or a file that is wanted is encrypted
-            or compressed in another way than by deflate.
+        DatasetError: it is damaged, truncated or not a zip file; or a selected file is encrypted or
+            compressed with another method than deflate.
     """
     start, length, count = _directory(file, size, called)
     file.seek(start)
@@ -77,7 +77,7 @@ def zip_members(
     at = 0
     for _ in range(count):
         if len(data) - at < _ENTRY_FORM.size or data[at : at + 4] != _ENTRY:
-            raise _damaged(called, f"its directory breaks off at byte {start + at}")
+            raise _damaged(called, f"its directory ends at byte {start + at}")
         entry = _ENTRY_FORM.unpack_from(data, at)
         flags, method, crc, packed, unpacked_size = (*entry[3:5], *entry[7:10])
         name_length, extra_length, comment_length, first = (*entry[10:13], entry[-1])
@@ -85,20 +85,20 @@ def zip_members(
         extra = names + name_length
         at = extra + extra_length + comment_length
         if at > len(data):
-            raise _damaged(called, f"its directory breaks off at byte {start + names}")
+            raise _damaged(called, f"its directory ends at byte {start + names}")
         raw = data[names:extra]
         name = raw.decode("utf-8" if flags & _UTF_8 else "cp437", "replace")
         if not wanted(name) or name.endswith("/"):
             continue
         if flags & _ENCRYPTED:
             raise DatasetError(
-                f"{called} holds {name!r} encrypted: unpack it with its password, and pack it anew "
-                "without one"
+                f"{called} contains {name!r} encrypted: unpack it with its password, and pack it "
+                "again without one"
             )
         if method not in (STORED, DEFLATED):
             raise DatasetError(
-                f"{called} holds {name!r} compressed by method {method}, and only deflate is read: "
-                "pack it anew, best with zip -0, as images do not become smaller"
+                f"{called} contains {name!r} compressed by method {method}, but only deflate is "
+                "supported: pack it again, e.g. with zip -0, because images do not become smaller"
             )
         if _FULL in (packed, unpacked_size, first):
             wide = _wide(data[extra : extra + extra_length])
@@ -109,56 +109,59 @@ def zip_members(
             except StopIteration:
                 raise _damaged(called, f"its directory lacks the size of {name!r}") from None
         if first + _HEADER_FORM.size + packed > start:
-            raise _damaged(called, f"{name!r} would reach beyond byte {start}, where files end")
+            raise _damaged(called, f"{name!r} would extend beyond byte {start}, where files end")
         if unpacked_size > _MOST_SIZE:
             raise _damaged(called, f"{name!r} would have {unpacked_size} bytes")
         if method == STORED and packed != unpacked_size:
             sizes = f"{packed} and {unpacked_size} bytes"
-            raise _damaged(called, f"{name!r} is stored as it is, and would have {sizes}")
+            raise _damaged(called, f"{name!r} is stored uncompressed, but would have {sizes}")
         yield ZipMember(name, first, packed, unpacked_size, method, crc)
     if at != len(data):
-        raise _damaged(called, f"its directory has {len(data) - at} bytes more than entries")
+        raise _damaged(called, f"its directory is {len(data) - at} bytes longer than its entries")
 
 
 def unpacked(
     read: Callable[[int, int], bytes], first: int, length: int, size: int, method: int, crc: int
 ) -> bytes:
-    """The content of a file.
+    """Content of a file.
 
     Args:
-        read: gives bytes of the archive: from where, how many at most; fewer at its end.
-        first, length, size, method, crc: as of `ZipMember`.
+        read: reads bytes of the archive: offset, maximum length; returns fewer at its end.
+        first, length, size, method, crc: as in `ZipMember`.
 
     Raises:
-        ImageError: it is not what the directory says, or above 1 GiB. The message does not name it.
+        ImageError: it does not match the directory, or is above 1 GiB. The message does not name
+            it.
     """
     check_size(size)
     check_size(length)
     data = read(first, _HEADER_FORM.size + _USUAL_NAMES + length)
     if len(data) < _HEADER_FORM.size or data[:4] != _HEADER:
-        raise ImageError("the archive has no header at its place: it is damaged, or was changed")
+        raise ImageError("the archive has no header at its position: it is damaged, or has changed")
     *_, name_length, extra_length = _HEADER_FORM.unpack_from(data)
     begin = _HEADER_FORM.size + name_length + extra_length
     content = data[begin : begin + length]
     if len(content) < length and name_length + extra_length > _USUAL_NAMES:
         content = read(first + begin, length)
     if len(content) < length:
-        raise ImageError(f"the archive ends {length - len(content)} bytes before it does")
+        raise ImageError(
+            f"the archive ends {length - len(content)} bytes before the end of the file"
+        )
     if method == DEFLATED:
         inflate = zlib.decompressobj(-zlib.MAX_WBITS)
         try:
             content = inflate.decompress(content, size + 1)  # never more than it claims, but one
         except zlib.error as error:
-            raise ImageError(f"it cannot be inflated: {error}") from error
+            raise ImageError(f"it cannot be decompressed: {error}") from error
         if len(content) != size or not inflate.eof:
-            raise ImageError(f"it is said to have {size} bytes, and has another number")
+            raise ImageError(f"size mismatch: the archive's directory says {size} bytes")
     if zlib.crc32(content) != crc:
-        raise ImageError("its bytes do not have the archive's checksum: it is damaged")
+        raise ImageError("its checksum differs from the archive's: it is damaged")
     return content
 
 
 def _directory(file: BinaryIO, size: int, called: str) -> tuple[int, int, int]:
-    """Where the directory begins, its length in bytes, and how many entries it has."""
+    """First byte of the directory, its length in bytes, and its number of entries."""
     tail_at = max(0, size - _END_FORM.size - _MOST_COMMENT)
     file.seek(tail_at)
     tail = file.read(size - tail_at)
@@ -171,7 +174,7 @@ def _directory(file: BinaryIO, size: int, called: str) -> tuple[int, int, int]:
         at = tail.rfind(_END, 0, at)
     if at < 0:
         raise DatasetError(
-            f"{called} has no directory at its end: it is no zip file, or was cut off; copy or "
+            f"{called} has no directory at its end: it is not a zip file, or truncated; copy or "
             "download it again"
         )
     _, disk, first_disk, here, count, length, start, _ = found
@@ -195,7 +198,7 @@ def _directory(file: BinaryIO, size: int, called: str) -> tuple[int, int, int]:
 
 
 def _wide(extra: bytes) -> Iterator[int]:
-    """The 64-bit numbers of an extra field."""
+    """64-bit numbers of an extra field."""
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, at)

@@ -1,4 +1,4 @@
-"""Who makes the batches: worker processes, this process, or torch's own engine.
+"""Engines of a loader: worker processes, the training process, or torch's own engine.
 
 All derive from the class in `backend`.
 """

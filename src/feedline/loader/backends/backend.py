@@ -1,8 +1,8 @@
-"""What makes a loader's batches: what the session asks for, whichever engine answers.
+"""Base class of a loader's engines, as the session uses them.
 
-Three backends derive from this class:
-    WorkerBackend     the engine: rows or whole batches by workers
-    InProcessBackend  no workers: in this process, when asked
+Three classes derive from it:
+    WorkerBackend     rows or whole batches made by feedline's workers
+    InProcessBackend  no workers: batches are made in this process, on request
     TorchBackend      torch's own engine, for IterableDataset
 """
 
@@ -18,13 +18,13 @@ from feedline.trace.stage_timings import StageTimings
 __all__ = ["IDLE", "Backend", "Skipped"]
 
 Skipped: TypeAlias = tuple[str, str]
-"""A sample that was left out: its name, and why."""
+"""A skipped sample: its name and the reason."""
 
 
 class Backend:
     """Makes batches in the order of a cursor, and moves its position.
 
-    What is defined here holds for a backend that has no workers and makes no batch ahead.
+    The methods of this class are those of an engine without workers and without prefetch.
     """
 
     def __init__(self) -> None:
@@ -33,32 +33,32 @@ class Backend:
 
     @property
     def memory_bytes(self) -> int:
-        """What is allocated for batches."""
+        """Memory allocated for batches."""
         return 0
 
     @property
     def batch_bytes(self) -> int:
-        """What is allocated for one, on average; 0 where that is not known."""
+        """Mean memory of one batch; 0 if unknown."""
         return 0
 
     @property
     def live(self) -> LiveSettings | None:
-        """What `apply` changes; None where nothing can be changed."""
+        """Settings that `apply` changes; None if none can be changed."""
         return None
 
     @property
     def shares_batches(self) -> bool:
-        """Whether all workers share each batch, in pieces; else a batch is one worker's."""
+        """True if all workers share each batch; otherwise a batch is made by one worker."""
         return False
 
     @property
     def workers(self) -> int:
-        """How many worker processes there are to be."""
+        """Target number of worker processes."""
         return 0
 
     @property
     def under_way(self) -> int:
-        """How many batches are made or being made, and not handed out."""
+        """Number of batches in flight."""
         return 0
 
     @property
@@ -68,52 +68,54 @@ class Backend:
 
     @property
     def handles(self) -> list[Any]:
-        """The workers' processes: torch's objects, or such that are asked for the same."""
+        """Processes of the workers: torch's objects, or objects with the same methods."""
         return [WorkerHandle(pid) for pid in self.pids]
 
     @property
     def deaths(self) -> list[str]:
-        """How each worker died that had to be replaced."""
+        """Causes of death of replaced workers."""
         return []
 
     def spent(self) -> dict[int, StageTimings]:
-        """What the workers have spent their time on, by seat, as far as it is noted."""
+        """Time per stage of each worker, by worker id, as far as recorded."""
         return {}
 
     def begin(self, restart: bool) -> object:
-        """An iteration has begun at the cursor. `restart`: other batches come than were ahead."""
+        """Begin an iteration at the cursor. `restart`: prefetched batches are stale."""
 
     def next(self) -> Any:
-        """The batch at the position, which stays there until `delivered`.
+        """Return the batch at the position, which stays there until `delivered`.
 
-        An exception that stands for its batch has been delivered.
+        An exception that replaces its batch counts as delivered.
 
         Raises:
-            StopIteration: the epoch has none left.
-            SampleError: a sample of it could not be loaded, and may not be skipped.
-            Exception: whatever a user's dataset raises.
+            StopIteration: the epoch has no batches left.
+            SampleError: a sample of the batch could not be loaded, and must not be skipped.
+            Exception: any error of a user's dataset.
         """
         raise NotImplementedError
 
     def delivered(self) -> None:
-        """The batch of the last `next` is handed out: the position moves behind it."""
+        """Record that the batch of the last `next` is delivered, and advance the position."""
 
     def poll(self) -> None:
-        """Take in what the workers have told so far."""
+        """Process the workers' messages."""
 
     def restart_prefetch(self) -> None:
-        """Go on from the position: it is not where it was."""
+        """Continue from the position, which was moved."""
 
     def apply(self, **changes: int | None) -> None:
-        """Change what may change while the loader works: fields of `engine.LiveSettings`."""
+        """Change settings of the running engine: fields of `engine.LiveSettings`."""
 
     def release(self) -> object:
-        """Let go, in a forked process, of what is not the backend's own; the caller keeps it."""
+        """In a forked process, release what belongs to the parent. The caller keeps the returned
+        objects alive.
+        """
         return None
 
     def close(self) -> None:
-        """End the workers. Batches that were handed out stay valid."""
+        """End the workers. Delivered batches stay valid."""
 
 
 IDLE = Backend()
-"""Stands where no backend was built yet, or where its workers have ended."""
+"""Placeholder before an engine is built, or after its workers have ended."""

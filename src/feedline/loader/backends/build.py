@@ -1,4 +1,4 @@
-"""A backend, put together as a decision says: a crew, slots, a feed, a carrier."""
+"""Construction of an engine from a decision: worker pool, slots, feed, device transfer."""
 
 from __future__ import annotations
 
@@ -42,28 +42,28 @@ from feedline.trace.split import Timing
 __all__ = ["build"]
 
 _ROW_TIMEOUT_S = 120.0
-"""How long a worker may stay on one row before it counts as stuck, see `engine.patience`."""
+"""Time on one row after which a worker counts as stuck, see `engine.patience`."""
 
 # The fork server imports these once, so that every worker starts with them at once.
 _PRELOAD = ("numpy", "torch", "simplejpeg", "PIL.Image", "feedline.images.folder")
 _PRELOAD_WHOLE = ("numpy", "torch", "torch.utils.data", "PIL.Image", "feedline.dataset.fetcher")
 
 _KEPT_BY_USER = 2
-"""Batches that a user may hold without a copy, besides those that are made ahead."""
+"""Batches a user may hold without a copy, besides those made ahead."""
 
 
 def build(decision: Decision, settings: Settings, cursor: BatchCursor, timing: Timing) -> Backend:
-    """A backend at work from the cursor's position on.
+    """Build an engine that starts at the cursor's position.
 
     Args:
-        decision: whose code makes the batches.
-        settings: how.
-        cursor: which batches come.
-        timing: where the times of steps are added.
+        decision: chosen engine.
+        settings: settings of the loader.
+        cursor: order of the batches.
+        timing: receives the times of steps.
 
     Raises:
         UsageError: the dataset cannot be sent to workers.
-        ResourceError: memory or processes that the machine does not have.
+        ResourceError: not enough memory or processes on this machine.
     """
     if decision.rows is not None:
         return _started(_rows_backend(decision, settings, cursor, timing))
@@ -82,7 +82,7 @@ def build(decision: Decision, settings: Settings, cursor: BatchCursor, timing: T
 
 
 def _started(backend: WorkerBackend) -> WorkerBackend:
-    """Set a backend to work."""
+    """Start an engine."""
     with _closed_on_error(backend):
         backend.restart_prefetch()
     return backend
@@ -100,7 +100,7 @@ def _closed_on_error(thing: Crew | WorkerBackend) -> Iterator[None]:
 def _rows_backend(
     decision: Decision, settings: Settings, cursor: BatchCursor, timing: Timing
 ) -> WorkerBackend:
-    """Workers that write rows side by side into batches of a known size."""
+    """Build workers that share batches of rows of a known size."""
     asked, native = settings.asked, settings.asked.native
     assert decision.rows is not None
     source: Source = decision.rows
@@ -136,7 +136,9 @@ def _rows_backend(
         form: Callable[[Tensors], Any] = tuple if native else list
         carrier: Carrier
         if asked.device is not None and asked.device.type != "cpu":
-            assert decision.on_device is not None, "something becomes of batches on a device"
+            assert decision.on_device is not None, (
+                "device transforms are set for batches on a device"
+            )
             carrier = AcceleratorCarrier(
                 slots,
                 decision.on_device,
@@ -167,7 +169,7 @@ def _whole_batches(
     cursor: BatchCursor,
     timing: Timing,
 ) -> WorkerBackend:
-    """Workers that make whole batches, one each."""
+    """Build workers that make whole batches, one each."""
     crew = start_crew(
         fetcher,
         slots_bytes=0,
@@ -208,7 +210,7 @@ def _in_process(
     cursor: BatchCursor,
     timing: Timing,
 ) -> InProcessBackend:
-    """Batches made in this process when they are asked for."""
+    """Build an engine that makes batches in this process on request."""
     pinned = pins(settings.pin)
 
     def make(batch: Batch) -> Any:

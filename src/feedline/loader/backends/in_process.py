@@ -1,7 +1,7 @@
-"""Batches made in this process, when they are asked for: num_workers=0.
+"""Batches made in this process, on request: num_workers=0.
 
-Guarantees: nothing is made ahead; what is raised is raised here, as it is, and the next call comes
-to the next batch, as torch's does.
+Guarantees: nothing is made ahead; exceptions are raised unchanged, and the next call returns the
+next batch, as in torch.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _QUICK_NS = 400_000  # to note one costs some 3 us
 
 
 class InProcessBackend(Backend):
-    """No workers.
+    """Engine without workers.
 
     Args:
         make: makes a batch.
-        cursor: where the loader stands.
-        timing: where the times of steps are added.
+        cursor: position of the loader.
+        timing: receives the times of steps.
     """
 
     def __init__(self, make: Callable[[Batch], Any], cursor: BatchCursor, timing: Timing) -> None:
@@ -48,11 +48,11 @@ class InProcessBackend(Backend):
         self._quick = 0  # batches one after another that took no time
 
     def spent(self) -> dict[int, StageTimings]:
-        """What this process has spent its time on, as if it were a worker."""
+        """Time per stage of this process, as if it were a worker."""
         return {0: read_page(self._memory)}
 
     def _made(self, batch: Batch) -> Any:
-        """Make a batch, and note what that takes; of tiny ones every 64th."""
+        """Make a batch, and record its time; of tiny ones every 64th."""
         stage_timer.drop_task(self._page)
         if self._page is None or (self._quick > _QUICK and self._quick % _QUICK):
             self._quick += 1
@@ -67,11 +67,11 @@ class InProcessBackend(Backend):
             self._quick = self._quick + 1 if time.monotonic_ns() - began_ns < _QUICK_NS else 0
 
     def close(self) -> None:
-        """There is nothing to end but a task that was broken off."""
+        """End a task that was interrupted."""
         stage_timer.drop_task(self._page)
 
     def begin(self, restart: bool) -> None:
-        """An iteration has begun at the cursor."""
+        """Begin an iteration at the cursor."""
         self._handed_out_s = 0.0
 
     def next(self) -> Any:
@@ -86,10 +86,11 @@ class InProcessBackend(Backend):
             made = self._made(batch)
         except StopIteration as error:
             self._cursor.delivered(batch)
-            notes = getattr(error, "__notes__", None) or ["Raised where a batch was made."]
+            notes = getattr(error, "__notes__", None) or ["Raised while a batch was made."]
             raise RuntimeError(
-                f"StopIteration would end the epoch without a word. {' '.join(notes)} An iterator "
-                "in the dataset ran out, or next() was called without a default"
+                f"StopIteration in the dataset would end the epoch silently. {' '.join(notes)} "
+                "Either an iterator in the dataset is exhausted, or next() was called without a "
+                "default"
             ) from error
         except Exception as error:
             self._cursor.delivered(batch)
@@ -107,7 +108,7 @@ class InProcessBackend(Backend):
         return made
 
     def delivered(self) -> None:
-        """The batch is handed out; after Ctrl-C before this, the next call makes it again."""
-        assert self.batch is not None, "a batch that was never made"
+        """Record the delivery of the batch; after Ctrl-C before this, it is made again."""
+        assert self.batch is not None, "no batch was made"
         self._cursor.delivered(self.batch)
         self.skipped += self._left_out

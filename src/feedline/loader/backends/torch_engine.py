@@ -1,10 +1,10 @@
-"""torch's own engine, for IterableDataset: its rules for workers and for sharding, its iterator.
+"""torch's own engine for IterableDataset, with its rules for workers and sharding, and its
+iterator.
 
-Guarantees: what torch's DataLoader gives, and where it stands. A state goes on by drawing again
-what was handed out, from the random states of then, and throwing it away: exact for a dataset that
-does the same again, at the price of its work. An exception that stands for a batch is a step as a
-batch is. Without workers a dataset or iterator with `state_dict` and `load_state_dict` is asked for
-its own state instead.
+Guarantees: the batches of torch's DataLoader, with a position. On resume the delivered batches are
+drawn again from the recorded random states and discarded: exact for a deterministic dataset, at the
+cost of its work. An exception that replaces a batch is a step like a batch. Without workers the
+state of a dataset or iterator with `state_dict` and `load_state_dict` is used instead.
 Relies on: the loader calling `begin` for each iteration.
 """
 
@@ -43,10 +43,10 @@ _ITERATOR, _DATASET = "iterator_state", "dataset_state"
 
 
 class TorchBackend(Backend):
-    """Cursor and maker in one: torch knows neither without the other.
+    """Cursor and engine in one, because torch's cannot be separated.
 
     Args:
-        loader: the loader whose attributes torch's engine reads; not kept alive.
+        loader: loader whose attributes torch's engine reads; referenced weakly.
     """
 
     def __init__(self, loader: TorchDataLoader[Any]) -> None:
@@ -69,26 +69,26 @@ class TorchBackend(Backend):
 
     @property
     def workers(self) -> int:
-        """How many worker processes there are to be."""
+        """Target number of worker processes."""
         return self._loader.num_workers
 
     @property
     def phase(self) -> Phase:
-        """One without end, of no size."""
+        """Endless phase without an image size."""
         return Phase(epochs=1)
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers of the epoch under way, or else of the last one."""
+        """Process ids of the workers of the current epoch, or of the last one."""
         return [process.pid for process in self._processes]
 
     @property
     def handles(self) -> list[Any]:
-        """Torch's own objects of these workers."""
+        """torch's objects of these workers."""
         return self._processes
 
     def begin(self, restart: bool = False) -> bool:
-        """An iteration begins."""
+        """Begin an iteration."""
         if self._restored is None and self.position.step:
             self._go_to(self.position.epoch + 1)
         self._open()
@@ -116,7 +116,7 @@ class TorchBackend(Backend):
         self._start, self._iterator, self._restored = start, iterator, None
 
     def _begun(self) -> Any:
-        """An iterator of torch's, as its own `__iter__` begins one."""
+        """Create torch's iterator, like its own `__iter__`."""
         with contextlib.ExitStack() as starting:
             if (pages := self._opened_pages()) is not None:
                 starting.enter_context(pages.starting(self._loader))
@@ -127,7 +127,7 @@ class TorchBackend(Backend):
         return iterator
 
     def _opened_pages(self) -> TorchWorkers | None:
-        """Where the workers note what their time goes to; None where that cannot be."""
+        """Stage timings of the workers; None if not available."""
         if self._pages is None or self._pages.owner != os.getpid():
             with contextlib.suppress(OSError):
                 self._pages = (
@@ -136,7 +136,7 @@ class TorchBackend(Backend):
         return self._pages
 
     def spent(self) -> dict[int, StageTimings]:
-        """What the workers have spent their time on, by their ids."""
+        """Time per stage of each worker, by worker id."""
         return {} if self._pages is None else self._pages.spent()
 
     def _iterator_of_torch(self) -> Any:
@@ -151,7 +151,7 @@ class TorchBackend(Backend):
         return iterator
 
     def _skip(self, iterator: Any) -> None:
-        """Draw again what was handed out; what was raised then may be raised again."""
+        """Draw the delivered batches again; exceptions of then may be raised again."""
         for step in range(self.position.step):
             before = _received(iterator)
             try:
@@ -162,7 +162,7 @@ class TorchBackend(Backend):
                     raise
 
     def next(self) -> Any:
-        """The next batch of torch's iterator, which counts it."""
+        """Return the next batch of torch's iterator."""
         # None is open after `set_epoch` or `load`, which may come between `begin` and here.
         if self._restored is not None or self._iterator is None:
             self._open()
@@ -183,7 +183,7 @@ class TorchBackend(Backend):
         return made
 
     def _timed_out(self, error: RuntimeError) -> LoadTimeoutError:
-        """An error of torch's, with its facts."""
+        """Convert a timeout error of torch to one with its facts."""
         iterator: Any = self._iterator
         # Names of torch's: where a release lacks them, the worker is not known.
         task = getattr(iterator, "_task_info", {}).get(getattr(iterator, "_rcvd_idx", None))
@@ -191,23 +191,22 @@ class TorchBackend(Backend):
         if isinstance(task, tuple) and task and task[0] in range(len(self._processes)):
             worker = int(task[0])
             pid = self._processes[worker].pid
-            which = f": worker {worker} (pid {pid}) has not made its next batch"
+            which = f": worker {worker} (pid {pid}) has not finished its next batch"
         return LoadTimeoutError(
-            f"{error}{which}. The storage may have been unavailable (a network disk or server "
-            "that does not answer), or a batch takes longer. Pass a larger timeout, or 0 to wait "
-            "for ever",
+            f"{error}{which}. The storage may be unavailable (a network disk or server that does "
+            "not answer), or a batch takes longer. Set a larger timeout, or 0 for no limit",
             seconds=float(self._loader.timeout),
             worker=worker,
         )
 
     def _go_to(self, epoch: int) -> None:
-        """Stand at the beginning of an epoch that is not opened yet."""
+        """Set the position to the beginning of an epoch that is not opened yet."""
         self._iterator = self._start = self._restored = None
         self._raised = []
         self.position = Position(epoch=epoch)
 
     def fork(self) -> TorchBackend | None:
-        """The iteration under way, to go on apart from the next; None if there is none."""
+        """Current iteration, to continue apart from the next; None if there is none."""
         if self._iterator is None:
             return None
         apart = copy.copy(self)
@@ -215,7 +214,7 @@ class TorchBackend(Backend):
         return apart
 
     def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
-        """Where the loader stands."""
+        """Position as a state."""
         if self._restored is not None:
             return dict(self._restored)
         start = self._start or RandomStates.now(None, self._loader.generator)
@@ -247,31 +246,31 @@ class TorchBackend(Backend):
         }
 
     def load(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-        """Go on as a state says, with the next batch."""
+        """Continue from a state with the next batch."""
         check_state(state)
         check_same_run(
             state,
             self._mine(identity),
-            "An IterableDataset shares itself out among its workers, so their number counts",
+            "An IterableDataset is divided among its workers, so their number must be the same",
         )
         position = position_in(state)
         if not isinstance(state.get("random"), Mapping):
-            raise StateError("cannot resume: the state is damaged: random")
+            raise StateError("cannot resume: the state is damaged: invalid 'random'")
         raised = state.get("raised", [])  # older states have none
         if not isinstance(raised, list) or not all(
             is_count(step) and step < position.step for step in raised
         ):
-            raise StateError("cannot resume: the state is damaged: raised")
+            raise StateError("cannot resume: the state is damaged: invalid 'raised'")
         self._restored = dict(state)
         self._raised = list(raised)
         self.position = position
 
     def steps(self, epoch: int) -> int:
-        """Batches of an epoch, as far as the dataset tells."""
+        """Number of batches of an epoch, if the dataset has a length."""
         return TorchDataLoader.__len__(self._loader)
 
     def set_epoch(self, epoch: int) -> bool:
-        """Begin the next iteration as `epoch`; a dataset with `set_epoch` is told."""
+        """Begin the next iteration as `epoch`; calls `set_epoch` of the dataset if it exists."""
         tell = getattr(self._loader.dataset, "set_epoch", None)
         if callable(tell):
             tell(epoch)
@@ -281,35 +280,37 @@ class TorchBackend(Backend):
         return True
 
     def set_step(self, step: int) -> bool:
-        """Refuse: an IterableDataset has no batch that can be left out unmade."""
+        """Raise an error: an IterableDataset cannot skip batches without making them."""
         raise UsageError(
-            "an IterableDataset cannot leave out its first batches unmade; leave its first samples "
-            "out in its __iter__, or load a state"
+            "an IterableDataset cannot skip its first batches without making them; skip its first "
+            "samples in its __iter__, or load a state"
         )
 
     def set_image_size(self, size: int | None) -> bool:
-        """Refuse: batches come from torch's workers, which know of no size."""
+        """Raise an error: torch's workers do not know image sizes."""
         raise UsageError(
             "an IterableDataset cannot be given an image size: torch's engine makes its batches "
-            "ahead, without one. A map-style Dataset can"
+            "ahead, without one. Use a map-style Dataset"
         )
 
     def apply(self, **changes: int | None) -> None:
-        """Refuse: the number of workers decides how the dataset is shared out."""
-        raise UsageError("the workers of an IterableDataset cannot change; build a new loader")
+        """Raise an error: the number of workers determines how the dataset is divided."""
+        raise UsageError(
+            "the number of workers of an IterableDataset cannot change; build a new loader"
+        )
 
     def release(self) -> object:
-        """Forget torch's iterators, which are of the process that this one was forked from.
+        """Forget torch's iterators, which belong to the process this one was forked from.
 
         Returns:
-            The iterators: to be kept, as their end would be that of the other process's workers.
+            The iterators. Keep them alive: their finalizer would end the other process's workers.
         """
         held = self._iterator, self._loader._iterator
         self._iterator = self._loader._iterator = None
         return held
 
     def close(self) -> None:
-        """End torch's workers, though an exception's traceback may keep their iterator alive."""
+        """End torch's workers, even if an exception's traceback keeps their iterator alive."""
         iterator, self._iterator, self._pages = self._iterator, None, None
         loader = self._of()
         persistent = None if loader is None else loader._iterator
@@ -321,26 +322,26 @@ class TorchBackend(Backend):
 
 
 def _end_workers(iterator: Any) -> None:
-    """As torch does when the iterator is garbage; it may be done twice."""
+    """End workers like torch does when the iterator is garbage; may be called twice."""
     if hasattr(iterator, "_shutdown_workers"):
         iterator._shutdown_workers()
 
 
 def _samples(iterator: Any) -> Any:
-    """The iterator over the dataset itself, where there are no workers."""
+    """Iterator over the dataset itself, without workers."""
     return getattr(getattr(iterator, "_dataset_fetcher", None), "dataset_iter", None)
 
 
 def _received(iterator: Any) -> int | None:
-    """How many batches of workers torch's iterator has taken in order; None without workers."""
+    """Number of batches torch's iterator has received in order; None without workers."""
     received: int | None = getattr(iterator, "_rcvd_idx", None)
     return received
 
 
 def _order_changed(iterator: Any, before: int | None) -> bool:
-    """Whether what was raised stands for a batch: after a timeout the same batch is still to come.
+    """Return True if an exception replaces a batch: after a timeout the same batch still follows.
 
-    `before` is what `_received` said of the iterator before.
+    `before` is what `_received` returned before.
     """
     in_order = getattr(iterator, "_in_order", True)  # from torch 2.6 on
     return before is None or not in_order or iterator._rcvd_idx != before

@@ -1,4 +1,4 @@
-"""A worker's process, as tools that know torch's iterators look at it."""
+"""Handle of a worker process, for tools that inspect torch's iterators."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["WorkerHandle"]
 
 
 class WorkerHandle:
-    """A worker's process, with the methods that public code calls on torch's worker objects.
+    """Handle with the methods that public code calls on torch's worker objects.
 
-    It never means another process to which the system has given the same id since.
+    It never refers to another process that has since got the same id.
     """
 
     def __init__(self, pid: int) -> None:
@@ -23,7 +23,7 @@ class WorkerHandle:
             self._process = psutil.Process(pid)
 
     def is_alive(self) -> bool:
-        """Return True if it runs."""
+        """Return True if the process is running."""
         try:
             return (
                 self._process is not None
@@ -34,13 +34,13 @@ class WorkerHandle:
             return False
 
     def terminate(self) -> None:
-        """Send it SIGTERM. Nothing happens if it has ended."""
+        """Send it SIGTERM. No effect if it has ended."""
         if self._process is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._process.terminate()
 
     def kill(self) -> None:
-        """Send it SIGKILL. Nothing happens if it has ended."""
+        """Send it SIGKILL. No effect if it has ended."""
         if self._process is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._process.kill()

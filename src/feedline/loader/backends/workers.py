@@ -1,11 +1,10 @@
-"""Batches made by workers: feed, carrier and position, kept in step.
+"""Batches made by workers: feed, device transfer and position, kept in step.
 
-Guarantees: the position moves when a batch is handed out, and only then; whatever was prepared
-for another position, size or epoch is never handed out. After an error of a row the next call
-comes to the same batch again; after a user's own exception, which stands for its whole batch, and
-for a user's Dataset in any case, it comes to the next, as torch's does. After an exception in
-mid-work, Ctrl-C above all, the feed's records may be wrong: the next call starts new workers from
-the position.
+Guarantees: the position moves only when a batch is delivered; batches prefetched for another
+position, size or epoch are never delivered. After an error of a row the next call returns the same
+batch again; after a user's own exception, which replaces its whole batch, and for a user's Dataset
+in any case, it returns the next, as in torch. After an exception in mid-work, e.g. Ctrl-C, the
+feed's records may be wrong: the next call starts new workers from the position.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ __all__ = ["WorkerBackend"]
 
 
 class WorkerBackend(Backend):
-    """A feed and a carrier, at a cursor.
+    """A feed and a device transfer, at a cursor.
 
     Args:
         feed: makes the batches.
-        carrier: brings them to the device.
-        cursor: where the loader stands.
-        policy: says which samples of a batch with failures are left out, or raises.
-        skip_after_error: after an error of a row, too, the next call comes to the next batch.
+        carrier: transfers them to the device.
+        cursor: position of the loader.
+        policy: selects the samples to skip in a batch with failures, or raises.
+        skip_after_error: after an error of a row, too, the next call returns the next batch.
     """
 
     def __init__(
@@ -56,27 +55,27 @@ class WorkerBackend(Backend):
         self._policy = policy
         self._ahead: list[tuple[Batch, list[Skipped]]] = []  # sent and not yet handed out
         self._left_out: list[Skipped] = []  # of the latest batch; `delivered` counts them
-        self._failed_ahead = False  # the batch behind those in `_ahead` could not be made
+        self._failed_ahead = False  # the batch after those in `_ahead` could not be made
         self._disturbed = False
 
     @property
     def live(self) -> LiveSettings:
-        """What `apply` changes."""
+        """Settings that `apply` changes."""
         return self.feed.settings
 
     @property
     def shares_batches(self) -> bool:
-        """Whether all workers share each batch, in pieces; else a batch is one worker's."""
+        """True if all workers share each batch; otherwise a batch is made by one worker."""
         return self.feed.shares_batches
 
     @property
     def workers(self) -> int:
-        """How many workers there are to be."""
+        """Target number of workers."""
         return self.feed.settings.workers
 
     @property
     def under_way(self) -> int:
-        """How many batches are made or being made, and not handed out."""
+        """Number of batches in flight."""
         return self.feed.under_way + len(self._ahead)
 
     @property
@@ -86,31 +85,31 @@ class WorkerBackend(Backend):
 
     @property
     def deaths(self) -> list[str]:
-        """How each worker died that had to be replaced."""
+        """Causes of death of replaced workers."""
         return list(self.feed.deaths)
 
     @property
     def memory_bytes(self) -> int:
-        """What is allocated for batches."""
+        """Memory allocated for batches."""
         return self.feed.slots.memory_bytes
 
     @property
     def batch_bytes(self) -> int:
-        """What is allocated for one, on average; 0 where none has been made."""
+        """Mean memory of one batch; 0 if none was made yet."""
         return self.feed.slots.memory_bytes // self.feed.slots.slots
 
     def spent(self) -> dict[int, StageTimings]:
-        """What the workers have spent their time on, by seat."""
+        """Time per stage of each worker, by worker id."""
         return self.feed.spent()
 
     def begin(self, restart: bool) -> None:
-        """An iteration has begun at the cursor."""
+        """Begin an iteration at the cursor."""
         if restart:
             self.restart_prefetch()
         self.carrier.pause()
 
     def next(self) -> Any:
-        """The batch at the position."""
+        """Return the batch at the position."""
         if self._cursor.order_changed() or self._failed_ahead:
             self.restart_prefetch()
         if self._cursor.at_end():
@@ -132,21 +131,21 @@ class WorkerBackend(Backend):
         return made
 
     def delivered(self) -> None:
-        """The batch is handed out; after Ctrl-C before this, new workers make it again."""
-        assert self.batch is not None, "a batch that was never made"
+        """Record the delivery of the batch; after Ctrl-C before this, new workers make it again."""
+        assert self.batch is not None, "no batch was made"
         self._cursor.delivered(self.batch)
         self.skipped += self._left_out
         self._disturbed = False
 
     def poll(self) -> None:
-        """Take in what the workers have told so far."""
+        """Process the workers' messages."""
         self.recover()
         self._disturbed = True
         self.feed.poll(0.0)
         self._disturbed = False
 
     def restart_prefetch(self) -> None:
-        """Make the workers go on from the position: it is not where it was."""
+        """Make the workers continue from the position, which was moved."""
         if not self._disturbed:
             self._disturbed = True
             self._forget_ahead()
@@ -154,14 +153,14 @@ class WorkerBackend(Backend):
             self._disturbed = False
 
     def recover(self) -> None:
-        """Begin again with new workers where something broke off half done."""
+        """Start again with new workers after an interrupted operation."""
         if self._disturbed:
             self._forget_ahead()
             self.feed.restart(self._cursor.ahead())
             self._disturbed = False
 
     def apply(self, **changes: int | None) -> None:
-        """Change what may change while the loader works: fields of `LiveSettings`."""
+        """Change settings of the running engine: fields of `LiveSettings`."""
         self.recover()
         self._disturbed = True
         try:
@@ -172,7 +171,7 @@ class WorkerBackend(Backend):
         self._disturbed = False
 
     def close(self) -> None:
-        """End the workers and let go of all memory."""
+        """End the workers and free all memory."""
         self.carrier.close()
         self.feed.close()
 
@@ -193,7 +192,7 @@ class WorkerBackend(Backend):
         self._ahead.append((flight.batch, skipped))
 
     def _send_asked(self) -> None:
-        """Send the batch at the position, or raise what stands for it."""
+        """Send the batch at the position, or raise the exception that replaces it."""
         flight = self._take()
         try:
             self._send(flight)
@@ -206,7 +205,7 @@ class WorkerBackend(Backend):
             raise
 
     def _send_ahead(self) -> None:
-        """Start the next batch on its way to the device if it is made, across epoch edges too."""
+        """Start the transfer of the next batch if it is made, across epoch edges too."""
         if self.carrier.ahead and self.feed.ready():
             try:
                 self._send(self._take())
