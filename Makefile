@@ -44,6 +44,7 @@ lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks conformance docs examples laboratory
 	$(BIN)/ruff format --check src tests benchmarks conformance docs examples laboratory
 	$(BIN)/mypy
+	$(BIN)/python conformance/faults.py --check
 
 # Build the documentation as a site, in build/site.
 docs: $(READY)

@@ -8,7 +8,7 @@ named tests run there, and the fault is taken out again. C files are compiled an
 
 Guarantees: the checkout is only read. A fault whose text does not occur exactly once is an error,
 and so is a named test that fails without any fault: then its failing would say nothing.
-Relies on: Python 3.11 or newer (tomllib), the packages of `pip install -e ".[dev]"`, a C compiler
+Relies on: the packages of `pip install -e ".[dev]"`, a C compiler
 and setuptools for faults in C files.
 Ends with status 0 if every fault was seen, 1 if one went unseen, 2 if one could not be tried.
 """
@@ -29,7 +29,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import tomllib
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
