@@ -45,7 +45,6 @@ NEEDS = {  # what a page's blocks need beside feedline's own dependencies
     "other-frameworks": ("timm",),
     "remote-data": ("s3fs", "moto"),
     "sources": ("lmdb",),
-    "track-metrics": ("tensorboard",),
     "train": ("timm", "safetensors"),
     "transformers": ("transformers", "accelerate"),
 }
