@@ -166,7 +166,7 @@ def test_resuming_with_nothing_to_go_on_from_says_so(
     [
         (("--schedule", "huge"), ("cannot read 'huge'",)),
         (("--preset", "ffcv"), ("both schedule and preset 'ffcv'",)),
-        (("--epochs", 3), ("epochs needs a preset",)),
+        (("--epochs", 3), ("epochs needs", "--image-size")),
         (("--opt", "adamx", "--lr", 0.1), ("optimizer 'adamx'", "adam")),
         (("--device", "gpu"), ("--device", "'gpu'", "'cpu'")),
         (("--initial-checkpoint", "none.pt"), ("no such file 'none.pt'",)),
