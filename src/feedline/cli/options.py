@@ -18,10 +18,30 @@ from feedline.cli.output import is_replaceable, partial_file
 from feedline.errors import UsageError
 
 __all__ = [
-    *("DATA", "DEVICE", "LOADER", "MEASUREMENT", "OUTPUT", "SCHEDULE"),
-    *("Amp", "AmpDtype", "BatchSize", "CacheFolder", "Device", "HtmlFile", "ImageSize", "Images"),
-    *("JsonFile", "OnError", "SettingsFile", "SvgFile", "Workers"),
-    *("amp_mode", "byte_size", "panel", "parse_sizes", "parse_workers"),
+    "DATA",
+    "DEVICE",
+    "LOADER",
+    "MEASUREMENT",
+    "OUTPUT",
+    "SCHEDULE",
+    "Amp",
+    "AmpDtype",
+    "BatchSize",
+    "CacheFolder",
+    "Device",
+    "HtmlFile",
+    "ImageSize",
+    "Images",
+    "JsonFile",
+    "OnError",
+    "SettingsFile",
+    "SvgFile",
+    "Workers",
+    "amp_mode",
+    "byte_size",
+    "panel",
+    "parse_sizes",
+    "parse_workers",
 ]
 
 LOADER, DEVICE, DATA = "Loading", "Device", "Data"

@@ -56,7 +56,7 @@ def train(
         str | None, _model("Published schedule.", "efficientnetv2|ffcv|mosaicml|...")
     ] = None,
     epochs: Annotated[int | None, _model("Epochs, with --preset or --image-size.", "N")] = None,
-    image_size: Annotated[int | None, _model("Train at one size, with --epochs.", "PX")] = None,
+    image_size: Annotated[int | None, _model("Image size in pixels.", "PX")] = None,
     pretrained: Annotated[bool, _model("Start from timm's pretrained weights.")] = False,
     initial_checkpoint: Annotated[Path | None, _model("Start from these weights.", "FILE")] = None,
     freeze: Annotated[
