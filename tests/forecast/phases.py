@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from feedline.diagnose.step_load import StepLoad
-from feedline.forecast.rates import Point, Rates
+from feedline.forecast.rates import PoolRate, Rates
 from feedline.stores.cache_layout import Level
 
 LEVELS: dict[tuple[int, Level | None], float] = {
@@ -33,13 +33,13 @@ def load(**given: Any) -> StepLoad:
     return StepLoad(**(usual | given))
 
 
-def point(stretch: float = 1.0, **given: Any) -> Point:
+def point(stretch: float = 1.0, **given: Any) -> PoolRate:
     """A crew whose steps take so many times as long as the model says."""
     needed = load(**given)
-    return Point(load=needed, step_ms=needed.step_ms * stretch)
+    return PoolRate(load=needed, step_ms=needed.step_ms * stretch)
 
 
-def rates(size: int | None = 224, *points: Point, **given: Any) -> Rates:
+def rates(size: int | None = 224, *points: PoolRate, **given: Any) -> Rates:
     """A phase of batches of 32 images."""
     usual: dict[str, Any] = {"rows": 32.0, "wanted_px": size}
     return Rates(size=size, points=points or (point(),), **(usual | given))

@@ -107,5 +107,5 @@ def test_what_is_out_of_range_is_no_change(given: Any) -> None:
 
 def test_what_is_no_text_is_refused() -> None:
     wrong: Any = 8
-    with pytest.raises(UsageError, match="is text"):
+    with pytest.raises(UsageError, match="must be text"):
         Changes.parse(wrong)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from feedline.control.window import Window
-from feedline.forecast.rates import Point, point_of
+from feedline.forecast.rates import PoolRate, pool_rate
 from forecast.phases import point, rates
 
 
-def seen(window: dict[str, Any], **options: Any) -> Point:
+def seen(window: dict[str, Any], **options: Any) -> PoolRate:
     usual: dict[str, Any] = {
         "phase": None,
         "steps": 10,
@@ -30,7 +30,7 @@ def seen(window: dict[str, Any], **options: Any) -> Point:
         "step_cpu_s": 0.001,
         "hand_cpu_s": 0.002,
     }
-    return point_of(Window(**(usual | window)), **(given | options))
+    return pool_rate(Window(**(usual | window)), **(given | options))
 
 
 def test_waiting_for_a_core_is_no_work_and_the_rest_is_divided() -> None:
@@ -95,7 +95,7 @@ def test_crews_that_were_equally_at_work_tell_nothing_of_what_is_shared() -> Non
 
 
 def test_no_figure_is_infinite() -> None:
-    still = Point(load=point(compute_ms=0.0, work_cpu_ms=0.0).load, step_ms=0.0)
+    still = PoolRate(load=point(compute_ms=0.0, work_cpu_ms=0.0).load, step_ms=0.0)
     assert math.isfinite(rates(224, still).per_s(0.0))
     assert still.lanes == 0.0
-    assert rates(224, still, point(workers=4)).near(4).load.workers == 4
+    assert rates(224, still, point(workers=4)).nearest(4).load.workers == 4

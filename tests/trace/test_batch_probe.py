@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from feedline.trace.batch_probe import BatchInfo, BatchProbe, inspect_batch
-from feedline.watching.device_clock import device_event
+from feedline.watching.step_recorder import device_event
 
 Pair = namedtuple("Pair", "image label")
 IMAGES = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)

@@ -51,7 +51,7 @@ def test_images_are_counted_and_what_they_wait_for_is_told_from_work() -> None:
     assert phase.shared < 0.2
     (one,) = found.what_if("workers=1").phases
     assert one.limit == "workers"
-    with pytest.raises(UsageError, match="at a size"):
+    with pytest.raises(UsageError, match="image size"):
         found.what_if("cache=64")
 
 

@@ -9,7 +9,7 @@ import time
 from feedline.trace.batch_probe import BatchInfo
 from feedline.trace.recorder import Recorder
 from feedline.trace.run import Loader
-from feedline.watching.device_clock import DeviceClock
+from feedline.watching.step_recorder import DeviceClock
 
 
 class Mark:
@@ -47,8 +47,8 @@ def test_whoever_asks_for_the_run_takes_no_step_twice_and_none_away() -> None:
         for thread in threads:
             thread.start()
         for _ in range(3000):
-            clock.asked()
-            clock.got()
+            clock.batch_requested()
+            clock.batch_received()
             now_ns = time.monotonic_ns()
             record.add_batch(BatchInfo(), now_ns, now_ns)
     finally:

@@ -184,5 +184,5 @@ def size(value: float) -> str:
 
 def count(number: int, noun: str) -> str:
     """Format a number with its noun, singular or plural."""
-    many = "es" if noun.endswith(("ch", "s")) else "s"
+    many = "es" if noun.endswith(("tch", "s")) else "s"
     return f"{number:,} {noun}" + ("" if number == 1 else many)

@@ -1,6 +1,6 @@
-"""What is changed, as a user writes it: "workers=8,cache=256,cores=16,gpu=2".
+"""Changes of a training and their text form: "workers=8,cache=256,cores=16,gpu=2".
 
-Guarantees: pure; what is not understood is an error that lists what may be written.
+Guarantees: pure; invalid text raises an error that lists the valid forms.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from feedline.errors import UsageError
 
 __all__ = ["Changes"]
 
-_MOST_CORES = 4096
-_LEAST_SIDE, _MOST_SIDE = 8, 8192  # of a cache's level
-_LEAST_GPU, _MOST_GPU = 0.01, 1000.0
+_MAX_CORES = 4096
+_MIN_CACHE_PX, _MAX_CACHE_PX = 8, 8192
+_MIN_GPU, _MAX_GPU = 0.01, 1000.0
 
 _FORM = (
-    f"write any of workers=1..{MAX_SEATS}, cache={_LEAST_SIDE}..{_MOST_SIDE} (a level's side in "
-    f"px) or cache=none, cores=1..{_MOST_CORES}, and gpu={_LEAST_GPU:g}..{_MOST_GPU:g} (how many "
-    "times as fast the step computes), comma separated, e.g. "
+    f"write any of workers=1..{MAX_SEATS}, cache={_MIN_CACHE_PX}..{_MAX_CACHE_PX} (resolution in "
+    f"px) or cache=none, cores=1..{_MAX_CORES}, and gpu={_MIN_GPU:g}..{_MAX_GPU:g} (factor of the "
+    "step's speed), comma separated, e.g. "
     '"workers=8,cache=256,cores=16,gpu=2"'
 )
 _WHOLE = re.compile(r"[0-9]{1,9}", re.ASCII)
@@ -31,16 +31,16 @@ _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Changes:
-    """What is changed of a training; None: it stays as it is.
+    """Changes of a training; None keeps a value.
 
     Args:
-        workers: processes that make batches.
-        cache: the shorter side of the copies that are read, in pixels; "none": the originals.
-        cores: that all processes may use.
-        gpu: how many times as fast the step's own computing is.
+        workers: number of worker processes.
+        cache: resolution of the resized copies (shorter side in pixels); "none" for the originals.
+        cores: number of cores available to all processes.
+        gpu: factor of the step's compute speed.
 
     Raises:
-        UsageError: a value is none that it can have.
+        UsageError: a value is out of range.
     """
 
     workers: int | None = None
@@ -49,47 +49,46 @@ class Changes:
     gpu: float | None = None
 
     def __post_init__(self) -> None:
-        for name, kind, said, least, most in (
+        for name, kind, expected, low, high in (
             ("workers", Integral, "a whole number", 1, MAX_SEATS),
-            ("cache", Integral, "a whole number", _LEAST_SIDE, _MOST_SIDE),
-            ("cores", Integral, "a whole number", 1, _MOST_CORES),
-            ("gpu", Real, "a number", _LEAST_GPU, _MOST_GPU),
+            ("cache", Integral, "a whole number", _MIN_CACHE_PX, _MAX_CACHE_PX),
+            ("cores", Integral, "a whole number", 1, _MAX_CORES),
+            ("gpu", Real, "a number", _MIN_GPU, _MAX_GPU),
         ):
             value: Any = getattr(self, name)
             if value is None or (name == "cache" and value == "none"):
                 continue
             number = isinstance(value, kind) and not isinstance(value, bool)
-            if not number or not least <= value <= most:
+            if not number or not low <= value <= high:
                 raise UsageError(
-                    f"what-if: {name} must be {said} from {least:g} to {most:g}, got {value!r}; "
+                    f"what-if: {name} must be {expected} from {low:g} to {high:g}, got {value!r}; "
                     f"{_FORM}"
                 )
 
     @classmethod
     def parse(cls, text: str) -> Changes:
-        """Read changes from text.
+        """Parse changes from text.
 
         Raises:
-            UsageError: it is empty, a name is unknown or comes twice, or a value is none that it
-                can have.
+            UsageError: the text is empty, a name is unknown or repeated, or a value is invalid.
 
         Example:
             >>> Changes.parse("workers=8,gpu=2")
             Changes(workers=8, cache=None, cores=None, gpu=2.0)
         """
         if not isinstance(text, str):
-            raise UsageError(f"a what-if is text, got {text!r}: {_FORM}")
+            raise UsageError(f"what-if must be text, got {text!r}: {_FORM}")
         found: dict[str, str] = {}
         for part in text.split(","):
             name, equals, value = (piece.strip() for piece in part.partition("="))
             if not equals or name not in cls.__slots__:
-                what = f"what-if {text!r}: cannot read {part.strip()!r}" if text.strip() else ""
-                raise UsageError(f"{what or 'an empty what-if'}; {_FORM}")
+                problem = f"what-if {text!r}: cannot read {part.strip()!r}"
+                raise UsageError(f"{problem if text.strip() else 'empty what-if'}; {_FORM}")
             if name in found:
-                raise UsageError(f"what-if {text!r}: {name} comes twice; {_FORM}")
+                raise UsageError(f"what-if {text!r}: {name} is given twice; {_FORM}")
             found[name] = value
 
-        # What is no number stays text, which is refused with the rest that is out of range.
+        # An invalid number stays text and is rejected by the range check.
         values: dict[str, Any] = {
             name: int(value) if _WHOLE.fullmatch(value) else value for name, value in found.items()
         }
@@ -99,7 +98,7 @@ class Changes:
 
     @classmethod
     def of(cls, changes: str | Changes) -> Changes:
-        """Take changes in either form."""
+        """Return changes that may be given as text."""
         return changes if isinstance(changes, Changes) else cls.parse(changes)
 
     def __str__(self) -> str:

@@ -1,36 +1,44 @@
-"""What was measured of a phase: what its steps and its batches need, with one crew or several.
+"""Measured rates of a phase, with one or several worker pools, and of sizes between them.
 
-Guarantees: pure; a change of nothing predicts what was measured.
+A size between two measured ones: step time and work of an image are interpolated by the pixels.
+Beyond the measured sizes only the step time is scaled by the pixels. The `basis` of the rates
+reports both.
+
+Guarantees: pure; an unchanged setting predicts its measurement; rates that were not measured are
+always marked.
 Relies on: `diagnose.step_load` for the model of a step.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from feedline.control.window import Window
 from feedline.diagnose.step_load import StepLoad
+from feedline.errors import UsageError
 
-__all__ = ["Point", "Rates", "point_of"]
+__all__ = ["PoolRate", "Rates", "pool_rate", "rates_at"]
 
-_APART = 1.3  # times as many workers at work, to see what more of them do to each other's waiting
 
-_READY = 0.6  # of a step, that a batch takes: then workers are enough on average
-_HANDED = 0.3  # of a step, that is waited for a batch that lies ready, at most
-_HANDED_CPU = 2.0  # times what that takes on a core
-_LATE = 0.05  # of a step: what is waited for less than that is no sign of late batches
-_LEAST_MS = 1e-3  # a step that takes less was not measured
+_MIN_RATIO = 1.3  # of busy workers between two pools, to see the effect on their waiting
+
+_READY = 0.6  # of a step, as time for a batch: below, the workers are fast enough on average
+_HAND_OVER = 0.3  # of a step: longest wait for a batch that is ready
+_HAND_OVER_CPU = 2.0  # of the CPU time of the hand-over
+_LATE = 0.05  # of a step: a shorter wait is no sign of late batches
+_MIN_MS = 1e-3  # shorter steps were not measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
-    """A crew at work.
+class PoolRate:
+    """Measurement of one worker pool.
 
     Args:
-        load: what a step needed,
-        step_ms: and how long it took, its waiting included.
-        error: half of the 95% interval of that, as a share of it; 1 where it is not known.
+        load: needs of a step.
+        step_ms: duration of a step, including its data wait.
+        error: half of the 95% interval of `step_ms`, relative to it; 1 if unknown.
     """
 
     load: StepLoad
@@ -39,58 +47,58 @@ class Point:
 
     @property
     def lanes(self) -> float:
-        """Workers that were at work at the same time, in the mean."""
+        """Mean number of busy workers."""
         return self.load.work_ms / self.step_ms if self.step_ms > 0 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """A phase as it was measured.
+    """Measured rates of a phase.
 
     Args:
-        size: of its images, in pixels; None where batches are no images of one size.
-        rows: of a batch; None where they could not be counted.
-        points: the crews that were at work, the one that all is compared with first.
-        wanted_px: the shorter side at which its images are wanted of a cache.
-        level_px: that of the copies that were read; None for the originals.
-        basis: where this was not measured itself, what it follows from.
+        size: image size in pixels; None if batches have no single image size.
+        rows: images in a batch; None if they cannot be counted.
+        points: measurements of worker pools; predictions are compared with the first.
+        wanted_px: shorter side that the phase needs of a cached copy.
+        level_px: shorter side of the copies that were read; None for the originals.
+        basis: source of the rates if they were not measured.
     """
 
     size: int | None
     rows: float | None
-    points: tuple[Point, ...]
+    points: tuple[PoolRate, ...]
     wanted_px: int | None = None
     level_px: int | None = None
     basis: str = ""
 
     @property
-    def now(self) -> Point:
-        """What all is compared with."""
+    def now(self) -> PoolRate:
+        """Measurement that predictions are compared with."""
         return self.points[0]
 
-    def near(self, workers: int) -> Point:
-        """The crew that is most like one of so many workers."""
-        return min(self.points, key=lambda point: _away(point.load.workers, workers))
+    def nearest(self, workers: int) -> PoolRate:
+        """Return the measured pool most similar to a number of workers."""
+        return min(self.points, key=lambda point: _distance(point.load.workers, workers))
 
     @property
     def unit(self) -> str:
-        """Of its rates."""
+        """Unit of the rates."""
         return "steps/s" if self.rows is None else "images/s"
 
     def per_s(self, step_ms: float) -> float:
-        """Images in a second, or steps where rows are not known."""
-        return (self.rows or 1.0) * 1000 / max(_LEAST_MS, step_ms)
+        """Return images/s, or steps/s if the images are unknown."""
+        return (self.rows or 1.0) * 1000 / max(_MIN_MS, step_ms)
 
     @property
     def shared(self) -> float | None:
-        """How far what workers wait for serves one at a time, 0 to 1; None: cannot be told.
+        """Degree to which waiting workers wait for each other, 0 to 1; None if unknown.
 
-        By how much longer each of them waited where more were at work: with as many more, as much
-        longer is 1.
+        Measured by the growth of their waiting with the number of busy workers: proportional
+        growth is 1.
         """
         few = min(self.points, key=lambda point: point.lanes)
         many = max(self.points, key=lambda point: point.lanes)
-        if few.lanes <= 0 or many.lanes < _APART * few.lanes or few.load.work_blocked_ms <= 0:
+        if few.lanes <= 0 or many.lanes < _MIN_RATIO * few.lanes or few.load.work_blocked_ms <= 0:
             return None
         longer = many.load.work_blocked_ms / few.load.work_blocked_ms
         if longer <= 0:
@@ -98,9 +106,9 @@ class Rates:
         return min(1.0, max(0.0, math.log(longer) / math.log(many.lanes / few.lanes)))
 
     def scaled(self, *, compute: float, work: float, **changes: object) -> Rates:
-        """The same with other times: a step's own and a batch's, so many times as long."""
+        """Scale the times of a step and of a batch's work by factors."""
 
-        def other(point: Point) -> Point:
+        def scale(point: PoolRate) -> PoolRate:
             now = point.load
             then = replace(
                 now,
@@ -114,12 +122,12 @@ class Rates:
                 late_ms=now.late_ms * work,
             )
             stretch = point.step_ms / now.step_ms if now.step_ms > 0 else 1.0
-            return Point(load=then, step_ms=then.step_ms * stretch)
+            return PoolRate(load=then, step_ms=then.step_ms * stretch)
 
-        return replace(self, points=tuple(map(other, self.points)), **changes)  # type: ignore[arg-type]
+        return replace(self, points=tuple(map(scale, self.points)), **changes)  # type: ignore[arg-type]
 
 
-def point_of(
+def pool_rate(
     window: Window,
     *,
     error: float,
@@ -128,20 +136,20 @@ def point_of(
     step_cpu_s: float,
     hand_cpu_s: float,
     usual_wait_s: float | None = None,
-) -> Point:
-    """What was seen of a crew.
+) -> PoolRate:
+    """Derive the needs of a step from the times of a window.
 
-    Where workers are enough on average, what each step waits is the taking over of a batch that
-    lies ready. What only some steps wait, or what is more than that takes, is for late batches.
+    If the workers are fast enough on average, a wait of every step is the hand-over of a ready
+    batch. A wait of some steps only, or a longer one, is for late batches.
 
     Args:
-        window: steps with it.
-        error: half of the 95% interval of their mean, as a share.
-        cores: that all may use.
-        compute_s: a step's own work with data for free; None: as in the window.
-        step_cpu_s: on cores for that, all threads.
-        hand_cpu_s: on a core to take a batch over.
-        usual_wait_s: what a step waits in the median; None: as in the mean.
+        window: times of the steps.
+        error: half of the 95% interval of the mean step time, relative to it.
+        cores: cores available to all processes.
+        compute_s: compute-bound step time; None: as in the window.
+        step_cpu_s: CPU time of the step, all threads.
+        hand_cpu_s: CPU time of the hand-over of a batch.
+        usual_wait_s: median data wait of a step; None: the mean.
     """
     compute_ms = 1e3 * (window.own_s if compute_s is None else min(window.own_s, compute_s))
     work_ms, wait_ms = 1e3 * window.work_s, 1e3 * window.wait_s / window.steps
@@ -158,18 +166,81 @@ def point_of(
         beside_cpu_ms=0.0,
     )
     step_ms = 1e3 * window.step_s
-    # Where other programs have the cores, workers are late with little work of their own.
+    # If other programs use the cores, workers are late with little work.
     busy_ms = 1e3 * window.tasks_s / window.steps / max(1, window.workers)
     usual_ms = wait_ms if usual_wait_s is None else 1e3 * usual_wait_s
-    ready_ms = max(_HANDED_CPU * hand_ms, min(usual_ms, _HANDED * step_ms))
+    ready_ms = max(_HAND_OVER_CPU * hand_ms, min(usual_ms, _HAND_OVER * step_ms))
     if max(load.produce_ms, busy_ms) <= _READY * step_ms and wait_ms <= ready_ms + _LATE * step_ms:
         load = replace(load, hand_ms=wait_ms)
     late_ms = min(step_ms - load.even_ms, wait_ms - load.hand_ms)
     enough = load.produce_ms <= _READY * step_ms or load.limit == "step"
     if enough and late_ms > _LATE * step_ms:
         load = replace(load, late_ms=late_ms)
-    return Point(load=load, step_ms=step_ms, error=error)
+    return PoolRate(load=load, step_ms=step_ms, error=error)
 
 
-def _away(one: int, other: int) -> float:
+def _distance(one: int, other: int) -> float:
     return abs(math.log(max(1, one) / max(1, other)))
+
+
+def rates_at(measured: Sequence[Rates], size: int | None, rows: int | None = None) -> Rates:
+    """Return the rates of a size and a batch size, scaled if they were not measured.
+
+    Raises:
+        UsageError: the measured phases have no sizes and one is requested, or the reverse.
+    """
+    same = [each for each in measured if each.size == size]
+    # One size may be measured with several batch sizes.
+    found = min(same, key=lambda each: abs((each.rows or 0) - rows) if rows else 0, default=None)
+    if found is None:
+        sized = sorted((each for each in measured if each.size), key=lambda each: each.size or 0)
+        if size is None or not sized:
+            raise UsageError(
+                f"the schedule has {size or 'no'} px, but the measured phases have "
+                f"{'other sizes' if sized else 'no sizes'}; measure the sizes of the schedule"
+            )
+        found = _interpolate(sized, size)
+    if rows and found.rows and rows != round(found.rows):
+        factor = rows / found.rows
+        scaled = f"scaled from batches of {found.rows:.0f}"
+        basis = f"{found.basis}, {scaled}" if found.basis else scaled
+        found = found.scaled(compute=factor, work=factor, rows=float(rows), basis=basis)
+    return found
+
+
+def _interpolate(sized: Sequence[Rates], size: int) -> Rates:
+    """Return the rates of a size that was not measured."""
+    below = [each for each in sized if (each.size or 0) < size]
+    above = [each for each in sized if (each.size or 0) > size]
+    near = min(sized, key=lambda each: abs((each.size or 0) ** 2 - size**2))
+    near_px = near.size or size
+    if not below or not above:
+        return near.scaled(
+            compute=(size / near_px) ** 2,
+            work=1.0,
+            size=size,
+            wanted_px=_wanted_px(near, size),
+            basis=f"not measured: scaled from {near_px} px, with a step time proportional to the "
+            "pixels and the same work for an image",
+        )
+    low, high = below[-1], above[0]
+    low_px, high_px = low.size or 0, high.size or 0
+    share = (size**2 - low_px**2) / (high_px**2 - low_px**2)
+
+    def factor(name: str) -> float:
+        """Ratio of an interpolated time to that of the nearer size."""
+        ends = [getattr(each.now.load, name) / (each.rows or 1.0) for each in (low, high)]
+        own = getattr(near.now.load, name) / (near.rows or 1.0)
+        return ((1 - share) * ends[0] + share * ends[1]) / own if own > 0 else 1.0
+
+    return near.scaled(
+        compute=factor("compute_ms"),
+        work=factor("work_ms"),
+        size=size,
+        wanted_px=_wanted_px(near, size),
+        basis=f"interpolated between {low_px} and {high_px} px by the pixels",
+    )
+
+
+def _wanted_px(near: Rates, size: int) -> int | None:
+    return round(near.wanted_px * size / (near.size or size)) if near.wanted_px else None

@@ -1,6 +1,6 @@
-"""What each phase of a schedule will be, and the whole of it against one fixed size.
+"""Estimate of each phase of a schedule, and of the total against a single image size.
 
-Guarantees: pure; what was not measured is said (`rates_at`).
+Guarantees: pure; estimates from rates that were not measured are marked.
 """
 
 from __future__ import annotations
@@ -10,33 +10,33 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from feedline.diagnose.step_load import StepLoad, with_workers
+from feedline.diagnose.finding import count
+from feedline.diagnose.step_load import Limit, StepLoad, with_workers
 from feedline.engine.board import MAX_SEATS
 from feedline.errors import UsageError
 from feedline.forecast.changes import Changes
-from feedline.forecast.phase_forecast import PhaseForecast
-from feedline.forecast.rates import Rates
-from feedline.forecast.rates_at import rates_at
-from feedline.forecast.text import aligned, counted, duration, of_size, wrapped
-from feedline.forecast.what_if import LevelRates, what_if
+from feedline.forecast.rates import Rates, rates_at
+from feedline.forecast.text import aligned, duration, phase_name, wrapped
+from feedline.forecast.what_if import LevelRates, PhasePrediction, what_if
 from feedline.plan.schedule import Phase, Schedule
 from feedline.plan.state import is_count
 
-__all__ = ["Forecast", "forecast"]
+__all__ = ["Forecast", "PhaseForecast", "break_even", "forecast"]
 
-_KEEPS_UP = 1.02  # times a step's own time: workers that need as long for a batch keep up
+
+_KEEPS_UP = 1.02  # ratio of a batch's time to the step's, up to which workers keep up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
-    """A schedule to come.
+    """Estimate of a schedule.
 
     Args:
-        phases: in their order.
-        images: of an epoch; None where they are not known.
-        fixed_px: the largest size, where there are several,
-        fixed_s: and how long all epochs take at it; None likewise.
-        unit: of all rates.
+        phases: in order.
+        images: images in an epoch; None if unknown.
+        fixed_px: largest size; None if the schedule has a single size.
+        fixed_s: duration of all epochs at that size; None likewise.
+        unit: unit of the rates.
     """
 
     phases: tuple[PhaseForecast, ...]
@@ -47,12 +47,12 @@ class Forecast:
 
     @property
     def seconds(self) -> float | None:
-        """All phases; without what lies between epochs. None where it is not known."""
+        """Duration of all phases, without pauses between epochs. None if unknown."""
         known = [phase.seconds for phase in self.phases if phase.seconds is not None]
         return sum(known) if len(known) == len(self.phases) else None
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return a JSON-compatible dictionary."""
         return {
             "images_per_epoch": self.images,
             "unit": self.unit,
@@ -64,32 +64,34 @@ class Forecast:
 
     @property
     def advice(self) -> list[str]:
-        """What each phase needs, and how long all take, in sentences."""
-        said = dict.fromkeys(phase.advice(self.fixed_px, self.unit) for phase in self.phases)
-        return [*said, *self._total()]
+        """The needs of each phase, and the total duration, in sentences."""
+        texts = dict.fromkeys(phase.advice(self.fixed_px, self.unit) for phase in self.phases)
+        return [*texts, *self._total()]
 
     def _total(self) -> list[str]:
         seconds = self.seconds
         if seconds is None:
             return []
         epochs = sum(phase.epochs for phase in self.phases)
-        said = (
-            f"{counted(epochs, 'epoch')} of {self.images} images take{'s' * (epochs == 1)} "
+        text = (
+            f"{count(epochs, 'epoch')} of {self.images} images take{'s' * (epochs == 1)} "
             f"{duration(seconds)}"
         )
         if self.fixed_s is not None:
-            said += (
-                f"; at {self.fixed_px} px throughout {duration(self.fixed_s)}, "
+            text += (
+                f"; all at {self.fixed_px} px {duration(self.fixed_s)}, "
                 f"{self.fixed_s / seconds:.2f} times as long"
             )
-        return [said]
+        return [text]
 
     def __str__(self) -> str:
-        """A line for each phase, and the advice."""
-        rows = [("", "epochs", self.unit, "step takes", "workers", "needed", "time", "bound by")]
+        """Return a table of the phases, and the advice."""
+        rows = [
+            ("", "epochs", self.unit, "compute-bound", "workers", "needed", "time", "bottleneck")
+        ]
         rows += [
             (
-                of_size(phase.size),
+                phase_name(phase.size),
                 str(phase.epochs),
                 f"{phase.then.then:.0f}",
                 f"{phase.free:.0f}",
@@ -100,8 +102,8 @@ class Forecast:
             )
             for phase in self.phases
         ]
-        said = [line for each in self.advice for line in wrapped(each)]
-        return "\n".join([f"forecast ({self.unit})", *aligned(rows), *said])
+        advice = [line for each in self.advice for line in wrapped(each)]
+        return "\n".join([f"forecast ({self.unit})", *aligned(rows), *advice])
 
 
 def forecast(
@@ -112,47 +114,47 @@ def forecast(
     workers: int | None = None,
     levels: LevelRates | None = None,
 ) -> Forecast:
-    """Predict each phase of a schedule.
+    """Estimate each phase of a schedule.
 
     Args:
-        measured: some sizes, at least one.
+        measured: rates of at least one size.
         schedule: the phases.
-        images: of an epoch.
-        workers: with which all of it runs; None: each phase with those it was measured with.
-        levels: rates of copies, of which one may be advised.
+        images: images in an epoch.
+        workers: number of workers; None: as measured in each phase.
+        levels: rates of the cache's resolutions, one of which may be recommended.
 
     Raises:
-        UsageError: nothing was measured; the schedule has sizes and what was measured has none;
-            images or workers that are no number of them.
+        UsageError: nothing was measured; the schedule has sizes and the measured phases have none;
+            invalid numbers of images or workers.
     """
     phases = Schedule.of(schedule).phases
     if not measured:
-        raise UsageError("nothing was measured, so nothing can be forecast; give it more time")
+        raise UsageError("nothing was measured, so nothing can be estimated; give it more time")
     if images is not None and (not is_count(images) or images < 1):
         raise UsageError(f"images must be a whole number of at least 1, got {images!r}")
-    Changes(workers=workers)  # refuses what is no number of workers
+    Changes(workers=workers)  # checks the number
     rates = [rates_at(measured, phase.size, phase.batch_size) for phase in phases]
     largest = max(range(len(phases)), key=lambda number: phases[number].size or 0)
     free = [each.per_s(each.now.load.consume_ms) for each in rates]
     found = []
-    for phase, each, takes in zip(phases, rates, free, strict=True):
-        crew = each.now.load.workers if workers is None else workers
+    for phase, each, compute_bound in zip(phases, rates, free, strict=True):
+        number = each.now.load.workers if workers is None else workers
         # Without workers nothing is changed.
-        (then,) = what_if([each], Changes(workers=crew or None)).phases
-        load = with_workers(each.near(crew).load, crew, each.shared or 0.0)
+        (then,) = what_if([each], Changes(workers=number or None)).phases
+        load = with_workers(each.nearest(number).load, number, each.shared or 0.0)
         uneven = load.late_ms > (_KEEPS_UP - 1) * load.consume_ms and then.limit != "step"
         found.append(
             PhaseForecast(
                 size=phase.size,
                 epochs=phase.epochs,
                 then=then,
-                free=takes,
-                more=takes / free[largest],
-                workers=crew,
+                free=compute_bound,
+                more=compute_bound / free[largest],
+                workers=number,
                 cores=round(load.cores),
-                needed=None if uneven else _needed(load, each.shared or 0.0),
+                needed=None if uneven else _needed_workers(load, each.shared or 0.0),
                 needed_cores=_needed_cores(load),
-                level_px=_level(load, each, levels or {}),
+                level_px=_sufficient_level(load, each, levels or {}),
                 seconds=None if images is None else phase.epochs * images / then.then,
                 basis=each.basis,
                 uneven=uneven,
@@ -170,13 +172,17 @@ def forecast(
     )
 
 
-def _needed(load: StepLoad, shared: float) -> int | None:
-    """The fewest workers with which a step does not wait, each on a core of its own."""
+def _needed_workers(load: StepLoad, shared: float) -> int | None:
+    """Return the smallest number of workers without data wait, if each has a core."""
     enough_ms = _KEEPS_UP * load.consume_ms
-    crews = range(1, MAX_SEATS + 1)
     start = load if load.workers else replace(load, workers=1)
     return next(
-        (crew for crew in crews if with_workers(start, crew, shared).made_ms <= enough_ms), None
+        (
+            number
+            for number in range(1, MAX_SEATS + 1)
+            if with_workers(start, number, shared).made_ms <= enough_ms
+        ),
+        None,
     )
 
 
@@ -185,8 +191,8 @@ def _needed_cores(load: StepLoad) -> int:
     return max(1, math.ceil(ms / (_KEEPS_UP * load.consume_ms))) if load.consume_ms > 0 else 1
 
 
-def _level(load: StepLoad, rates: Rates, levels: LevelRates) -> int | None:
-    """The largest level with which a crew keeps up."""
+def _sufficient_level(load: StepLoad, rates: Rates, levels: LevelRates) -> int | None:
+    """Return the largest resolution with which the workers keep up."""
     size, wanted = rates.size, rates.wanted_px
     if size is None or wanted is None:
         return None
@@ -198,3 +204,130 @@ def _level(load: StepLoad, rates: Rates, levels: LevelRates) -> int | None:
             if then.limit == "step":
                 return side
     return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseForecast:
+    """Estimate of one phase; rates are images/s, or steps/s.
+
+    Args:
+        size: image size in pixels; None if batches have no single image size.
+        epochs: number of epochs.
+        then: prediction with the requested number of workers.
+        free: compute-bound rate of the step.
+        more: ratio of `free` to that of the largest size.
+        workers: requested number of workers.
+        cores: number of available cores.
+        needed: number of workers without data wait; None if no number is certain to suffice.
+        needed_cores: number of cores for these workers and the step.
+        level_px: largest measured resolution with which the requested workers keep up.
+        seconds: duration; None if the number of images in an epoch is unknown.
+        basis: source of the rates if the phase was not measured itself.
+        uneven: True if some batches are late although the workers are fast enough on average.
+    """
+
+    size: int | None
+    epochs: int
+    then: PhasePrediction
+    free: float
+    more: float
+    workers: int
+    cores: int
+    needed: int | None
+    needed_cores: int
+    level_px: int | None
+    seconds: float | None
+    basis: str
+    uneven: bool = False
+
+    @property
+    def limit(self) -> Limit:
+        """Bottleneck of the phase."""
+        return self.then.limit
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a JSON-compatible dictionary."""
+        return {
+            "image_size": self.size,
+            "epochs": self.epochs,
+            "rate": self.then.then,
+            "step_takes": self.free,
+            "times_the_largest_size": self.more,
+            "num_workers": self.workers,
+            "limit": self.limit,
+            "num_workers_needed": self.needed,
+            "cores_needed": self.needed_cores,
+            "batches_come_unevenly": self.uneven,
+            "level_px": self.level_px,
+            "seconds": self.seconds,
+            "basis": self.basis or "measured",
+        }
+
+    def advice(self, largest: int | None, unit: str) -> str:
+        """Describe the needs of the phase in one sentence.
+
+        Args:
+            largest: largest size of the schedule, in pixels; None if there is a single size.
+            unit: unit of the rates.
+        """
+        at = f"at {self.size} px " if self.size else ""
+        step = f"{at}the step reaches {self.free:.0f} {unit}"
+        if largest is not None and self.size != largest:
+            step = f"{at}the step reaches {self.more:.1f} times the {unit} of {largest} px"
+        workers = count(self.workers, "worker")
+        reached = f"{workers} on {count(self.cores, 'core')}: {self.then.then:.0f} {unit}"
+        if not self.workers:
+            reached = f"without workers: {self.then.then:.0f} {unit}"
+        if self.limit == "step":
+            text = f"{step}, and {workers} keep{'s' * (self.workers == 1)} up"
+        elif self.uneven:
+            text = (
+                f"{step}; batches arrive unevenly: some are late although the workers are fast "
+                f"enough on average; more workers or more prefetch hide more of it; {reached}"
+            )
+        elif self.needed is None:
+            text = f"{step}; no number of workers keeps up; {reached}"
+        else:
+            text = f"{step}, which needs {self._needed()}; {reached}"
+        return f"{text} ({self.basis})" if self.basis else text
+
+    def _needed(self) -> str:
+        needed = count(self.needed or 0, "worker")
+        short_of_cores = self.needed_cores > self.cores
+        if short_of_cores:
+            needed += f" on {count(self.needed_cores, 'core')}"
+        if self.level_px:
+            return f"{needed} or copies of {self.level_px} px"
+        if short_of_cores and self.size:
+            share = self.cores / self.needed_cores
+            needed += f", or a cache whose copies need at most {share:.0%} of the work of an image"
+        return needed
+
+
+def break_even(measured: Sequence[Rates]) -> str:
+    """Describe the shortest step without data wait, from the work of batches alone.
+
+    Args:
+        measured: work of a batch in each phase.
+    """
+    steps = dict.fromkeys(
+        f"{each.now.step_ms:.{1 if each.now.step_ms < 9.95 else 0}f} ms "
+        + (f"at {each.size} px " if each.size else "")
+        + f"(batches of {each.rows:.0f})"
+        for each in measured
+    )
+    workers = measured[0].now.load.workers
+    if not workers:
+        return f"without workers each step waits for {', '.join(steps)}"
+    keep = "worker keeps" if workers == 1 else "workers keep"
+    text = f"{workers} {keep} up with steps of at least {', '.join(steps)}"
+    first, last = (end(measured, key=lambda each: each.size or 0) for end in (min, max))
+    if first.size and last.size and first.size < last.size:
+        trained = (last.size / first.size) ** 2
+        loaded = first.per_s(first.now.step_ms) / last.per_s(last.now.step_ms)
+        text += (
+            f"; if the step time is proportional to the pixels, the step needs {trained:.1f} times "
+            f"as many images/s at {first.size} px as at {last.size} px, and loading reaches "
+            f"{loaded:.1f} times as many"
+        )
+    return text

@@ -1,36 +1,32 @@
-"""Tables and paragraphs of at most 100 columns, and figures in them."""
+"""Tables and paragraphs of at most 100 columns."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
 
-__all__ = ["aligned", "counted", "duration", "of_size", "wrapped"]
+__all__ = ["aligned", "duration", "phase_name", "wrapped"]
 
 _WIDTH = 100
 
 
-def of_size(size: int | None) -> str:
-    """Which phase it is."""
+def phase_name(size: int | None) -> str:
+    """Name a phase by its image size."""
     return f"{size} px" if size else "all batches"
 
 
-def counted(number: int, what: str) -> str:
-    """So many of something."""
-    return f"{number} {what}{'s' * (number != 1)}"
-
-
 def duration(seconds: float) -> str:
-    """A time, to two or three digits."""
+    """Format a time with two or three digits."""
     if seconds < 99.5:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+        return f"{seconds:.{1 if seconds < 9.95 else 0}f} s"
     if seconds < 99.5 * 60:
         return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+    hours = seconds / 3600
+    return f"{hours:.{1 if hours < 9.95 else 0}f} h"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table, indented: the first and the last column to the left."""
+    """Return the indented lines of a table; the first and last column are aligned left."""
     last = len(rows[0]) - 1
     widths = [max(len(row[k]) for row in rows) for k in range(last)]
     lines = []
@@ -41,5 +37,5 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def wrapped(text: str) -> list[str]:
-    """The lines of a paragraph, indented, those after the first once more."""
+    """Return the indented lines of a paragraph."""
     return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ")

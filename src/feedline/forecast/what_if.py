@@ -11,42 +11,42 @@ Guarantees: pure; what the rates cannot tell has a lower and an upper figure.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
-from feedline.diagnose.step_load import Limit, StepLoad
+from feedline.diagnose.step_load import BLOCKED_SHARE, Limit, StepLoad, with_workers
 from feedline.errors import UsageError
 from feedline.forecast.changes import Changes
-from feedline.forecast.loads_then import loads_then
-from feedline.forecast.rates import Point, Rates
-from feedline.forecast.text import aligned, of_size, wrapped
+from feedline.forecast.rates import PoolRate, Rates
+from feedline.forecast.text import aligned, phase_name, wrapped
 from feedline.stores.cache_layout import Level
 
-__all__ = ["LevelRates", "PhaseThen", "WhatIf", "what_if"]
+__all__ = ["LevelRates", "PhasePrediction", "WhatIf", "predict_loads", "what_if"]
+
 
 LevelRates: TypeAlias = "Mapping[tuple[int, Level | None], float]"
-"""Images/s of a loader without a step, by the size of the rows in pixels and the level that they
-are made of, None for the originals. Only how they compare with each other counts."""
+"""Loading rates without a step, in images/s, by image size in pixels and resolution of the cache
+(None for the originals). Only their ratios count."""
 
-_WIDE = 1.2  # a range that is wider is shown
-_QUALITY = 95  # of a level where there are several, as it is by default
+_WIDE_RANGE = 1.2  # ratio of the limits from which they are printed
+_QUALITY = 95  # default quality, used if a resolution has several
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PhaseThen:
-    """A phase with something changed; its rates are images/s, or steps/s.
+class PhasePrediction:
+    """Prediction of a phase after a change; rates are images/s, or steps/s.
 
     Args:
-        size: of its images, in pixels; None where it has none.
-        rows: of a batch; None where they could not be counted.
-        workers: now.
-        now: what was measured.
-        then: what is predicted,
-        low: the least,
-        high: and the most that the rates allow.
-        limit: what would bound it then.
-        notes: what to know about it.
+        size: image size in pixels; None if the phase has none.
+        rows: images in a batch; None if they cannot be counted.
+        workers: current number of workers.
+        now: measured rate.
+        then: predicted rate.
+        low: lower limit of the prediction.
+        high: upper limit of the prediction.
+        limit: predicted bottleneck.
+        notes: reasons for the uncertainty.
     """
 
     size: int | None
@@ -61,33 +61,33 @@ class PhaseThen:
 
     @property
     def factor(self) -> float:
-        """How many times as fast as now."""
+        """Ratio of the predicted rate to the measured one."""
         return self.then / self.now
 
     @property
-    def said(self) -> str:
-        """The figure, or where it is not sure enough, from which to which one."""
-        if self.high > _WIDE * self.low:
+    def text(self) -> str:
+        """Predicted rate, or its limits if they are far apart."""
+        if self.high > _WIDE_RANGE * self.low:
             return f"{self.low:.0f} to {self.high:.0f}"
         return f"{self.then:.0f}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhatIf:
-    """A training with something changed.
+    """Prediction of a training after changes.
 
     Args:
-        changes: what.
-        phases: as they were measured.
-        unit: of all rates.
+        changes: the changes.
+        phases: predictions in the order of the measurement.
+        unit: unit of the rates.
     """
 
     changes: Changes
-    phases: tuple[PhaseThen, ...]
+    phases: tuple[PhasePrediction, ...]
     unit: str
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return a JSON-compatible dictionary."""
         return {
             "changes": asdict(self.changes),
             "unit": self.unit,
@@ -95,12 +95,12 @@ class WhatIf:
         }
 
     def __str__(self) -> str:
-        """A line for each phase, and what to know."""
+        """Return a table of the phases, and the notes."""
         sizes = [phase.size for phase in self.phases]
-        rows = [("", "workers", "now", "then", "factor", "bound by")]
+        rows = [("", "workers", "now", "then", "factor", "bottleneck")]
         rows += [
             (
-                of_size(phase.size)
+                phase_name(phase.size)
                 + (
                     f", batches of {phase.rows:.0f}"
                     if phase.rows and sizes.count(phase.size) > 1
@@ -108,7 +108,7 @@ class WhatIf:
                 ),
                 str(phase.workers),
                 f"{phase.now:.0f}",
-                phase.said,
+                phase.text,
                 f"{phase.factor:.2f}",
                 f"the {phase.limit}",
             )
@@ -122,39 +122,38 @@ class WhatIf:
 def what_if(
     phases: Iterable[Rates], changes: str | Changes, levels: LevelRates | None = None
 ) -> WhatIf:
-    """Predict each phase with something changed.
+    """Predict each phase after changes.
 
     Args:
-        phases: as they were measured.
-        changes: as `Changes.parse` takes them.
-        levels: rates of the levels, where another one is asked for.
+        phases: measured rates.
+        changes: see `Changes.parse`.
+        levels: rates of the cache's resolutions, for another one than measured.
 
     Raises:
-        UsageError: changes that are not understood; a level that was not measured; nothing that a
-            change could be predicted from.
+        UsageError: invalid changes; a resolution was not measured; nothing was measured.
     """
-    asked, given = Changes.of(changes), list(phases)
-    if not given:
+    parsed, measured = Changes.of(changes), list(phases)
+    if not measured:
         raise UsageError("nothing was measured, so nothing can be predicted; give it more time")
     return WhatIf(
-        changes=asked,
-        phases=tuple(_phase(rates, asked, levels or {}) for rates in given),
-        unit=given[0].unit,
+        changes=parsed,
+        phases=tuple(_predict_phase(rates, parsed, levels or {}) for rates in measured),
+        unit=measured[0].unit,
     )
 
 
-def _phase(rates: Rates, changes: Changes, levels: LevelRates) -> PhaseThen:
+def _predict_phase(rates: Rates, changes: Changes, levels: LevelRates) -> PhasePrediction:
     now = rates.now
-    base = now if changes.workers is None else rates.near(changes.workers)
-    work, notes = _work(rates, changes, levels)
-    loads, told = loads_then(rates, base.load, changes, work)
-    steps = [_step_ms(base, load) for load in loads]
+    base = now if changes.workers is None else rates.nearest(changes.workers)
+    work, notes = _work_factor(rates, changes, levels)
+    loads, reasons = predict_loads(rates, base.load, changes, work)
+    steps = [_step_range(base, load) for load in loads]
     likely, spread = steps[0], [each for pair in steps for each in pair]
     then_ms = math.sqrt(likely[0] * likely[1])
     error = base.error if base.error < 1 else 0.0
     if loads[0] == base.load:
         error, spread = 0.0, [then_ms]
-    return PhaseThen(
+    return PhasePrediction(
         size=rates.size,
         rows=rates.rows,
         workers=now.load.workers,
@@ -163,47 +162,49 @@ def _phase(rates: Rates, changes: Changes, levels: LevelRates) -> PhaseThen:
         low=rates.per_s(max(spread) * (1 + error)),
         high=rates.per_s(min(spread) / (1 + error)),
         limit=loads[0].limit,
-        notes=(*notes, *told),
+        notes=(*notes, *reasons),
     )
 
 
-def _step_ms(base: Point, then: StepLoad) -> tuple[float, float]:
-    """The shortest and the longest that a step takes with something changed.
+def _step_range(base: PoolRate, then: StepLoad) -> tuple[float, float]:
+    """Return the shortest and longest predicted step in ms.
 
     Args:
-        base: a crew that was measured.
-        then: what its steps need then.
+        base: measured worker pool.
+        then: needs of a step after the change.
     """
     now = base.load
     if then == now:
         return base.step_ms, base.step_ms
     model_ms = then.step_ms
     long_ms = model_ms * base.step_ms / now.step_ms if now.step_ms > 0 else model_ms
-    no_longer_waits = now.limit != "step" and then.limit == "step"
-    return min(model_ms, long_ms) if no_longer_waits else long_ms, long_ms
+    stops_waiting = now.limit != "step" and then.limit == "step"
+    return min(model_ms, long_ms) if stops_waiting else long_ms, long_ms
 
 
-def _work(rates: Rates, changes: Changes, levels: LevelRates) -> tuple[float, list[str]]:
-    """How many times as long as now a batch's work takes with other copies, and what to know."""
+def _work_factor(rates: Rates, changes: Changes, levels: LevelRates) -> tuple[float, list[str]]:
+    """Return the factor of a batch's work with another resolution, and notes."""
     if changes.cache is None:
         return 1.0, []
     size, wanted = rates.size, rates.wanted_px
     if size is None or wanted is None:
         raise UsageError(
-            "cache= is of images that feedline reads itself at a size, and these batches are none; "
-            "leave it out"
+            "cache= needs images that feedline reads at an image size, which these batches are "
+            "not; remove it"
         )
     side = None if changes.cache == "none" else changes.cache
     if side == rates.level_px:
         return 1.0, []
     if side is not None and side < wanted:
-        return 1.0, [f"rows of {size} px need copies of at least {wanted} px: taken as it is now"]
-    then, now = (level_rate(levels, size, each) for each in (side, rates.level_px))
+        return 1.0, [
+            f"images of {size} px need copies of at least {wanted} px; predicted without the change"
+        ]
+    then, now = (_level_rate(levels, size, each) for each in (side, rates.level_px))
     return now / then, []
 
 
-def level_rate(levels: LevelRates, size: int, side: int | None) -> float:
-    """The rate of rows of a size made of the level of a side, or of the originals.
+def _level_rate(levels: LevelRates, size: int, side: int | None) -> float:
+    """Return the rate of images of a size from a resolution of the cache, or from the originals.
 
     Raises:
         UsageError: it was not measured.
@@ -214,12 +215,82 @@ def level_rate(levels: LevelRates, size: int, side: int | None) -> float:
         if rows == size and (level.side if level else None) == side
     }
     if not found:
-        what = f"the level of {side} px" if side else "the originals"
+        source = f"copies of {side} px" if side else "the originals"
         known = sorted({f"{level.side} px" if level else "the originals" for _, level in levels})
         raise UsageError(
-            f"what rows of {size} px cost of {what} was not measured"
-            + (f", only of {', '.join(known)}" if known else "")
+            f"loading images of {size} px from {source} was not measured"
+            + (f", only from {', '.join(known)}" if known else "")
             + "; `feedline tune DIR --what-if cache=...` measures it, and in Python pass "
             "levels=feedline.plan_cache(folder, schedule, sizes=[...]).measured.rates"
         )
     return found.get(_QUALITY, found[max(found)])
+
+
+def predict_loads(
+    rates: Rates, now: StepLoad, changes: Changes, work: float
+) -> tuple[Sequence[StepLoad], list[str]]:
+    """Return the possible needs of a step after a change, the likeliest first, and the reasons.
+
+    Args:
+        rates: rates of the phase.
+        now: needs with the measured worker pool most similar to the requested one.
+        changes: the changes.
+        work: factor of a batch's work.
+    """
+    then = replace(
+        now,
+        cores=float(changes.cores or now.cores),
+        work_cpu_ms=now.work_cpu_ms * work,
+        work_blocked_ms=now.work_blocked_ms * work,
+        late_ms=now.late_ms * work,
+    )
+    waits, notes = now.blocked_share > BLOCKED_SHARE, list[str]()
+    loads = [then]
+    if waits and work != 1.0:
+        # The wait may not depend on the size of the copies.
+        loads.append(replace(then, work_blocked_ms=now.work_blocked_ms))
+        notes.append("much of the work is waiting, which a cache may not shorten")
+    if changes.gpu is not None:
+        loads = [_faster(load, changes.gpu) for load in loads]
+        on_core = min(now.step_cpu_ms, now.compute_ms)
+        if changes.gpu > 1 and on_core > loads[0].compute_ms:
+            # Its CPU time may be kernel launches.
+            loads.append(replace(loads[0], compute_ms=on_core, step_cpu_ms=now.step_cpu_ms))
+            notes.append("part of the step runs on the CPU, which a faster GPU may not shorten")
+    workers = changes.workers
+    if workers is not None and workers != now.workers:
+        shared = rates.shared
+        likely = [with_workers(load, workers, shared or 0.0) for load in loads]
+        if waits and shared is None:
+            # Their CPU time may be serialised, too.
+            same = with_workers(loads[0], now.workers)
+            likely.append(replace(same, cores=likely[0].cores))
+            notes.append(
+                "workers mostly wait: the estimate holds only if the storage serves all of them at "
+                "once"
+            )
+        loads = likely
+    if others := _late_loads(now, loads[0], work):
+        loads = [*loads, *others]
+        notes.append(
+            "batches arrive unevenly: some are late although the workers are fast enough on "
+            "average, and their delay after the change is unknown"
+        )
+    return loads, notes
+
+
+def _late_loads(now: StepLoad, then: StepLoad, work: float) -> list[StepLoad]:
+    """Return further possible needs of a step if some batches are late now."""
+    if not now.late_ms or then == now:
+        return []
+    # A shorter step may wait for late batches by the time that it saves.
+    delays = {max(0.0, now.late_ms + now.compute_ms - then.compute_ms)}
+    if then.workers > now.workers or then.cores > now.cores or work < 1:
+        delays.add(0.0)
+    if then.workers < now.workers or work != 1:
+        delays.add(now.late_ms)
+    return [replace(then, late_ms=late_ms) for late_ms in sorted(delays)]
+
+
+def _faster(load: StepLoad, times: float) -> StepLoad:
+    return replace(load, compute_ms=load.compute_ms / times, step_cpu_ms=load.step_cpu_ms / times)

@@ -20,10 +20,10 @@ from feedline.loader import DataLoader
 from feedline.trace import is_recording_enabled
 from feedline.trace.recorder import Recorder
 from feedline.trace.run import Run
-from feedline.watching.metrics import Tracker
-from feedline.watching.outlets import Outlets
-from feedline.watching.source import Source, source_of
-from feedline.watching.step_watch import StepWatch
+from feedline.watching.loader_probe import LoaderProbe, get_probe
+from feedline.watching.metrics import MetricsCallback
+from feedline.watching.outputs import RunOutputs
+from feedline.watching.step_recorder import StepRecorder
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -56,7 +56,7 @@ class WatchCallback(Callback):
         *,
         trace: str | os.PathLike[str] | None = None,
         panel: bool | str = False,
-        metrics: Tracker | None = None,
+        metrics: MetricsCallback | None = None,
         every_s: float = 10.0,
     ) -> None:
         super().__init__()
@@ -67,10 +67,10 @@ class WatchCallback(Callback):
         self._every_s = every_s
         self.recorder = Recorder()
         self._own: DataLoader[Any] | None = None  # a loader that records itself
-        self._source: Source | None = None
-        self._steps: StepWatch | None = None
-        self._outlets: Outlets | None = None
-        self._asked_ns = 0
+        self._probe: LoaderProbe | None = None
+        self._steps: StepRecorder | None = None
+        self._outputs: RunOutputs | None = None
+        self._requested_ns = 0
 
     @property
     def run(self) -> Run:
@@ -86,8 +86,8 @@ class WatchCallback(Callback):
         if isinstance(loader, DataLoader):
             self._own, self.recorder = loader, loader.recorder
         elif is_recording_enabled():
-            self._source = source_of(loader, self.recorder)
-        self._outlets = Outlets(
+            self._probe = get_probe(loader, self.recorder)
+        self._outputs = RunOutputs(
             folder=self._folder,
             trace=self._trace,
             metrics=self._metrics or (_to_loggers(trainer) if trainer.loggers else None),
@@ -95,13 +95,13 @@ class WatchCallback(Callback):
             name="train",
             panel=self._panel,
         )
-        self._outlets.open(self.recorder)
+        self._outputs.open(self.recorder)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Start a pass."""
-        if self._source is not None:
-            self._steps = StepWatch(
-                self.recorder, self._source.number, time.monotonic_ns(), trainer.current_epoch
+        if self._probe is not None:
+            self._steps = StepRecorder(
+                self.recorder, self._probe.number, time.monotonic_ns(), trainer.current_epoch
             )
         self._ask()
 
@@ -110,9 +110,9 @@ class WatchCallback(Callback):
     ) -> None:
         """Note that a batch has arrived."""
         if self._steps is not None:
-            self._steps.got(batch, self._asked_ns)
-        if self._outlets is not None:
-            self._outlets.told()
+            self._steps.batch_received(batch, self._requested_ns)
+        if self._outputs is not None:
+            self._outputs.note_batch()
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -126,7 +126,7 @@ class WatchCallback(Callback):
 
     def _ask(self) -> None:
         if self._steps is not None:
-            self._asked_ns = self._steps.asked()
+            self._requested_ns = self._steps.batch_requested()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """End the pass."""
@@ -141,11 +141,11 @@ class WatchCallback(Callback):
             self._steps.end(how)
         if self._own is not None:  # Lightning knows its length and does not ask beyond
             self._own._session.recording.end(how)
-        if self._outlets is not None:
-            self._outlets.end()
+        if self._outputs is not None:
+            self._outputs.end()
 
 
-def _to_loggers(trainer: Any) -> Tracker:
+def _to_loggers(trainer: Any) -> MetricsCallback:
     def tell(figures: dict[str, float]) -> None:
         for logger in trainer.loggers:
             logger.log_metrics(figures, step=trainer.global_step)

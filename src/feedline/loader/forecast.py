@@ -9,9 +9,8 @@ from feedline.diagnose.facts import summarise_run
 from feedline.diagnose.finding import Thresholds
 from feedline.diagnose.gains import step_load
 from feedline.diagnose.step_load import StepLoad
-from feedline.forecast.break_even import break_even
-from feedline.forecast.rates import Point, Rates
-from feedline.forecast.schedule import forecast
+from feedline.forecast.rates import PoolRate, Rates
+from feedline.forecast.schedule import break_even, forecast
 from feedline.loader.decide import Decision
 from feedline.loader.levels import level_read
 from feedline.loader.predict import Rows
@@ -64,7 +63,7 @@ def _trained(decision: Decision, run: Run) -> list[Rates]:
             Rates(
                 size=phase.image_size,
                 rows=phase.samples,
-                points=(Point(load=step_load(facts, phase), step_ms=phase.steady_ms),),
+                points=(PoolRate(load=step_load(facts, phase), step_ms=phase.steady_ms),),
                 wanted_px=wanted_px,
                 level_px=level_px,
             )
@@ -85,7 +84,7 @@ def _untrained(size: int, image_s: float, rows: int, settings: Settings) -> Rate
         work_blocked_ms=0.0,
         beside_cpu_ms=0.0,
     )
-    point = Point(load=load, step_ms=load.step_ms)
+    point = PoolRate(load=load, step_ms=load.step_ms)
     return Rates(size=size or None, rows=float(rows), points=(point,))
 
 

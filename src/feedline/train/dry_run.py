@@ -19,8 +19,9 @@ import torch
 from rich.filesize import decimal
 
 from feedline.device.usable import synchronize
+from feedline.diagnose.finding import count
 from feedline.errors import UsageError
-from feedline.forecast.text import aligned, counted, duration, wrapped
+from feedline.forecast.text import aligned, duration, wrapped
 from feedline.system import rank_and_world
 from feedline.train.config import Assignment
 from feedline.train.data import train_loader
@@ -98,7 +99,7 @@ class PlannedRun:
         """Result line, table of phases, table of regularisation, notes."""
         val = f"{self.val_images} for validation" if self.val_images else "no validation"
         steps = sum(each.steps * each.phase.epochs for each in self.phases)
-        left = f" ({counted(self.epochs_done, 'epoch')} done)" if self.epochs_done else ""
+        left = f" ({count(self.epochs_done, 'epoch')} done)" if self.epochs_done else ""
         heads = "size,epochs,batch,lr,val size,images/s,data wait,memory,epoch,total,bottleneck"
         names = ["smoothing", *REGULARISATION]
         names = [name for name in names if any(getattr(each.phase, name) for each in self.phases)]
@@ -120,8 +121,8 @@ class PlannedRun:
             table.append((size, *(f"{getattr(phase, name) or 0:.3g}" for name in names), ""))
         lines = [
             f"about {duration(self.seconds)} of training{left}: {self.recipe.model} in "
-            f"{self.precision} on {self.device}, {counted(self.recipe.epochs, 'epoch')}, "
-            f"{counted(steps, 'step')}; {self.images} images of {self.classes} classes, {val}",
+            f"{self.precision} on {self.device}, {count(self.recipe.epochs, 'epoch')}, "
+            f"{count(steps, 'step')}; {self.images} images of {self.classes} classes, {val}",
             *("", *aligned(rows)),
             *(["", *aligned(table)] if names else []),
             *("", *(line for note in self._notes() for line in wrapped(note))),
@@ -130,7 +131,7 @@ class PlannedRun:
 
     def _notes(self) -> list[str]:
         timed = (f"{each.measured.steps} steps at {each.phase.size} px" for each in self.phases)
-        workers = counted(self.phases[0].measured.num_workers, "worker")
+        workers = count(self.phases[0].measured.num_workers, "worker")
         notes = [
             f"measured in {duration(self.measuring_s)}: {', '.join(timed)}, with {workers}. "
             "Validation is estimated as a third of a training step. Not included: start of "

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from feedline.forecast.rates import Point, Rates, point_of
+from feedline.forecast.rates import PoolRate, Rates, pool_rate
 from feedline.loader import DataLoader
 from feedline.loader.levels import level_read
 from feedline.system import usable_cores
@@ -74,8 +74,8 @@ def _trials(phase: TunedPhase) -> list[LoaderTrial]:
 
 def _point(
     trial: LoaderTrial, phase: TunedPhase, step_cpu_s: float, hand_over_cpu_s: float
-) -> Point:
-    return point_of(
+) -> PoolRate:
+    return pool_rate(
         trial.window,
         error=trial.error,
         cores=usable_cores(),

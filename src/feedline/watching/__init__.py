@@ -1,1 +1,1 @@
-"""Around any iterable of batches: where the time of a training loop goes, and why."""
+"""Recording of a loop over any iterable of batches: data wait, compute time and bottleneck."""

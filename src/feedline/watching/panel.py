@@ -1,10 +1,9 @@
-"""One line on stderr that says how a loop goes, while it does.
+"""One line on stderr with the current rates of a loop.
 
-Guarantees: it is drawn within steps, once a second at most, and no thread runs for it; it is gone
-when a pass is over. stdout and stderr stay the program's own: what it prints is not touched, and
-follows the line where both are on one terminal. Where tqdm draws bars it is one of them; where a
-display of rich's is live, a line is printed above it every half a minute, as where stderr is no
-terminal. Nothing is drawn in ranks other than 0. NO_COLOR is heeded.
+Guarantees: drawn within steps, at most once a second, without a thread, and removed at the end of a
+pass. The program's own stdout and stderr are unchanged; its output on the same terminal follows the
+line. If tqdm draws bars, the line is one of them. If a rich display is live, or stderr is not a
+terminal, a line is printed every 30 seconds instead. Only rank 0 draws. Respects NO_COLOR.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from rich.text import Text
 
 from feedline.system import rank_and_world
 from feedline.trace.recorder import Recorder
-from feedline.watching.window import Window
+from feedline.watching.metrics import MetricsReader
 
-__all__ = ["Panel", "line", "panel_for"]
+__all__ = ["Panel", "create_panel", "format_line"]
 
 _REFRESH_S = 1.0
 _LINE_S = 30.0
-_HIGH_PCT, _MODERATE_PCT = 20.0, 5.0  # as `diagnose.finding.Thresholds` has them
+_HIGH_PCT, _MODERATE_PCT = 20.0, 5.0  # as in `diagnose.finding.Thresholds`
 
 
-def panel_for(recorder: Recorder, wanted: bool | str) -> Panel | None:
-    """A panel, if one is wanted and has a place here.
+def create_panel(recorder: Recorder, wanted: bool | str) -> Panel | None:
+    """Create a panel if it is wanted and can be drawn.
 
     Args:
-        recorder: of the run.
-        wanted: True; False; or "auto", where stderr is a terminal.
+        recorder: recorder of the run.
+        wanted: True, False or "auto" (if stderr is a terminal).
     """
     rank, _ = rank_and_world()
     if rank != 0 or sys.stderr is None or not wanted or (wanted == "auto" and not _on_terminal()):
@@ -44,27 +43,27 @@ def panel_for(recorder: Recorder, wanted: bool | str) -> Panel | None:
 def _on_terminal() -> bool:
     try:
         return sys.stderr.isatty() and os.environ.get("TERM", "") != "dumb"
-    except (AttributeError, ValueError):  # there is none, or it is closed
+    except (AttributeError, ValueError):  # stderr is missing or closed
         return False
 
 
 class Panel:
-    """Draws a run's figures.
+    """Draws the metrics of a run.
 
     Args:
-        recorder: of the run.
+        recorder: recorder of the run.
     """
 
     name = "the panel"
 
     def __init__(self, recorder: Recorder) -> None:
-        self._window = Window(recorder)
+        self._metrics = MetricsReader(recorder)
         self._drawn_s = self._printed_s = recorder.now_s()
         self._live: Live | None = None
         self._bar: Any = None
 
     def tick(self, now_s: float) -> None:
-        """Time has passed; `now_s` from the run's beginning."""
+        """Draw if it is time; `now_s` is the time since the run's start."""
         if not _on_terminal():
             self._print(now_s, Console(file=sys.stderr, soft_wrap=True))
         elif now_s - self._drawn_s >= _REFRESH_S:
@@ -78,7 +77,7 @@ class Panel:
                 self._draw(now_s)
 
     def end(self, now_s: float) -> None:
-        """A pass is over: what was drawn goes."""
+        """Remove the line at the end of a pass."""
         self._end_live()
         if self._bar is not None:
             self._bar.close()
@@ -86,7 +85,7 @@ class Panel:
 
     def _text(self, now_s: float) -> Text:
         self._drawn_s = now_s
-        return line(self._window.read())
+        return format_line(self._metrics.read())
 
     def _print(self, now_s: float, console: Console) -> None:
         if now_s - self._printed_s >= _LINE_S:
@@ -95,8 +94,8 @@ class Panel:
 
     def _draw(self, now_s: float) -> None:
         if self._live is None:
-            # What a program prints goes where it would go without the panel, as it is: rich would
-            # send it all to stderr, by lines, and read its brackets as markup.
+            # Printed text of the program passes unchanged: rich would redirect it to stderr, split
+            # it into lines and interpret brackets as markup.
             self._live = Live(
                 console=Console(stderr=True),
                 auto_refresh=False,
@@ -121,37 +120,37 @@ class Panel:
             self._live = None
 
 
-def line(figures: dict[str, float]) -> Text:
-    """The figures of `Window.read` as a line."""
+def format_line(figures: dict[str, float]) -> Text:
+    """Format the metrics of `MetricsReader.read` in one line."""
     text = Text.assemble(("feedline", "bold"))
 
-    def say(words: str, style: str = "") -> None:
+    def add(words: str, style: str = "") -> None:
         text.append("  " + words, style=style)
 
-    def figure(name: str) -> float | None:
+    def metric(name: str) -> float | None:
         return figures.get(f"feedline/{name}")
 
-    if (rate := figure("images_per_s")) is not None:
-        say(f"{rate:,.0f} samples/s")
+    if (rate := metric("images_per_s")) is not None:
+        add(f"{rate:,.0f} samples/s")
     else:
-        say(f"{figures.get('feedline/batches_per_s', 0.0):,.1f} batches/s")
-    if (wait := figure("wait_pct")) is not None:
+        add(f"{figures.get('feedline/batches_per_s', 0.0):,.1f} batches/s")
+    if (wait := metric("wait_pct")) is not None:
         style = "red" if wait >= _HIGH_PCT else "yellow" if wait >= _MODERATE_PCT else "green"
-        say(f"waiting {wait:.0f}%", style)
+        add(f"data wait {wait:.0f}%", style)
     for name in ("wait", "copy", "compute"):
-        if (ms := figure(f"{name}_ms_p50")) is not None:
-            say(f"{name} {ms:.1f} ms (p95 {figures[f'feedline/{name}_ms_p95']:.1f})")
-    if (size := figure("image_size")) is not None:
-        say(f"{size:.0f} px")
-    if workers := figure("workers"):
-        say(f"{workers:.0f} workers")
-    if (busy := figure("gpu_busy_pct")) is not None:
-        say(f"GPU {busy:.0f}%")
+        if (ms := metric(f"{name}_ms_p50")) is not None:
+            add(f"{name} {ms:.1f} ms (p95 {figures[f'feedline/{name}_ms_p95']:.1f})")
+    if (size := metric("image_size")) is not None:
+        add(f"{size:.0f} px")
+    if workers := metric("workers"):
+        add(f"{workers:.0f} workers")
+    if (busy := metric("gpu_busy_pct")) is not None:
+        add(f"GPU {busy:.0f}%")
     return text
 
 
 def _tqdm() -> Any:
-    """The class of tqdm's bars, where one is drawn that is not ours."""
+    """Return tqdm's class if a bar of the program is drawn."""
     tqdm = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
     bars = list(getattr(tqdm, "_instances", ()))
     if any(not bar.disable and not getattr(bar, "feedline", False) for bar in bars):
@@ -160,7 +159,7 @@ def _tqdm() -> Any:
 
 
 def _other_live(own: Live | None) -> Console | None:
-    """The console of rich's that has a display of someone else's."""
+    """Return rich's console if the program has a live display."""
     console = getattr(sys.modules.get("rich"), "_console", None)
     lives = getattr(console, "_live_stack", None) or [getattr(console, "_live", None)]
     other = any(live is not None and live is not own for live in lives)

@@ -1,4 +1,4 @@
-"""A run's figures in TensorBoard."""
+"""TensorBoard as an experiment tracker."""
 
 from __future__ import annotations
 
@@ -6,40 +6,37 @@ import os
 from typing import Any
 
 from feedline.errors import UsageError
-from feedline.watching.metrics import Tracker
+from feedline.watching.metrics import MetricsCallback
 
 __all__ = ["writer"]
 
 
-def writer(folder: str | os.PathLike[str]) -> Tracker:
-    """What `feedline.watch(loader, metrics=...)` tells its figures, for TensorBoard.
+def writer(folder: str | os.PathLike[str]) -> MetricsCallback:
+    """Create a callback for `feedline.watch(loader, metrics=...)` that writes to TensorBoard.
 
-    The step of each figure is the number of batches so far.
+    The step of each value is the number of batches so far.
 
     Args:
-        folder: for the event files, as `torch.utils.tensorboard.SummaryWriter` takes it.
+        folder: folder of the event files, see `torch.utils.tensorboard.SummaryWriter`.
 
     Raises:
         UsageError: TensorBoard is not installed.
-
     Example:
         >>> from feedline.watching import tensorboard
-        >>> tell = tensorboard.writer("runs/today")                          # doctest: +SKIP
-        >>> watched = feedline.watch(loader, metrics=tell)                   # doctest: +SKIP
+        >>> callback = tensorboard.writer("runs/today")                      # doctest: +SKIP
+        >>> watched = feedline.watch(loader, metrics=callback)               # doctest: +SKIP
     """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise UsageError(
-            "TensorBoard was asked for, and it is not installed: pip install tensorboard"
-        ) from error
-    made: Any = SummaryWriter(log_dir=os.fspath(folder))
+        raise UsageError("TensorBoard is not installed", hint="pip install tensorboard") from error
+    summary: Any = SummaryWriter(log_dir=os.fspath(folder))
 
-    def tell(figures: dict[str, float]) -> None:
+    def write(figures: dict[str, float]) -> None:
         step = int(figures["feedline/batches"])
         for name, value in figures.items():
             if name != "feedline/batches":
-                made.add_scalar(name, value, step)
-        made.flush()
+                summary.add_scalar(name, value, step)
+        summary.flush()
 
-    return tell
+    return write

@@ -1,11 +1,11 @@
-"""A run's timeline as a file for Perfetto (ui.perfetto.dev) or chrome://tracing.
+"""Timeline of a run as a file for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
-Guarantees: at most 100,000 events, of which the oldest go first, so memory and file are bounded;
-the file is there whole or as it was before. The clock is the one that all processes of a machine
-share. Lanes: the step (computing, waiting), and the tasks of each worker, which are taken from the
-worker's page 20 times a second, or less often where workers are many; of more than 32 that it has
-done since, the latest are known.
-Source of the form: "Trace Event Format" of the Chromium project.
+Guarantees: at most 100,000 events, the latest ones, so memory and file size are bounded; the file
+    is replaced atomically. The clock is common to all processes of a machine. Lanes: the step
+    (compute, wait) and the tasks of each worker. Tasks are read from the worker's page 20 times a
+    second, or less often if there are many workers; if a worker finished more than 32 since the
+    last reading, only the latest are known.
+Source of the format: "Trace Event Format" of the Chromium project.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +24,27 @@ import msgspec
 
 from feedline.errors import UsageError
 from feedline.trace.recorder import Recorder
-from feedline.watching.pace import Pace
 
-__all__ = ["MOST_EVENTS", "TraceFile"]
+__all__ = ["MAX_EVENTS", "SaveInterval", "TraceFile"]
 
-MOST_EVENTS = 100_000
+
+MAX_EVENTS = 100_000
 _STEP, _COMPUTE, _WAIT, _RATE = range(4)
-_WORKERS = 100  # lanes of workers begin here
+_FIRST_WORKER = 100  # lane of worker 0
 _RATE_S = 0.25
 _POLL_NS = 50_000_000
-_POLL_SHARE = 0.005  # of the time may go to reading workers' pages
+_POLL_SHARE = 0.005  # largest share of the time for reading workers' pages
+
+_EVERY_S = 30.0
+_MAX_SHARE = 0.01  # of the time for writing files
 
 
 class TraceFile:
-    """Keeps the latest events of a run.
+    """Keeps the latest events of a run and writes them.
 
     Args:
-        recorder: of the run.
-        file: where they go; compressed where the name ends in ".gz".
+        recorder: recorder of the run.
+        file: path; compressed if the name ends in ".gz".
 
     Raises:
         UsageError: the file cannot be written.
@@ -50,79 +54,79 @@ class TraceFile:
         self._recorder = recorder
         self._file = file
         self.name = f"the timeline in {str(file)!r}"
-        # Lane, kind, begin and end in ns, number of the batch.
-        self._events: deque[tuple[int, int, int, int, float]] = deque(maxlen=MOST_EVENTS)
-        self._seen: dict[int, int] = {}  # by seat, until when its tasks are known
+        # Lane, kind, start and end in ns, number of the batch.
+        self._events: deque[tuple[int, int, int, int, float]] = deque(maxlen=MAX_EVENTS)
+        self._read_until: dict[int, int] = {}  # by worker id, end of its last known task
         self._cycle: Any = None
-        self._pace = Pace(recorder)
+        self._interval = SaveInterval(recorder)
         self._rate_ns = self._batches = self._poll_ns = 0
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             self.write()
         except OSError as error:
             raise UsageError(
-                f"the trace cannot be written to {str(file)!r}: {error.strerror}; name another file"
+                f"cannot write the trace to {str(file)!r}: {error.strerror}; choose another file"
             ) from error
 
     def step(self) -> None:
-        """A batch was handed out."""
+        """Add the latest step."""
         cycles = self._recorder.cycles
         if not cycles or cycles[-1] is self._cycle:
             return
-        self._cycle = number, ready_ns, asked_ns, got_ns = cycles[-1]
-        self._add(_STEP, _COMPUTE, ready_ns, asked_ns, number - 1)
-        self._add(_STEP, _WAIT, asked_ns, got_ns, number)
-        if got_ns - self._rate_ns >= _RATE_S * 1e9:
+        self._cycle = number, ready_ns, requested_ns, received_ns = cycles[-1]
+        self._add(_STEP, _COMPUTE, ready_ns, requested_ns, number - 1)
+        self._add(_STEP, _WAIT, requested_ns, received_ns, number)
+        if received_ns - self._rate_ns >= _RATE_S * 1e9:
             batches = self._recorder.batches
             if self._rate_ns:
-                rate = (batches - self._batches) / ((got_ns - self._rate_ns) / 1e9)
-                self._add(_STEP, _RATE, got_ns, got_ns, rate)
-            self._rate_ns, self._batches = got_ns, batches
-        if got_ns < self._poll_ns:
+                rate = (batches - self._batches) / ((received_ns - self._rate_ns) / 1e9)
+                self._add(_STEP, _RATE, received_ns, received_ns, rate)
+            self._rate_ns, self._batches = received_ns, batches
+        if received_ns < self._poll_ns:
             return
-        begun_ns = time.monotonic_ns()
-        self._take_tasks()
-        cost_ns = time.monotonic_ns() - begun_ns
-        self._poll_ns = got_ns + max(_POLL_NS, int(cost_ns / _POLL_SHARE))
+        start_ns = time.monotonic_ns()
+        self._read_tasks()
+        cost_ns = time.monotonic_ns() - start_ns
+        self._poll_ns = received_ns + max(_POLL_NS, int(cost_ns / _POLL_SHARE))
 
-    def _take_tasks(self) -> None:
-        """Take what the workers have done since."""
-        for seat, tasks in self._recorder.latest_tasks().items():
-            known_ns = self._seen.get(seat, 0)
-            for begun_ns, done_ns in tasks:
-                if done_ns > known_ns:
-                    self._add(_WORKERS + seat, _COMPUTE, begun_ns, done_ns, -1)
-                    self._seen[seat] = max(done_ns, self._seen.get(seat, 0))
+    def _read_tasks(self) -> None:
+        """Add the tasks that workers have finished since the last reading."""
+        for worker_id, tasks in self._recorder.latest_tasks().items():
+            known_ns = self._read_until.get(worker_id, 0)
+            for start_ns, end_ns in tasks:
+                if end_ns > known_ns:
+                    self._add(_FIRST_WORKER + worker_id, _COMPUTE, start_ns, end_ns, -1)
+                    self._read_until[worker_id] = max(end_ns, self._read_until.get(worker_id, 0))
 
-    def _add(self, lane: int, kind: int, begun_ns: int, ended_ns: int, value: float) -> None:
-        self._events.append((lane, kind, begun_ns, ended_ns, value))
+    def _add(self, lane: int, kind: int, start_ns: int, end_ns: int, value: float) -> None:
+        self._events.append((lane, kind, start_ns, end_ns, value))
 
     def tick(self, now_s: float) -> None:
-        """Time has passed; `now_s` from the run's beginning."""
-        if self._pace.is_due(now_s):
+        """Write the file if it is time; `now_s` is the time since the run's start."""
+        if self._interval.is_due(now_s):
             self.write()
 
     def end(self, now_s: float) -> None:
-        """A pass is over."""
-        if self._pace.is_due(now_s, at_end=True):
+        """Write the file at the end of a pass."""
+        if self._interval.is_due(now_s, at_end=True):
             self.write()
 
     def write(self) -> None:
-        """Write what is known.
+        """Write the events.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         partial = self._file.with_name(f".{self._file.name}.{os.getpid()}.partial")
         try:
-            with self._pace.saving(), contextlib.ExitStack() as opened:
+            with self._interval.saving(), contextlib.ExitStack() as opened:
                 raw = opened.enter_context(partial.open("wb"))
                 out: Any = raw
                 if self._file.suffix == ".gz":
                     out = opened.enter_context(gzip.GzipFile("", "wb", 1, raw))
                 out.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
                 encode = msgspec.json.Encoder().encode
-                for k, event in enumerate(self._said()):
+                for k, event in enumerate(self._format_events()):
                     out.write(b",\n" * (k > 0) + encode(event))
                 out.write(b"\n]}\n")
             os.replace(partial, self._file)
@@ -130,13 +134,13 @@ class TraceFile:
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
 
-    def _said(self) -> Iterator[dict[str, Any]]:
-        """The events in the format's words: times in us."""
+    def _format_events(self) -> Iterator[dict[str, Any]]:
+        """Yield the events in the trace event format, times in us."""
         common = {"pid": os.getpid(), "ts": 0}
         events = list(self._events)
         yield {**common, "ph": "M", "name": "process_name", "args": {"name": "feedline"}}
         for lane in sorted({_STEP, *(event[0] for event in events)}):
-            name = "step" if lane == _STEP else f"worker {lane - _WORKERS}"
+            name = "step" if lane == _STEP else f"worker {lane - _FIRST_WORKER}"
             yield {
                 **common,
                 "tid": lane,
@@ -144,11 +148,42 @@ class TraceFile:
                 "name": "thread_name",
                 "args": {"name": name},
             }
-        for lane, kind, begun_ns, ended_ns, value in events:
-            said: dict[str, Any] = {**common, "tid": lane, "ts": begun_ns / 1000}
+        for lane, kind, start_ns, end_ns, value in events:
+            event: dict[str, Any] = {**common, "tid": lane, "ts": start_ns / 1000}
             if kind == _RATE:
-                yield said | {"ph": "C", "name": "batches/s", "args": {"batches/s": value}}
+                yield event | {"ph": "C", "name": "batches/s", "args": {"batches/s": value}}
                 continue
             name = "make" if lane != _STEP else "wait" if kind == _WAIT else "compute"
-            said |= {"ph": "X", "name": name, "dur": (ended_ns - begun_ns) / 1000}
-            yield said | ({"args": {"batch": int(value)}} if lane == _STEP else {})
+            event |= {"ph": "X", "name": name, "dur": (end_ns - start_ns) / 1000}
+            yield event | ({"args": {"batch": int(value)}} if lane == _STEP else {})
+
+
+class SaveInterval:
+    """Decides when a file is written: every 30 s and at the end of a pass, within 1% of the time.
+
+    Args:
+        recorder: recorder of the run, whose clock is used.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._saved_s = recorder.now_s()
+        self._cost_s = 0.0
+
+    def is_due(self, now_s: float, *, at_end: bool = False) -> bool:
+        """Return True if the file should be written.
+
+        Args:
+            now_s: seconds since the run's start.
+            at_end: True at the end of a pass.
+        """
+        min_s = self._cost_s / _MAX_SHARE
+        return now_s - self._saved_s >= (min_s if at_end else max(min_s, _EVERY_S))
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Context that measures the writing of the file."""
+        start_s = self._recorder.now_s()
+        yield
+        self._saved_s = self._recorder.now_s()
+        self._cost_s = self._saved_s - start_s
