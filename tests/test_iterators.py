@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
 from feedline import DataLoader
 from feedline.errors import ClosedError
@@ -144,6 +145,21 @@ def test_an_iterator_begun_after_shutdown_sees_what_was_set_on_the_dataset(worke
     loader.reset()
     assert sorted(torch.cat(list(loader)).tolist()) == list(range(0, 80, 10))
     loader.close()
+
+
+def worker_and_pid(index: int) -> torch.Tensor:
+    info = get_worker_info()
+    assert info is not None
+    return torch.tensor([info.id, os.getpid()])
+
+
+def test_workers_are_listed_by_their_id_also_those_that_made_no_batch() -> None:
+    loader = DataLoader(Made(1, worker_and_pid), 1, num_workers=2)
+    batches: Any = iter(loader)
+    seen = torch.cat(list(batches)).tolist()
+    workers = batches._workers
+    assert len(workers) == 2
+    assert all(workers[worker_id].pid == pid for worker_id, pid in seen)
 
 
 def test_shutdown_of_an_earlier_iterator_leaves_a_later_one_its_workers() -> None:

@@ -33,7 +33,7 @@ class Workers:
         self.ready: set[int] = set()
         self.reading: set[int] = set()
         self.killed: list[int] = []
-        self.pids = [1, 2]
+        self.pids = {0: 1, 1: 2}
 
     def busy(self) -> dict[int, CurrentRow]:
         return self.rows

@@ -88,8 +88,8 @@ class Crew(Protocol):
         """Shared memory, shape (bytes,); the heartbeat table is at its head."""
 
     @property
-    def pids(self) -> list[int]:
-        """Process ids of the live workers."""
+    def pids(self) -> dict[int, int]:
+        """Process ids of the workers that have started, by worker id."""
 
     def resize(self, workers: int) -> None:
         """Set the number of workers. Workers that leave finish their task first."""

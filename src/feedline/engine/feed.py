@@ -111,8 +111,8 @@ class Feed:
         return isinstance(self._tasks, PieceTasks)
 
     @property
-    def pids(self) -> list[int]:
-        """Process ids of the live workers."""
+    def pids(self) -> dict[int, int]:
+        """Process ids of the workers that have started, by worker id."""
         return self._crew.pids
 
     def spent(self) -> dict[int, StageTimings]:

@@ -36,9 +36,9 @@ class InlineCrew:
         self._queue: deque[Piece] = deque()
 
     @property
-    def pids(self) -> list[int]:
+    def pids(self) -> dict[int, int]:
         """Empty: there are no workers."""
-        return []
+        return {}
 
     def resize(self, workers: int) -> None:
         """Do nothing: there are no workers."""

@@ -167,11 +167,11 @@ class Patience:
             raise WorkerError(
                 f"no worker has started or finished a row for {idle_s:.0f} s, although tasks are "
                 "queued. A worker or the fork server may be stopped (SIGSTOP). Workers: "
-                f"{self._crew.pids}"
+                f"{[*self._crew.pids.values()]}"
             )
         self._warn(
             f"no worker has opened the dataset for {idle_s:.0f} s; waiting. The storage may be "
-            f"unavailable. Set timeout= to limit the wait. Workers: {self._crew.pids}"
+            f"unavailable. Set timeout= to limit the wait. Workers: {[*self._crew.pids.values()]}"
         )
 
     def _warn(self, text: str) -> None:

@@ -115,9 +115,9 @@ class PipeCrew(ProcessCrew):
         self._workers: dict[int, _Worker] = {}
 
     @property
-    def pids(self) -> list[int]:
-        """Process ids of the live workers."""
-        return [w.process.pid for w in self._workers.values() if w.process.pid]
+    def pids(self) -> dict[int, int]:
+        """Process ids by worker id."""
+        return {seat: w.process.pid for seat, w in sorted(self._workers.items()) if w.process.pid}
 
     def resize(self, workers: int) -> None:
         """Set the number of workers. Workers that leave finish their tasks first."""

@@ -107,9 +107,9 @@ class SocketCrew(ProcessCrew):
             self._forked.stop()
 
     @property
-    def pids(self) -> list[int]:
-        """Process ids of the live workers; known for every worker that has reported."""
-        return [pid for pid in self._workers.values() if pid]
+    def pids(self) -> dict[int, int]:
+        """Process ids by worker id; known for every worker that has reported."""
+        return {seat: pid for seat, pid in sorted(self._workers.items()) if pid}
 
     def resize(self, workers: int) -> None:
         """Set the number of workers. Workers that leave finish their task first."""
@@ -202,7 +202,7 @@ class SocketCrew(ProcessCrew):
         except TimeoutError:
             raise WorkerError(
                 f"a worker has held the task queue for {_LOCK_DEADLINE_S:.0f} s; one of "
-                f"{self.pids} may be stopped (SIGSTOP). Continue or kill it"
+                f"{[*self.pids.values()]} may be stopped (SIGSTOP). Continue or kill it"
             ) from None
         self._read_reports()
         lost = set(self._held) - set(queued) - on_board
@@ -231,7 +231,7 @@ class SocketCrew(ProcessCrew):
 
     def restart(self) -> None:
         """Replace all workers at once; nothing is outstanding afterwards."""
-        self._sockets.close(self.pids)
+        self._sockets.close([*self.pids.values()])
         self._held.clear()
         self._leaving.clear()
         self._workers.clear()
@@ -258,7 +258,7 @@ class SocketCrew(ProcessCrew):
         try:
             self._sockets.hang_up()
             self._release_server()  # if it is still starting, it need not finish that
-            self._sockets.close(self.pids)
+            self._sockets.close([*self.pids.values()])
         finally:
             self._free()
             if self._shipment is not None:

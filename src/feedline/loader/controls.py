@@ -190,7 +190,7 @@ class Controls(LiveControls):
     @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers."""
-        return self._session.backend.pids
+        return list(self._session.backend.pids.values())
 
     @property
     def worker_deaths(self) -> list[str]:

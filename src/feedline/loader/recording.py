@@ -96,7 +96,7 @@ class Recording:
         said = described(session.settings, session.decision())
         if self._said is None:
             self._workers = WorkerObserver(
-                pids=lambda: list(session.backend.pids),
+                pids=lambda: list(session.backend.pids.values()),
                 spent=session.spent,
                 name=self._name,
                 deaths=lambda: len(session.deaths),

@@ -62,14 +62,16 @@ class Backend:
         return 0
 
     @property
-    def pids(self) -> list[int]:
-        """Process ids of the workers."""
-        return []
+    def pids(self) -> dict[int, int]:
+        """Process ids of the workers that have started, by worker id."""
+        return {}
 
     @property
     def handles(self) -> list[Any]:
-        """Processes of the workers: torch's objects, or objects with the same methods."""
-        return [WorkerHandle(pid) for pid in self.pids]
+        """Processes by worker id: torch's objects, or objects with the same methods."""
+        pids = self.pids
+        count = max(self.workers, 1 + max(pids, default=-1))
+        return [WorkerHandle(pids.get(worker_id)) for worker_id in range(count)]
 
     @property
     def deaths(self) -> list[str]:

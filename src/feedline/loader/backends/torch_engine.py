@@ -78,9 +78,9 @@ class TorchBackend(Backend):
         return Phase(epochs=1)
 
     @property
-    def pids(self) -> list[int]:
+    def pids(self) -> dict[int, int]:
         """Process ids of the workers of the current epoch, or of the last one."""
-        return [process.pid for process in self._processes]
+        return {i: process.pid for i, process in enumerate(self._processes)}
 
     @property
     def handles(self) -> list[Any]:

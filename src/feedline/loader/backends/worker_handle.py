@@ -14,13 +14,17 @@ class WorkerHandle:
     """Handle with the methods that public code calls on torch's worker objects.
 
     It never refers to another process that has since got the same id.
+
+    Args:
+        pid: process id; None if the worker has not started, as with `multiprocessing.Process`.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int | None) -> None:
         self.pid = pid
         self._process: psutil.Process | None = None
-        with contextlib.suppress(psutil.Error):
-            self._process = psutil.Process(pid)
+        if pid is not None:
+            with contextlib.suppress(psutil.Error):
+                self._process = psutil.Process(pid)
 
     def is_alive(self) -> bool:
         """Return True if the process is running."""

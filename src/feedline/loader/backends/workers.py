@@ -79,8 +79,8 @@ class WorkerBackend(Backend):
         return self.feed.under_way + len(self._ahead)
 
     @property
-    def pids(self) -> list[int]:
-        """Process ids of the workers."""
+    def pids(self) -> dict[int, int]:
+        """Process ids of the workers that have started, by worker id."""
         return self.feed.pids
 
     @property
