@@ -33,12 +33,16 @@ demo: $(DEMO)
 	@sed '/^Phases$$/,$$d' $(DEMO_RUN)/report.txt
 	@echo "the report as a page: $(DEMO_RUN)/report.html"
 
-# More test processes than cores: many tests wait for worker processes.
+# More test processes than cores: many tests wait for worker processes. The files with the longest
+# tests come first, so that no process is left with one of them at the end.
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder \
+	tests/cache tests/frameworks tests/train tests/cli tests/tuning tests
+
 test: lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(PYTEST)
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks conformance docs examples laboratory

@@ -131,6 +131,29 @@ _WHOLE = Patch(
 """,
 )
 
+_FROZEN = Patch(
+    "test_dataloader.py",
+    "accept the error of torch's WorkerInfo, since torch 2.14 a frozen dataclass",
+    """\
+        worker_info.id = 3999
+    except RuntimeError as e:
+        assert str(e) == "Cannot assign attributes to WorkerInfo objects"
+    try:
+        worker_info.a = 3
+    except RuntimeError as e:
+        assert str(e) == "Cannot assign attributes to WorkerInfo objects"
+""",
+    """\
+        worker_info.id = 3999
+    except (RuntimeError, AttributeError, TypeError):
+        pass
+    try:
+        worker_info.a = 3
+    except (RuntimeError, AttributeError, TypeError):
+        pass
+""",
+)
+
 
 def patches(heals: bool) -> list[Patch]:
     """All patches, in order.
@@ -138,7 +161,7 @@ def patches(heals: bool) -> list[Patch]:
     Args:
         heals: whether a killed worker is to be replaced; else the loader is to raise.
     """
-    always = [_LOADER_KILL, _WORKER_KILL, _MARK, _NONE_LEFT]
+    always = [_LOADER_KILL, _WORKER_KILL, _MARK, _NONE_LEFT, _FROZEN]
     return [*always, _HEALS, _KEEP, _WHOLE] if heals else always
 
 
