@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from feedline.train.dry_run import PlannedRun, dry_run
 from feedline.train.recipe import Recipe
 from feedline.train.run import train_model
 from feedline.train.run_settings import RunSettings
-from feedline.train.train_state import TrainState
+from feedline.train.train_state import TrainState, train_step
 
 MODEL = "test_resnet.r160_in1k"
 
@@ -78,8 +79,29 @@ def test_its_times_follow_from_the_measured_rates(plan: PlannedRun) -> None:
         assert measured.steps >= 1
         assert min(measured.images_per_s, measured.compute_images_per_s) > 0
         assert 0 <= measured.wait_share < 1
+        assert phase.val_s is not None
         assert phase.epoch_s == pytest.approx(40 / measured.images_per_s + phase.val_s)
-    assert plan.seconds == pytest.approx(sum(p.epochs_left * p.epoch_s for p in plan.phases))
+    assert plan.seconds == pytest.approx(sum(p.left_s or 0 for p in plan.phases))
+    assert plan.full_budget_s is None
+
+
+def test_too_few_steps_give_no_estimate_but_the_time_to_measure(
+    tiny_set: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow_step(*step: Any) -> None:
+        time.sleep(0.25)
+        train_step(*step)
+
+    monkeypatch.setattr("feedline.train.dry_run.train_step", slow_step)
+    found = plan_of(tiny_set, make_recipe(schedule="32x2"))
+    (phase,) = found.phases
+    assert phase.measured.steps < 5
+    assert (found.seconds, phase.epoch_s, phase.val_s, phase.bottleneck) == (None,) * 4
+    assert found.full_budget_s is not None
+    assert found.full_budget_s >= 2.5, "ten steps of 0.25 s or more"
+    assert f"--dry-run-s {found.full_budget_s:.0f}" in str(found)
+    assert "hint: loading" not in str(found)
+    json.dumps(found.as_dict(), allow_nan=False)
 
 
 def test_loading_is_the_bottleneck_if_steps_wait(plan: PlannedRun) -> None:
@@ -138,7 +160,7 @@ def test_accumulated_batches_count_as_one_step(tiny_set: Path, validates: bool) 
     root = tiny_set if validates else tiny_set / "train"
     (phase,) = plan_of(root, make_recipe(grad_accum_steps=2, schedule="32x1")).phases
     assert phase.steps == 3
-    assert (phase.val_s > 0) == validates
+    assert ((phase.val_s or 0) > 0) == validates
 
 
 def test_a_set_smaller_than_a_batch_is_one_batch(tiny_set: Path) -> None:

@@ -3,12 +3,14 @@
 Guarantees: no file or folder is written; torch's random state is restored; workers end with it.
 Everything that a run refuses is refused. For each batch shape, real training steps on real batches
 are timed: on one batch in memory, which gives the compute-bound rate, then over the loader. They
-take the time of a shape, at most a step and a batch longer, after its first step.
+take the time of a shape, at most a step and a batch longer, after its first step. Fewer than 5
+steps give no estimate.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -42,6 +44,7 @@ BUDGET_S = 10.0
 """Default time for each batch shape."""
 
 _MIN_S, _MAX_S = 1.0, 3600.0
+_MIN_STEPS = 5  # over the loader, for an estimate
 _ALONE, _SETTLED = 0.3, 0.4  # ends of the compute-bound steps and of the untimed ones, of the time
 _FORWARD = 1 / 3  # time of a validation image to that of a training step; backward is about twice
 _DATA_BOUND = 0.05  # wait share above which loading is the bottleneck (TensorFlow's analyzer)
@@ -61,22 +64,27 @@ class ShapeRates:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedPhase:
-    """A phase of a planned run: steps, images and seconds are those of an epoch."""
+    """A phase of a planned run: steps, images and seconds of an epoch; None is unknown."""
 
     phase: TrainPhase
     steps: int
     images: int
     lr: tuple[float, ...]  # first, peak, last
     measured: ShapeRates
-    val_s: float
-    epoch_s: float
+    val_s: float | None
+    epoch_s: float | None
     epochs_left: int
-    bottleneck: str  # "loading" or "compute"
+    bottleneck: str | None  # "loading" or "compute"
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds of all epochs that are left."""
+        return None if self.epoch_s is None else self.epoch_s * self.epochs_left
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRun:
-    """A planned run; `seconds` are those of everything that is left."""
+    """A planned run; `seconds` are those of everything that is left, None if unknown."""
 
     recipe: Recipe
     images: int
@@ -86,7 +94,8 @@ class PlannedRun:
     precision: str
     phases: tuple[PlannedPhase, ...]
     epochs_done: int
-    seconds: float
+    seconds: float | None
+    full_budget_s: float | None  # for each batch shape, if too few steps were measured
     measuring_s: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -108,19 +117,21 @@ class PlannedRun:
         for each in self.phases:
             phase, measured = each.phase, each.measured
             memory, size = measured.memory_bytes, f"{phase.size} px"
+            times = ("-" if s is None else duration(s) for s in (each.epoch_s, each.left_s))
             cells: tuple[object, ...] = (
                 *(size, phase.epochs, phase.batch_size),
                 " - ".join(f"{rate:.2g}" for rate in each.lr),
                 f"{phase.val_image_size} px" if self.val_images else "-",
                 *(f"{measured.images_per_s:.4g}", f"{measured.wait_share:.0%}"),
                 "-" if memory is None else decimal(memory),
-                *(duration(each.epoch_s), duration(each.epoch_s * each.epochs_left)),
-                each.bottleneck,
+                *times,
+                each.bottleneck or "-",
             )
             rows.append(tuple(map(str, cells)))
             table.append((size, *(f"{getattr(phase, name) or 0:.3g}" for name in names), ""))
         lines = [
-            f"about {duration(self.seconds)} of training{left}: {self.recipe.model} in "
+            ("training" if self.seconds is None else f"about {duration(self.seconds)} of training")
+            + f"{left}: {self.recipe.model} in "
             f"{self.precision} on {self.device}, {count(self.recipe.epochs, 'epoch')}, "
             f"{count(steps, 'step')}; {self.images} images of {self.classes} classes, {val}",
             *("", *aligned(rows)),
@@ -130,13 +141,18 @@ class PlannedRun:
         return "\n".join(lines)
 
     def _notes(self) -> list[str]:
-        timed = (f"{each.measured.steps} steps at {each.phase.size} px" for each in self.phases)
+        timed = (f"{count(p.measured.steps, 'step')} at {p.phase.size} px" for p in self.phases)
         workers = count(self.phases[0].measured.num_workers, "worker")
         notes = [
             f"measured in {duration(self.measuring_s)}: {', '.join(timed)}, with {workers}. "
             "Validation is estimated as a third of a training step. Not included: start of "
             "workers, checkpoints, and reading from a disk what is in the page cache now"
         ]
+        if self.full_budget_s is not None:
+            notes.append(
+                f"hint: fewer than {_MIN_STEPS} steps at a size are too few for an estimate; "
+                f"measure longer with --dry-run-s {self.full_budget_s:.0f}"
+            )
         for each in self.phases:
             if each.bottleneck == "loading":
                 gain = each.measured.compute_images_per_s / each.measured.images_per_s
@@ -175,6 +191,8 @@ def dry_run(
     done = 0 if resumed is None else len(resumed.content["history"]["records"])
     with preserved_random_state(choose_device(assignment.run.device or "auto")):
         ready = prepare(assignment, note, world=1)
+        if resumed is not None:
+            resumed.content.clear()  # it is large
         recipe, data = ready.recipe, ready.data
         with ExitStack() as stack:  # as the run builds it, so that it refuses the same
             loader = train_loader(recipe, data.train, ready.run, ready.device, stack)
@@ -188,6 +206,11 @@ def dry_run(
                 rates = _measure(ready, state, phase, budget_s)
                 measured[phase.batch_size, phase.size] = rates
     phases = _plan(ready, batches, measured, done)
+    left = [each.left_s for each in phases if each.left_s is not None]
+    known = len(left) == len(phases)
+    # Twice the time of these steps: the compute-bound steps come first.
+    slowest_s = max((each.phase.batch_size or 0) / each.measured.images_per_s for each in phases)
+    full_s = min(_MAX_S, math.ceil(2 * _MIN_STEPS * slowest_s))
     return PlannedRun(
         recipe=recipe,
         images=len(data.train),
@@ -197,7 +220,8 @@ def dry_run(
         precision=state.precision_name,
         phases=phases,
         epochs_done=done,
-        seconds=sum(each.epoch_s * each.epochs_left for each in phases),
+        seconds=sum(left) if known else None,
+        full_budget_s=None if known else full_s,
         measuring_s=time.monotonic() - began_s,
     )
 
@@ -224,6 +248,8 @@ def _plan(
         images = min(len(data.train), batches[first] * (phase.batch_size or 0))
         val_pixels = len(data.val or ()) * ((phase.val_image_size or 0) / phase.size) ** 2
         val_s = _FORWARD * val_pixels / rates.compute_images_per_s
+        known = rates.steps >= _MIN_STEPS
+        bottleneck = "loading" if rates.wait_share > _DATA_BOUND else "compute"
         phases.append(
             PlannedPhase(
                 phase=phase,
@@ -231,10 +257,10 @@ def _plan(
                 images=images,
                 lr=lr,
                 measured=rates,
-                val_s=val_s,
-                epoch_s=images / rates.images_per_s + val_s,
+                val_s=val_s if known else None,
+                epoch_s=images / rates.images_per_s + val_s if known else None,
                 epochs_left=min(phase.epochs, max(0, last + 1 - done)),
-                bottleneck="loading" if rates.wait_share > _DATA_BOUND else "compute",
+                bottleneck=bottleneck if known else None,
             )
         )
         first = last + 1
@@ -274,7 +300,8 @@ def _measure(
         while passed_s() < _ALONE * budget_s:
             images += step(kept)
         compute = images / passed_s()
-        for _ in range(loader.prefetch or 0):  # workers have made these meanwhile
+        ahead = (loader.prefetch or 0) if loader.num_workers else 0
+        for _ in range(ahead):  # workers have made these meanwhile
             if passed_s() < _SETTLED * budget_s:
                 step(next(batches))
         images, steps, wait_s, settled_s = 0, 0, 0.0, passed_s()
