@@ -122,6 +122,30 @@ def test_weights_are_exported_as_safetensors_and_load_again(
         assert torch.equal(value, again[name]), name
 
 
+def test_an_exported_file_predicts_and_evaluates_as_its_run(
+    feedline: Command, trained: Path, tiny_set: Path, tmp_path: Path
+) -> None:
+    file, about = tmp_path / "model.safetensors", tmp_path / "about.json"
+    assert feedline("export", trained, file, "--json", about).status == 0
+    exported = json.loads(about.read_text())
+    assert (exported["file"], exported["bytes"]) == (str(file), file.stat().st_size)
+    assert (exported["classes"], exported["image_size"]) == (["dark", "light"], 32)
+    for command, parts in (("predict", {"predictions"}), ("evaluate", {"loss", "confusion"})):
+        found = []
+        for source in (trained, file):
+            target = tmp_path / f"{command}.json"
+            ended = feedline(command, source, tiny_set, *PLAIN, "--json", target)
+            assert ended.status == 0, ended.err
+            found.append(json.loads(target.read_text()))
+        run, again = found
+        assert again["weights"] == str(file)
+        assert {name: run[name] for name in parts} == {name: again[name] for name in parts}
+    file.write_bytes(file.read_bytes()[:-100])
+    damaged = feedline("predict", file, tiny_set, *PLAIN)
+    assert damaged.status == 2
+    assert f"{file}: damaged" in damaged.err
+
+
 def test_timm_predicts_from_an_export_as_the_run_does(
     feedline: Command, trained: Path, tiny_set: Path, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ __all__ = ["evaluate", "export", "predict"]
 _LOWEST = 5
 
 Model = Annotated[
-    Path, typer.Argument(metavar="RUN", help="Folder of a run, or a file such as best.pt.")
+    Path, typer.Argument(metavar="RUN", help="Folder of a run, its best.pt, or an exported file.")
 ]
 _loader, _output = options.panel(options.LOADER), options.panel(options.OUTPUT)
 EvalSize = Annotated[int | None, _loader("Image size in pixels.", "PX", "as validated")]
@@ -144,10 +144,12 @@ def predict(
 def export(
     run: Model,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Such as model.safetensors.")],
+    json: options.JsonFile = None,
 ) -> None:
     """Export the weights of a run as safetensors.
 
-    Metadata: the model, its classes, its image size, and timm's pretrained_cfg to load it.
+    Metadata: the model, its classes, its image size, and timm's pretrained_cfg to load it. feedline
+    evaluate and predict read FILE, too.
 
     Example: feedline export runs/resnet18-1 model.safetensors
     """
@@ -156,3 +158,6 @@ def export(
     trained, _ = _load(run, "cpu", "off")
     export_safetensors(trained, file)
     typer.echo(f"{file}: {trained.name}, {len(trained.classes)} classes, {trained.image_size} px")
+    about = {"classes": trained.classes, "image_size": trained.image_size}
+    weights = {"model": trained.name, "weights": str(trained.path)}
+    write_json(json, {"file": str(file), "bytes": file.stat().st_size, **weights, **about})

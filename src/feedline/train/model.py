@@ -33,6 +33,8 @@ __all__ = [
     "load_trained",
 ]
 
+_EXPORT = ".safetensors"
+
 
 def create_model(
     name: str,
@@ -176,9 +178,10 @@ class TrainedModel:
 
 
 def load_trained(path: Path, device: torch.device) -> TrainedModel:
-    """Load the best weights of a run, by its folder or their file (see `load_checkpoint`)."""
+    """Load the best weights of a run, by its folder or file, or an export (StateError)."""
     file = path / BEST_NAME if path.is_dir() else path
-    content = load_checkpoint(file, kind=WEIGHTS)
+    exported = file.suffix == _EXPORT and file.is_file()
+    content = _load_export(file) if exported else load_checkpoint(file, kind=WEIGHTS)
     classes, size = list(content["classes"]), int(content["val_image_size"])
     model = create_model(content["model"], classes=len(classes), sizes=(size,))
     try:
@@ -192,19 +195,35 @@ def load_trained(path: Path, device: torch.device) -> TrainedModel:
     return TrainedModel(file, content["model"], model, device, classes, size, content["top1"])
 
 
+def _load_export(file: Path) -> dict[str, Any]:
+    """Read a file of `export_safetensors` as the content of a file of weights."""
+    from safetensors import safe_open
+
+    try:
+        with safe_open(file, "pt") as opened:
+            about = opened.metadata() or {}
+            state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        size, classes = json.loads(about["image_size"]), json.loads(about["classes"])
+    except Exception as error:  # the library has errors of its own
+        raise StateError(
+            f"{file}: damaged, or not written by feedline export",
+            hint="export the run again",
+        ) from error
+    known = {"model": about["model"], "classes": classes, "val_image_size": size, "top1": None}
+    return known | {"state_dict": state}
+
+
 def export_safetensors(trained: TrainedModel, file: Path) -> None:
     """Write weights as safetensors.
 
     Metadata, as text: `model`, and as JSON `classes`, `image_size` and `pretrained_cfg`, which
     timm reads: number of classes, input size, mean, standard deviation, crop and interpolation.
     """
-    if file.suffix != ".safetensors":
-        hint = f"name a file such as {file.with_suffix('.safetensors')}"
-        raise UsageError(f"cannot export to {file}: expected the suffix .safetensors", hint=hint)
-    try:
-        from safetensors.torch import save_file
-    except ModuleNotFoundError:
-        raise UsageError("safetensors is not installed", hint="pip install safetensors") from None
+    if file.suffix != _EXPORT:
+        hint = f"name a file such as {file.with_suffix(_EXPORT)}"
+        raise UsageError(f"cannot export to {file}: expected the suffix {_EXPORT}", hint=hint)
+    from safetensors.torch import save_file
+
     state = trained.model.state_dict()
     tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
     crop = EvalCrop()
