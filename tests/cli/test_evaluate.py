@@ -38,6 +38,27 @@ def test_a_model_is_evaluated(
     assert json.loads(file.read_text())["samples"] == 4
 
 
+def test_a_run_is_evaluated_on_its_own_validation_images(
+    feedline: Command, tiny_set: Path, tmp_path: Path
+) -> None:
+    images, file = tmp_path / "set", tmp_path / "evaluation.json"
+    shutil.copytree(tiny_set, images)
+    recipe = Recipe(model=MODEL, schedule="32x1", batch_size=8)
+    train_model(recipe, RunSettings(data=images, out=tmp_path / "run", device="cpu", workers=0))
+    for run in (tmp_path / "run", tmp_path / "run" / "best.pt"):
+        ended = feedline("evaluate", run, *PLAIN, "--json", file)
+        assert ended.status == 0, ended.err
+        found = json.loads(file.read_text())
+        assert (found["images"], found["samples"]) == (str(images / "val"), 4)
+    images.rename(tmp_path / "moved")
+    moved = feedline("evaluate", tmp_path / "run", *PLAIN)
+    assert moved.status == 2
+    assert str(images) in moved.err
+    assert "hint: " in moved.err
+    (tmp_path / "run" / "recipe.toml").unlink()
+    assert "recipe.toml" in feedline("evaluate", tmp_path / "run", *PLAIN).err
+
+
 def test_images_are_classified_as_tsv(feedline: Command, tiny_set: Path, trained: Path) -> None:
     image = tiny_set / "val" / "dark" / "0.jpg"
     ended = feedline("predict", trained, image, "--topk", 2, "--amp", *PLAIN)

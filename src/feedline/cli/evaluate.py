@@ -45,9 +45,13 @@ def _skipped(path: str, reason: str) -> str:
 def evaluate(
     run: Model,
     folder: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="Class folders of images, or a folder with val/."),
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="DIR",
+            help="Class folders of images, or a folder with val/. "
+            "[dim]\\[default: validation images of the run][/dim]",
+        ),
+    ] = None,
     image_size: EvalSize = None,
     batch_size: options.BatchSize = 64,
     workers: options.Workers = None,
@@ -59,18 +63,19 @@ def evaluate(
 ) -> None:
     """Evaluate a trained model: accuracy, loss and confusion matrix.
 
-    Example: feedline evaluate runs/resnet18-1 demo-data --json evaluation.json
+    Example: feedline evaluate runs/resnet18-1 --json evaluation.json
     """
     from feedline.cli.progress import ProgressBar
-    from feedline.train.data import val_folder
+    from feedline.train.data import run_val_folder, val_folder
     from feedline.train.evaluate import evaluate_folder
 
     _check_size(image_size)
     trained, precision = _load(run, device, options.amp_mode(amp, amp_dtype, device))
+    images = run_val_folder(trained.path) if folder is None else val_folder(folder)
     with ProgressBar("evaluating") as bar:
         found = evaluate_folder(
             trained,
-            val_folder(folder),
+            images,
             precision=precision,
             image_size=image_size,
             batch_size=batch_size,
@@ -81,14 +86,15 @@ def evaluate(
     five = "" if found.top5 is None else f", top-5 {found.top5:.1%}"
     typer.echo(
         f"{trained.name} at {image_size or trained.image_size} px: top-1 "
-        f"{found.top1:.1%}{five}, loss {found.loss:.4f} on {found.samples} images"
+        f"{found.top1:.1%}{five}, loss {found.loss:.4f} on {found.samples} images of {images}"
     )
     lowest = sorted(found.by_class, key=lambda each: each[2])[:_LOWEST]
     if len(found.by_class) > 1:
         typer.echo("lowest top-1: " + ", ".join(f"{name} {share:.0%}" for name, _, share in lowest))
     for path, reason in found.skipped:
         typer.echo(_skipped(path, reason))
-    write_json(json, {"model": trained.name, "weights": str(trained.path), **found.as_dict()})
+    about = {"model": trained.name, "weights": str(trained.path), "images": str(images)}
+    write_json(json, {**about, **found.as_dict()})
 
 
 def predict(

@@ -23,8 +23,9 @@ from feedline.remote.open_location import was_url
 from feedline.stores.index import table_hint
 from feedline.stores.splits import TRAIN_NAME, VAL_NAMES, splits_below
 from feedline.train.augment import BatchAugmentation
-from feedline.train.config import differences
+from feedline.train.config import differences, read_config
 from feedline.train.recipe import Recipe
+from feedline.train.run_folder import RECIPE_NAME
 from feedline.train.run_settings import RunSettings
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "TrainData",
     "find_splits",
     "label_map",
+    "run_val_folder",
     "train_loader",
     "val_folder",
     "val_loader",
@@ -102,6 +104,21 @@ def val_folder(root: Path) -> Path:
     """The folder of validation images under `root`, or `root` itself if it has class folders."""
     splits = find_splits(root)
     return splits.val or splits.train
+
+
+def run_val_folder(weights: Path) -> Path:
+    """The validation images of a run, by its file of weights (DatasetError if unknown)."""
+    config, hint = weights.with_name(RECIPE_NAME), f"feedline evaluate {weights} DIR"
+    if not config.is_file():
+        raise DatasetError(f"no validation images are known: {config} is missing", hint=hint)
+    run = read_config(config)[1]
+    root = run.val_dir or run.data
+    if root is None or not root.is_dir():
+        raise DatasetError(f"{config}: the validation images, in {root}, are missing", hint=hint)
+    folder = run.val_dir or find_splits(root).val
+    if folder is None:
+        raise DatasetError(f"{config}: the run had no validation images", hint=hint)
+    return folder
 
 
 def label_map(train: Sequence[str], val: Sequence[str]) -> list[int] | None:
