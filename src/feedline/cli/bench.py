@@ -1,7 +1,4 @@
-"""`feedline bench`: measure how fast images load.
-
-Imports torch only when it runs.
-"""
+"""`feedline bench`: measure how fast images load."""
 
 from __future__ import annotations
 

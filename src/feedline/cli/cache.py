@@ -1,7 +1,4 @@
-"""`feedline cache`: plan, build, extend, verify, repair and describe caches of resized copies.
-
-Imports torch only when a command runs.
-"""
+"""`feedline cache`: plan, build, extend, verify, repair and describe caches of resized copies."""
 
 from __future__ import annotations
 
@@ -202,16 +199,7 @@ def verify(
     if len(lines) > _ON_SCREEN:
         typer.echo(f"... and {len(lines) - _ON_SCREEN} more; --json FILE lists all")
     write_json(
-        json,
-        {
-            "folder": cache,
-            "sound": found.sound,
-            "images": found.images,
-            "damaged": [each._asdict() for each in found.damaged],
-            "files": found.files,
-            "index": found.index,
-            "seconds": round(seconds, 3),
-        },
+        json, _damage_json(cache, found, seconds) | {"sound": found.sound, "images": found.images}
     )
     if not found.sound:
         complain(f"feedline cache repair {shlex.quote(cache)}", "hint")
@@ -251,17 +239,13 @@ def repair(
         + f" and {files} files of the cache" * bool(files)
         + f" in {seconds:.1f} s; wrote {done.images} copies"
     )
-    write_json(
-        json,
-        {
-            "folder": cache,
-            "damaged": [each._asdict() for each in found.damaged],
-            "files": found.files,
-            "index": found.index,
-            "images_written": done.images,
-            "seconds": round(seconds, 3),
-        },
-    )
+    write_json(json, _damage_json(cache, found, seconds) | {"images_written": done.images})
+
+
+def _damage_json(cache: str, found: Any, seconds: float) -> dict[str, Any]:
+    damaged = [each._asdict() for each in found.damaged]
+    files = {"damaged": damaged, "files": found.files, "index": found.index}
+    return {"folder": cache, **files, "seconds": round(seconds, 3)}
 
 
 def info(

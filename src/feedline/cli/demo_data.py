@@ -1,7 +1,4 @@
-"""`feedline demo-data`: write a small image dataset, without a download.
-
-Imports numpy only when it runs.
-"""
+"""`feedline demo-data`: write a small image dataset, without a download."""
 
 from __future__ import annotations
 
@@ -54,13 +51,5 @@ def demo_data(
         if written
         else f"{folder}: {images}, already there"
     )
-    write_json(
-        json,
-        {
-            "folder": str(folder),
-            "images": demo.total,
-            **asdict(demo),
-            "written": written,
-            "seconds": round(elapsed_s, 3),
-        },
-    )
+    result = {"written": written, "seconds": round(elapsed_s, 3)}
+    write_json(json, {"folder": str(folder), "images": demo.total, **asdict(demo), **result})

@@ -1,7 +1,4 @@
-"""`feedline doctor`: check a machine for data-loading problems, or all images of a dataset.
-
-Imports torch only for `--measure` and `--verify`.
-"""
+"""`feedline doctor`: check a machine for data-loading problems, or all images of a dataset."""
 
 from __future__ import annotations
 

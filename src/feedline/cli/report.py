@@ -1,7 +1,4 @@
-"""`feedline report`, `check` and `explain-overlap`: where the time of a training goes.
-
-Imports numpy and torch only when they run.
-"""
+"""`feedline report`, `check` and `explain-overlap`: where the time of a training goes."""
 
 from __future__ import annotations
 
