@@ -137,7 +137,7 @@ def test_weights_are_exported_as_safetensors_and_load_again(
     assert [path.name for path in file.parent.iterdir()] == [file.name]
     with safetensors.safe_open(file, "pt") as opened:
         assert json.loads(opened.metadata()["classes"]) == ["dark", "light"]
-    again = create_model(MODEL, classes=2, sizes=(32,), pretrained=str(file)).state_dict()
+    again = create_model(MODEL, classes=2, sizes=(32,), initial_checkpoint=str(file)).state_dict()
     model = load_trained(trained, torch.device("cpu")).model
     for name, value in model.state_dict().items():
         assert torch.equal(value, again[name]), name

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from command_line import Command, Ended
 
 from feedline.train.checkpoint import load_checkpoint
@@ -78,13 +79,33 @@ def test_precision_may_change_on_resume_and_other_settings_may_not(
     assert feedline("train", tiny_set, *quick, "--out", out).status == 0
     ended = feedline("train", "--resume", out, "--amp-dtype", "bfloat16", "--schedule", "32x2")
     assert ended.status == 0, ended.err
-    assert "amp was 'auto', is 'bf16'" in ended.out
+    assert "amp_dtype was None, is 'bfloat16'" in ended.out
     with (out / "metrics.csv").open() as file:
         assert [row["precision"] for row in csv.DictReader(file)] == ["float32", "bfloat16"]
+    assert feedline("train", "--resume", out, "--amp", "--schedule", "32x3").status == 0
+    with (out / "metrics.csv").open() as file:
+        assert [row["precision"] for row in csv.DictReader(file)][2:] == ["bfloat16"]
     refused = feedline("train", "--resume", out, "--lr", 0.1, "--weight-decay", 0.1)
     assert refused.status == 2
     assert "weight_decay was" in refused.err
     assert "lr was" not in refused.err
+
+
+@pytest.mark.parametrize("more", [(), ("--amp",)])
+def test_another_devices_precision_is_refused_on_resume_unless_it_is_requested(
+    feedline: Command, tiny_set: Path, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    out = tmp_path / "run"
+    quick = (*QUICK, "--lr", 0.01, "--schedule", "32x1")
+    assert feedline("train", tiny_set, *quick, "--out", out).status == 0
+    content = torch.load(out / "last.pt", weights_only=True)
+    torch.save(content | {"precision": "float16"}, out / "last.pt")  # as on an older GPU
+    longer = ("train", "--resume", out, "--schedule", "32x2", *more)
+    refused = feedline(*longer)
+    assert refused.status == 2
+    assert "float16" in refused.err
+    assert "--amp-dtype float16" in refused.err.partition("hint: ")[2]
+    assert feedline("train", "--resume", out, "--schedule", "32x2", "--no-amp").status == 0
 
 
 @pytest.fixture(scope="module")

@@ -49,20 +49,32 @@ def test_what_cannot_be_is_refused(settings: dict[str, Any], said: str) -> None:
 @given(
     mixup=st.floats(0, 9),
     freeze=st.lists(st.text(min_size=1), max_size=3),
-    pretrained=st.text(),
+    file=st.text(),
     own=st.booleans(),
     smoothing=st.none() | st.floats(0, 0.9),
 )
 def test_a_recipe_reads_back_from_toml(
-    mixup: float, freeze: list[str], pretrained: str, own: bool, smoothing: float | None
+    mixup: float, freeze: list[str], file: str, own: bool, smoothing: float | None
 ) -> None:
     schedule: Any = "64x1,96x2@16"
     if own:
         schedule = [{"size": 64, "epochs": 1, "smoothing": smoothing}]
-    recipe = Recipe(schedule=schedule, mixup=mixup, freeze=freeze, pretrained=pretrained)  # type: ignore[arg-type]
+    recipe = Recipe(schedule=schedule, mixup=mixup, freeze=freeze, initial_checkpoint=file)  # type: ignore[arg-type]
     import msgspec
 
     assert make_recipe({}, msgspec.toml.decode(as_toml(recipe, RunSettings()).encode())) == recipe
+
+
+def test_flags_of_a_layer_replace_those_that_exclude_them() -> None:
+    under = {"pretrained": True, "amp_dtype": "float16"}
+    recipe = make_recipe({"initial_checkpoint": "w.pt", "amp": False}, under)
+    assert (recipe.pretrained, recipe.initial_checkpoint) == (False, "w.pt")
+    assert (recipe.amp, recipe.amp_dtype) == (False, None)
+    assert make_recipe({"amp": True}, under).amp_dtype == "float16"
+    assert make_recipe({"amp_dtype": "bfloat16"}, {"amp": False}).amp is None
+    with pytest.raises(UsageError) as refused:
+        make_recipe({"pretrained": True, "initial_checkpoint": "w.pt"})
+    assert refused.value.argument == "initial_checkpoint"
 
 
 def test_where_and_how_reads_back_with_absolute_places_and_without_what_is_of_one_start(

@@ -173,7 +173,7 @@ def test_a_set_smaller_than_a_batch_is_one_batch(tiny_set: Path) -> None:
     [
         ({"model": "resnet19"}, "has no model 'resnet19'"),
         ({"freeze": ("stem",)}, "no parameter's name begins with 'stem'"),
-        ({"pretrained": "none.pt"}, "no such file"),
+        ({"initial_checkpoint": "none.pt"}, "no such file"),
     ],
 )
 def test_it_refuses_what_a_run_refuses(tiny_set: Path, settings: Any, message: str) -> None:

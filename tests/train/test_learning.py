@@ -293,10 +293,12 @@ def test_evaluation_that_is_stopped_gives_no_result_and_restores_the_mode() -> N
 
 
 def test_a_cpu_computes_in_float32_unless_asked() -> None:
-    assert choose_precision("auto", CPU) is choose_precision("off", CPU) is torch.float32
-    assert choose_precision("bf16", CPU) is torch.bfloat16
-    with pytest.raises(UsageError, match="'fp16' needs a CUDA device"):
-        choose_precision("fp16", CPU)
+    assert choose_precision(CPU) is choose_precision(CPU, False) is torch.float32
+    assert choose_precision(CPU, True) is choose_precision(CPU, None, "bfloat16") is torch.bfloat16
+    for amp, dtype in ((None, "float16"), (True, "float16"), (False, "bfloat16")):
+        with pytest.raises(UsageError) as refused:
+            choose_precision(CPU, amp, dtype)
+        assert refused.value.argument == "amp_dtype"
 
 
 def test_a_gpu_that_is_not_there_is_refused_with_a_next_step(

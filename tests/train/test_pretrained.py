@@ -40,7 +40,7 @@ def test_weights_come_from_a_file(form: str, tmp_path: Path) -> None:
     else:
         prefix = "module." if form == "ddp" else "_orig_mod."
         torch.save({prefix + name: value for name, value in state.items()}, file)
-    assert same(model(pretrained=str(file)), there) == []
+    assert same(model(initial_checkpoint=str(file)), there) == []
 
 
 def test_a_head_of_other_classes_begins_anew(tmp_path: Path) -> None:
@@ -56,17 +56,17 @@ def test_a_head_of_other_classes_begins_anew(tmp_path: Path) -> None:
 def test_weights_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "weights.pt"
     with pytest.raises(UsageError, match="no such file"):
-        model(pretrained=str(file))
+        model(initial_checkpoint=str(file))
     file.write_bytes(b"nothing")
     with pytest.raises(UsageError, match="not a readable file of weights"):
-        model(pretrained=str(file))
+        model(initial_checkpoint=str(file))
     torch.save({"epoch": 3}, file)
     with pytest.raises(UsageError, match="has no weights of this model: Missing key"):
-        model(pretrained=str(file))
+        model(initial_checkpoint=str(file))
     other = create_model("test_vit", classes=3, sizes=(160,))
     torch.save(other.state_dict(), file)
     with pytest.raises(UsageError, match="has no weights of this model"):
-        model(pretrained=str(file))
+        model(initial_checkpoint=str(file))
 
 
 def test_parameters_are_frozen_by_the_beginnings_of_their_names() -> None:

@@ -44,7 +44,9 @@ from feedline.train.recipe import Recipe, TrainPhase
         ("model_ema_decay", 1.0),
         ("patience", -1),
         ("class_weights", "some"),
-        ("pretrained", None),
+        ("pretrained", "hub"),
+        ("initial_checkpoint", None),
+        ("amp_dtype", "bf16"),
     ],
 )
 def test_a_setting_out_of_range_is_refused_with_what_it_got(setting: str, value: object) -> None:
@@ -78,8 +80,9 @@ def test_defaults_that_depend_on_other_settings_are_filled_in() -> None:
 
 
 def test_an_optimizer_of_timms_needs_a_rate() -> None:
-    with pytest.raises(UsageError, match="opt='lamb' needs lr"):
+    with pytest.raises(UsageError, match="'lamb'") as refused:
         Recipe(opt="lamb")
+    assert refused.value.argument == "lr"
     assert Recipe(opt="lamb", lr=0.005).weight_decay == 0.05
 
 

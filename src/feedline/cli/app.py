@@ -41,7 +41,7 @@ __all__ = ["app", "main"]
 
 _FAILED, _WRONG_USE, _INTERRUPTED = 1, 2, 130
 # Arguments whose options have other names.
-_OPTIONS = {"num_workers": "workers", "budget_s": "budget", "pretrained": "initial_checkpoint"}
+_OPTIONS = {"num_workers": "workers", "budget_s": "budget"}
 _PACKAGE = f"{Path(feedline.__file__ or '').parent}/"
 # Base class of the errors of a command line; newer versions of typer have click inside.
 _ParseError: Any = typer.BadParameter.__bases__[0]

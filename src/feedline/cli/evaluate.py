@@ -1,7 +1,4 @@
-"""`feedline evaluate`, `predict` and `export`: use a trained model.
-
-Torch is imported when they run.
-"""
+"""`feedline evaluate`, `predict` and `export`: use a trained model."""
 
 from __future__ import annotations
 
@@ -25,17 +22,14 @@ _loader, _output = options.panel(options.LOADER), options.panel(options.OUTPUT)
 EvalSize = Annotated[int | None, _loader("Image size in pixels.", "PX", "as validated")]
 
 
-def _load(run: Path, device: str | None, amp: str | None) -> tuple[Any, Any]:
+def _load(
+    run: Path, device: str | None, amp: bool | None, amp_dtype: str | None = None
+) -> tuple[Any, Any]:
     from feedline.train.model import load_trained
     from feedline.train.runtime import choose_device, choose_precision
 
     where = choose_device(device or "auto")
-    return load_trained(run, where), choose_precision(amp or "auto", where)
-
-
-def _check_size(size: int | None) -> None:
-    if size is not None and size < 1:
-        raise UsageError(f"--image-size must be at least 1 pixel, got {size}")
+    return load_trained(run, where), choose_precision(where, amp, amp_dtype)
 
 
 def _skipped(path: str, reason: str) -> str:
@@ -69,8 +63,7 @@ def evaluate(
     from feedline.train.data import run_val_folder, val_folder
     from feedline.train.evaluate import evaluate_folder
 
-    _check_size(image_size)
-    trained, precision = _load(run, device, options.amp_mode(amp, amp_dtype, device))
+    trained, precision = _load(run, device, amp, amp_dtype)
     images = run_val_folder(trained.path) if folder is None else val_folder(folder)
     with ProgressBar("evaluating") as bar:
         found = evaluate_folder(
@@ -121,9 +114,8 @@ def predict(
 
     if topk < 1:
         raise UsageError(f"--topk must be at least 1, got {topk}")
-    _check_size(image_size)
     paths = find_images(images)
-    trained, precision = _load(run, device, options.amp_mode(amp, amp_dtype, device))
+    trained, precision = _load(run, device, amp, amp_dtype)
     predicted = []
     skipped: list[tuple[str, str]] = []
     for path, classes in predictions(
@@ -161,7 +153,7 @@ def export(
     """
     from feedline.train.model import export_safetensors
 
-    trained, _ = _load(run, "cpu", "off")
+    trained, _ = _load(run, "cpu", False)
     export_safetensors(trained, file)
     typer.echo(f"{file}: {trained.name}, {len(trained.classes)} classes, {trained.image_size} px")
     about = {"classes": trained.classes, "image_size": trained.image_size}

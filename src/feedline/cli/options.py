@@ -37,9 +37,9 @@ __all__ = [
     "SettingsFile",
     "SvgFile",
     "Workers",
-    "amp_mode",
     "byte_size",
     "panel",
+    "parse_auto",
     "parse_sizes",
     "parse_workers",
 ]
@@ -47,7 +47,6 @@ __all__ = [
 LOADER, DEVICE, DATA = "Loading", "Device", "Data"
 SCHEDULE = "SIZExEPOCHS[@N],..."
 MEASUREMENT, OUTPUT = "Measurement", "Output"
-_AMP = {"bfloat16": "bf16", "float16": "fp16"}
 
 _BYTES = re.compile(r"(\d+(?:\.\d+)?) ?(?:([KMGTP])(I?)B?|B?)", re.ASCII | re.IGNORECASE)
 _PREFIXES = "KMGTP"
@@ -129,27 +128,18 @@ AmpDtype: TypeAlias = Annotated[
 ]
 
 
-def amp_mode(amp: bool | None, dtype: str | None, device: str | None) -> str | None:
-    """Return the value of `Recipe.amp` for `--amp` and `--amp-dtype`; None without both."""
-    if amp is False:
-        if dtype is not None:
-            raise UsageError("--no-amp and --amp-dtype exclude each other")
-        return "off"
-    if dtype is not None:
-        return _AMP[dtype]
-    if amp is None:
-        return None
-    from feedline.train.runtime import choose_device  # loads torch
-
-    return "auto" if choose_device(device or "auto").type == "cuda" else "bf16"
-
-
 def parse_workers(text: str | None) -> int | Literal["auto"]:
     """Parse `--workers`; None means "auto"."""
-    if text is None or text == "auto":
+    return parse_auto(text or "auto", "--workers", least=0)
+
+
+def parse_auto(text: str, option: str, *, least: int) -> int | Literal["auto"]:
+    """Parse a whole number or "auto" (UsageError, which names the option)."""
+    if text == "auto":
         return "auto"
-    if not text.isdecimal():
-        raise UsageError(f"--workers must be 'auto' or a whole number, got {text!r}")
+    if not text.isdecimal() or int(text) < least:
+        expected = f"'auto' or a whole number of at least {least}"
+        raise UsageError(f"{option} must be {expected}, got {text!r}")
     return int(text)
 
 

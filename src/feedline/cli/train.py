@@ -1,14 +1,11 @@
-"""`feedline train`: train a timm model with progressive resizing.
-
-Torch and timm are imported when it runs: they take seconds.
-"""
+"""`feedline train`: train a timm model with progressive resizing."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,8 +31,6 @@ _model, _optim, _run = (
 _aug = options.panel("Augmentation and regularization (they grow with the image size)")
 _loader, _device = options.panel(options.LOADER), options.panel(options.DEVICE)
 
-Sched = Literal["onecycle", "cosine", "linear", "constant"]
-
 
 def train(
     ctx: typer.Context,
@@ -57,8 +52,8 @@ def train(
     ] = None,
     epochs: Annotated[int | None, _model("Epochs, with --preset or --image-size.", "N")] = None,
     image_size: Annotated[int | None, _model("Image size in pixels.", "PX")] = None,
-    pretrained: Annotated[bool, _model("Start from timm's pretrained weights.")] = False,
-    initial_checkpoint: Annotated[Path | None, _model("Start from these weights.", "FILE")] = None,
+    pretrained: Annotated[bool | None, _model("Start from timm's pretrained weights.")] = None,
+    initial_checkpoint: Annotated[str | None, _model("Start from these weights.", "FILE")] = None,
     freeze: Annotated[
         list[str] | None, _model("Freeze parameters by the start of their names.", "PREFIX")
     ] = None,
@@ -69,7 +64,7 @@ def train(
         _optim("Peak learning rate.", "LR", "0.002 for adamw, 0.1 x batch / 256 for sgd"),
     ] = None,
     sched: Annotated[
-        Sched | None,
+        str | None,
         _optim("Learning-rate schedule.", "onecycle|cosine|linear|constant", "onecycle"),
     ] = None,
     warmup_epochs: Annotated[float | None, _optim("Warm-up epochs.", "N", "1/4 of all")] = None,
@@ -82,15 +77,11 @@ def train(
         float | None, _optim("Average the weights; validate and save the average.", "DECAY")
     ] = None,
     class_weights: Annotated[
-        Literal["none", "balanced"] | None,
-        _optim("Weight the loss by inverse class frequency.", "balanced"),
+        str | None, _optim("Weight the loss by inverse class frequency.", "balanced")
     ] = None,
     mixup: Annotated[float | None, _aug("MixUp alpha.", "ALPHA")] = None,
     cutmix: Annotated[float | None, _aug("CutMix alpha.", "ALPHA")] = None,
-    aa: Annotated[
-        Literal["rand", "trivial", "none"] | None,
-        _aug("RandAugment or TrivialAugment.", "rand|trivial|none"),
-    ] = None,
+    aa: Annotated[str | None, _aug("RandAugment or TrivialAugment.", "rand|trivial|none")] = None,
     aa_strength: Annotated[float | None, _aug("Strength of --aa.", "0..1", "1")] = None,
     reprob: Annotated[float | None, _aug("Random-erasing probability.", "P")] = None,
     drop: Annotated[float | None, _aug("Dropout rate of the head.", "P")] = None,
@@ -109,7 +100,7 @@ def train(
     device: options.Device = None,
     amp: options.Amp = None,
     amp_dtype: options.AmpDtype = None,
-    compile: Annotated[bool, _device("Use torch.compile.")] = False,
+    compile: Annotated[bool | None, _device("Use torch.compile.")] = None,
     warmup_shapes: Annotated[
         bool | None, _device("Run each image size before training.", "", "on a GPU")
     ] = None,
@@ -144,8 +135,6 @@ def train(
 
     Example: feedline train demo-data --model resnet18 --schedule 128x2,160x2,224x2 --mixup 0.2
     """
-    if pretrained and initial_checkpoint is not None:
-        raise UsageError("--pretrained and --initial-checkpoint exclude each other")
     if image_size is not None and (epochs is None or schedule or preset):
         raise UsageError("--image-size needs --epochs, and neither --schedule nor --preset")
     if dry_run_s is not None and not dry_run:
@@ -156,9 +145,7 @@ def train(
 
     values = dict(ctx.params)
     values["workers"] = None if workers is None else options.parse_workers(workers)
-    values["pretrained"] = "hub" if pretrained else initial_checkpoint and str(initial_checkpoint)
-    values["amp"] = options.amp_mode(amp, amp_dtype, device)
-    values |= {"compile": compile or None, "freeze": freeze or None}
+    values["freeze"] = freeze or None
     if image_size is not None:
         values |= {"schedule": f"{image_size}x{epochs}", "epochs": None}
     recipe = {*setting_names(Recipe), "preset", "epochs"}

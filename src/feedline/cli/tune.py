@@ -1,7 +1,4 @@
-"""`feedline tune`: find the fastest loader settings.
-
-Imports torch only when it runs.
-"""
+"""`feedline tune`: find the fastest loader settings."""
 
 from __future__ import annotations
 
@@ -90,7 +87,9 @@ def tune(
         )
     check_step_ms(step_ms)
     check_budget(budget)
-    rows = _parse_batch_size(batch_size)
+    rows = None
+    if batch_size is not None:
+        rows = options.parse_auto(batch_size, "--batch-size", least=1)
     if schedule is not None:
         Schedule.parse(schedule)
     changes = parse_changes(what_if)
@@ -142,18 +141,6 @@ def tune(
     found = _run(search, budget)
     _print_result(found, search, changes, save=save, svg=svg, json=json)
     raise typer.Exit(_status(found, source))
-
-
-def _parse_batch_size(text: str | None) -> int | Literal["auto"] | None:
-    if text is None:
-        return None
-    if text == "auto":
-        return "auto"
-    if not text.isdecimal() or not int(text):
-        raise UsageError(
-            f"--batch-size must be 'auto' or a whole number of at least 1, got {text!r}"
-        )
-    return int(text)
 
 
 def _run(search: TuneSearch, budget: float) -> TuningResult:

@@ -236,7 +236,8 @@ def check_size(name: str, size: object) -> None:
         UsageError: it is invalid.
     """
     if not is_size(size):
-        raise UsageError(f"{name} must be a whole number from 1 to {MAX_SIZE_PX}, got {size!r}")
+        text = f"must be a whole number from 1 to {MAX_SIZE_PX}, got {size!r}"
+        raise UsageError(text, argument=name)
 
 
 def _check_counts(batch_size: object, num_workers: object, prefetch_factor: object) -> None:

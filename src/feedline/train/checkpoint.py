@@ -45,7 +45,7 @@ WEIGHTS = "feedline model weights"
 """Kind of a file of weights, from which no training can resume."""
 
 _CHECKPOINT = "feedline training checkpoint"
-_VERSION = 3
+_VERSION = 4
 _NAMES = {_CHECKPOINT: CHECKPOINT_NAME, WEIGHTS: BEST_NAME}
 
 

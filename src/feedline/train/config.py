@@ -43,8 +43,16 @@ __all__ = [
 
 _MAX_BYTES = 1 << 20
 _PRESET = ("preset", "epochs")
+# Settings that replace others of the layers below.
+_REPLACED = {
+    "schedule": (*_PRESET, "warmup_epochs"),  # the warm-up was of other epochs
+    "preset": ("schedule", "warmup_epochs"),
+    "pretrained": ("initial_checkpoint",),
+    "initial_checkpoint": ("pretrained",),
+    "amp_dtype": ("amp",),
+}
 # Settings that may change on resume: they are measured, or rescue a training that diverges.
-_FREE_ON_RESUME = ("val_image_size", "patience", "lr", "clip_grad", "amp")
+_FREE_ON_RESUME = ("val_image_size", "patience", "lr", "clip_grad", "amp", "amp_dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +168,10 @@ def make_recipe(given: Mapping[str, Any], *under: Mapping[str, Any]) -> Recipe:
     for layer in (*reversed(under), given):
         named = {name: value for name, value in layer.items() if value is not None}
         check_names(named, known, "a recipe", elsewhere=run)
-        for one, replaced in (("schedule", _PRESET), ("preset", ("schedule",))):
-            if one in named:  # the warm-up was of other epochs
-                for name in (*replaced, "warmup_epochs"):
-                    settings.pop(name, None)
+        replaced = {name for one in named if named[one] for name in _REPLACED.get(one, ())}
+        if named.get("amp") is False:
+            replaced.add("amp_dtype")
+        settings = {name: settings[name] for name in settings if name not in replaced}
         settings |= named
     preset, epochs = settings.pop("preset", None), settings.pop("epochs", None)
     if preset is None:
@@ -196,8 +204,9 @@ def as_toml(recipe: Recipe, run: RunSettings) -> str:
         if table:
             lines += ["", name] if name else []
             # Text, numbers and lists are as in JSON, except for one character.
-            values = (msgspec.json.encode(value).decode() for value in table.values())
-            lines += [f"{key} = {value}" for key, value in zip(table, values, strict=True)]
+            given = {name: value for name, value in table.items() if value is not None}
+            values = (msgspec.json.encode(value).decode() for value in given.values())
+            lines += [f"{key} = {value}" for key, value in zip(given, values, strict=True)]
     return "\n".join(lines).replace("\x7f", "\\u007f") + "\n"
 
 

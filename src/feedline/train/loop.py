@@ -113,6 +113,7 @@ class TrainingLoop:
             "recipe": self.recipe.as_dict(),
             "run": self.ready.run.as_dict(),
             "ranks": self.ranks.world,
+            "precision": self.state.precision_name,
             "dataset": self.data.identity,
             "loader": self.loader.state_dict(),
             "state": self.state.state_dict(),

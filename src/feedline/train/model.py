@@ -41,7 +41,8 @@ def create_model(
     *,
     classes: int,
     sizes: Sequence[int],
-    pretrained: str = "",
+    pretrained: bool = False,
+    initial_checkpoint: str = "",
     drop: float = 0.0,
     drop_path: float = 0.0,
 ) -> nn.Module:
@@ -50,7 +51,8 @@ def create_model(
     Args:
         name, classes: as in timm.list_models(); number of outputs.
         sizes: sides of the square images it must accept, in pixels; each is tried.
-        pretrained: "" for random weights, "hub" for timm's, or a file of weights.
+        pretrained: load timm's weights.
+        initial_checkpoint: a file of weights to load, or "".
         drop, drop_path: dropout and stochastic depth; 0 for the model's own.
 
     Raises:
@@ -70,28 +72,28 @@ def create_model(
     options: dict[str, Any] = {"num_classes": classes}
     options |= {"drop_rate": drop} if drop else {}
     options |= {"drop_path_rate": drop_path} if drop_path else {}
-    hub = pretrained == "hub"
     try:
         try:
             # Vision transformers accept one image size only, unless told so.
-            model: nn.Module = timm.create_model(name, hub, dynamic_img_size=True, **options)
+            model: nn.Module = timm.create_model(name, pretrained, dynamic_img_size=True, **options)
         except TypeError:
-            model = timm.create_model(name, hub, **options)
+            model = timm.create_model(name, pretrained, **options)
     except TypeError as error:
         raise UsageError(
             f"model {name!r} cannot be built with {options} ({error})",
             hint="leave drop and drop_path at 0, or choose a model that has them",
         ) from error
     except Exception as error:
-        if not hub:
+        if not pretrained:
             raise
         text = str(error).strip().rstrip(".")
         raise UsageError(
             f"cannot download timm's weights of {name!r}: {type(error).__name__}: {text}",
-            hint="download the file on another machine and name it with --initial-checkpoint FILE",
+            hint="download the file on another machine",
+            fix={"initial_checkpoint": "FILE"},
         ) from error
-    if pretrained and not hub:
-        load_pretrained(model, Path(pretrained))
+    if initial_checkpoint:
+        load_pretrained(model, Path(initial_checkpoint))
     model.to(memory_format=torch.channels_last)
     _try_sizes(model, name, sizes)
     return model
@@ -140,7 +142,7 @@ def load_pretrained(model: nn.Module, path: Path) -> list[str]:
     from timm.models import load_state_dict
 
     if not path.is_file():
-        raise UsageError(f"pretrained: no such file {str(path)!r}")
+        raise UsageError(f"must be a file, no such file: {path}", argument="initial_checkpoint")
     try:
         found = load_state_dict(str(path), weights_only=True)
     except Exception as error:  # for random bytes the unpickler raises any

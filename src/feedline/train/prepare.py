@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from feedline.errors import UsageError
+from feedline.errors import StateError, UsageError
 from feedline.loader.saved_settings import SavedSettings
 from feedline.train.config import (
     Assignment,
@@ -64,7 +65,7 @@ def prepare(assignment: Assignment, note: Callable[[str], object], *, world: int
     if run.settings is not None:
         SavedSettings.read(run.settings)  # the loader reads it again; errors now
     device = choose_device(run.device or "auto")
-    precision = choose_precision(recipe.amp, device)
+    precision = choose_precision(device, recipe.amp, recipe.amp_dtype)
     data, extended = TrainData.find(run.data, run.val_dir), False
     if data.note:
         note(data.note)
@@ -73,6 +74,7 @@ def prepare(assignment: Assignment, note: Callable[[str], object], *, world: int
             note(resumed.note)
         saved = resumed.content
         extended = check_resumable(recipe, saved["recipe"], done=resumed.between_epochs)
+        _check_precision(recipe, precision, saved)
         if changed := changed_on_resume(recipe, saved["recipe"]):
             note(f"changed from here on: {changed}")
         recipe = share_batches(recipe, saved["ranks"], world)
@@ -85,6 +87,7 @@ def prepare(assignment: Assignment, note: Callable[[str], object], *, world: int
         classes=len(data.train.classes),
         sizes=recipe.sizes,
         pretrained=recipe.pretrained,
+        initial_checkpoint=recipe.initial_checkpoint,
         drop=max(phase.drop or 0.0 for phase in recipe.phases),
         drop_path=max(phase.drop_path or 0.0 for phase in recipe.phases),
     )
@@ -93,3 +96,18 @@ def prepare(assignment: Assignment, note: Callable[[str], object], *, world: int
     create_optimizer(model, recipe)  # the real one is made on the device; errors now
     check_run_folder(run.out, checkpoint=resumed.checkpoint if resumed else None)
     return PreparedRun(recipe, run, resumed, extended, data, device, precision, model)
+
+
+def _check_precision(recipe: Recipe, precision: torch.dtype, saved: Mapping[str, Any]) -> None:
+    """Check that a resumed run keeps its precision, unless the recipe changes it (StateError)."""
+    before, now = saved["precision"], str(precision).removeprefix("torch.")
+    changed = recipe.amp_dtype != saved["recipe"]["amp_dtype"] or recipe.amp is False
+    if before == now or changed or (recipe.amp and before == "float32"):
+        return
+    keep, change = (
+        "--no-amp" if name == "float32" else f"--amp-dtype {name}" for name in (before, now)
+    )
+    raise StateError(
+        f"cannot resume: the run trained in {before}, and this device would train in {now}",
+        hint=f"{keep} keeps it, {change} changes it",
+    )

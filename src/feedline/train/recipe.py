@@ -163,8 +163,10 @@ class Recipe:
         model_ema_decay: decay of the exponential moving average of the weights, such as 0.9999,
             which is then validated and kept instead of the weights; 0 for none.
         compile: use torch.compile.
-        amp: mixed precision: "auto", "off", "bf16" or "fp16".
-        pretrained: initial weights: "hub" for timm's, or a file; "" for random ones.
+        amp: use mixed precision; None means on a GPU, or if `amp_dtype` is given.
+        amp_dtype: "bfloat16" or "float16"; None means bfloat16, on a GPU without it float16.
+        pretrained: start from timm's pretrained weights.
+        initial_checkpoint: start from the weights in this file; "" for none.
         freeze: parameters whose names begin with one of these are not trained.
         class_weights: "none", or "balanced" to weigh the loss by the inverse class frequency.
         patience: end after this many epochs without a better top-1; 0 for never.
@@ -198,8 +200,10 @@ class Recipe:
     clip_grad: NotNegative = 0.0
     model_ema_decay: ShareBelow1 = 0.0
     compile: bool = False
-    amp: Literal["auto", "off", "bf16", "fp16"] = "auto"
-    pretrained: str = ""
+    amp: bool | None = None
+    amp_dtype: Literal["bfloat16", "float16"] | None = None
+    pretrained: bool = False
+    initial_checkpoint: str = ""
     freeze: tuple[str, ...] = ()
     class_weights: Literal["none", "balanced"] = "none"
     patience: Count = 0
@@ -217,12 +221,18 @@ class Recipe:
             raise UsageError(f"freeze must be beginnings of parameter names, got {self.freeze!r}")
         self._fill("freeze", tuple(frozen))
         check_values(self, set(setting_names(self)) - {"schedule"})
+        if self.pretrained and self.initial_checkpoint:
+            raise UsageError("excludes pretrained weights of timm", argument="initial_checkpoint")
         if self.val_image_size is None:
             self._fill("val_image_size", phases[-1].val_image_size or phases[-1].size)
         sgd = self.opt == "sgd"
         if self.lr is None:
             if self.opt not in ("adamw", "sgd"):
-                raise UsageError(f"opt={self.opt!r} needs lr: only adamw and sgd have a default")
+                raise UsageError(
+                    f"must be given with opt {self.opt!r}: only adamw ({_ADAMW_LR}) and sgd (0.1 x "
+                    "batch_size / 256) have a default",
+                    argument="lr",
+                )
             self._fill("lr", _SGD_LR_PER_IMAGE * self.batch_size if sgd else _ADAMW_LR)
         if self.weight_decay is None:
             self._fill("weight_decay", _SGD_DECAY if sgd else _ADAMW_DECAY)

@@ -49,20 +49,27 @@ def choose_device(name: str) -> torch.device:
     return usable_device(name)
 
 
-def choose_precision(amp: str, device: torch.device) -> torch.dtype:
-    """The dtype of a step, for "auto", "off", "bf16" or "fp16".
+def choose_precision(
+    device: torch.device, amp: bool | None = None, dtype: str | None = None
+) -> torch.dtype:
+    """The dtype of a step, by the settings `amp` and `amp_dtype` of a recipe.
 
-    "auto" is bfloat16 on a GPU with native support, float16 on other GPUs, float32 on a CPU.
-    float16 on a CPU, where it gains nothing, is a UsageError.
+    float16 on a CPU, where it gains nothing, and a dtype with amp=False are a UsageError.
     """
     on_cuda = device.type == "cuda"
-    if amp == "fp16" and not on_cuda:
-        raise UsageError("amp 'fp16' needs a CUDA device; use 'bf16' or 'off' on a CPU")
-    if amp == "off" or (amp == "auto" and not on_cuda):
+    if dtype is not None and amp is False:
+        raise UsageError("needs mixed precision, which is disabled", argument="amp_dtype")
+    if dtype == "float16" and not on_cuda:
+        raise UsageError(
+            f"float16 needs a CUDA device, got {device.type}",
+            argument="amp_dtype",
+            fix={"amp_dtype": "bfloat16"},
+        )
+    if not (on_cuda or dtype is not None if amp is None else amp):
         return torch.float32
     # is_bf16_supported() also counts emulation; tensor cores have bfloat16 from compute 8.0 on.
-    native = on_cuda and torch.cuda.get_device_capability(device) >= (8, 0)
-    return torch.bfloat16 if amp == "bf16" or (amp == "auto" and native) else torch.float16
+    native = not on_cuda or torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.bfloat16 if dtype == "bfloat16" or (dtype is None and native) else torch.float16
 
 
 def prepare_process(*, seed: int, device: torch.device) -> None:

@@ -33,7 +33,7 @@ def make_step(
     where = choose_device(device)
     recipe = Recipe(model=model, schedule=schedule, batch_size=rows)
     made = _make_model(recipe, classes, where)
-    precision = choose_precision(recipe.amp, where)
+    precision = choose_precision(where)
     state = TrainState(made, recipe, device=where, precision=precision)
     state.model.train()
 
@@ -78,7 +78,7 @@ def largest_batches(
         schedule,
         optimizer=create_optimizer(made, recipe),
         loss=partial(functional.cross_entropy, label_smoothing=recipe.smoothing),
-        precision=choose_precision(recipe.amp, where) if tried else torch.bfloat16,
+        precision=choose_precision(where) if tried else torch.bfloat16,
         gpu_memory=gpu_memory,
         **search,
     )
