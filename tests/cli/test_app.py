@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -77,6 +78,31 @@ def test_commands_are_grouped(feedline: Command, monkeypatch: pytest.MonkeyPatch
     out = feedline("--help").out
     places = [out.index(f"─ {title} ─") for title in PANELS]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("unknown", "option"),
+    [
+        ("--lr-rate", "--lr"),
+        ("--epochs-count", "--epochs"),
+        ("--optimizer", "--opt"),
+        ("--scheduler", "--sched"),
+        ("--workers-num", "--workers"),
+        ("--batchsize", "--batch-size"),
+        ("--img-size", "--image-size"),
+        ("--resume-from", "--resume"),
+        ("--ema", "--model-ema-decay"),
+        ("--mix-up", "--mixup"),
+    ],
+)
+def test_an_option_of_another_tool_is_answered_with_the_one_here(
+    feedline: Command, unknown: str, option: str
+) -> None:
+    ended = feedline("train", ".", unknown, 1)
+    assert ended.status == 2
+    suggested = set(re.findall(r"--[\w-]+", ended.err)) - {unknown, "--help"}
+    assert option in suggested
+    assert suggested == {option} or unknown == "--mix-up"
 
 
 @pytest.mark.parametrize(

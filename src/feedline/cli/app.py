@@ -169,6 +169,7 @@ def _run(arguments: list[str]) -> int:
         complain("interrupted")
         return _INTERRUPTED
     except _ParseError as error:
+        _add_synonym(error)
         if text := error.format_message().rstrip("."):  # empty after the help was printed
             where = error.ctx.command_path if error.ctx else "feedline"
             complain(f"{text[0].lower()}{text[1:]}\nhint: see `{where} --help`", "error")
@@ -186,6 +187,16 @@ def _run(arguments: list[str]) -> int:
             raise
         complain(f"{error}\nhint: --debug shows the traceback", "error")
         return _FAILED
+
+
+def _add_synonym(error: Any) -> None:
+    """Suggest the option that an unknown one means, instead of those of similar spelling."""
+    from feedline.train.recipe import SYNONYMS
+
+    name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+    option = f"--{SYNONYMS.get(name, '').replace('_', '-')}"
+    if any(option in each.opts for each in (error.ctx.command.params if error.ctx else ())):
+        error.possibilities = [option]
 
 
 def _spelling(command: Any, arguments: list[str]) -> Callable[..., str]:

@@ -149,15 +149,8 @@ def _make(
     if manifest.skipped:
         _, name, reason = manifest.skipped[0]
         typer.echo(f"skipped {len(manifest.skipped)} broken images; first: {name}: {reason}")
-    write_json(
-        json,
-        {
-            **_manifest_json(cache, manifest),
-            "made": progress.made,
-            "seconds": round(seconds, 3),
-            "images_per_s": round(rate, 3),
-        },
-    )
+    timed = {"seconds": round(seconds, 3), "images_per_s": round(rate, 3)}
+    write_json(json, {**_manifest_json(cache, manifest), "made": progress.made, **timed})
 
 
 def verify(

@@ -92,17 +92,10 @@ def _check_machine(folder: str | None, measure: bool, json: Path | None) -> None
     }
     summary = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     typer.echo(f"{len(found.checks)} checks in {seconds:.2f} s: {summary}")
-    write_json(
-        json,
-        {
-            "feedline": __version__,
-            "folder": folder,
-            "measured": measure,
-            "seconds": round(seconds, 3),
-            "checks": [asdict(check) for check in found.checks],
-            "settings": [asdict(setting) for setting in found.settings],
-        },
-    )
+    about = {"feedline": __version__, "folder": folder, "measured": measure}
+    checks, settings = map(asdict, found.checks), map(asdict, found.settings)
+    results = {"checks": list(checks), "settings": list(settings)}
+    write_json(json, {**about, "seconds": round(seconds, 3), **results})
     if found_fault(found.checks):
         raise typer.Exit(_FOUND_FAULT)
 
@@ -146,15 +139,9 @@ def _verify(folder: str, workers: int | str, json: Path | None) -> None:
     typer.echo(f"{folder}: {len(broken)} of {len(files)} images are broken ({seconds:.1f} s)")
     for path, reason in broken:
         typer.echo(f"{path}: {reason}")
-    write_json(
-        json,
-        {
-            "folder": folder,
-            "images": len(files),
-            "broken": [{"file": str(path), "reason": reason} for path, reason in broken],
-            "seconds": round(seconds, 3),
-        },
-    )
+    found = {"broken": [{"file": str(path), "reason": reason} for path, reason in broken]}
+    about = {"folder": folder, "images": len(files)}
+    write_json(json, {**about, **found, "seconds": round(seconds, 3)})
     if broken:
         complain("replace or remove them, or train with --on-error skip", "hint")
         raise typer.Exit(_FOUND_FAULT)

@@ -116,14 +116,9 @@ def check(
             typer.echo(f"{finding.cause} {finding.evidence}")
     results = [each.passed for each in found]
     status = _FAILED if False in results else _INCONCLUSIVE if None in results else 0
-    write_json(
-        json,
-        {
-            "passed": None if status == _INCONCLUSIVE else status == 0,
-            "bound": facts.bound,
-            "checks": [plain(each) for each in found],
-        },
-    )
+    passed = None if status == _INCONCLUSIVE else status == 0
+    checks = [plain(each) for each in found]
+    write_json(json, {"passed": passed, "bound": facts.bound, "checks": checks})
     raise typer.Exit(status)
 
 

@@ -102,12 +102,10 @@ def _check_precision(recipe: Recipe, precision: torch.dtype, saved: Mapping[str,
     """Check that a resumed run keeps its precision, unless the recipe changes it (StateError)."""
     before, now = saved["precision"], str(precision).removeprefix("torch.")
     changed = recipe.amp_dtype != saved["recipe"]["amp_dtype"] or recipe.amp is False
-    if before == now or changed or (recipe.amp and before == "float32"):
-        return
-    keep, change = (
-        "--no-amp" if name == "float32" else f"--amp-dtype {name}" for name in (before, now)
-    )
-    raise StateError(
-        f"cannot resume: the run trained in {before}, and this device would train in {now}",
-        hint=f"{keep} keeps it, {change} changes it",
-    )
+    if before != now and not changed and not (recipe.amp and before == "float32"):
+        options = {"float32": "--no-amp"}
+        keep, change = (options.get(name, f"--amp-dtype {name}") for name in (before, now))
+        raise StateError(
+            f"cannot resume: the run trained in {before}, and this device would train in {now}",
+            hint=f"{keep} keeps it, {change} changes it",
+        )

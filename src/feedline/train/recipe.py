@@ -21,10 +21,32 @@ from msgspec import Meta
 from feedline.errors import UsageError
 from feedline.plan.schedule import MAX_SIZE_PX, Phase, Schedule
 
-__all__ = ["REGULARISATION", "Recipe", "TrainPhase", "check_names", "check_values", "setting_names"]
+__all__ = [
+    "REGULARISATION",
+    "SYNONYMS",
+    "Recipe",
+    "TrainPhase",
+    "check_names",
+    "check_values",
+    "setting_names",
+]
 
 REGULARISATION = ("mixup", "cutmix", "reprob", "aa_strength", "drop", "drop_path")
 """Settings that grow with the image size: a network that sees fewer pixels needs less of them."""
+
+SYNONYMS = {
+    "augment": "aa", "auto_augment": "aa", "batch": "batch_size", "batchsize": "batch_size",
+    "bs": "batch_size", "grad_clip": "clip_grad", "max_norm": "clip_grad", "dropout": "drop",
+    "epochs_count": "epochs", "max_epochs": "epochs", "num_epochs": "epochs",
+    "accumulate": "grad_accum_steps", "img_size": "image_size", "imgsz": "image_size",
+    "input_size": "image_size", "resolution": "image_size", "size": "image_size",
+    "learning_rate": "lr", "lr_rate": "lr", "ema": "model_ema_decay",
+    "model_ema": "model_ema_decay", "optim": "opt", "optimizer": "opt", "output": "out",
+    "output_dir": "out", "checkpoint": "resume", "resume_from": "resume", "lr_scheduler": "sched",
+    "scheduler": "sched", "label_smoothing": "smoothing", "num_workers": "workers",
+    "workers_num": "workers",
+}  # fmt: skip
+"""Names of settings in other tools, with their names here."""
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 ShareBelow1 = Annotated[float, Meta(ge=0, lt=1)]
@@ -56,14 +78,19 @@ def check_values(settings: Any, names: Iterable[str], what: str = "") -> None:
             msgspec.convert(value, hint)
         except msgspec.ValidationError as error:
             literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
-            expected = [repr(choice) for part in literals for choice in get_args(part)]
+            choices = [choice for part in literals for choice in get_args(part)]
+            expected = list(map(repr, choices))
             limit = str(error).partition(", got ")[0]  # such as: Expected `float` >= 0.0
             if limit.startswith("Expected"):
                 expected.append(re.sub(r"Expected |`| \| null", "", limit))
             text = f"must be {' or '.join(expected)}, got {value!r}"
             if what:
                 raise UsageError(f"{what}{name} {text}") from None
-            raise UsageError(text, argument=name) from None
+            begun = [each for each in choices if str(value).startswith(each)]  # rand-m9-mstd0.5
+            near = begun or difflib.get_close_matches(str(value), choices, n=1)
+            fix = {name: near[0]} if near else {}
+            hint = "the nearest" if near else ""
+            raise UsageError(text, argument=name, hint=hint, fix=fix) from None
 
 
 def check_names(
@@ -72,10 +99,11 @@ def check_names(
     """Check that all names are settings of `what`; `elsewhere` has where others belong."""
     for name in set(names).difference(known):
         close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        hint = f"; close ones: {', '.join(close)}" if close else f"; known: {', '.join(known)}"
+        close = [SYNONYMS[name]] if SYNONYMS.get(name) in known else close
+        hint = f"close ones: {', '.join(close)}" if close else f"known: {', '.join(known)}"
         if name in elsewhere:
-            hint = f"; it belongs {elsewhere[name]}"
-        raise UsageError(f"{what} has no setting {name!r}{hint}")
+            hint = f"it belongs {elsewhere[name]}"
+        raise UsageError(f"{what} has no setting {name!r}", hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,11 +160,6 @@ class TrainPhase:
     def as_dict(self) -> dict[str, Any]:
         """Settings by name, without those left to the recipe."""
         return {name: value for name, value in asdict(self).items() if value is not None}
-
-    @property
-    def loader_phase(self) -> Phase:
-        """The loader's view of the phase."""
-        return Phase(size=self.size, epochs=self.epochs, batch_size=self.batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,7 +324,7 @@ class Recipe:
     @property
     def loader_schedule(self) -> Schedule:
         """The loader's view of the phases."""
-        return Schedule(tuple(phase.loader_phase for phase in self.phases))
+        return _as_schedule(self.phases)
 
     @property
     def epochs(self) -> int:
@@ -350,4 +373,10 @@ def _as_text(phases: Sequence[TrainPhase]) -> str:
     plain = {"size", "epochs", "batch_size", "lr"}
     if any(set(phase.as_dict()) - plain or phase.lr != 1.0 for phase in phases):
         return ""
-    return str(Schedule(tuple(phase.loader_phase for phase in phases)))
+    return str(_as_schedule(phases))
+
+
+def _as_schedule(phases: Sequence[TrainPhase]) -> Schedule:
+    return Schedule(
+        tuple(Phase(size=p.size, epochs=p.epochs, batch_size=p.batch_size) for p in phases)
+    )
