@@ -55,9 +55,9 @@ class Unpicklable(Rows):
         ({"max_image_size": 0}, "max_image_size must be .* got 0"),
         ({"max_image_size": 300.5}, r"max_image_size must be .* got 300\.5"),
         ({"max_image_size": 16385}, "max_image_size must be .* got 16385"),
-        ({"device": "banana"}, "device 'banana'"),
-        ({"device": 1.5}, r"device 1\.5"),
-        ({"device": "meta"}, "device meta "),
+        ({"device": "banana"}, "device must be .* got 'banana'"),
+        ({"device": 1.5}, r"device must be .* got 1\.5"),
+        ({"device": "meta"}, "device must be .* got 'meta'"),
         (
             {"dtype": torch.int32, "device": "cpu"},
             r"dtype must be a floating-point type, got torch\.int32",
@@ -232,7 +232,7 @@ def test_a_schedule_that_does_not_parse_is_a_schedule_error(schedule: Any) -> No
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_cuda_that_is_not_there_is_refused_with_what_to_look_at() -> None:
-    with pytest.raises(UsageError, match=r"no accelerator.*nvidia-smi"):
+    with pytest.raises(UsageError, match=r"(?s)no accelerator.*nvidia-smi"):
         DataLoader(Rows(10), num_workers=0, image_size=8, device="cuda")
 
 

@@ -43,39 +43,41 @@ def usable_device(device: str | torch.device) -> torch.device:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError):
-        raise UsageError(_unknown(device), argument="device") from None
+        raise _unavailable(device) from None
     if found.type == "cpu":
         return found
-    there = accelerator_type()
-    if found.type != there:
-        raise UsageError(
-            f"{device} is not available: torch detects "
-            f"{'no accelerator' if there is None else repr(there)} here{_advice(found.type)}",
-            argument="device",
-            fix={"device": there or "cpu"},
-        )
+    if found.type != accelerator_type():
+        raise _unavailable(device)
     module = getattr(torch, found.type)
     if found.index is None:
         current = getattr(module, "current_device", lambda: 0)  # mps has one device, and no names
         return torch.device(found.type, current())
     if found.index >= (count := module.device_count()):
+        last = f" to {found.type}:{count - 1}" if count > 1 else ""
         raise UsageError(
-            f"{device} is not available: torch detects {count} {found.type} "
-            f"device{'s' * (count != 1)}, numbered from 0",
-            argument="device",
+            f"must be {found.type}:0{last} on this machine, got {device}", argument="device"
         )
     return found
 
 
-def _unknown(device: object) -> str:
-    """Describe a name that torch does not know, for the error message."""
+def _unavailable(device: str | torch.device) -> UsageError:
+    """Error for a device that torch does not know or does not detect."""
     there = ["cpu", *([found] if (found := accelerator_type()) is not None else [])]
-    kind, colon, index = str(device).partition(":")
+    kind, _, index = str(device).partition(":")
     near = difflib.get_close_matches(kind.lower(), [*_OTHER_NAMES, *there], n=1, cutoff=0.5)
-    # Names of others for an accelerator mean the one that is here; without one, the CPU is left.
-    meant = ["" if name not in _OTHER_NAMES else there[-1] for name in near]
-    hint = f"; the nearest is {(meant[0] or near[0]) + colon + index!r}" if near else ""
-    return f"{device!r} is not a device of torch; available: {' and '.join(map(repr, there))}{hint}"
+    nearest = near[0] if near and near[0] in there else there[-1]
+    if nearest != "cpu" and index.isdecimal():
+        nearest += f":{index}"
+    detected = "no accelerator" if len(there) == 1 else f"the accelerator {there[1]!r}"
+    shown = repr(device) if isinstance(device, str) else str(device)
+    check = "check `nvidia-smi` and torch.version.cuda, or use another device"
+    return UsageError(
+        f"must be {' or '.join(map(repr, there))} on this machine, got {shown}: torch "
+        f"detects {detected}",
+        argument="device",
+        hint=check if kind == "cuda" else "",
+        fix={"device": nearest},
+    )
 
 
 def synchronize(device: torch.device) -> None:
@@ -84,8 +86,3 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type != "cpu":
         getattr(torch, device.type).synchronize()
-
-
-def _advice(kind: str) -> str:
-    """Further advice if a kind of accelerator is missing."""
-    return "; check `nvidia-smi` and torch.version.cuda" if kind == "cuda" else ""
