@@ -52,7 +52,7 @@ def test_an_error_names_the_first_sample_of_the_batch_and_gives_the_slot_back(
     slot = slots.acquire()
     assert slot is not None
     first = min(rows)
-    named = rf"sample {BATCH.samples[first]}, .*row {first} is bad.*epoch 1, step 2"
+    named = rf"sample {BATCH.samples[first]}, .*row {first} is bad.*epoch 2, step 3"
     with pytest.raises(SampleError, match=named):
         samples_to_skip(Rows(60), slots, on_error, in_flight(rows, slot))
     assert slots.acquire() == slot

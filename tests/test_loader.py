@@ -532,7 +532,7 @@ def test_a_failing_sample_is_named_with_the_workers_own_traceback_each_time(work
         assert before == planned_epoch(loader, 0)[:2]
         state = loader.state_dict()
         for _ in range(3):
-            with pytest.raises(SampleError, match=r"(?s)sample 7,.*\(epoch 0, step 2\)") as caught:
+            with pytest.raises(SampleError, match=r"(?s)sample 7,.*\(epoch 1, step 3\)") as caught:
                 next(iteration)
             said = str(caught.value)
             assert "row-7: sample 7 is broken on purpose" in said

@@ -97,7 +97,7 @@ def test_a_failing_batch_taken_ahead_does_not_take_the_one_before_with_it() -> N
     iteration = iter(made)
     assert [seen(next(iteration)) for _ in range(2)] == planned_epoch(made, 0)[:2]
     for _ in range(2):
-        with pytest.raises(SampleError, match=r"(?s)sample 12,.*\(epoch 0, step 2\)"):
+        with pytest.raises(SampleError, match=r"(?s)sample 12,.*\(epoch 1, step 3\)"):
             next(iteration)
     assert (made.state_dict()["epoch"], made.state_dict()["step"]) == (0, 2)
 

@@ -55,7 +55,7 @@ def test_a_report_says_verdict_ceiling_split_findings_pictures_and_tables(
         "copy not recorded",
         "a worker makes a batch, a step computes",
         "Throughput over time images/s",
-        "64 @8 0-1 200 1000 41% 3.00/6.00/41.0 not measured 4.00/4.50/9.00 2.50",
+        "64 @8 1-2 200 1000 41% 3.00/6.00/41.0 not measured 4.00/4.50/9.00 2.50",
         "Stages of making a sample stage share mean longest on a core times decode 75%",
         "Slowest samples sample took /data/train/cat/",
         "torchvision.datasets.folder.ImageFolder",

@@ -59,5 +59,5 @@ def _failed(flight: InFlightBatch) -> WorkerException:
         keys = [keys]
     known = first.row < len(keys)
     which = f"the sample with index {keys[first.row]!r}" if known else f"row {first.row}"
-    where = f"{which} (epoch {batch.epoch}, step {batch.step})"
+    where = f"{which} (epoch {batch.epoch + 1}, step {batch.step + 1})"
     return WorkerException(SampleError, f"{where}: {first.message}\n{first.trace}".rstrip())

@@ -91,7 +91,7 @@ class PhaseSplit:
     Args:
         image_size: of the phase, in pixels.
         batch_size: samples of a batch.
-        epochs: first and last epoch of the phase.
+        epochs: first and last epoch of the phase, from 0.
         steps: number of measured steps.
         images_per_s: rate over the phase, without start-ups.
         wait_ms: data wait.

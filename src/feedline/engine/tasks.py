@@ -192,8 +192,8 @@ def _indexed(batch: Batch) -> Batch:
         samples = np.array([operator.index(key) for key in cast(Any, batch.keys)], np.int64)
     except TypeError as error:
         raise UsageError(
-            f"the sampler returned {batch.keys!r} for a batch (epoch {batch.epoch}, step "
-            f"{batch.step}), but this dataset needs integer indices"
+            f"the sampler returned {batch.keys!r} for a batch (epoch {batch.epoch + 1}, step "
+            f"{batch.step + 1}), but this dataset needs integer indices"
         ) from error
     return replace(batch, samples=samples)
 

@@ -41,7 +41,7 @@ def samples_to_skip(
     unreadable = first.kind == ImageError.__name__  # which says all there is to say
     if not unreadable:
         what = f"sample {sample}, {first.kind}: {what}"
-    what += f" (epoch {batch.epoch}, step {batch.step})"
+    what += f" (epoch {batch.epoch + 1}, step {batch.step + 1})"
     hint, fix = "repair or remove it, or skip such samples", {"on_error": "skip"}
     if on_error == "skip":
         what = f"none of the {batch.rows} samples of a batch could be loaded; the first: {what}"

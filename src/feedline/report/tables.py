@@ -100,7 +100,7 @@ def _splits(phases: Sequence[PhaseSplit]) -> list[list[str]]:
         [
             f"{'-' if each.image_size is None else each.image_size}"
             + ("" if each.batch_size is None else f" @{each.batch_size}"),
-            "-".join(str(epoch) for epoch in dict.fromkeys(each.epochs)),
+            "-".join(str(epoch + 1) for epoch in dict.fromkeys(each.epochs)),
             str(each.steps),
             as_rate(each.images_per_s).removesuffix(" images/s"),
             as_percent(each.wait_pct),
