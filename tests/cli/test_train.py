@@ -39,7 +39,7 @@ def test_a_run_prints_a_line_an_epoch_and_writes_its_results(
         assert part in line
     result = json.loads(target.read_text())
     assert result["recipe"]["model"] == MODEL
-    assert result["finished"] is True
+    assert (result["finished"], result["step"]) == (True, 2)
     assert result["final"]["val_samples"] == 4
     assert result["final"]["val_top1"] == result["epochs"][0]["val_top1"]
     assert result["versions"]["torch"] == torch.__version__

@@ -165,6 +165,7 @@ def test_the_command_that_a_stopped_run_prints_goes_on(
     )
     monkeypatch.undo()
     assert stopped.status == 128 + signal.SIGTERM
+    assert "epoch 1/2, after step 1\n" in stopped.err
     command = stopped.err.partition("resume with: ")[2].strip()
     assert shlex.split(command) == ["feedline", "train", "--resume", str(out)]
     ended = feedline(*shlex.split(command)[1:])

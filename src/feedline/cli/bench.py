@@ -23,10 +23,7 @@ def bench(
         Literal["torch"] | None,
         _measurement("Compare with torch's DataLoader and torchvision.", "torch"),
     ] = None,
-    copies: Annotated[
-        bool,
-        _measurement("Measure resized copies, too.", "", True),
-    ] = True,
+    copies: Annotated[bool, _measurement("Measure resized copies, too.", "", True)] = True,
     seconds: Annotated[float, _measurement("Time to count images.", "SECONDS", True)] = 30.0,
     json: options.JsonFile = None,
 ) -> None:

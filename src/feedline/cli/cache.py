@@ -243,10 +243,7 @@ def _damage_json(cache: str, found: Any, seconds: float) -> dict[str, Any]:
 
 def info(
     cache: Cache,
-    measure: Annotated[
-        bool,
-        _measurement("Time random crops of each size, 2 s.", "", True),
-    ] = True,
+    measure: Annotated[bool, _measurement("Time random crops of each size, 2 s.", "", True)] = True,
     json: options.JsonFile = None,
 ) -> None:
     """Describe a cache: sizes, bytes, and images/s of random crops.

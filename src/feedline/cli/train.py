@@ -23,11 +23,7 @@ __all__ = ["train"]
 _NOTHING_SAVED = 1
 _SIGNAL = 128  # plus the number of the signal, as shells do
 
-_model, _optim, _run = (
-    options.panel("Model"),
-    options.panel("Optimizer"),
-    options.panel("Run and checkpoints"),
-)
+_model, _optim, _run = map(options.panel, ("Model", "Optimizer", "Run and checkpoints"))
 _aug = options.panel("Augmentation and regularization (they grow with the image size)")
 _loader, _device = options.panel(options.LOADER), options.panel(options.DEVICE)
 
@@ -131,7 +127,8 @@ def train(
 ) -> None:
     """Train a timm model with progressive resizing.
 
-    Ctrl-C finishes the step and saves a checkpoint; --resume RUN continues from it.
+    Ctrl-C finishes the step and saves a checkpoint; --resume RUN continues from it. Exit status: 0
+    when done, 1 after a failure, 2 for wrong use, 130 after Ctrl-C, 143 after SIGTERM.
 
     Example: feedline train demo-data --model resnet18 --schedule 128x2,160x2,224x2 --mixup 0.2
     """
@@ -193,8 +190,10 @@ def _print_end(result: TrainResult) -> None:
         often = "" if times == 1 else f" {times} times"
         typer.echo(f"skipped{often}: {reason if path in reason else f'{path}: {reason}'}")
     if result.stopped_by is not None:
+        done, epochs = len(result.records), result.recipe.epochs
         command = f"feedline train --resume {shlex.quote(str(result.out))}"
-        complain(f"stopped\nhint: resume with: {command}")
+        where = f"epoch {min(done + 1, epochs)}/{epochs}, after step {result.step}"
+        complain(f"stopped in {where}\nhint: resume with: {command}")
         return
     text = "done"
     last = result.records[-1] if result.records else None

@@ -238,6 +238,7 @@ class TrainResult:
     Args:
         classes: names, in the order of the model's outputs.
         records: finished epochs.
+        step: optimizer steps done, over all epochs.
         stopped_by: signal that stopped the run; None if the schedule is done.
         best_top1: highest validation accuracy, 0 to 1; None without validation.
         weights: file of the best weights; None if there is none.
@@ -249,6 +250,7 @@ class TrainResult:
     out: Path
     classes: list[str]
     records: list[EpochRecord]
+    step: int
     stopped_by: int | None
     best_top1: float | None
     weights: Path | None
@@ -267,6 +269,7 @@ class TrainResult:
             "epochs": epochs,
             "final": epochs[-1] | {"best_top1": self.best_top1} if epochs else None,
             "finished": self.stopped_by is None,
+            "step": self.step,
             "out": str(self.out),
             "weights": None if self.weights is None else str(self.weights),
             "skipped": [list(pair) for pair in self.skipped],

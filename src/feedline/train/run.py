@@ -48,7 +48,7 @@ def train_model(
             or the defaults.
         run: where and how to train; completed by the file and the resumed run.
         config: a TOML file of settings, such as `recipe.toml` in the folder of a run.
-        report: callbacks; None for no output.
+        report: a `feedline.TrainReport` with callbacks; None for no output.
 
     Returns:
         The figures of each epoch, the folder of the run, the best top-1, and what stopped it.
@@ -89,7 +89,7 @@ def _train(ready: PreparedRun, ranks: Ranks, report: TrainReport) -> TrainResult
         f"{len(data.train)} images of {len(data.train.classes)} classes"
         + (f", {len(data.val)} for validation" if data.val else "")
         + f"; {recipe.model} in {str(ready.precision).removeprefix('torch.')} on "
-        f"{ready.device.type}; writing to {out}/"
+        f"{ready.device.type}, {recipe.opt} with lr {recipe.peak_lr:.3g}; writing to {out}/"
     )
     environment: dict[str, Any] = {"machine": machine(), "versions": versions("timm")}
     environment["machine"] |= {
@@ -110,6 +110,7 @@ def _train(ready: PreparedRun, ranks: Ranks, report: TrainReport) -> TrainResult
         out=out,
         classes=list(data.train.classes),
         records=loop.history.records,
+        step=loop.state.step,
         stopped_by=stopped_by,
         best_top1=loop.history.best_top1,
         weights=loop.writer.best,

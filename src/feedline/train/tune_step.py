@@ -33,8 +33,7 @@ def make_step(
     where = choose_device(device)
     recipe = Recipe(model=model, schedule=schedule, batch_size=rows)
     made = _make_model(recipe, classes, where)
-    precision = choose_precision(where)
-    state = TrainState(made, recipe, device=where, precision=precision)
+    state = TrainState(made, recipe, device=where, precision=choose_precision(where))
     state.model.train()
 
     def step(batch: Any) -> None:
