@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from feedline.recognition.compiled import compile, views
     from feedline.recognition.pair import pair
     from feedline.request import augmentation_strength, image_size, per_size
+    from feedline.train.history import TrainReport
     from feedline.train.recipe import Recipe, TrainPhase
     from feedline.train.run import train_model
     from feedline.train.run_settings import RunSettings
@@ -43,6 +44,7 @@ __all__ = [
     "Schedule",
     "TrainCrop",
     "TrainPhase",
+    "TrainReport",
     "__version__",
     "augmentation_strength",
     "build_cache",
@@ -75,6 +77,7 @@ _HOMES = {
     "Schedule": "feedline.plan.schedule",
     "TrainCrop": "feedline.images.crops",
     "TrainPhase": "feedline.train.recipe",
+    "TrainReport": "feedline.train.history",
     "augmentation_strength": "feedline.request",
     "build_cache": "feedline.cache.build",
     "ceiling": "feedline.watching.ceiling",
