@@ -165,7 +165,7 @@ def test_resuming_with_nothing_to_go_on_from_says_so(
     ("arguments", "words"),
     [
         (("--schedule", "huge"), ("cannot read 'huge'",)),
-        (("--preset", "ffcv"), ("both schedule and preset 'ffcv'",)),
+        (("--preset", "ffcv"), ("schedule and preset 'ffcv'",)),
         (("--epochs", 3), ("epochs needs", "--image-size")),
         (("--aa", "rand-m9-mstd0.5"), ("--aa must be", "'trivial'", "--aa rand")),
         (("--sched", "step"), ("--sched must be", "'onecycle'")),

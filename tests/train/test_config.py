@@ -40,7 +40,7 @@ def test_a_preset_takes_the_place_of_a_schedule_and_the_other_way_round() -> Non
         ({"preset": "ffcv"}, "needs epochs"),
         ({"preset": "ffcv", "epochs": True}, "a whole number from 1"),
         ({"preset": "ffc", "epochs": 3}, r"(?s)unknown preset 'ffc'.*ffcv"),
-        ({"preset": "ffcv", "epochs": 3, "schedule": "64x1"}, "use one of them"),
+        ({"preset": "ffcv", "epochs": 3, "schedule": "64x1"}, "exclude each other"),
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], said: str) -> None:

@@ -200,7 +200,7 @@ def _add_synonym(error: Any) -> None:
 
 
 def _spelling(command: Any, arguments: list[str]) -> Callable[..., str]:
-    """Return a function that writes arguments of feedline's functions as options of a command."""
+    """Return a function that writes arguments of Python as options of a command."""
     for each in arguments:
         command = getattr(command, "commands", {}).get(each, command)
     options = {option for parameter in command.params for option in parameter.opts}
@@ -215,7 +215,7 @@ def _spelling(command: Any, arguments: list[str]) -> Callable[..., str]:
 
 
 class _Warnings:
-    """Prints each warning of feedline's once, without its source line.
+    """Prints each warning of feedline once, without its source line.
 
     Warnings of other code are shown as Python shows them.
     """

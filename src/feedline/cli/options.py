@@ -1,7 +1,7 @@
 """Options that commands share: one name, one meaning and one help text everywhere.
 
-A parameter of a command is `Annotated` with one of these types. Names are timm's where timm has the
-option.
+A parameter of a command is `Annotated` with a type of this module. Names are timm's if timm has
+the option.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def partial_file(path: Path) -> Path:
-    """Where a file is written before it is renamed to `path`."""
+    """Temporary name of a file until it is complete."""
     return path.with_name(f".{path.name}.{os.getpid()}.partial")
 
 

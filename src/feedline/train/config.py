@@ -183,7 +183,7 @@ def make_recipe(given: Mapping[str, Any], *under: Mapping[str, Any]) -> Recipe:
             )
         return Recipe(**settings)
     if "schedule" in settings:
-        raise UsageError(f"both schedule and preset {preset!r} are given; use one of them")
+        raise UsageError(f"schedule and preset {preset!r} exclude each other", hint="use one")
     if isinstance(epochs, bool) or not isinstance(epochs, int) or not 1 <= epochs <= 100_000:
         raise UsageError(
             f"preset {preset!r} needs epochs, a whole number from 1 to 100000, got {epochs!r}",
@@ -263,7 +263,8 @@ def share_batches(recipe: Recipe, before: int, now: int) -> Recipe:
         if rows * before % now:
             raise StateError(
                 f"cannot resume on {now} processes: the global batch of {rows * before} images "
-                f"({rows} on each of {before}) cannot be divided by {now}"
+                f"({rows} on each of {before}) cannot be divided by {now}",
+                hint="use a number of processes that divides it",
             )
         return rows * before // now
 

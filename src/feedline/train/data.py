@@ -94,8 +94,8 @@ def find_splits(root: Path, *, val: Path | None = None) -> Splits:
             name = min((child.name for child in folder.iterdir()), default="")
             content = f"only files such as {name!r}" if name else "it is empty"
             raise DatasetError(
-                f"{folder}: no class folders, {content}; expected one folder a class, or train/ "
-                "and val/ with one folder a class in each"
+                f"{folder}: no class folders, {content}",
+                hint="make a folder for each class, or train/ and val/ with one for each class",
             )
     return Splits(train=train, val=val, note=note)
 

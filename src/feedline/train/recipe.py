@@ -241,7 +241,8 @@ class Recipe:
         self._fill("schedule", _as_text(phases) or phases)
         frozen: Any = [self.freeze] if isinstance(self.freeze, str) else self.freeze
         if not isinstance(frozen, Sequence) or not all(isinstance(n, str) and n for n in frozen):
-            raise UsageError(f"freeze must be beginnings of parameter names, got {self.freeze!r}")
+            text = f"must be beginnings of parameter names, got {self.freeze!r}"
+            raise UsageError(text, argument="freeze")
         self._fill("freeze", tuple(frozen))
         check_values(self, set(setting_names(self)) - {"schedule"})
         if self.pretrained and self.initial_checkpoint:
@@ -264,8 +265,9 @@ class Recipe:
             self._fill("warmup_epochs", _WARMUP * self.epochs)
         if self.warmup >= 1.0:
             raise UsageError(
-                f"warmup_epochs must be below the {self.epochs} epochs of the schedule, got "
-                f"{self.warmup_epochs!r}"
+                f"must be below the {self.epochs} epochs of the schedule, got "
+                f"{self.warmup_epochs!r}",
+                argument="warmup_epochs",
             )
 
     def _fill(self, name: str, value: object) -> None:
@@ -283,8 +285,8 @@ class Recipe:
             )
         if not isinstance(self.schedule, Sequence):
             raise UsageError(
-                "schedule must be text, such as '112x10,160x5', or a list of phases, got "
-                f"{self.schedule!r}"
+                f"must be text, such as '112x10,160x5', or a list of phases, got {self.schedule!r}",
+                argument="schedule",
             )
         return tuple(
             each if isinstance(each, TrainPhase) else TrainPhase.read(each)

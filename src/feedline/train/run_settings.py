@@ -1,4 +1,4 @@
-"""Where and how a recipe is trained: settings that do not decide the trained weights."""
+"""Settings of a run that do not decide the weights: folders, device, workers, checkpoints."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class RunSettings:
         check_values(self, setting_names(self))
 
     def over(self, under: RunSettings) -> RunSettings:
-        """These settings, completed by those of `under`."""
+        """Complete these settings with those of `under`."""
         more = {name: value for name, value in under._given().items() if name not in self._given()}
         if self.settings not in (None, _NONE):  # the file has the number of workers
             more.pop("workers", None)

@@ -93,7 +93,8 @@ def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     from timm import optim  # an extra, seconds to import
 
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UsageError(f"freeze={list(recipe.freeze)!r} leaves no parameter to train")
+        text = f"leaves no parameter to train: {list(recipe.freeze)!r}"
+        raise UsageError(text, argument="freeze")
     try:
         optimizer: torch.optim.Optimizer = optim.create_optimizer_v2(
             model, opt=recipe.opt, lr=recipe.peak_lr, weight_decay=recipe.weight_decay or 0.0
@@ -102,7 +103,7 @@ def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         close = difflib.get_close_matches(recipe.opt, optim.list_optimizers(), n=4, cutoff=0.4)
         raise UsageError(
             f"timm's optimizer {recipe.opt!r} cannot be used here: {error}",
-            hint=f"close ones: {', '.join(close)}",
+            hint=f"close ones: {', '.join(close)}" if close else "",
         ) from error
     return optimizer
 
