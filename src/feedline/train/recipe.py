@@ -174,7 +174,8 @@ class Recipe:
         opt: "adamw", "sgd" (Nesterov momentum 0.9) or any other optimizer of timm.
         lr: peak learning rate. None means 0.002 for AdamW and 0.1 x batch_size / 256 for SGD.
         weight_decay: None means 5e-5 for SGD and 0.05 for others.
-        sched: learning-rate schedule over the samples of all phases; see `train_state.lr_factor`.
+        sched: learning-rate schedule over the samples of all phases: "onecycle" (up and down along
+            half cosines), "cosine" (linear warm-up), "linear" or "constant" (after the warm-up).
         warmup_epochs: epochs in which the rate rises, below all epochs; None means a quarter.
         smoothing, mixup, cutmix, reprob, drop, drop_path: see `TrainPhase`.
         aa: augmentation policy: "none", "rand" (RandAugment) or "trivial" (TrivialAugment).
