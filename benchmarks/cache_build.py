@@ -3,7 +3,8 @@
 Method: `build_cache` with all cores makes a cache of `--images` images (hard links to the folder's,
 in classes of 1300), of one size and of three. In turn with it as many bare processes as there
 are cores go for `--seconds` through the folder's images, whose bytes they hold, and do nothing but
-`LevelEncoder.copies`: decode, resize, encode. `--rounds` times; ratios are taken round by round.
+`LevelEncoder.make_copies`: decode, resize, encode. `--rounds` times; ratios are taken round by
+round.
 
 A build's rate is all images over all of its time, from the call to the finished cache: with the
 look at some images beforehand, the start of the workers, the writing, and bringing it all to the
@@ -37,9 +38,9 @@ from report import machine, save, spread, table, versions
 
 from feedline import build_cache
 from feedline.bench.pool import ProcessPool, ProcessState, Send
-from feedline.cache.build_plan import levels_of
+from feedline.cache.build_plan import make_levels
+from feedline.cache.build_shards import BuildState
 from feedline.cache.level_encoder import LevelEncoder
-from feedline.cache.unit_maker import Progress
 from feedline.images.decode import DEFAULT_MAX_PIXELS
 from feedline.system import usable_cores
 
@@ -57,14 +58,14 @@ def encode(
     state: ProcessState, send: Send, sizes: tuple[int, ...], quality: int, seconds: float
 ) -> float:
     """In a bare process: make copies for about so many seconds; images per second."""
-    levels = levels_of(sizes, quality=quality, raw=False)
+    levels = make_levels(sizes, quality=quality, raw=False)
     encoder = LevelEncoder(levels, exif=False, max_pixels=DEFAULT_MAX_PIXELS)
     images = state["images"]
-    encoder.copies(images[0])
+    encoder.make_copies(images[0])
     start = now = time.perf_counter()
     made = 0
     while now - start < seconds:
-        encoder.copies(images[made % len(images)])
+        encoder.make_copies(images[made % len(images)])
         made += 1
         now = time.perf_counter()
     return made / (now - start)
@@ -72,10 +73,10 @@ def encode(
 
 def build(source: Path, root: Path, sizes: tuple[int, ...], options: Any) -> dict[str, float]:
     """Build once; seconds by part."""
-    reports: list[tuple[float, Progress]] = []
+    reports: list[tuple[float, BuildState]] = []
     start = time.perf_counter()
 
-    def note(progress: Progress) -> None:
+    def note(progress: BuildState) -> None:
         reports.append((time.perf_counter() - start, progress))
 
     manifest = build_cache(

@@ -375,7 +375,7 @@ def test_what_cannot_be_filled_is_said_at_once(
     refused(other / "letter.txt" / "cache", ResourceError, "cannot write to the cache folder")
     small = tmp_path / "small"
     unfinished(photos, small, (16,))
-    refused(small, UsageError, "is of 16 px JPEG q95, and copies of 64 px are wanted")
+    refused(small, UsageError, r"16 px JPEG q95.* 64 px are needed")
     assert capfd.readouterr().err == ""
 
 

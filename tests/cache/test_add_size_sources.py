@@ -42,11 +42,11 @@ def added(few: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (changed, r"sample 3, 'cats/3\.jpg', was changed"),
-        (removed, r"it has 11 samples and had 12"),
-        (renamed, r"sample 8 is 'dogs/20\.jpg' and was 'dogs/2\.jpg'"),
-        (moved, r"sample 5 is 'dogs/0\.jpg' and was 'cats/5\.jpg'"),
-        (added, r"it has 13 samples and had 12"),
+        (changed, r"sample 3, 'cats/3\.jpg', has another size or modification time"),
+        (removed, r"it has 11 samples, before 12"),
+        (renamed, r"sample 8 is 'dogs/20\.jpg', before 'dogs/2\.jpg'"),
+        (moved, r"sample 5 is 'dogs/0\.jpg', before 'cats/5\.jpg'"),
+        (added, r"it has 13 samples, before 12"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -79,7 +79,7 @@ def test_a_source_that_changes_in_the_middle_is_refused(tmp_path, few) -> None:
 def test_a_source_that_has_moved_is_named(tmp_path, few) -> None:
     made(few, tmp_path / "cache")
     few.rename(tmp_path / "moved")
-    said = rf"(?s)made of '{few}': .*no such folder.*source="
+    said = rf"(?s)'{few}': .*no such folder.*source="
     with pytest.raises(DatasetError, match=said):
         add_size(tmp_path / "cache", 20, workers=0)
     assert len(add_size(tmp_path / "cache", 20, source=tmp_path / "moved", workers=0).levels) == 3
@@ -106,10 +106,10 @@ def test_a_dataset_is_passed_again_and_a_change_of_it_is_seen(tmp_path) -> None:
     root = tmp_path / "cache"
     made(Made(LABELS), root)
     manifest = read_manifest(root)
-    with pytest.raises(UsageError, match=r"(?s)was made of a Dataset, .*source="):
+    with pytest.raises(UsageError, match=r"(?s)a Dataset, .*source="):
         add_size(root, 20, workers=0)
     for other, said in [
-        (Made(LABELS[:3]), "it has 3 samples and had 4"),
+        (Made(LABELS[:3]), "it has 3 samples, before 4"),
         (Made([0.5, float("nan"), 2.5, 9.0]), "sample 3, '00000003', has another label"),
         (Made(LABELS, width=43), "sample 0, '00000000', has another size in pixels"),
     ]:

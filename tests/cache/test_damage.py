@@ -190,7 +190,7 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(
     ):
         made(ImageFolder(root), 40, 0, 0)
     if not name.endswith("json"):
-        assert not verify(root, workers=1).sound
+        assert not verify(root, workers=1).is_sound
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_a_build_makes_a_damaged_index_anew(tmp_path: Path, changed: bool, harm:
         os.utime(sorted(source.rglob("*.jpg"))[0], (1, 1))
     build_cache(source, root, (16,), workers=0)
     assert sizes.read_bytes() == written
-    assert verify(root, workers=1).sound
+    assert verify(root, workers=1).is_sound
 
 
 def test_a_cache_that_was_built_anew_is_noticed_by_workers(damaged: Callable[..., Path]) -> None:

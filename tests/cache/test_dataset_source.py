@@ -115,24 +115,24 @@ def test_samples_may_be_dicts(entries: tuple[str, str], names: list[str] | None)
         (KeyError("x"), "the dataset raised KeyError: 'x'"),
         ((torch.zeros(3, 9, 8), 0), r"a Tensor, float32 of shape \(3, 9, 8\).*without its transf"),
         ((np.zeros((9, 8, 3)), 0), r"a ndarray, float64 of shape .*without its transform"),
-        ((np.zeros((3, 9, 8), np.uint8), 0), r"uint8 of shape \(3, 9, 8\), and must be a PIL"),
-        ((np.zeros((9, 8, 3), np.int16), 0), "a ndarray, int16 .* must be a PIL image"),
+        ((np.zeros((3, 9, 8), np.uint8), 0), r"uint8 of shape \(3, 9, 8\)"),
+        ((np.zeros((9, 8, 3), np.int16), 0), "a PIL image.* a ndarray, int16"),
         ((torch.zeros(9, 8, 3, dtype=torch.uint8), 0), r"a Tensor, uint8 of shape \(9, 8, 3\)"),
-        ((np.zeros((0, 8, 3), np.uint8), 0), r"of shape \(0, 8, 3\), has no pixels"),
-        (("a.jpg", 0), "the image is a str, and must be a PIL image"),
-        ((pictures()[0], 0, "more"), r"a tuple of 3, and must be \(image, label\)"),
-        ({"image": pictures()[0]}, "a dict of 'image', and must be"),
-        (pictures()[0], "a sample of the dataset is a Image, and must be"),
-        ((pictures()[0], 0.5), r"its label is float64 of shape \(\), and that of sample 0 is int6"),
+        ((np.zeros((0, 8, 3), np.uint8), 0), r"no pixels: shape \(0, 8, 3\)"),
+        (("a.jpg", 0), "a PIL image.* a str"),
+        ((pictures()[0], 0, "more"), r"\(image, label\).* a tuple of 3"),
+        ({"image": pictures()[0]}, "got a dict of 'image'"),
+        (pictures()[0], "got a Image"),
+        ((pictures()[0], 0.5), r"its label is float64 of shape \(\), but that of sample 0 is int6"),
         ((pictures()[0], [1, 2]), r"its label is int64 of shape \(2,\)"),
-        ((pictures()[0], "ants"), "its label cannot be kept: .*number the classes"),
+        ((pictures()[0], "ants"), "its label is not supported: .*number the classes"),
     ],
 )
 def test_a_sample_that_cannot_be_used_is_named(tmp_path: Path, bad: Any, said: str) -> None:
     dataset = Samples([(pictures()[0], 3), bad, (pictures()[2], 4)])
     with pytest.raises(ImageError, match=said):
         open_source(dataset).read(1)
-    with pytest.raises(ImageError, match="sample 1, 00000001, cannot be put into a cache"):
+    with pytest.raises(ImageError, match="sample 1, 00000001, cannot be cached"):
         build_cache(dataset, tmp_path / "cache", (16,), workers=1)
     made = build_cache(dataset, tmp_path / "other", (16,), workers=1, on_error="skip")
     assert [number for number, *_ in made.skipped] == [1]
@@ -154,7 +154,7 @@ def test_a_picture_that_breaks_when_it_is_decoded_is_an_error() -> None:
             [RuntimeError("gone")],
             "sample 0 of the dataset .* the dataset raised RuntimeError: gone",
         ),
-        ([(pictures()[0], {"boxes": []})], "its label cannot be kept: labels must be numbers"),
+        ([(pictures()[0], {"boxes": []})], "its label is not supported: labels must be numbers"),
     ],
 )
 def test_a_dataset_without_a_first_label_is_refused(samples: list[Any], said: str) -> None:

@@ -45,13 +45,13 @@ def test_its_parquet_files_become_a_cache(dataset: Any, tmp_path: Path) -> None:
 
 def test_parquet_files_of_paths_alone_are_refused(dataset: Any, tmp_path: Path) -> None:
     dataset.to_parquet(tmp_path / "a.parquet")
-    with pytest.raises(DatasetError, match=r"has a path, '.*/7\.png', and not the bytes"):
+    with pytest.raises(DatasetError, match=r"has a path, '.*/7\.png', but not the bytes"):
         build_cache(tmp_path / "a.parquet", tmp_path / "cache", (16,), workers=1)
 
 
 def test_its_arrow_files_are_refused_and_can_be_loaded(dataset: Any, tmp_path: Path) -> None:
     dataset.save_to_disk(tmp_path / "saved")
-    with pytest.raises(DatasetError, match=r"as datasets\.load_from_disk gives it"):
+    with pytest.raises(DatasetError, match=r"datasets\.load_from_disk"):
         open_source(tmp_path / "saved")
     assert len(open_source(datasets.load_from_disk(tmp_path / "saved"))) == len(LABELS)
     with pytest.raises(UsageError, match="a DatasetDict of 'train': pass one of its values"):

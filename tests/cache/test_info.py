@@ -9,7 +9,7 @@ import pytest
 import feedline
 from caches import FORMATS, contents, made, photos
 from feedline.cache import info
-from feedline.cache.info import cache_info, size_measured
+from feedline.cache.info import cache_info, measured_crop_px
 from feedline.errors import DatasetError
 
 
@@ -53,7 +53,7 @@ def test_each_level_is_measured_at_a_size_that_it_serves(
     [(256, 192, 224), (192, 128, 160), (128, 0, 112), (16, 0, 8), (8, 0, 8), (136, 128, 136)],
 )
 def test_a_level_is_measured_at_seven_eighths_of_its_size(side, smaller, size) -> None:
-    assert size_measured(side, smaller) == size
+    assert measured_crop_px(side, smaller) == size
 
 
 def test_a_damaged_index_is_an_error(tmp_path: Path) -> None:

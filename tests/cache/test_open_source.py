@@ -29,7 +29,7 @@ def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"absent.*No such file|absent"):
         open_source(tmp_path / "absent")
     tensors = TensorDataset(torch.zeros(2, 3, 9, 8))
-    with pytest.raises(DatasetError, match=r"a tuple of 1, and must be \(image, label\)"):
+    with pytest.raises(DatasetError, match=r"\(image, label\).*a tuple of 1"):
         open_source(tensors)
 
 
@@ -42,9 +42,9 @@ def test_a_folder_of_feedline_is_its_files(tmp_path: Path) -> None:
     names = ["cats/b.png", "dogs/palette.png", "dogs/see-through.png", "dogs/small.png"]
     originals = [Image.open(io.BytesIO((root / name).read_bytes())) for name in names]
     assert_cached(tmp_path / "cache", originals, [0, 1, 1, 1], names, ["cats", "dogs"])
-    with pytest.raises(UsageError, match="is a cache itself"):
+    with pytest.raises(UsageError, match="is a cache"):
         open_source(ImageFolder(tmp_path / "cache"))
-    with pytest.raises(UsageError, match="is a cache itself"):
+    with pytest.raises(UsageError, match="is a cache"):
         open_source(tmp_path / "cache")
 
 

@@ -23,11 +23,11 @@ from pictures import CLASSES, LABELS, encoded, pictures
 
 from caches import contents, made, photo, photos
 from feedline.bench.plan_cache import plan_cache
-from feedline.cache import unit_maker
+from feedline.cache import build_shards
 from feedline.cache.add_size import add_size
 from feedline.cache.build import build_cache
-from feedline.cache.fetch_ahead import FetchAhead
 from feedline.cache.open_source import open_source
+from feedline.cache.source_files import ImagePrefetcher
 from feedline.cli.app import main
 from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
 from feedline.remote import folder
@@ -102,7 +102,7 @@ def test_from_a_store_into_a_store_it_is_what_it_is_on_a_disk(
     bucket: Bucket, train: str, source: Path, here: Path, tmp_path: Path
 ) -> None:
     root = f"{bucket.url}/cache"
-    seen: list[unit_maker.Progress] = []
+    seen: list[build_shards.BuildState] = []
     manifest = far(train, root, workers=2, progress=seen.append)
     assert [said.images for said in seen[:1] + seen[-1:]] == [0, 80]
     assert manifest.source == ("folder", train)
@@ -206,7 +206,7 @@ def test_a_server_that_gives_no_parts_of_files_is_told_from_broken_images(
     web: str, tmp_path: Path, here: Path
 ) -> None:
     shutil.copytree(here / "24", tmp_path / "data")
-    with pytest.raises(DatasetError, match="its server gives no parts of files"):
+    with pytest.raises(DatasetError, match="range requests"):
         far(f"{web}/data/000001.tar", tmp_path / "cache", on_error="skip")
     with pytest.raises(DatasetError, match=r"lock' cannot be written: .*501"):
         far(tmp_path / "data", f"{web}/cache")
@@ -215,7 +215,7 @@ def test_a_server_that_gives_no_parts_of_files_is_told_from_broken_images(
 # Broken off
 
 
-def stop_after_one(said: unit_maker.Progress) -> None:
+def stop_after_one(said: build_shards.BuildState) -> None:
     if said.made:
         raise KeyboardInterrupt
 
@@ -234,9 +234,9 @@ def test_one_that_was_broken_off_goes_on_from_any_machine(
     ]  # fmt: skip
     with pytest.raises(UsageError, match=rf"'{root}' holds an unfinished build with levels"):
         build_cache(source, root, (16,))
-    with pytest.raises(DatasetError, match=rf"'{root}' is no finished cache"):
+    with pytest.raises(DatasetError, match=rf"'{root}' is not a finished cache"):
         add_size(root, 20)
-    seen: list[unit_maker.Progress] = []
+    seen: list[build_shards.BuildState] = []
     far(source, root, progress=seen.append)
     assert (seen[0].images, seen[-1].made) == (32, 48)
     assert_same(bucket.contents("cache"), contents(here), stamps=False)
@@ -256,11 +256,13 @@ def test_one_that_was_killed_leaves_its_lock_and_says_how_to_go_on(
     )
     killed = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=100)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    with pytest.raises(UsageError, match=rf"another build works .*since 2.*`aws s3 rm {root}/.lo"):
+    with pytest.raises(
+        UsageError, match=rf"another build is running .*since 2.*`aws s3 rm {root}/.lo"
+    ):
         far(source, root)
     assert ".lock" in bucket.contents("cache")
     bucket.there.remove("cache/.lock")
-    seen: list[unit_maker.Progress] = []
+    seen: list[build_shards.BuildState] = []
     far(source, root, progress=seen.append)
     assert (seen[0].images, seen[-1].made) == (32, 48)
     assert_same(bucket.contents("cache"), contents(here), stamps=False)
@@ -269,7 +271,7 @@ def test_one_that_was_killed_leaves_its_lock_and_says_how_to_go_on(
 def test_one_that_has_made_nothing_leaves_nothing(bucket: Bucket, source: Path) -> None:
     done = threading.Event()
 
-    def stop(said: unit_maker.Progress) -> None:
+    def stop(said: build_shards.BuildState) -> None:
         done.set()
         raise KeyboardInterrupt
 
@@ -298,7 +300,7 @@ def test_shards_that_were_uploaded_without_their_record_are_removed(
 def test_two_builds_do_not_work_in_one_place(bucket: Bucket, source: Path, here: Path) -> None:
     refused: list[str] = []
 
-    def meanwhile(said: unit_maker.Progress) -> None:
+    def meanwhile(said: build_shards.BuildState) -> None:
         if not refused:
             with pytest.raises(UsageError) as other:
                 far(source, f"{bucket.url}/cache")
@@ -324,7 +326,7 @@ def test_a_lock_that_was_written_twice_by_one_build_is_its_own(
 
 
 def test_a_lock_that_another_has_taken_over_is_left_to_it(bucket: Bucket, source: Path) -> None:
-    def take_over(said: unit_maker.Progress) -> None:
+    def take_over(said: build_shards.BuildState) -> None:
         bucket.there.remove("cache/.lock")
         bucket.there.create("cache/.lock", b"me@there, process 1, since 2020\n")
 
@@ -344,7 +346,7 @@ def test_a_finished_one_is_brought_up_to_date(bucket: Bucket, tmp_path: Path) ->
     (source / "dogs" / "8.jpg").unlink()
     bucket.fill("train", source)
     bucket.there.remove("train/dogs/8.jpg")
-    seen: list[unit_maker.Progress] = []
+    seen: list[build_shards.BuildState] = []
     far(train, root, progress=seen.append)
     assert (seen[0].images, seen[-1].made) == (64, 15)
     made(source, tmp_path / "local")
@@ -367,7 +369,7 @@ def test_an_update_that_was_broken_off_goes_on(bucket: Bucket, tmp_path: Path) -
     with pytest.raises(KeyboardInterrupt):
         far(source, root, workers=0, progress=stop_after_one)
     assert MANIFEST not in bucket.contents("cache")
-    seen: list[unit_maker.Progress] = []
+    seen: list[build_shards.BuildState] = []
     far(source, root, progress=seen.append)
     assert seen[0].images == 64
     made(source, tmp_path / "local")
@@ -387,7 +389,7 @@ def test_a_size_is_added(bucket: Bucket, train: str, source: Path, tmp_path: Pat
     expected = read_manifest(str(tmp_path / "all"))
     digests = {**expected.digests, "stamps": manifest.digests["stamps"]}
     assert manifest == replace(expected, source=first.source, digests=digests)
-    with pytest.raises(UsageError, match=rf"the cache '{root}' has copies of 20 px already"):
+    with pytest.raises(UsageError, match=rf"the cache '{root}' already has copies of 20 px"):
         add_size(root, 20)
 
 
@@ -402,7 +404,7 @@ def test_a_broken_image_is_named_and_may_be_left_out(
     shutil.copytree(source, torn)
     (torn / "dogs" / "3.jpg").write_bytes(b"\xff\xd8\xff torn")
     train, root = bucket.fill("train", torn), f"{bucket.url}/cache"
-    with pytest.raises(ImageError, match=r"^sample \d+, dogs/3\.jpg, cannot be put into a cache"):
+    with pytest.raises(ImageError, match=r"^sample \d+, dogs/3\.jpg, cannot be cached"):
         far(train, root)
     manifest = far(train, root, on_error="skip")
     assert [name for _, name, _ in manifest.skipped] == ["dogs/3.jpg"]
@@ -424,7 +426,7 @@ def test_an_object_that_is_gone_is_a_broken_image_and_a_store_out_of_reach_is_no
         with pytest.raises(ImageError, match="missing: removed since"):
             images.read(number)
 
-        def stop(said: unit_maker.Progress) -> None:
+        def stop(said: build_shards.BuildState) -> None:
             server.stop()
 
         with pytest.raises(DatasetError, match=rf"'{train}/cats/.*' cannot be read: .*endpoint"):
@@ -437,11 +439,11 @@ def test_what_cannot_be_built_is_refused_by_name(
 ) -> None:
     root = f"{bucket.url}/cache"
     for format in ("lmdb", "folder"):
-        with pytest.raises(UsageError, match=f"format {format} was asked for, .*webdataset"):
+        with pytest.raises(UsageError, match=f"format {format} .*webdataset"):
             far(train, root, format=format)
-    with pytest.raises(UsageError, match="would lie in its source"):
+    with pytest.raises(UsageError, match="inside its source"):
         far(train, f"{train}/cache")
-    with pytest.raises(UsageError, match=r"is not empty, it has 'cats/.*', and it is no cache"):
+    with pytest.raises(UsageError, match=r"is not empty.* 'cats/"):
         far(source, train)
     with pytest.raises(DatasetError, match=r"nowhere' cannot be listed: FileNotFoundError: The sp"):
         far(train, "s3://nowhere-at-all/nowhere")
@@ -455,14 +457,14 @@ def test_what_cannot_be_built_is_refused_by_name(
         far(f"{train}/dogs", root)
     free = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
-    with pytest.raises(ResourceError, match=r"shards of each size, .*another folder in \$TMPDIR"):
+    with pytest.raises(ResourceError, match=r"shards of each size, .*\$TMPDIR"):
         far(train, root)
     assert bucket.contents("cache") == {}
 
 
 def test_a_cache_in_a_store_is_no_source(bucket: Bucket, source: Path) -> None:
     far(source, f"{bucket.url}/cache")
-    with pytest.raises(UsageError, match="a copy of a copy loses quality"):
+    with pytest.raises(UsageError, match="is a cache"):
         far(f"{bucket.url}/cache", f"{bucket.url}/other")
 
 
@@ -512,7 +514,7 @@ class Counting:
 
 def test_images_are_fetched_ahead_and_a_bounded_number_of_them() -> None:
     fetch = Counting()
-    ahead = FetchAhead(fetch)
+    ahead = ImagePrefetcher(fetch)
     ahead.plan(range(100))
     assert eventually(lambda: len(fetch.asked) == AT_ONCE)
     fetch.gate.set()
@@ -529,7 +531,7 @@ def test_images_are_fetched_ahead_and_a_bounded_number_of_them() -> None:
 def test_images_out_of_the_plan_are_fetched_and_those_left_out_are_passed_over() -> None:
     fetch = Counting()
     fetch.gate.set()
-    ahead = FetchAhead(fetch)
+    ahead = ImagePrefetcher(fetch)
     assert ahead.result(3) == b"3"
     ahead.plan([10, 11, 12])
     assert ahead.result(50) == b"50"
@@ -541,7 +543,7 @@ def test_images_out_of_the_plan_are_fetched_and_those_left_out_are_passed_over()
 
 def test_a_source_in_a_store_is_pickled_without_its_connection(train: str) -> None:
     images = open_source(train)
-    images.ahead(range(40))
+    images.prefetch(range(40))
     first = images.read(0)
     again = pickle.loads(pickle.dumps(images))
     assert again.read(0) == first

@@ -88,11 +88,11 @@ def test_a_repaired_cache_is_the_one_that_was_built(
 ) -> None:
     root = copied(form)
     harm(root)
-    assert not verify(root, workers=1).sound
+    assert not verify(root, workers=1).is_sound
     done = feedline.repair_cache(root, workers=0)
-    assert not done.found.sound
+    assert not done.verification.is_sound
     assert everything(root) == everything(whole(form))
-    assert verify(root, workers=1).sound
+    assert verify(root, workers=1).is_sound
     assert feedline.repair_cache(root, workers=0).images == 0
 
 

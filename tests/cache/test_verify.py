@@ -56,7 +56,7 @@ def told(found: Verification) -> list[tuple[int, int, str]]:
 def test_a_whole_cache_is_sound(whole: Path, form: str, decode: bool) -> None:
     seen: list[tuple[int, int]] = []
     found = verify(whole / form, decode=decode, workers=2, progress=lambda *at: seen.append(at))
-    assert found.sound
+    assert found.is_sound
     assert found == Verification(24, (), (), ())
     assert seen[0] == (0, 24)
     assert seen[-1] == (24, 24)
@@ -73,7 +73,7 @@ def test_one_bit_of_an_image_is_found_and_nothing_else(copied, form: str) -> Non
     }[form]
     flip(file, find(file, data) + len(data) // 2)
     found = verify(root, workers=1)
-    assert not found.sound
+    assert not found.is_sound
     assert told(found) == [(24, 7, "dogs/1.jpg")]
     assert found.damaged[0].file == str(file)
     assert "checksum differs" in found.damaged[0].why
@@ -86,7 +86,9 @@ def test_a_shard_that_was_cut_short_is_told_with_all_its_images(copied) -> None:
     size = shard.stat().st_size
     os.truncate(shard, size // 2)
     found = verify(root, workers=1)
-    assert found.files == (f"{shard}: it has {size // 2} bytes, and {size} were written",)
+    (problem,) = found.files
+    for fact in (str(shard), str(size), str(size // 2)):
+        assert fact in problem
     assert [(level, sample) for level, sample, _ in told(found)] == [(16, n) for n in range(12)]
 
 
@@ -188,7 +190,7 @@ def test_an_image_whose_reading_ends_the_process_is_told_and_the_others_are_chec
 
 def test_raw_levels_are_checked(tmp_path: Path) -> None:
     made(photos(tmp_path / "photos"), tmp_path / "raw", raw=True)
-    assert verify(tmp_path / "raw", decode=True, workers=1).sound
+    assert verify(tmp_path / "raw", decode=True, workers=1).is_sound
     flip(tmp_path / "raw" / "16" / "000000.tar", 1024)
     assert told(verify(tmp_path / "raw", workers=1)) == [(16, 0, "cats/0.jpg")]
     sizes = np.load(tmp_path / "raw" / "index" / "sizes.npy")

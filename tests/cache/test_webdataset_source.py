@@ -145,11 +145,11 @@ def test_classes_have_names_only_where_all_samples_agree(
         ({"1.cls": b"1"}, "has no image for the key '1', only .cls"),
         ({"n01.tar": b""}, "has no image for the key 'n01', only .tar"),
         ({"1.jpg": b""}, "has no label for the key '1', only .jpg"),
-        ({"1.jpg": b"", "1.cls": b"ant"}, "no label for the key '1'.*found b'ant'"),
-        ({"1.jpg": b"", "1.cls": b"1_0"}, "no label for the key '1'.*found b'1_0'"),
-        ({"1.jpg": b"", "1.json": b'{"label": 0.5}'}, "no label for the key '1'.*found 0.5"),
-        ({"1.jpg": b"", "1.json": b'{"label": true}'}, "found True"),
-        ({"1.jpg": b"", "1.json": b'{"label": 9223372036854775808}'}, "found 9223372036854775808"),
+        ({"1.jpg": b"", "1.cls": b"ant"}, "no label for the key '1'.*got b'ant'"),
+        ({"1.jpg": b"", "1.cls": b"1_0"}, "no label for the key '1'.*got b'1_0'"),
+        ({"1.jpg": b"", "1.json": b'{"label": 0.5}'}, "no label for the key '1'.*got 0.5"),
+        ({"1.jpg": b"", "1.json": b'{"label": true}'}, "got True"),
+        ({"1.jpg": b"", "1.json": b'{"label": 9223372036854775808}'}, "got 9223372036854775808"),
         ({"1.jpg": b"", "1.json": b"{"}, "no label for the key '1', only .jpg, .json"),
         (
             {"1.jpg": b"", "1.cls": b"1", "2.jpg": b"", "2.cls": b"1", "1.txt": b""},
@@ -223,7 +223,7 @@ def test_compressed_shards_are_to_be_unpacked(tmp_path: Path, name: str) -> None
     with tarfile.open(tmp_path / name, "w:gz"):
         pass
     for path in (tmp_path, tmp_path / name):
-        with pytest.raises(DatasetError, match=r"compressed.* unpack them to \.tar files first"):
+        with pytest.raises(DatasetError, match=r"compressed.*\.tar files"):
             open_source(path)
     os.rename(tmp_path / name, tmp_path / "b.tar")
     with pytest.raises(DatasetError, match=r"b\.tar' is compressed by gzip"):

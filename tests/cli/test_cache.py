@@ -122,7 +122,7 @@ def test_add_size_info_and_verify_of_a_whole_cache(
         (24, 95),
     ]
     assert result["made"] == 16
-    assert_refused(feedline("cache", "add-size", root, 20), "has copies of 20 px already")
+    assert_refused(feedline("cache", "add-size", root, 20), "already has copies of 20 px")
 
     ended = feedline("cache", "verify", root, "--decode", "--json", target)
     assert (ended.status, ended.err) == (0, "")
@@ -271,13 +271,13 @@ def test_what_is_no_cache_is_refused(
 SLOW = """
 import sys
 from pathlib import Path
-import feedline.cache.unit as unit
+import feedline.cache.shard as shard
 from feedline.cli.app import main
 
-put, seen, done = unit.LevelEncoder.copies, 0, Path(sys.argv[1])
+put, seen, done = shard.LevelEncoder.make_copies, 0, Path(sys.argv[1])
 
-def one_unit_alone(encoder, image):
-    # The estimate looks at 64 images, a unit has 32; then it stands still.
+def one_shard_alone(encoder, image):
+    # The estimate looks at 64 images, a shard has 32; then it stands still.
     global seen
     seen += 1
     if seen > 64 + 40:
@@ -285,7 +285,7 @@ def one_unit_alone(encoder, image):
         __import__("time").sleep(600)
     return put(encoder, image)
 
-unit.LevelEncoder.copies = one_unit_alone
+shard.LevelEncoder.make_copies = one_shard_alone
 main(sys.argv[2:])
 """
 

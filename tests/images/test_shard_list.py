@@ -204,7 +204,7 @@ def test_a_cache_is_made_of_it(shards: Path, tmp_path: Path) -> None:
     assert cache.targets.tolist() == data.targets.tolist()
     twice = ImageList.from_webdataset([shards, shards])
     assert len(twice) == 24
-    with pytest.raises(UsageError, match="24 samples of 12 names"):
+    with pytest.raises(UsageError, match="24 samples have 12 names"):
         build_cache(twice, tmp_path / "twice", (24,), workers=1)
     with (
         pytest.raises(UsageError, match=r"tar shards in .*remove cache="),

@@ -242,7 +242,7 @@ def test_a_whole_cache_is_sound_and_none_of_its_images_are_kept(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = verify("s3://bucket/train", workers=2, decode=True)
-    assert found.sound
+    assert found.is_sound
     assert found.images == 2 * COUNT
     assert not list(tmp_path.rglob("*.part"))
 

@@ -20,7 +20,7 @@ import numpy as np
 from feedline.cache.build_plan import BYTES_BESIDE
 from feedline.cache.choice import LevelCost
 from feedline.cache.level_encoder import LevelEncoder
-from feedline.cache.source import Source
+from feedline.cache.source import CacheSource
 from feedline.errors import DatasetError, ImageError
 from feedline.images.decode import DEFAULT_MAX_PIXELS
 from feedline.loader import DataLoader
@@ -110,7 +110,7 @@ class _CopyDataset:
     """Dataset whose items are the timings of making copies; also saves the originals."""
 
     def __init__(
-        self, source: Source, numbers: Sequence[int], levels: Sequence[Level], folder: Path
+        self, source: CacheSource, numbers: Sequence[int], levels: Sequence[Level], folder: Path
     ) -> None:
         self._source, self._numbers, self._levels = source, numbers, levels
         self._folder = folder
@@ -125,7 +125,7 @@ class _CopyDataset:
         places = range(len(self._numbers))[
             index * _FETCHED_TOGETHER : (index + 1) * _FETCHED_TOGETHER
         ]
-        self._source.ahead([self._numbers[place] for place in places])
+        self._source.prefetch([self._numbers[place] for place in places])
         return [(place, self._time_copies(place)) for place in places]
 
     def _time_copies(self, place: int) -> CopyTiming:
@@ -157,7 +157,7 @@ class _CopyDataset:
         times = [time.perf_counter()]
         image_bytes = []
         for level in self._levels:
-            image_bytes.append(len(self._encoder.copy(opened, level)))
+            image_bytes.append(len(self._encoder.make_copy(opened, level)))
             times.append(time.perf_counter())
         make_s = [after - before for before, after in pairwise(times)]
         height, width = opened.pixels.shape[:2]
@@ -165,7 +165,7 @@ class _CopyDataset:
 
 
 def make_copies(
-    source: Source,
+    source: CacheSource,
     numbers: Sequence[int],
     levels: Sequence[Level],
     folder: Path,

@@ -211,7 +211,7 @@ def level_costs(
     opened = open_source(source)
     with ExitStack() as stack:
         root = make_scratch_folder(stack, min(images, len(opened)), sides)
-        numbers = opened.some(images)
+        numbers = opened.pick(images)
         originals = root / "originals" / "images"
         originals.mkdir(parents=True)
         progress.begin("copying images", len(numbers))

@@ -27,11 +27,18 @@ from feedline.bench.level_rates import (
 from feedline.bench.planned_cache import CachePlan
 from feedline.bench.run import ProgressListener
 from feedline.cache.advice import advise
-from feedline.cache.build_plan import levels_of
-from feedline.cache.candidates import candidate_sides, level_sets, serving
-from feedline.cache.choice import Limits, Measured, choices, predict
+from feedline.cache.build_plan import make_levels
+from feedline.cache.choice import (
+    CacheMeasurement,
+    MachineLimits,
+    candidate_sides,
+    enumerate_choices,
+    estimate_choice,
+    level_sets,
+    serving,
+)
 from feedline.cache.open_source import open_source
-from feedline.cache.source import Source
+from feedline.cache.source import CacheSource
 from feedline.errors import UsageError
 from feedline.images.crops import Transform, checked_transform, wanted_side
 from feedline.images.folder import ImageFolder
@@ -105,7 +112,7 @@ def plan_cache(
     processes = worker_count(workers)
     progress.begin("listing the images", 1)
     opened = open_source(source)
-    limits = Limits(
+    limits = MachineLimits(
         disk_bytes=_usable_disk_bytes(opened) if disk_bytes is None else disk_bytes,
         memory_bytes=cacheable_memory_bytes(),
         disk_bytes_per_s=disk_bytes_per_s,
@@ -113,7 +120,7 @@ def plan_cache(
     with ExitStack() as stack:
         root = make_scratch_folder(stack, min(images, len(opened)), sides)
         levels = [Level(side=side, quality=quality) for quality in _QUALITIES for side in sides]
-        numbers = opened.some(images)
+        numbers = opened.pick(images)
         progress.begin("making copies", len(numbers))
         originals = root / "originals" / "images"
         originals.mkdir(parents=True)
@@ -134,7 +141,7 @@ def plan_cache(
         rates = measure_rates(
             folders, readings, workers=processes, seconds=seconds, advance=progress.advance
         )
-    measured = Measured(
+    measured = CacheMeasurement(
         images=len(opened),
         schedule=phases,
         wanted=wanted,
@@ -145,8 +152,8 @@ def plan_cache(
         rates=include_dataset_time(rates, timings),
         differences=differences,
     )
-    found = choices(measured, limits)
-    without = predict(measured, limits, ())
+    found = enumerate_choices(measured, limits)
+    without = estimate_choice(measured, limits, ())
     return CachePlan(
         source=opened.where,
         kind=opened.kind,
@@ -165,7 +172,7 @@ def plan_cache(
     )
 
 
-def _usable_disk_bytes(source: Source) -> float:
+def _usable_disk_bytes(source: CacheSource) -> float:
     """Bytes that a cache next to the source may use."""
     place = Path(source.where)
     while not place.exists():  # a pattern, or the name of a Dataset
@@ -230,7 +237,7 @@ def _level_sides(given: Collection[int] | None, wanted: dict[int, int]) -> tuple
     """
     if given is None:
         return candidate_sides(wanted.values())
-    sides = tuple(level.side for level in levels_of(tuple(given), quality=95, raw=False))
+    sides = tuple(level.side for level in make_levels(tuple(given), quality=95, raw=False))
     if len(sides) > _MAX_SIZES:
         raise UsageError(f"at most {_MAX_SIZES} sizes are compared, got {len(sides)}")
     most = max(wanted.values())

@@ -11,9 +11,17 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from feedline.bench.table import aligned, wrapped
-from feedline.cache.advice import Advice, counted, duration
-from feedline.cache.choice import Choice, Limits, Measured, PhaseRate, front
+from feedline.bench.table import align_columns, wrap_text
+from feedline.cache.advice import Advice
+from feedline.cache.choice import (
+    CacheMeasurement,
+    LevelChoice,
+    MachineLimits,
+    PhaseRate,
+    useful_choices,
+)
+from feedline.diagnose.finding import count
+from feedline.forecast.text import duration
 from feedline.remote.filesystem import is_url
 from feedline.stores.cache_layout import Level
 
@@ -46,14 +54,14 @@ class CachePlan:
     transform: str
     workers: int
     auto: bool
-    measured: Measured
-    limits: Limits
+    measured: CacheMeasurement
+    limits: MachineLimits
     looked_at: int
     median_px: tuple[int, int]
     small: int
     skipped: tuple[tuple[str, str], ...]
-    originals: Choice
-    choices: tuple[Choice, ...]
+    originals: LevelChoice
+    choices: tuple[LevelChoice, ...]
     advice: Advice
 
     @property
@@ -116,7 +124,7 @@ def _level(level: Level) -> dict[str, Any]:
     return {"size_px": level.side, "quality": level.quality}
 
 
-def _choice(choice: Choice) -> dict[str, Any]:
+def _choice(choice: LevelChoice) -> dict[str, Any]:
     return {
         "levels": [_level(level) for level in choice.levels],
         "bytes": round(choice.bytes),
@@ -139,7 +147,7 @@ _SKIPPED_SHOWN = 3
 def plan_table(plan: CachePlan) -> str:
     """Format the best choices, the recommendation and its assumptions, at most 100 columns wide."""
     advised = plan.advice.choice
-    shown = front(plan.choices, advised)
+    shown = useful_choices(plan.choices, advised)
     sizes = sorted(plan.measured.wanted)
     if len(sizes) > _MAX_COLUMNS:
         sizes = []
@@ -147,8 +155,8 @@ def plan_table(plan: CachePlan) -> str:
     heads += ["build", "paid after", "differs by"]
     rows = [heads, *(_cells(choice, plan, sizes) for choice in (plan.originals, *shown))]
     marks = [" ", *("*" if choice is advised else " " for choice in (plan.originals, *shown))]
-    table = [f"{mark} {row}" for mark, row in zip(marks, aligned(rows), strict=True)]
-    parts = [*_headline(plan), "", *table, "", *wrapped(plan.advice.why)]
+    table = [f"{mark} {row}" for mark, row in zip(marks, align_columns(rows), strict=True)]
+    parts = [*_headline(plan), "", *table, "", *wrap_text(plan.advice.why)]
     if plan.command:
         parts += ["", plan.command]
     return "\n".join([*parts, *_remarks(plan)])
@@ -158,13 +166,13 @@ def _headline(plan: CachePlan) -> list[str]:
     measured, (height, width) = plan.measured, plan.median_px
     size = f", {decimal(round(measured.original_bytes))}" if measured.original_bytes else ""
     workers = f"{plan.workers} worker{'s' * (plan.workers != 1)}" if plan.workers else "no workers"
-    return wrapped(
+    return wrap_text(
         f"{measured.images} images{size}, {width}x{height} px, for {measured.schedule} with "
         f"{workers}: images/s from memory, predicted from {plan.looked_at} images"
     )
 
 
-def _cells(choice: Choice, plan: CachePlan, sizes: Sequence[int]) -> list[str]:
+def _cells(choice: LevelChoice, plan: CachePlan, sizes: Sequence[int]) -> list[str]:
     rates = {phase.size: phase.images_per_s for phase in choice.phases}
     if sizes:
         shown = [rates[size] for size in sizes]
@@ -173,7 +181,7 @@ def _cells(choice: Choice, plan: CachePlan, sizes: Sequence[int]) -> list[str]:
     made = bool(choice.levels)
     total = choice.bytes if made else plan.measured.images * plan.measured.original_bytes
     most = max(phase.disk_bytes_per_s for phase in choice.phases)
-    paid = "later" if choice.paid_after is None else counted(choice.paid_after, "epoch")
+    paid = "later" if choice.paid_after is None else count(choice.paid_after, "epoch")
     return [
         str(choice),
         *(f"{rate:.0f}" for rate in shown),
@@ -200,7 +208,7 @@ def _remarks(plan: CachePlan) -> list[str]:
             f"{plan.small} of {plan.looked_at} images have a side shorter than "
             f"{max(plan.measured.wanted)} px: they are enlarged."
         )
-    lines = ["", *(line for each in remarks for line in wrapped(each))]
+    lines = ["", *(line for each in remarks for line in wrap_text(each))]
     if plan.skipped:
         lines.append(f"unreadable images left out: {len(plan.skipped)}, for example")
         lines += [f"  {name}: {why}" for name, why in plan.skipped[:_SKIPPED_SHOWN]]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from feedline.bench.result import BenchmarkResult, BenchmarkRow, Spread
 
-__all__ = ["aligned", "kilobytes", "notes", "table", "verdict", "wrapped"]
+__all__ = ["align_columns", "kilobytes", "notes", "table", "verdict", "wrap_text"]
 
 
 _SKIPPED_SHOWN = 3
@@ -19,8 +19,8 @@ _HEADS = ("", "images/s", "range", "per core", "x feedline", "first batch", "CPU
 
 def table(result: BenchmarkResult) -> str:
     """Format the rates, the cost of one image, the bottleneck and the left-out measurements."""
-    rates = aligned([_HEADS, *(_cells(row, result) for row in result.rows)])
-    summary = wrapped(" ".join(verdict(result)))
+    rates = align_columns([_HEADS, *(_cells(row, result) for row in result.rows)])
+    summary = wrap_text(" ".join(verdict(result)))
     parts = [_headline(result), "", *rates, "", *_costs(result), "", *summary, *_remarks(result)]
     return "\n".join(parts)
 
@@ -72,7 +72,7 @@ def _costs(result: BenchmarkResult) -> list[str]:
 
 def _remarks(result: BenchmarkResult) -> list[str]:
     left_out = [f"{each.what} left out: {each.reason}" for each in result.left_out]
-    lines = [line for each in [*left_out, *notes(result)] for line in wrapped(each, indent="  ")]
+    lines = [line for each in [*left_out, *notes(result)] for line in wrap_text(each, indent="  ")]
     if result.skipped:
         lines.append(f"unreadable images skipped: {len(result.skipped)}, for example")
         lines += [f"  {path}: {reason}" for path, reason in result.skipped[:_SKIPPED_SHOWN]]
@@ -82,7 +82,7 @@ def _remarks(result: BenchmarkResult) -> list[str]:
 _WIDTH = 100
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a table, its first column aligned left and the others right."""
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     return [
@@ -91,7 +91,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def wrapped(text: str, indent: str = "") -> list[str]:
+def wrap_text(text: str, indent: str = "") -> list[str]:
     """Lines of a paragraph; those after the first are indented."""
     return textwrap.wrap(
         text, _WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False

@@ -1,8 +1,9 @@
-"""Which choice of levels to build, and why, in words.
+"""Recommendation of the resolutions to build, with reasons.
 
-Guarantees: pure. Of all choices whose bytes the disk may hold, the one that loads the schedule in
-the least time; of those within a few percent of that the one of the fewest bytes. A lower quality
-only where nothing better would fit, or would help. None where the originals are fast enough.
+Guarantees: pure. Of all choices that fit on the disk, it recommends the one that loads the schedule
+fastest; among those within a few percent, the one with the fewest bytes. A lower quality is
+recommended only if no better one fits or helps. No cache is recommended if the originals are fast
+enough.
 """
 
 from __future__ import annotations
@@ -12,36 +13,41 @@ from dataclasses import dataclass
 
 from rich.filesize import decimal
 
-from feedline.cache.choice import Choice, Limits, Measured
+from feedline.cache.choice import CacheMeasurement, LevelChoice, MachineLimits
+from feedline.diagnose.finding import count
+from feedline.forecast.text import duration
 
-__all__ = ["Advice", "advise", "counted", "duration"]
+__all__ = ["Advice", "advise"]
 
-_ALIKE = 1.05  # times the least loading time
-_WORTH_IT = 1.1  # times as fast as the originals
+_ALIKE = 1.05  # ratio of loading times that count as equal
+_WORTH_IT = 1.1  # smallest useful gain over the originals
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What to build.
+    """Recommendation of a choice.
 
     Args:
-        choice: the levels; None: no cache.
-        why: in one to four sentences.
+        choice: resolutions to build; None for no cache.
+        why: reason in one to four sentences.
     """
 
-    choice: Choice | None
+    choice: LevelChoice | None
     why: str
 
 
 def advise(
-    measured: Measured, limits: Limits, originals: Choice, found: Sequence[Choice]
+    measured: CacheMeasurement,
+    limits: MachineLimits,
+    originals: LevelChoice,
+    found: Sequence[LevelChoice],
 ) -> Advice:
-    """What to build.
+    """Recommend a choice.
 
     Args:
-        measured: what the choices follow from.
-        limits: what the machine has.
-        originals: what the schedule takes without a cache.
+        measured: measurement of the source.
+        limits: limits of the machine.
+        originals: loading without a cache.
         found: all choices, at least one.
     """
     smallest = min(found, key=lambda choice: choice.bytes)
@@ -49,35 +55,35 @@ def advise(
     if not affordable:
         return Advice(
             choice=None,
-            why=f"A budget of {_size(limits.disk_bytes)} holds no choice: the smallest, {smallest},"
-            f" takes {_size(smallest.bytes)}.",
+            why=f"No choice fits into a budget of {_size(limits.disk_bytes)}: the smallest, "
+            f"{smallest}, needs {_size(smallest.bytes)}.",
         )
     best = _best(originals, affordable)
     times = originals.load_s / best.load_s
     if times < _WORTH_IT:
         why = (
-            f"No cache is worth it: the originals load these {_epochs(measured)} in "
+            f"A cache is not worth it: the originals load these {_epochs(measured)} in "
             f"{duration(originals.load_s)}, the best choice within {_size(limits.disk_bytes)}, "
             f"{best}, in {duration(best.load_s)}."
         )
         return Advice(choice=None, why=why)
-    said = [
+    sentences = [
         f"It loads these {_epochs(measured)} in {duration(best.load_s)}, {times:.1f} times as fast "
-        f"as the originals, and takes {_size(best.bytes)}.",
+        f"as the originals, and needs {_size(best.bytes)}.",
         _payment(best, measured),
         *_memory(best, limits),
     ]
     if best.quality is not None and best.quality < _highest(found):
-        said.append(
-            f"It has quality {best.quality}, as nothing of {_highest(found)} that fits into "
-            f"{_size(limits.disk_bytes)} is enough faster than the originals."
+        sentences.append(
+            f"Its quality is {best.quality}, as no choice of quality {_highest(found)} within "
+            f"{_size(limits.disk_bytes)} is faster enough than the originals."
         )
-    return Advice(choice=best, why=" ".join(said))
+    return Advice(choice=best, why=" ".join(sentences))
 
 
-def _best(originals: Choice, affordable: Sequence[Choice]) -> Choice:
+def _best(originals: LevelChoice, affordable: Sequence[LevelChoice]) -> LevelChoice:
     highest = _highest(affordable)
-    # Raw pixels lose the least of all.
+    # Raw pixels have the best quality.
     good = [choice for choice in affordable if choice.quality in (None, highest)]
     for some in (good, affordable):
         fastest = min(choice.load_s for choice in some)
@@ -88,57 +94,41 @@ def _best(originals: Choice, affordable: Sequence[Choice]) -> Choice:
     return best
 
 
-def _highest(found: Sequence[Choice]) -> int:
+def _highest(found: Sequence[LevelChoice]) -> int:
     return max((choice.quality for choice in found if choice.quality is not None), default=100)
 
 
-def _payment(best: Choice, measured: Measured) -> str:
-    takes = f"Its build of about {duration(best.build_s)}"
+def _payment(best: LevelChoice, measured: CacheMeasurement) -> str:
+    build = f"Building it needs about {duration(best.build_s)}"
     if best.paid_after is None:
         return (
-            f"{takes} takes longer than it saves in these {_epochs(measured)}: build it for more "
-            "than one run."
+            f"{build}, more than it saves in these {_epochs(measured)}: build it for several runs."
         )
-    return f"{takes} has paid for itself after {counted(best.paid_after, 'epoch')}."
+    return f"{build} and pays off after {count(best.paid_after, 'epoch')}."
 
 
-def _memory(best: Choice, limits: Limits) -> list[str]:
-    """Whether memory holds the levels; one sentence for each that it does not."""
+def _memory(best: LevelChoice, limits: MachineLimits) -> list[str]:
+    """Describe how much fits into memory; one sentence for each resolution that does not."""
     by_need = sorted(best.phases, key=lambda phase: phase.disk_bytes_per_s)
     large = {phase.level: phase for phase in by_need if not phase.in_memory}
     if not large:
-        several = "each level" if len(best.levels) > 1 else "it"
-        return [f"Memory holds {several}: the disk is read once."]
+        several = "each resolution fits" if len(best.levels) > 1 else "it fits"
+        return [f"In memory {several}: the disk is read once."]
     found = []
     for level, phase in large.items():
         bound = phase.images_per_s < phase.cores_images_per_s
         found.append(
-            f"{level}, {_size(phase.level_bytes)}, does not fit into the "
-            f"{_size(limits.memory_bytes)} of memory: the disk must give "
-            f"{_size(phase.disk_bytes_per_s)}/s"
-            + (f", and at {_size(limits.disk_bytes_per_s)}/s it is the bound." if bound else ".")
+            f"{level}, {_size(phase.level_bytes)}, does not fit into "
+            f"{_size(limits.memory_bytes)} of memory: loading needs "
+            f"{_size(phase.disk_bytes_per_s)}/s from the disk"
+            + (f", and {_size(limits.disk_bytes_per_s)}/s is the bottleneck." if bound else ".")
         )
     return found
 
 
-def _epochs(measured: Measured) -> str:
-    return counted(measured.schedule.epochs, "epoch")
+def _epochs(measured: CacheMeasurement) -> str:
+    return count(measured.schedule.epochs, "epoch")
 
 
 def _size(size_bytes: float) -> str:
     return decimal(round(size_bytes))
-
-
-def counted(number: int, what: str) -> str:
-    """So many of something, as text."""
-    return f"{number} {what}{'s' * (number != 1)}"
-
-
-def duration(seconds: float) -> str:
-    """A time as text, to two or three digits."""
-    if seconds < 99.5:
-        return f"{seconds:.{1 if seconds < 9.95 else 0}f} s"
-    if seconds < 99.5 * 60:
-        return f"{seconds / 60:.0f} min"
-    hours = seconds / 3600
-    return f"{hours:.{1 if hours < 9.95 else 0}f} h"

@@ -1,12 +1,11 @@
-"""Building a cache: look, ask whether it fits, make the units, finish.
+"""Build of a cache: estimate, check disk space, build shards, finish.
 
-Guarantees: goes on where an earlier build of the same settings was broken off, whatever broke it
-off; makes only those shards anew whose images have changed, and all where the index is damaged;
-whoever makes the units, and wherever,
-the cache is the same.
+Guarantees: continues an earlier build of the same settings, however it was interrupted. Rebuilds
+only shards whose images have changed, and all if the index is damaged. The cache does not depend on
+the processes or machines that build it.
 
-Relies on: `destination` for where it is built, `unit_maker` and `makers` for the work, `records`
-for what is done, `finish` for the end.
+Relies on: `destination` for storage, `build_shards` and `build_workers` for the work, `records` for
+finished shards, `finish` for the index.
 """
 
 from __future__ import annotations
@@ -18,18 +17,23 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from feedline.cache.build_plan import divide, estimate, levels_of, samples_per_shard
+from feedline.cache.atomic_write import sync_names
+from feedline.cache.build_plan import estimate, make_levels, samples_per_shard, split_into_shards
+from feedline.cache.build_shards import (
+    BuildCallback,
+    build_shards,
+    check_disk_space,
+    unfinished_work,
+)
+from feedline.cache.build_workers import BuildWorkers, open_workers
 from feedline.cache.destination import Destination, open_destination
-from feedline.cache.finish import fingerprint_now, finish
-from feedline.cache.kept import Kept
-from feedline.cache.makers import Makers, open_makers
+from feedline.cache.finish import current_fingerprint, finish
 from feedline.cache.open_source import open_source
-from feedline.cache.records import record_name, unit_matches, write_records
-from feedline.cache.settings import SETTINGS, Settings, Spec, is_same_source, levels_as_before
-from feedline.cache.source import Source
-from feedline.cache.unit_maker import Report, check_room, make_units, unfinished_work
-from feedline.cache.verify import damaged_units, file_damage
-from feedline.cache.whole_file import names_to_disk
+from feedline.cache.records import record_name, shard_matches, write_records
+from feedline.cache.settings import SETTINGS, BuildSettings, Spec, is_same_source, keep_qualities
+from feedline.cache.shard import ExistingCopies
+from feedline.cache.source import CacheSource
+from feedline.cache.verify import damaged_shards, file_damage
 from feedline.errors import UsageError
 from feedline.stores.cache_index import index_damage
 from feedline.stores.cache_layout import LMDB_FILE, MANIFEST, CacheFormat, Manifest, read_manifest
@@ -51,40 +55,40 @@ def build_cache(
     ray: str | None = None,
     on_error: str = "raise",
     exif: bool = False,
-    progress: Report = lambda progress: None,
+    progress: BuildCallback = lambda progress: None,
 ) -> Manifest:
-    """Make smaller copies of all images, which `feedline.ImageFolder(root)` reads.
+    """Build resized copies of all images, which `feedline.ImageFolder(root)` reads.
 
     Args:
         source: a folder of class folders, tar shards of WebDataset, Parquet files with an image
-            column, or a map-style Dataset of (image, label). A path, or a URL that fsspec knows,
+            column, or a map-style Dataset of (image, label). A path, or a URL supported by fsspec,
             such as "s3://bucket/train".
-        root: the cache's folder; made if it is missing. Or a URL, "s3://bucket/train-cache"; the
-            format is then webdataset.
-        sizes: the shorter sides of the copies in pixels, e.g. (128, 192, 256). An image that is
-            smaller keeps its size.
-        format: "webdataset": tar shards; "lmdb": one LMDB a size; "folder": a file an image.
-        quality: of the JPEGs, 1 to 100; their colours are subsampled (4:2:0), as is usual. None:
-            95, or what each level has of a cache of these sizes that is here already.
-        raw: keep pixels instead of JPEGs: about 10 times as large, and nothing to decode.
-        workers: processes; "auto" for the cores that this process may use; 0: in this process.
-        ray: the address of a Ray cluster whose CPUs make the copies, "HOST:PORT"; "auto" for the
-            one that $RAY_ADDRESS names or that runs on this machine; "local" starts one here. Where
-            Ray is connected already, that cluster is used. None: the workers make them.
-        on_error: "raise", or "skip": broken images are left out, and listed in the manifest.
-        exif: turn images upright by their Exif orientation, as `ImageFolder(..., exif=True)` does.
-        progress: called again and again.
+        root: folder of the cache, created if missing. Or a URL, "s3://bucket/train-cache"; then the
+            format must be webdataset.
+        sizes: shorter sides of the copies in pixels, e.g. (128, 192, 256). A smaller image keeps
+            its size.
+        format: "webdataset": tar shards; "lmdb": one LMDB per size; "folder": one file per image.
+        quality: JPEG quality, 1 to 100, with 4:2:0 chroma subsampling. Default: 95, or that of an
+            existing cache of these sizes.
+        raw: store pixels instead of JPEGs: about 10 times as large, but no decoding.
+        workers: number of processes; "auto" for one per usable core; 0: in this process.
+        ray: address of a Ray cluster whose CPUs make the copies: "HOST:PORT"; "auto" for
+            $RAY_ADDRESS or a cluster of this machine; "local" starts one here. If Ray is already
+            connected, that cluster is used. Default: worker processes.
+        on_error: "raise", or "skip": broken images are omitted and listed in the manifest.
+        exif: rotate images by their Exif orientation, as `ImageFolder(..., exif=True)`.
+        progress: called repeatedly.
 
     Returns:
-        what the cache holds.
+        Manifest of the cache.
 
     Raises:
-        DatasetError: the source holds no images, or a store is out of reach.
-        ImageError: one is broken, and on_error is "raise"; names it.
-        ResourceError: the disk cannot hold the result.
-        UsageError: an argument cannot be used, the folder is not empty and no cache, another build
-            works in it, or there is no such cluster.
-        WorkerError: a unit ends whichever process makes it.
+        DatasetError: the source holds no images, or a store is unreachable.
+        ImageError: an image is broken, and `on_error` is "raise"; names it.
+        ResourceError: not enough disk space.
+        UsageError: an argument is invalid, the folder is not empty and not a cache, another build
+            is running, or there is no such cluster.
+        WorkerError: a shard repeatedly ends the process that builds it.
 
     Example:
         >>> feedline.build_cache("train/", "train-cache/", (128, 256))            # doctest: +SKIP
@@ -92,93 +96,96 @@ def build_cache(
     """
     if raw and quality is not None:
         raise UsageError(
-            f"{quality!r} is a JPEG quality, and raw pixels have none", argument="quality"
+            f"{quality!r} is a JPEG quality, but raw=True stores pixels", argument="quality"
         )
-    levels = levels_of(sizes, quality=_QUALITY if quality is None else quality, raw=raw)
+    levels = make_levels(sizes, quality=_QUALITY if quality is None else quality, raw=raw)
     if on_error not in ("raise", "skip"):
         raise UsageError(f'on_error must be "raise" or "skip", got {on_error!r}')
     if format not in get_args(CacheFormat):
         raise UsageError(f"format must be webdataset, lmdb or folder, got {format!r}")
     destination = open_destination(root)
-    with open_makers(workers, ray) as makers:
+    with open_workers(workers, ray) as pool:
         images = open_source(source)
-        destination.check_free(images, format)
-        with destination.opened():
+        destination.check_available(images, format)
+        with destination.lock():
             if quality is None and not raw:
-                levels = levels_as_before(destination.root, levels)
+                levels = keep_qualities(destination.root, levels)
             spec = Spec(destination.root, format, levels, exif, on_error == "skip")
-            return build(images, spec, makers, destination, progress)
+            return build(images, spec, pool, destination, progress)
 
 
 def build(
-    source: Source,
+    source: CacheSource,
     spec: Spec,
-    makers: Makers,
+    pool: BuildWorkers,
     destination: Destination,
-    progress: Report,
+    progress: BuildCallback,
     *,
     keep_manifest: bool = False,
 ) -> Manifest:
-    """Make a cache at a destination that is open, or go on with one; see `build_cache`.
+    """Build a cache at an open destination, or continue a build; see `build_cache`.
 
     Args:
-        source: what the images come from.
-        spec: what is made.
-        makers: who makes it.
-        destination: where it goes.
-        progress: called again and again, first when all is checked, before anything is made.
-        keep_manifest: the manifest of a finished cache stays until it is replaced at the end.
+        source: source of the images.
+        spec: specification of the cache.
+        pool: processes that build shards.
+        destination: where the cache is stored.
+        progress: called repeatedly, first after all checks and before any shard is built.
+        keep_manifest: keep the manifest of a finished cache until the end.
     """
     with unfinished_work(spec):
-        return _build(source, spec, makers, destination, progress, keep_manifest)
+        return _build(source, spec, pool, destination, progress, keep_manifest)
 
 
 def _build(
-    source: Source,
+    source: CacheSource,
     spec: Spec,
-    makers: Makers,
+    pool: BuildWorkers,
     destination: Destination,
-    progress: Report,
+    progress: BuildCallback,
     keep_manifest: bool,
 ) -> Manifest:
     expected = estimate(source, spec.levels, exif=spec.exif)
-    finished = _finished(source, spec, destination)
-    if finished is not None:  # what was stopped after the manifest was written may have left some
+    finished = _find_finished(source, spec, destination)
+    if finished is not None:  # may be left by a build that stopped after writing the manifest
         (spec.unfinished / SETTINGS).unlink(missing_ok=True)
     each = finished.per_shard if finished else samples_per_shard(expected)
-    settings = Settings.of(source, spec, each).agreed(spec)
+    settings = BuildSettings.of(source, spec, each).reconcile(spec)
     if not is_same_source((settings.source, settings.where), source):
         _warn(
             destination,
-            f"{spec.root!r} holds an unfinished build of {settings.where!r}, and goes on with "
-            f"{source.where!r}: copies of images of the same name, label, size and time of change "
-            "are not made again",
+            f"{spec.root!r} holds an unfinished build of {settings.where!r}, which is continued "
+            f"with {source.where!r}: copies of images with the same name, label, size and "
+            "modification time are not rebuilt",
         )
-    units = divide(len(source), settings.per_shard)
-    # Of a damaged index nothing is taken over, which a new digest would make sound for ever.
+    shards = split_into_shards(len(source), settings.per_shard)
+    # Nothing of a damaged index is reused, as its new digest would hide the damage.
     sound = finished is not None and not index_damage(spec.root, finished)
     damaged: set[int] = set()
     if finished is not None and sound:
         write_records(spec, finished)
-        damaged = damaged_units(spec.root, finished)
+        damaged = damaged_shards(spec.root, finished)
     todo = [
-        unit for unit in units if unit.number in damaged or not unit_matches(source, spec, unit)
+        shard
+        for shard in shards
+        if shard.number in damaged or not shard_matches(source, spec, shard)
     ]
     if finished is not None and sound and not todo and finished.samples_in_source == len(source):
         shutil.rmtree(spec.unfinished, ignore_errors=True)
         return finished
-    check_room(spec, expected, todo, makers, destination)
-    # From here on the folder is no cache until it is finished.
-    names_to_disk(spec.root, [spec.unfinished / "settings.json"])
+    check_disk_space(spec, expected, todo, pool, destination)
+    # From here on the folder is not a cache until it is finished.
+    sync_names(spec.root, [spec.unfinished / "settings.json"])
     if damaged and finished is not None:
         _note_damage(destination, spec, finished, damaged)
     if not keep_manifest:
         Path(spec.root, MANIFEST).unlink(missing_ok=True)
-    kept = None
-    if finished is not None and sound and destination.keeps and not makers.elsewhere:
-        kept = Kept(spec.root, finished)  # without it, all of a unit is made anew, to the same
-    make_units(source, spec, expected, todo, makers, destination, progress, kept)
-    return finish(source, spec, units, settings.per_shard)
+    existing = None
+    if finished is not None and sound and destination.is_local and not pool.is_remote:
+        # Without them, shards are rebuilt to equal bytes.
+        existing = ExistingCopies(spec.root, finished)
+    build_shards(source, spec, expected, todo, pool, destination, progress, existing)
+    return finish(source, spec, shards, settings.per_shard)
 
 
 def _warn(destination: Destination, text: str) -> None:
@@ -188,48 +195,49 @@ def _warn(destination: Destination, text: str) -> None:
 def _note_damage(
     destination: Destination, spec: Spec, finished: Manifest, damaged: Collection[int]
 ) -> None:
-    """Warn of files that are made again, and make way for them."""
+    """Warn of damaged files that are rebuilt, and remove the damaged databases."""
     _warn(
         destination,
         f"the cache {spec.root!r} is damaged: files of {len(damaged)} of its "
-        f"{len(finished.levels[0].shards)} shards are missing or have another size, and are made "
-        f"again. `feedline cache verify {spec.root}` checks all copies",
+        f"{len(finished.levels[0].shards)} shards are missing or have another size, and are "
+        f"rebuilt. `feedline cache verify {spec.root}` checks all copies",
     )
-    if spec.format == "lmdb":  # one that was cut short must not be written to
-        for unit in damaged:
-            Path(spec.root, record_name(spec, unit)).unlink(missing_ok=True)
+    if spec.format == "lmdb":  # a truncated one must not be written to
+        for shard in damaged:
+            Path(spec.root, record_name(spec, shard)).unlink(missing_ok=True)
         for level in finished.levels:
             if file_damage(spec.root, finished, level):
                 Path(spec.root, level.name, LMDB_FILE).unlink(missing_ok=True)
 
 
-def _check_source(source: Source, spec: Spec, finished: Manifest, destination: Destination) -> None:
-    """Refuse to replace a cache by one of another source; warn if the source has moved.
+def _check_source(
+    source: CacheSource, spec: Spec, finished: Manifest, destination: Destination
+) -> None:
+    """Check that a cache is not replaced by one of another source; warn if the source has moved.
 
     Raises:
-        UsageError: it is another one, with other images.
+        UsageError: the source holds other images.
     """
     kind, where = finished.source
     if is_same_source(finished.source, source):
         return
-    if kind != source.kind or fingerprint_now(source, finished) != finished.fingerprint:
+    if kind != source.kind or current_fingerprint(source, finished) != finished.fingerprint:
         raise UsageError(
-            f"{spec.root!r} is a cache of {where!r} ({kind}), and {source.where!r} ({source.kind}) "
-            "has other images. Name another folder for its cache, or remove "
-            f"{spec.root!r} first"
+            f"{spec.root!r} is a cache of {where!r} ({kind}), but {source.where!r} ({source.kind}) "
+            f"has other images. Use another folder for its cache, or remove {spec.root!r} first"
         )
     _warn(
         destination,
-        f"{spec.root!r} was made of {where!r}, and {source.where!r} has images of the same names "
-        "and labels: the cache is brought up to date with these",
+        f"{spec.root!r} was built from {where!r}, and {source.where!r} has images of the same "
+        "names and labels: the cache is updated from these",
     )
 
 
-def _finished(source: Source, spec: Spec, destination: Destination) -> Manifest | None:
-    """The manifest of a finished cache of the same settings that is there, if one is.
+def _find_finished(source: CacheSource, spec: Spec, destination: Destination) -> Manifest | None:
+    """Return the manifest of an existing finished cache with the same settings, or None.
 
     Raises:
-        UsageError: it is of other settings, or of another source.
+        UsageError: its settings or its source differ.
     """
     if not os.path.exists(os.path.join(spec.root, MANIFEST)):
         return None
@@ -238,10 +246,10 @@ def _finished(source: Source, spec: Spec, destination: Destination) -> Manifest 
     wanted = (spec.format, [str(level) for level in spec.levels], spec.exif)
     if had != wanted:
         raise UsageError(
-            f"{spec.root!r} is a cache already, {found.format} of {', '.join(had[1])}"
-            f"{', upright' * found.exif}, and {spec.format} of {', '.join(wanted[1])}"
-            f"{', upright' * spec.exif} was asked for; add a level with `feedline cache add-size`, "
-            "leave the quality out to keep those that are there, or name another folder"
+            f"{spec.root!r} already is a {found.format} cache of {', '.join(had[1])}"
+            f"{' with exif' * found.exif}, but {spec.format} of {', '.join(wanted[1])}"
+            f"{' with exif' * spec.exif} was requested; add a size with `feedline cache add-size`, "
+            "omit the quality to keep the existing ones, or use another folder"
         )
     _check_source(source, spec, found, destination)
     return found

@@ -1,7 +1,7 @@
-"""What is to be built: levels and units, from a look at some of the images.
+"""Plan of a build: resolutions and shards, from a sample of the images.
 
-Guarantees: follows from the source and the settings alone, so a build that was broken off goes on
-with the same units, and another machine makes the same shards.
+Guarantees: depends only on the source and the settings, so a continued build, or one on another
+machine, has the same shards.
 """
 
 from __future__ import annotations
@@ -11,33 +11,40 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from feedline.cache.level_encoder import LevelEncoder
-from feedline.cache.settings import Unit
-from feedline.cache.source import Source
+from feedline.cache.settings import ShardRange
+from feedline.cache.source import CacheSource
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.images.decode import DEFAULT_MAX_PIXELS
 from feedline.stores.cache_layout import Level
 
-__all__ = ["BYTES_BESIDE", "Estimate", "divide", "estimate", "levels_of", "samples_per_shard"]
+__all__ = [
+    "BYTES_BESIDE",
+    "Estimate",
+    "estimate",
+    "make_levels",
+    "samples_per_shard",
+    "split_into_shards",
+]
 
-_LOOKED_AT = 64
+_SAMPLE_IMAGES = 64
 _SHARD_BYTES = 256 << 20
-_MOST_IN_SHARD = 4096
-_LEAST_IN_SHARD = 32
-_LEAST_SHARDS = 64
+_MAX_SHARD_SAMPLES = 4096
+_MIN_SHARD_SAMPLES = 32
+_MIN_SHARDS = 64
 BYTES_BESIDE = 3 * 512 + 2 * 512 + 256
-"""Of tar, for each image: three headers, the label and what is known of it, and half a block."""
+"""Tar overhead of an image: three headers, label and metadata, and half a block."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a look at some images says of all.
+    """Estimate of a build from a sample of the images.
 
     Args:
-        levels: which copies are made.
-        images: how many there are.
-        looked_at: how many were made.
-        image_bytes: the mean size of an image in each level.
-        seconds: to make all of them, on one core.
+        levels: resolutions of the copies.
+        images: number of images.
+        looked_at: number of images in the sample.
+        image_bytes: mean size of a copy in each resolution.
+        seconds: time to make all copies on one core.
     """
 
     levels: tuple[Level, ...]
@@ -48,12 +55,12 @@ class Estimate:
 
     @property
     def level_bytes(self) -> tuple[int, ...]:
-        """What each level takes on the disk."""
+        """Disk space of each resolution."""
         return tuple(round(self.images * (size + BYTES_BESIDE)) for size in self.image_bytes)
 
 
-def levels_of(sizes: Sequence[int], *, quality: int, raw: bool) -> tuple[Level, ...]:
-    """The levels that a user asks for, smallest first.
+def make_levels(sizes: Sequence[int], *, quality: int, raw: bool) -> tuple[Level, ...]:
+    """Return the resolutions for given sizes, smallest first.
 
     Raises:
         UsageError: a size or the quality is out of range.
@@ -68,20 +75,20 @@ def levels_of(sizes: Sequence[int], *, quality: int, raw: bool) -> tuple[Level, 
     return tuple(Level(side=size, quality=None if raw else quality) for size in sorted(set(sizes)))
 
 
-def estimate(source: Source, levels: Sequence[Level], *, exif: bool) -> Estimate:
-    """Make the copies of some images, spread over all, and measure them.
+def estimate(source: CacheSource, levels: Sequence[Level], *, exif: bool) -> Estimate:
+    """Make and measure the copies of some evenly spread images.
 
     Raises:
-        DatasetError: not one of them can be read.
+        DatasetError: none of them can be read.
     """
     encoder = LevelEncoder(levels, exif=exif, max_pixels=DEFAULT_MAX_PIXELS)
-    picked = source.some(_LOOKED_AT)
-    source.ahead(picked)
+    picked = source.pick(_SAMPLE_IMAGES)
+    source.prefetch(picked)
     totals, made, seconds, why = [0] * len(levels), 0, 0.0, ""
     for sample in picked:
         started = time.perf_counter()
         try:
-            copies = encoder.copies(source.read(sample))
+            copies = encoder.make_copies(source.read(sample))
         except ImageError as error:
             why = f"{source.name(sample)}: {error}"
             continue
@@ -90,8 +97,8 @@ def estimate(source: Source, levels: Sequence[Level], *, exif: bool) -> Estimate
         totals = [total + len(image) for total, image in zip(totals, copies.images, strict=True)]
     if not made:
         raise DatasetError(
-            f"of {len(picked)} images of {source.where!r} not one can be read"
-            + (f"; the last, {why}" if why else "")
+            f"none of {len(picked)} sampled images of {source.where!r} can be read"
+            + (f"; the last one: {why}" if why else "")
         )
     return Estimate(
         levels=tuple(levels),
@@ -103,13 +110,13 @@ def estimate(source: Source, levels: Sequence[Level], *, exif: bool) -> Estimate
 
 
 def samples_per_shard(expected: Estimate) -> int:
-    """How many samples make a shard: about 256 MB, at most 4096 samples, at least 64 shards."""
+    """Return the samples of a shard: about 256 MB, at most 4096 samples, at least 64 shards."""
     largest = max(expected.image_bytes) + BYTES_BESIDE
-    by_count = max(_LEAST_IN_SHARD, -(-expected.images // _LEAST_SHARDS))
-    return max(1, min(int(_SHARD_BYTES / largest), by_count, _MOST_IN_SHARD))
+    by_count = max(_MIN_SHARD_SAMPLES, -(-expected.images // _MIN_SHARDS))
+    return max(1, min(int(_SHARD_BYTES / largest), by_count, _MAX_SHARD_SAMPLES))
 
 
-def divide(images: int, per_shard: int) -> list[Unit]:
-    """The units of so many images."""
+def split_into_shards(images: int, per_shard: int) -> list[ShardRange]:
+    """Divide the samples into shards."""
     starts = range(0, images, per_shard)
-    return [Unit(n, start, min(start + per_shard, images)) for n, start in enumerate(starts)]
+    return [ShardRange(n, start, min(start + per_shard, images)) for n, start in enumerate(starts)]

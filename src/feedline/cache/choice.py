@@ -1,30 +1,49 @@
-"""Choices of levels: what each costs and brings, from what was measured of some images.
+"""Choices of resolutions: their cost and loading time, from measurements of some images.
 
-Guarantees: pure; what memory does not hold comes as fast as the disk gives it, never faster.
+Guarantees: pure; data that does not fit into memory is limited by the disk's throughput.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, pairwise
 
-from feedline.cache.candidates import level_sets, serving
 from feedline.plan.schedule import Schedule
 from feedline.stores.cache_layout import Level
 
-__all__ = ["Choice", "LevelCost", "Limits", "Measured", "PhaseRate", "choices", "front", "predict"]
+__all__ = [
+    "MAX_LEVELS",
+    "CacheMeasurement",
+    "LevelChoice",
+    "LevelCost",
+    "MachineLimits",
+    "PhaseRate",
+    "candidate_sides",
+    "enumerate_choices",
+    "estimate_choice",
+    "level_sets",
+    "serving",
+    "useful_choices",
+]
 
-_STEP = 0.97  # a choice of more bytes is worth a line where it takes at most this part of the time
+
+_STEP = 0.97  # a larger choice is listed if it needs at most this share of the time
+MAX_LEVELS = 6
+"""Largest number of candidates; all their sets with three qualities are still few."""
+
+_MIN_PX, _MAX_PX = 8, 8192
+_COMMON_PX = (32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LevelCost:
-    """What a copy of a level costs.
+    """Cost of a copy in one resolution.
 
     Args:
-        image_bytes: its mean size on the disk, with what lies beside it.
-        make_s: to resize and encode it, in one of so many processes that all work.
+        image_bytes: mean size on the disk, including metadata.
+        make_s: time to resize and encode it, in one of several busy processes.
     """
 
     image_bytes: float
@@ -32,20 +51,19 @@ class LevelCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What was measured of some images of a source.
+class CacheMeasurement:
+    """Measurement of some images of a source.
 
     Args:
-        images: how many the source has.
-        schedule: what they are trained by.
-        wanted: for each size of a row, in pixels, the shorter side at which images are wanted.
-        original_bytes: the mean size of an original.
-        open_s: to read and decode an original whole, in one of so many processes that all work.
-        processes: how many those are.
-        levels: what their copies cost.
-        rates: images/s of all workers together, by the size of the rows and the level that they
-            are made of, None for the originals; read from memory.
-        differences: of the rows of a level from those of the originals, in grey levels.
+        images: number of images in the source.
+        schedule: schedule of the training.
+        wanted: needed shorter side of a copy for each image size of the schedule, in pixels.
+        original_bytes: mean size of an original.
+        open_s: time to read and decode a whole original, in one of several busy processes.
+        processes: number of these processes.
+        levels: cost of the copies in each resolution.
+        rates: total images/s from memory, by image size and resolution (None for the originals).
+        differences: mean difference of images of a resolution from the originals', in grey levels.
     """
 
     images: int
@@ -60,13 +78,13 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What the machine has.
+class MachineLimits:
+    """Limits of the machine.
 
     Args:
-        disk_bytes: a cache may take so much.
-        memory_bytes: so much of it stays in memory once it was read.
-        disk_bytes_per_s: what the disk gives of the rest, and takes of a cache that is built.
+        disk_bytes: disk space for a cache.
+        memory_bytes: memory that can hold files that were read.
+        disk_bytes_per_s: throughput of the disk.
     """
 
     disk_bytes: float
@@ -76,18 +94,18 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseRate:
-    """A phase with a choice.
+    """Loading rate of a phase with a choice.
 
     Args:
-        size: of its rows, in pixels.
-        epochs: how many it has.
-        level: what the rows are made of; None: of the originals.
-        images_per_s: how many come in a second.
-        cores_images_per_s: how many the cores make where the disk is no bound.
-        level_bytes: of all images in this form.
-        in_memory: memory holds these, so the disk is read once.
-        disk_bytes_per_s: what the disk must give for what the cores make; 0 where memory holds all.
-        seconds: to load all epochs.
+        size: image size in pixels.
+        epochs: number of epochs.
+        level: resolution that is read; None for the originals.
+        images_per_s: loading rate.
+        cores_images_per_s: loading rate without a limit of the disk.
+        level_bytes: size of all images in this form.
+        in_memory: True if memory holds them, so that the disk is read once.
+        disk_bytes_per_s: disk throughput needed for `cores_images_per_s`; 0 if `in_memory`.
+        seconds: loading time of all epochs.
     """
 
     size: int
@@ -102,17 +120,17 @@ class PhaseRate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """Some levels of one quality, or none: the originals.
+class LevelChoice:
+    """A set of resolutions of one quality, or none: the originals.
 
     Args:
-        levels: smallest first.
-        phases: those of the schedule.
-        bytes: what the levels take on the disk.
-        build_s: to make them and to write them to the disk.
-        paid_after: epochs of the schedule after which they have saved the time of their making;
-            None where they do not within it.
-        difference: of the rows from those of the originals, in grey levels, mean over all epochs.
+        levels: resolutions, smallest first.
+        phases: rates of the schedule's phases.
+        bytes: disk space.
+        build_s: time to build and write them.
+        paid_after: number of epochs after which they save more time than their build; None if
+            never within the schedule.
+        difference: mean difference from images of the originals over all epochs, in grey levels.
     """
 
     levels: tuple[Level, ...]
@@ -124,17 +142,17 @@ class Choice:
 
     @property
     def load_s(self) -> float:
-        """Seconds to load the whole schedule."""
+        """Loading time of the whole schedule."""
         return sum(phase.seconds for phase in self.phases)
 
     @property
     def quality(self) -> int | None:
-        """Of the JPEGs; None: raw pixels. Of a choice that has levels."""
+        """JPEG quality; None for raw pixels. Only for a choice with resolutions."""
         return self.levels[0].quality
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """Of the levels, in pixels."""
+        """Resolutions in pixels."""
         return tuple(level.side for level in self.levels)
 
     def __str__(self) -> str:
@@ -144,8 +162,8 @@ class Choice:
         return f"{','.join(map(str, self.sides))} {quality}"
 
 
-def choices(measured: Measured, limits: Limits) -> list[Choice]:
-    """All choices of levels that were measured, each of one quality; not the originals."""
+def enumerate_choices(measured: CacheMeasurement, limits: MachineLimits) -> list[LevelChoice]:
+    """Return all sets of the measured resolutions of one quality, without the originals."""
     by_quality: dict[int | None, list[Level]] = {}
     for level in measured.levels:
         by_quality.setdefault(level.quality, []).append(level)
@@ -153,19 +171,21 @@ def choices(measured: Measured, limits: Limits) -> list[Choice]:
     for levels in by_quality.values():
         by_side = {level.side: level for level in levels}
         for sides in level_sets(sorted(by_side), measured.wanted.values()):
-            found.append(predict(measured, limits, [by_side[side] for side in sides]))
+            found.append(estimate_choice(measured, limits, [by_side[side] for side in sides]))
     return found
 
 
-def predict(measured: Measured, limits: Limits, levels: Sequence[Level]) -> Choice:
-    """What some levels cost and bring; none: what the originals do."""
+def estimate_choice(
+    measured: CacheMeasurement, limits: MachineLimits, levels: Sequence[Level]
+) -> LevelChoice:
+    """Estimate cost and rates of a set of resolutions, or of the originals."""
     phases = _phases(measured, limits, levels)
     costs = [measured.levels[level] for level in levels]
     size_bytes, build_s = measured.images * sum(cost.image_bytes for cost in costs), 0.0
     if levels:
         each_s = measured.open_s + sum(cost.make_s for cost in costs)
         build_s = each_s * measured.images / measured.processes
-        # A process that has made a shard waits until the disk has it.
+        # A process that finished a shard waits for the disk.
         build_s += size_bytes / limits.disk_bytes_per_s
     epochs = measured.schedule.epochs
     differences = (
@@ -173,7 +193,7 @@ def predict(measured: Measured, limits: Limits, levels: Sequence[Level]) -> Choi
         for phase in phases
         if phase.level is not None
     )
-    return Choice(
+    return LevelChoice(
         levels=tuple(levels),
         phases=phases,
         bytes=size_bytes,
@@ -183,14 +203,16 @@ def predict(measured: Measured, limits: Limits, levels: Sequence[Level]) -> Choi
     )
 
 
-def _phases(measured: Measured, limits: Limits, levels: Sequence[Level]) -> tuple[PhaseRate, ...]:
+def _phases(
+    measured: CacheMeasurement, limits: MachineLimits, levels: Sequence[Level]
+) -> tuple[PhaseRate, ...]:
     by_side = {level.side: level for level in levels}
     found = []
     for phase in measured.schedule.phases:
         size = phase.size
-        assert size is not None, "each phase of this schedule has a size"
+        assert size is not None, "the schedule has sizes"
         side = serving(by_side, measured.wanted[size])
-        assert side is not None or not levels, "some level serves each phase"
+        assert side is not None or not levels, "a resolution serves each phase"
         level = None if side is None else by_side[side]
         image_bytes = measured.levels[level].image_bytes if level else measured.original_bytes
         level_bytes = measured.images * image_bytes
@@ -225,16 +247,54 @@ def _paid_after(
     return None
 
 
-def front(found: Sequence[Choice], advised: Choice | None = None) -> list[Choice]:
-    """Those that are worth a look: each is quicker than all of its quality that take fewer bytes.
+def useful_choices(
+    found: Sequence[LevelChoice], advised: LevelChoice | None = None
+) -> list[LevelChoice]:
+    """Return the useful choices: faster than all smaller ones of the same quality.
 
-    They come by quality, in the order in which the qualities first come, fewest bytes first; with
-    them comes the one that is advised.
+    Ordered by quality, in order of first appearance, then by size. The recommended choice is
+    included.
     """
-    kept: dict[int | None, list[Choice]] = {choice.quality: [] for choice in found}
+    kept: dict[int | None, list[LevelChoice]] = {choice.quality: [] for choice in found}
     for choice in sorted(found, key=lambda choice: (choice.bytes, choice.load_s)):
         alike = kept[choice.quality]
         quickest_s = min((other.load_s for other in alike), default=math.inf)
         if choice is advised or choice.load_s <= _STEP * quickest_s:
             alike.append(choice)
     return [choice for alike in kept.values() for choice in alike]
+
+
+def candidate_sides(wanted: Collection[int]) -> tuple[int, ...]:
+    """Return candidate resolutions in pixels, smallest first.
+
+    For each wanted size: the size itself, with the fewest bytes and the least decoding, and the
+    next larger common one, of which a random crop is enlarged less.
+
+    Args:
+        wanted: shorter sides that the phases need, at least one, at most 8192.
+    """
+    sides = set()
+    for side in wanted:
+        sides.add(max(side, _MIN_PX))
+        sides.add(next((step for step in _COMMON_PX if step > side), min(2 * side, _MAX_PX)))
+    found = sorted(sides)
+    while len(found) > MAX_LEVELS:
+        # Drop the one closest to the next larger one.
+        gaps = [larger / smaller for smaller, larger in pairwise(found)]
+        del found[gaps.index(min(gaps))]
+    return tuple(found)
+
+
+def serving(sides: Collection[int], wanted: int) -> int | None:
+    """Return the smallest resolution that is large enough, or None."""
+    return min((side for side in sides if side >= wanted), default=None)
+
+
+def level_sets(sides: Sequence[int], wanted: Collection[int]) -> list[tuple[int, ...]]:
+    """Return all sets of resolutions that serve every wanted size and contain no unused one."""
+    found = []
+    for count in range(1, len(sides) + 1):
+        for chosen in combinations(sorted(sides), count):
+            if {serving(chosen, side) for side in wanted} == set(chosen):
+                found.append(chosen)
+    return found

@@ -1,9 +1,9 @@
-"""A map-style Dataset as what a cache is made of.
+"""A map-style Dataset as the source of a cache.
 
-Guarantees: whatever the dataset raises or gives that is no image is an ImageError; a sample is
-asked for once, though its image and its label are; it works from worker processes, forked or not.
+Guarantees: any exception of the dataset, and any result that is not an image, becomes an
+ImageError. A sample is read once for its image and label. Works in forked and spawned processes.
 
-Relies on: a dataset that gives the same for a number each time, without random augmentation.
+Relies on: a dataset without random augmentation, which returns the same for a number each time.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from feedline.cache.columns import IMAGE_NAMES, LABEL_NAMES, named
-from feedline.cache.source import Stamp, evenly
+from feedline.cache.source import IMAGE_NAMES, LABEL_NAMES, Stamp, first_existing, spread_evenly
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.plan.row import Field
 from feedline.recognition.folders import Chosen
@@ -36,22 +35,22 @@ _WANTED = (
 
 
 class DatasetSource:
-    """The samples of a map-style Dataset, in its order.
+    """The samples of a map-style Dataset in its order.
 
-    A sample is (image, label), or a dict with these entries, as Hugging Face's datasets give it.
-    The labels are numbers, or arrays of numbers of one shape and dtype: those of sample 0. Images
-    are taken as the dataset gives them, so none is turned by its Exif orientation.
+    A sample is (image, label), or a dict with these entries, as in Hugging Face's datasets. Labels
+    are numbers, or arrays of numbers with the shape and dtype of sample 0's. Images are used as
+    returned, without Exif rotation.
 
-    A change of an image cannot be seen: all stamps are 0. A build that goes on where another was
-    broken off takes samples of the same name and label for the same. It looks at the labels of all
-    samples, for which they are read once more, but where torchvision keeps a list of them.
+    Changes of an image are not detected: all stamps are 0, so a continued build reuses samples of
+    the same name and label. It reads all samples once more for their labels, unless torchvision
+    keeps a list of them.
 
     Args:
-        dataset: has `__len__` and `__getitem__`; "classes", a list of str, if it has that, are
-            the names of the classes.
+        dataset: has `__len__` and `__getitem__`; its attribute "classes", a list of str, has the
+            class names.
 
     Raises:
-        DatasetError: it is empty, or sample 0 cannot be read or has no such label.
+        DatasetError: the dataset is empty, or sample 0 cannot be read or has an unsupported label.
     """
 
     kind = "dataset"
@@ -67,8 +66,8 @@ class DatasetSource:
             first = self._sample(0)[1]
         except ImageError as error:
             raise DatasetError(
-                f"sample 0 of the dataset {self.where} cannot be read, and its label says of which "
-                f"dtype and shape all labels are: {error}"
+                f"sample 0 of the dataset {self.where}, whose label sets the dtype and shape of "
+                f"all labels, cannot be read: {error}"
             ) from error
         self.label_field = Field("label", first.dtype.name, first.shape)
         self._labels = _listed_labels(dataset, first)
@@ -78,25 +77,25 @@ class DatasetSource:
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def some(self, count: int) -> list[int]:
-        """About so many samples, evenly spread."""
-        return evenly(len(self), count)
+    def pick(self, count: int) -> list[int]:
+        """Return evenly spread samples."""
+        return spread_evenly(len(self), count)
 
-    def ahead(self, samples: Iterable[int]) -> None:
-        """Nothing: when a dataset may be asked is not known."""
+    def prefetch(self, samples: Iterable[int]) -> None:
+        """Do nothing, as a dataset may not be read from several threads."""
 
     def read(self, sample: int) -> Pixels:
-        """The pixels of an image."""
+        """Return the pixels of an image."""
         image, label = self._sample(sample)
         if Field("label", label.dtype.name, label.shape) != self.label_field:
             raise ImageError(
-                f"its label is {label.dtype} of shape {label.shape}, and that of sample 0 is "
-                f"{self.label_field.dtype} of shape {self.label_field.shape}: all must be alike"
+                f"its label is {label.dtype} of shape {label.shape}, but that of sample 0 is "
+                f"{self.label_field.dtype} of shape {self.label_field.shape}; all must be equal"
             )
         return _pixels(image)
 
     def label(self, sample: int) -> Any:
-        """The label of a sample.
+        """Return the label of a sample.
 
         Raises:
             ImageError: the sample cannot be read.
@@ -104,21 +103,21 @@ class DatasetSource:
         return self._sample(sample)[1] if self._labels is None else self._labels[sample]
 
     def name(self, sample: int) -> str:
-        """The path of a file below a torchvision folder; of other datasets the number."""
+        """Return the relative path in a torchvision folder, or the number in other datasets."""
         if self._paths is None:
             return f"{sample:08d}"
         return self._paths.name(sample).decode("utf-8", "backslashreplace")
 
     def path(self, sample: int) -> str:
-        """Nothing: where a dataset has its samples is not known."""
+        """Return "": the file of a sample is unknown."""
         return ""
 
     def stamp(self, sample: int) -> Stamp:
-        """0: a change cannot be seen."""
+        """Return 0: changes are not detected."""
         return 0
 
     def _sample(self, sample: int) -> tuple[Any, Any]:
-        """The image as it is given, and the label as a number or an array of numpy's."""
+        """Return the image as returned by the dataset, and the label as a NumPy value."""
         if self._last is None or self._last[0] != sample:
             try:
                 given = self._dataset[sample]
@@ -128,7 +127,7 @@ class DatasetSource:
             try:
                 self._last = sample, image, checked_labels([label], 1)[0]
             except UsageError as error:
-                raise ImageError(f"its label cannot be kept: {error}") from error
+                raise ImageError(f"its label is not supported: {error}") from error
         return self._last[1:]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -136,34 +135,35 @@ class DatasetSource:
 
 
 def _parts(sample: Any) -> tuple[Any, Any]:
-    """The image and the label of a sample."""
+    """Split a sample into image and label."""
     if isinstance(sample, Mapping):
-        image, label = named(IMAGE_NAMES, sample), named(LABEL_NAMES, sample)
+        image, label = first_existing(IMAGE_NAMES, sample), first_existing(LABEL_NAMES, sample)
         if image is not None and label is not None:
             return sample[image], sample[label]
-        said = f"a dict of {', '.join(map(repr, list(sample)[:9])) or 'nothing'}"
+        got = f"a dict of {', '.join(map(repr, list(sample)[:9])) or 'nothing'}"
     elif isinstance(sample, (tuple, list)):
         if len(sample) == 2:
             return sample[0], sample[1]
-        said = f"a {type(sample).__name__} of {len(sample)}"
+        got = f"a {type(sample).__name__} of {len(sample)}"
     else:
-        said = f"a {type(sample).__name__}"
+        got = f"a {type(sample).__name__}"
     raise ImageError(
-        f"a sample of the dataset is {said}, and must be (image, label) or a dict with one of "
-        f"{', '.join(map(repr, IMAGE_NAMES))} and one of {', '.join(map(repr, LABEL_NAMES))}"
+        f"a sample must be (image, label), or a dict with one of "
+        f"{', '.join(map(repr, IMAGE_NAMES))} and one of {', '.join(map(repr, LABEL_NAMES))}; "
+        f"got {got}"
     )
 
 
 def _pixels(image: Any) -> Pixels:
-    """An image as uint8 (height, width, 3), RGB."""
+    """Convert an image to uint8 (height, width, 3), RGB."""
     pixels: Pixels
     if isinstance(image, Image.Image):
         try:
-            if "transparency" in image.info:  # convert() would warn, or look for colours in it
+            if "transparency" in image.info:  # convert() would warn, or search for colours in it
                 image = image.copy()
                 del image.info["transparency"]
             return np.asarray(image.convert("RGB"))
-        except Exception as error:  # the file is decoded only now
+        except Exception as error:  # the file is decoded here
             raise ImageError(f"Pillow raised {type(error).__name__}: {error}") from error
     if isinstance(image, torch.Tensor) and image.dtype == torch.uint8:
         if image.ndim != 3 or image.shape[0] not in (1, 3):
@@ -176,7 +176,7 @@ def _pixels(image: Any) -> Pixels:
     else:
         raise _no_image(image)
     if 0 in pixels.shape:
-        raise ImageError(f"the image, of shape {tuple(image.shape)}, has no pixels")
+        raise ImageError(f"the image has no pixels: shape {tuple(image.shape)}")
     return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
 
 
@@ -188,14 +188,14 @@ def _no_image(image: Any) -> ImageError:
         floats = image.is_floating_point() if torch.is_tensor(image) else image.dtype.kind == "f"
         if floats:
             hint = (
-                ". Floats are what a transform such as ToTensor gives: build from the dataset "
-                "without its transform, and transform what is read from the cache"
+                ". Floats come from a transform such as ToTensor: build from the dataset without "
+                "its transform, and apply it to the images of the cache"
             )
-    return ImageError(f"the image is {given}, and must be {_WANTED}{hint}")
+    return ImageError(f"expected {_WANTED}, got {given}{hint}")
 
 
 def _listed_labels(dataset: Any, first: Any) -> np.ndarray[Any, Any] | None:
-    """The labels that a dataset of torchvision's has in a list, for which no image is read."""
+    """Return the labels that a torchvision dataset keeps in a list, which reads no image."""
     if not type(dataset).__module__.startswith("torchvision.datasets."):
         return None
     if getattr(dataset, "target_transform", None) is not None:
@@ -209,7 +209,7 @@ def _listed_labels(dataset: Any, first: Any) -> np.ndarray[Any, Any] | None:
 
 
 def _paths(dataset: Any) -> LabelledPaths | None:
-    """The paths of a torchvision DatasetFolder, relative to its root; None where two are alike."""
+    """Return the relative paths of a torchvision DatasetFolder; None if two are equal."""
     module: Any = sys.modules.get("torchvision.datasets.folder")
     if module is None or not isinstance(dataset, module.DatasetFolder):
         return None
@@ -223,11 +223,11 @@ def _paths(dataset: Any) -> LabelledPaths | None:
 
 
 def _classes(dataset: Any) -> list[str] | None:
-    """What the classes are called, by torchvision's convention or by that of Hugging Face."""
+    """Return the class names by torchvision's or Hugging Face's convention."""
     names = getattr(dataset, "classes", None)
     features = getattr(dataset, "features", None)
     if names is None and isinstance(features, Mapping):
-        names = getattr(features.get(named(LABEL_NAMES, features)), "names", None)
+        names = getattr(features.get(first_existing(LABEL_NAMES, features)), "names", None)
     if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
         return list(names)
     return None

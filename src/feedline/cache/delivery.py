@@ -1,10 +1,9 @@
-"""Where the files of a unit go that was made, in this process or on another machine.
+"""Transfer of a shard's files to the cache, from this process or from another machine.
 
-Guarantees: a unit's record gets its place when all its other files have theirs, also after a power
-cut; a unit that is broken off
-leaves no scratch folder behind, unless its process is killed.
+Guarantees: a shard's record is stored after all its other files, also after a power cut. An
+interrupted shard leaves no temporary folder, unless its process is killed.
 
-Relies on: the builder, who puts the files that it is handed in their places, in their order.
+Relies on: the builder, which stores the files that it receives in their order.
 """
 
 from __future__ import annotations
@@ -19,72 +18,74 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from feedline.cache.records import Columns, as_record, record_name, write_record
+from feedline.cache.records import Columns, encode_record, record_name, write_record
 from feedline.cache.settings import Spec
 from feedline.remote.folder import RemoteFolder
 from feedline.stores.cache_lock import sees_lock
 
 __all__ = [
+    "BuilderDelivery",
     "Delivery",
-    "Files",
-    "InPlace",
-    "ToBuilder",
-    "ToStore",
-    "files_in",
+    "LocalDelivery",
+    "ShardFiles",
+    "StoreDelivery",
+    "list_files",
     "make_level_folders",
 ]
 
-Files: TypeAlias = "list[tuple[str, bytes | np.ndarray[Any, Any]]]"
-"""Names below the cache's folder, and what the files hold, the record last."""
+ShardFiles: TypeAlias = "list[tuple[str, bytes | np.ndarray[Any, Any]]]"
+"""File names relative to the cache's folder and their contents; the record is last."""
 
-Make: TypeAlias = Callable[[Spec], Columns]
-"""Makes a unit's files in the folder of a spec, and gives what its record holds."""
+BuildShardFiles: TypeAlias = Callable[[Spec], Columns]
+"""Builds a shard's files in the folder of a spec and returns the columns of its record."""
 
 
 class Delivery(Protocol):
-    """Pickled, and sent to whoever makes units."""
+    """A way to deliver shards. Pickled, and sent to every process that builds shards."""
 
-    def deliver(self, spec: Spec, unit: int, make: Make) -> Files:
-        """Make a unit; what the builder has still to put in its place."""
+    def deliver(self, spec: Spec, shard: int, make: BuildShardFiles) -> ShardFiles:
+        """Build a shard. Return the files that the builder must still store."""
         ...
 
 
 @dataclass(frozen=True)
-class InPlace:
-    """Has a unit made in the cache's folder itself."""
+class LocalDelivery:
+    """Builds a shard in the cache's folder."""
 
-    def deliver(self, spec: Spec, unit: int, make: Make) -> Files:
-        """Make a unit and its record."""
-        write_record(spec, unit, make(spec))
+    def deliver(self, spec: Spec, shard: int, make: BuildShardFiles) -> ShardFiles:
+        """Build a shard and write its record."""
+        write_record(spec, shard, make(spec))
         return []
 
 
 @dataclass(frozen=True)
-class ToBuilder:
-    """Has a unit made in the cache's folder where this machine sees it; else hands its files over.
+class BuilderDelivery:
+    """Builds a shard in the cache's folder if this machine sees it, and else returns its files.
 
     Args:
-        token: what the builder has written into its lock.
+        token: text that the builder wrote to its lock.
     """
 
     token: str
 
-    def deliver(self, spec: Spec, unit: int, make: Make) -> Files:
-        """Make a unit; its record is handed over in any case."""
-        files: Files = []
+    def deliver(self, spec: Spec, shard: int, make: BuildShardFiles) -> ShardFiles:
+        """Build a shard; its record is always returned."""
+        files: ShardFiles = []
         if sees_lock(spec.root, self.token):
             make_level_folders(spec)
             record = make(spec)
         else:
-            with scratch(spec) as there:
+            with temporary_spec(spec) as there:
                 record = make(there)
-                files = [(name, np.fromfile(path, np.uint8)) for name, path in files_in(there.root)]
-        return [*files, (record_name(spec, unit), as_record(record))]
+                files = [
+                    (name, np.fromfile(path, np.uint8)) for name, path in list_files(there.root)
+                ]
+        return [*files, (record_name(spec, shard), encode_record(record))]
 
 
 @dataclass(frozen=True)
-class ToStore:
-    """Has a unit made in a scratch folder, and uploads its files.
+class StoreDelivery:
+    """Builds a shard in a temporary folder and uploads its files.
 
     Args:
         there: the cache's folder in the store.
@@ -92,21 +93,21 @@ class ToStore:
 
     there: RemoteFolder
 
-    def deliver(self, spec: Spec, unit: int, make: Make) -> Files:
-        """Make a unit; its record is uploaded last, and handed over, too."""
-        with scratch(spec) as here:
-            record = as_record(make(here))
-            for name, path in files_in(here.root):
+    def deliver(self, spec: Spec, shard: int, make: BuildShardFiles) -> ShardFiles:
+        """Build a shard; its record is uploaded last and returned, too."""
+        with temporary_spec(spec) as here:
+            record = encode_record(make(here))
+            for name, path in list_files(here.root):
                 self.there.put(name, path)
             file = Path(here.root, "record.npz")
             file.write_bytes(record)
-            self.there.put(record_name(spec, unit), file)
-        return [(record_name(spec, unit), record)]
+            self.there.put(record_name(spec, shard), file)
+        return [(record_name(spec, shard), record)]
 
 
 @contextlib.contextmanager
-def scratch(spec: Spec) -> Iterator[Spec]:
-    """A temporary folder of this machine to make a unit in: the spec with it."""
+def temporary_spec(spec: Spec) -> Iterator[Spec]:
+    """Context with a spec for building in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="feedline-") as folder:
         there = replace(spec, root=folder)
         make_level_folders(there)
@@ -114,12 +115,12 @@ def scratch(spec: Spec) -> Iterator[Spec]:
 
 
 def make_level_folders(spec: Spec) -> None:
-    """Make the folders of the levels, where they are missing."""
+    """Create the missing folders of the resolutions."""
     for level in spec.levels:
         os.makedirs(os.path.join(spec.root, level.name), exist_ok=True)
 
 
-def files_in(root: str) -> list[tuple[str, Path]]:
-    """The files in a folder and below it: their names there, and their paths."""
+def list_files(root: str) -> list[tuple[str, Path]]:
+    """List the files below a folder: relative names and paths."""
     found = sorted(path for path in Path(root).rglob("*") if path.is_file())
     return [(path.relative_to(root).as_posix(), path) for path in found]

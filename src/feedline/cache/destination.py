@@ -1,9 +1,8 @@
-"""Where a cache is built.
+"""Storage of a cache that is built: a folder, or a URL.
 
-Guarantees: one builder at a time works there; what is there before the end is never taken for a
-cache.
+Guarantees: one builder at a time; an unfinished cache is never mistaken for a finished one.
 
-Relies on: `stores.cache_lock` for one builder at a time.
+Relies on: `stores.cache_lock` for the lock.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from feedline.cache.delivery import Delivery, Files, InPlace, ToBuilder
+from feedline.cache.atomic_write import sync_files, write_atomic
+from feedline.cache.delivery import BuilderDelivery, Delivery, LocalDelivery, ShardFiles
 from feedline.cache.remote_destination import RemoteDestination
-from feedline.cache.source import Source
-from feedline.cache.whole_file import files_to_disk, write_whole
+from feedline.cache.source import CacheSource
 from feedline.remote.filesystem import is_url
 from feedline.stores.cache_layout import read_manifest
 from feedline.stores.cache_lock import only_builder
@@ -28,108 +27,108 @@ __all__ = ["Destination", "open_destination"]
 
 
 class Destination(Protocol):
-    """Where a cache's files go."""
+    """Storage of a cache's files."""
 
     @property
     def root(self) -> str:
-        """The folder of this machine in which the builder works, once it is open."""
+        """Folder of this machine in which the builder works, once it is open."""
         ...
 
     @property
     def name(self) -> str:
-        """What the user calls it: a path or a URL."""
+        """Path or URL given by the user."""
         ...
 
     @property
-    def keeps(self) -> bool:
-        """Whether all that is made stays in that folder."""
+    def is_local(self) -> bool:
+        """True if all files stay in that folder."""
         ...
 
-    def check_free(self, source: Source, format: str) -> None:
-        """See whether a cache of a source may be built here.
+    def check_available(self, source: CacheSource, format: str) -> None:
+        """Check that a cache of a source may be built here.
 
         Raises:
-            UsageError: it may not, or not in this format.
+            UsageError: the place is used otherwise, or the format is not supported.
         """
         ...
 
     def check_cache(self) -> None:
-        """See whether a finished cache is here.
+        """Check that a finished cache is here.
 
         Raises:
-            DatasetError: none is.
+            DatasetError: there is none.
         """
         ...
 
-    def opened(self) -> AbstractContextManager[object]:
-        """Work here, where no other builder does.
+    def lock(self) -> AbstractContextManager[object]:
+        """Context in which no other builder may work here.
 
         Raises:
-            UsageError: one does.
+            UsageError: another builder is running.
         """
         ...
 
-    def delivery(self, elsewhere: bool) -> Delivery:
-        """Where those who make units put the files; `elsewhere` they may be other machines."""
+    def delivery(self, is_remote: bool) -> Delivery:
+        """Return the delivery for build workers, which may run on other machines (`is_remote`)."""
         ...
 
-    def accept(self, files: Files) -> None:
-        """Put the files of a unit in their places."""
+    def store_files(self, files: ShardFiles) -> None:
+        """Store the files of a shard."""
         ...
 
     def publish(self) -> None:
-        """Have all that the builder itself has written to the folder, or removed there, in its
-        place: so much is kept if the build is broken off. Done once more at the end.
+        """Store everything that the builder itself wrote to the folder, or removed there, so that
+        it is kept if the build is interrupted. Called again at the end.
         """
         ...
 
 
 class _Folder:
-    """A folder of this machine's file system."""
+    """A folder of a local file system."""
 
-    keeps = True
+    is_local = True
 
     def __init__(self, root: str, token: str) -> None:
         self.root = self.name = root
         self._token = token
 
-    def check_free(self, source: Source, format: str) -> None:
+    def check_available(self, source: CacheSource, format: str) -> None:
         check_place(self.root, None if source.kind in ("dataset", "files") else source.where)
 
     def check_cache(self) -> None:
         read_manifest(self.root)
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         if self._token:
             yield
             return
         with only_builder(self.root) as self._token:
             yield
 
-    def delivery(self, elsewhere: bool) -> Delivery:
-        return ToBuilder(self._token) if elsewhere else InPlace()
+    def delivery(self, is_remote: bool) -> Delivery:
+        return BuilderDelivery(self._token) if is_remote else LocalDelivery()
 
-    def accept(self, files: Files) -> None:
+    def store_files(self, files: ShardFiles) -> None:
         if not files:
-            return  # it was made in its place
+            return  # built in place
         *made, (record, columns) = ((Path(self.root, name), data) for name, data in files)
         for path, data in made:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, data, durable=False)
-        files_to_disk(self.root, [path for path, _ in made])
-        write_whole(record, columns)
+            write_atomic(path, data, durable=False)
+        sync_files(self.root, [path for path, _ in made])
+        write_atomic(record, columns)
 
     def publish(self) -> None:
         pass
 
 
 def open_destination(given: Any, token: str = "") -> Destination:
-    """The destination that a user names.
+    """Open the destination of a path or URL.
 
     Args:
-        given: the path of a folder, or a URL.
-        token: of a folder's lock, if this process holds it already.
+        given: path of a folder, or a URL.
+        token: token of the folder's lock, if this process holds it already.
     """
     if is_url(given):
         return RemoteDestination(given)

@@ -1,14 +1,14 @@
-"""The process that fills a cache while others train; the loader starts it, by `filler`.
+"""Process that builds a cache during a training; started by the loader's `filler`.
 
-Guarantees: once it has seen that the cache can be made, it takes only the time that no other
-process wants, and lets go of the cache when somebody waits for it; an eager one takes what it gets.
-It ends, with its workers, when the process that started it does; what it has made stays, and
-another goes on with it. It never fails for a broken image, which it leaves out and lists.
+Guarantees: once all checks have passed it uses only idle time, and releases the cache if somebody
+waits for it; an eager one runs at normal priority. It ends, with its workers, when its parent does;
+finished shards stay and another process continues. Broken images are omitted and listed; they never
+stop it.
 
-Relies on: the kernel's idle scheduling class, which a thread may enter and not leave. What it says,
-a line of JSON each: {"state": "busy"} where another build works in the folder; else "begun", then,
-when it has what to make from its standard input, "ready", and in the end "done", or "released"
-where somebody waits; or {"error": KIND, "text": ...}.
+Relies on: the kernel's idle scheduling class, which a thread can enter but not leave. Messages on
+its standard output, one line of JSON each: {"state": "busy"} if another build works in the folder;
+else "begun", then, after its task has arrived on standard input, "ready", and finally "done", or
+"released" if somebody waits; or {"error": KIND, "text": ...}.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _QUALITY = 95
 
 
 def main(root: str, parent: int, eager: bool) -> None:
-    """Fill the cache in a folder with what standard input says.
+    """Fill the cache in a folder with the task from standard input.
 
     Args:
         root: the folder.
-        parent: the process that started this one.
-        eager: somebody waits for the cache.
+        parent: process that started this one.
+        eager: True if somebody waits for the cache.
     """
-    # It is not told of Ctrl-C by the terminal; one of its threads tells it that its time is over.
+    # The terminal's Ctrl-C does not reach it; SIGINT comes from one of its own threads at the end.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    # Ended by who started it, who may do so before all was said.
+    # The parent may end it before the task has arrived.
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError, EOFError, pickle.UnpicklingError):
         try:
             with contextlib.ExitStack() as held:
@@ -66,8 +66,8 @@ def main(root: str, parent: int, eager: bool) -> None:
         except FeedlineError as error:
             _say(error=type(error).__name__, text=str(error))
         except OSError as error:
-            _say(error="ResourceError", text=f"the cache {root!r} cannot be filled: {error}")
-        finally:  # what tells it that its time is over would be an error of the interpreter's end
+            _say(error="ResourceError", text=f"cannot fill the cache {root!r}: {error}")
+        finally:  # a late SIGINT would be an error of the interpreter's shutdown
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -86,48 +86,48 @@ def _fill(
     """Build a cache of files.
 
     Args:
-        root: its folder.
-        token: of the lock that this process holds.
-        eager: somebody waits for it.
-        where: the files' folder.
-        kind: as of `FolderSource`.
+        root: folder of the cache.
+        token: token of the lock that this process holds.
+        eager: True if somebody waits for it.
+        where: folder of the files.
+        kind: see `FolderSource`.
         files: a `FileStore`.
-        classes: their classes' names.
-        sides: of the levels, in pixels.
-        exif: turn images upright.
+        classes: class names.
+        sides: resolutions in pixels.
+        exif: rotate images by their Exif orientation.
     """
     # These load torch.
     from feedline.cache.build import build
+    from feedline.cache.build_shards import BuildState
+    from feedline.cache.build_workers import open_workers
     from feedline.cache.destination import open_destination
     from feedline.cache.folder_source import FolderSource
-    from feedline.cache.makers import open_makers
     from feedline.cache.settings import Spec
-    from feedline.cache.unit_maker import Progress
 
     source = FolderSource(where, files, classes, kind)
     destination = open_destination(root, token)
-    if is_finished(root):  # by another, in the meantime
+    if is_finished(root):  # meanwhile, by another process
         return
     spec = Spec(root, "webdataset", _levels(root, sides), exif, skip_broken=True)
     ready = False
 
-    def progress(made: Progress) -> None:
+    def progress(made: BuildState) -> None:
         nonlocal ready
-        if not ready:  # it has seen that settings, folder and disk will do
+        if not ready:  # all checks have passed
             ready = True
             _say(state="ready")
             if not eager:
                 _yield_to_others()
 
-    with open_makers("auto", None) as makers, destination.opened():
-        build(source, spec, makers, destination, progress)
+    with open_workers("auto", None) as pool, destination.lock():
+        build(source, spec, pool, destination, progress)
 
 
 def _levels(root: str, sides: list[int]) -> tuple[Level, ...]:
-    """The levels of the unfinished build that is there, or those that are wanted.
+    """Return the resolutions of an existing unfinished build, or the wanted ones.
 
     Raises:
-        UsageError: those that are there do not serve.
+        UsageError: the existing ones are too small.
     """
     levels = tuple(Level(side=side, quality=_QUALITY) for side in sides)
     from feedline.cache.settings import unfinished_levels
@@ -137,37 +137,36 @@ def _levels(root: str, sides: list[int]) -> tuple[Level, ...]:
         return levels
     if there[-1].side < sides[-1]:
         raise UsageError(
-            f"the unfinished cache {root!r} is of {', '.join(map(str, there))}, and copies of "
-            f"{sides[-1]} px are wanted of it; finish it by the `feedline cache build` that began "
-            f"it and add a level, `feedline cache add-size {root} {sides[-1]}`, or name another "
-            "folder"
+            f"the unfinished cache {root!r} has {', '.join(map(str, there))}, but copies of "
+            f"{sides[-1]} px are needed; finish it with its `feedline cache build` and add the "
+            f"size with `feedline cache add-size {root} {sides[-1]}`, or use another folder"
         )
     return there
 
 
 def _yield_to_others() -> None:
-    """Work in this thread, and in processes to come, only when nobody else wants to."""
+    """Run this thread and future child processes only when the cores are idle."""
     with contextlib.suppress(OSError, psutil.Error):
         if hasattr(os, "SCHED_IDLE"):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         else:
             psutil.Process().nice(getattr(psutil, "IDLE_PRIORITY_CLASS", 19))
-    # A session of its own is a group of its own, and groups share the cores whatever their
-    # processes' classes are (man 7 sched, "The autogroup feature").
+    # A session is a scheduling group, and groups share the cores regardless of the classes of
+    # their processes (man 7 sched, "The autogroup feature").
     with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as file:
         file.write("19")
-    with contextlib.suppress(Exception):  # not every system knows it
+    with contextlib.suppress(Exception):  # not supported by every system
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
 
 
 def _watch(root: str, parent: int, eager: bool) -> None:
-    """End this process when its parent has ended, or when somebody waits for what it makes slowly.
+    """End this process when its parent ends, or when somebody waits for its slow work.
 
-    The parent has ended when it has closed this process's standard input, or is the parent no more:
-    a child that was forked from it holds the other end, too.
+    The parent has ended if standard input is closed, or if it is no longer the parent: a child
+    that was forked from it may hold the other end.
     """
     awaited = os.path.join(root, UNFINISHED, AWAITED)
-    with contextlib.suppress(OSError):  # one who waits says so again
+    with contextlib.suppress(OSError):  # a waiting process repeats its request
         os.unlink(awaited)
     while os.getppid() == parent:
         if readable(sys.stdin.buffer, _LOOK_EVERY_S) and not os.read(sys.stdin.fileno(), 1):
@@ -175,16 +174,16 @@ def _watch(root: str, parent: int, eager: bool) -> None:
         if not eager and os.path.exists(awaited):
             _say(state="released")
             _end_at_once()
-    if sys.platform == "win32":  # there `os.kill` ends a process without a word
+    if sys.platform == "win32":  # there `os.kill` ends a process immediately
         signal.raise_signal(signal.SIGINT)
     else:
         os.kill(os.getpid(), signal.SIGINT)
     time.sleep(_TIDY_WITHIN_S)
-    os._exit(1)  # the next one tidies up
+    os._exit(1)  # the next one cleans up
 
 
 def _end_at_once() -> None:
-    """End this process and those it has started: others have no time for a better end."""
+    """Kill this process and its children, as their orderly end may take too long."""
     if hasattr(os, "killpg"):
         os.killpg(0, signal.SIGKILL)
     for process in psutil.Process().children(recursive=True):

@@ -1,7 +1,7 @@
-"""The last step of a build: the units' records become the index, and the manifest is written.
+"""Last step of a build: the shards' records become the index, and the manifest is written.
 
-Guarantees: the manifest comes when all else is on the disk; until then the folder is no cache, or
-the one that it was before a level was added.
+Guarantees: the manifest is written after everything else is on the disk. Until then the folder is
+not a cache, or is the one from before a resolution was added.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,28 +19,40 @@ import numpy as np
 import xxhash
 
 from feedline import __version__
-from feedline.cache.records import Columns, kept_name, read_record
-from feedline.cache.settings import Spec, Unit
-from feedline.cache.source import Source
-from feedline.cache.stale import remove_stale
-from feedline.cache.whole_file import write_whole
-from feedline.stores.cache_index import COLUMNS
-from feedline.stores.cache_layout import INDEX, MANIFEST, Level, Manifest
+from feedline.cache.atomic_write import write_atomic
+from feedline.cache.records import Columns, encode_name, read_record
+from feedline.cache.settings import ShardRange, Spec
+from feedline.cache.source import CacheSource
+from feedline.cache.writers import close_lmdb
+from feedline.stores.cache_index import COLUMNS, CacheIndex
+from feedline.stores.cache_layout import (
+    INDEX,
+    LMDB_FILE,
+    MANIFEST,
+    Level,
+    Manifest,
+    member,
+    shard_name,
+)
+from feedline.stores.file_name import file_name
 from feedline.system import write_through
 
-__all__ = ["fingerprint_now", "finish", "finish_addition"]
+__all__ = ["current_fingerprint", "finish", "finish_level", "remove_stale"]
+
 
 Array = np.ndarray[Any, Any]
 
 
-def finish(source: Source, spec: Spec, units: Sequence[Unit], per_shard: int) -> Manifest:
-    """Make a cache of what the units have made: its manifest."""
-    records = [read_record(spec, unit.number) for unit in units]
+def finish(
+    source: CacheSource, spec: Spec, shards: Sequence[ShardRange], per_shard: int
+) -> Manifest:
+    """Turn finished shards into a cache. Return its manifest."""
+    records = [read_record(spec, shard.number) for shard in shards]
     columns = {
         name: np.concatenate([record[name] for record in records])
         for name in ("labels", "names", *COLUMNS, *(f"level-{level.name}" for level in spec.levels))
     }
-    # Each record counts the bytes of its own names.
+    # Each record counts only its own names.
     before = np.cumsum([0, *(len(record["names"]) for record in records[:-1])])
     counts = [len(record["keys"]) for record in records]
     columns["name_ends"] += np.repeat(before, counts)
@@ -64,9 +76,9 @@ def finish(source: Source, spec: Spec, units: Sequence[Unit], per_shard: int) ->
     return _complete(spec, manifest)
 
 
-def finish_addition(spec: Spec, units: Sequence[Unit], manifest: Manifest) -> Manifest:
-    """Make the levels that the units have made a part of a finished cache: its new manifest."""
-    records = [read_record(spec, unit.number) for unit in units]
+def finish_level(spec: Spec, shards: Sequence[ShardRange], manifest: Manifest) -> Manifest:
+    """Add finished shards of new resolutions to a cache. Return its new manifest."""
+    records = [read_record(spec, shard.number) for shard in shards]
     columns = {
         name: np.concatenate([record[name] for record in records])
         for name in (f"level-{level.name}" for level in spec.levels)
@@ -83,7 +95,7 @@ def finish_addition(spec: Spec, units: Sequence[Unit], manifest: Manifest) -> Ma
 
 
 def _levels_made(spec: Spec, records: Sequence[Columns]) -> tuple[Level, ...]:
-    """The levels with the sizes of their shards."""
+    """Return the resolutions with the sizes of their shards."""
     return tuple(
         replace(level, shards=tuple(int(record["shards"][place]) for record in records))
         for place, level in enumerate(spec.levels)
@@ -91,29 +103,29 @@ def _levels_made(spec: Spec, records: Sequence[Columns]) -> tuple[Level, ...]:
 
 
 def _write_index(root: str, columns: Mapping[str, Array]) -> dict[str, str]:
-    """Write files of the index: their digests."""
+    """Write files of the index. Return their digests."""
     folder, digests = Path(root, INDEX), {}
     folder.mkdir(exist_ok=True)
     for name, column in columns.items():
         data = _as_npy(column)
         digests[name] = xxhash.xxh3_64_hexdigest(data)
-        write_whole(folder / f"{name}.npy", data)
+        write_atomic(folder / f"{name}.npy", data)
     return digests
 
 
 def _complete(spec: Spec, manifest: Manifest) -> Manifest:
-    """Bring all to the disk, and the manifest last."""
+    """Write all files through to the disk, the manifest last."""
     root = Path(spec.root)
-    if not spec.repairs:
+    if not spec.repairs_level:
         remove_stale(spec.root, manifest, [level.side for level in spec.levels])
     for name in (INDEX, *(level.name for level in spec.levels)):
         for folder, _, files in os.walk(root / name, topdown=False):
             for file in (*files, "."):
                 write_through(os.path.join(folder, file))
     write_through(root)
-    write_whole(root / MANIFEST, manifest.as_text().encode())
-    write_through(root)  # a folder with neither of the two is taken for somebody else's
-    # One who waits for it may write there at this moment: the next build removes what is left.
+    write_atomic(root / MANIFEST, manifest.as_text().encode())
+    write_through(root)  # a folder with neither manifest nor work looks like a foreign one
+    # A waiting process may write there at this moment: the next build removes the rest.
     shutil.rmtree(spec.unfinished, ignore_errors=True)
     return manifest
 
@@ -125,21 +137,21 @@ def _as_npy(column: Array) -> bytes:
 
 
 def _fingerprint(columns: Mapping[str, Array]) -> str:
-    """A short hash of the columns "labels", "names" and "name_ends"."""
+    """Short hash of labels and names."""
     digest = xxhash.xxh3_128(str(columns["labels"].shape).encode())
     for name in ("labels", "names", "name_ends"):
         digest.update(columns[name].tobytes())
     return digest.hexdigest()[:16]
 
 
-def fingerprint_now(source: Source, manifest: Manifest) -> str:
-    """The fingerprint that a cache of a source would have now, with the same images left out."""
+def current_fingerprint(source: CacheSource, manifest: Manifest) -> str:
+    """Return the fingerprint that a cache of the source would have now, without skipped images."""
     if (source.label_field.dtype, source.label_field.shape) != manifest.label:
         return ""
-    left_out = {key for key, _, _ in manifest.skipped}
+    skipped_before = {key for key, _, _ in manifest.skipped}
     dtype, shape = manifest.label
-    keys = [key for key in range(len(source)) if key not in left_out]
-    names = [kept_name(source.name(key)) for key in keys]
+    keys = [key for key in range(len(source)) if key not in skipped_before]
+    names = [encode_name(source.name(key)) for key in keys]
     labels = np.array([source.label(key) for key in keys], dtype)
     return _fingerprint(
         {
@@ -148,3 +160,52 @@ def fingerprint_now(source: Source, manifest: Manifest) -> str:
             "name_ends": np.cumsum([len(name) for name in names], dtype=np.int64),
         }
     )
+
+
+def remove_stale(root: str, manifest: Manifest, sides: Collection[int]) -> None:
+    """Remove files from the folders of some resolutions that the manifest does not list."""
+    index = CacheIndex(root, manifest)
+    for level in manifest.levels:
+        if level.side not in sides:
+            continue
+        folder = Path(root, level.name)
+        if manifest.format == "lmdb":
+            _remove_files(folder, [LMDB_FILE])
+            _remove_entries(folder, {member(key) for key in index.keys.tolist()})
+        elif manifest.format == "webdataset":
+            _remove_files(folder, map(shard_name, range(len(level.shards))))
+        else:
+            _remove_files(folder, _files(index, manifest, level))
+
+
+def _files(index: CacheIndex, manifest: Manifest, level: Level) -> Iterable[str]:
+    for row, key in enumerate(index.keys.tolist()):
+        name = file_name(key, index.name(row), index.labels[row], manifest.classes)
+        yield f"{name}.{level.ending}"
+
+
+def _remove_files(folder: Path, wanted: Iterable[str]) -> None:
+    known = set(wanted)
+    for path in folder.rglob("*"):
+        if path.is_file() and path.relative_to(folder).as_posix() not in known:
+            path.unlink()
+    for path in folder.iterdir():
+        if path.is_dir() and not os.listdir(path):
+            path.rmdir()
+
+
+def _remove_entries(folder: Path, wanted: set[str]) -> None:
+    import lmdb
+
+    # Space for the pages that a deletion rewrites.
+    room = 2 * (folder / LMDB_FILE).stat().st_size + (64 << 20)
+    environment = lmdb.open(str(folder), map_size=room)
+    with environment.begin(write=True) as transaction:
+        stale = [
+            name
+            for name, _ in transaction.cursor()
+            if bytes(name).decode("ascii", "replace").partition(".")[0] not in wanted
+        ]
+        for name in stale:
+            transaction.delete(name)
+    close_lmdb(environment, folder)

@@ -1,6 +1,6 @@
-"""What a cache holds, and how fast it is read.
+"""Contents of a cache, and its reading rates.
 
-Guarantees: nothing is changed; without measuring, no image is read.
+Guarantees: nothing is changed; without a measurement, no image is read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from feedline.stores.cache_index import load_entries
 from feedline.stores.cache_layout import LMDB_FILE, Level, Manifest
 from feedline.system import usable_cores
 
-__all__ = ["CacheInfo", "LevelInfo", "cache_info", "size_measured"]
+__all__ = ["CacheInfo", "LevelInfo", "cache_info", "measured_crop_px"]
 
 _BATCH = 64
 _SECONDS = 2.0
@@ -25,14 +25,14 @@ _SECONDS = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class LevelInfo:
-    """What is known of a level.
+    """One resolution of a cache.
 
     Args:
-        level: its side and its quality.
-        bytes: what it takes on the disk, as large as its files are.
-        image_bytes: the mean size of an image.
-        crop_px: the side of the random crops that were measured.
-        images_per_s: how many of those came in a second from all cores; None: not measured.
+        level: size and quality.
+        bytes: total size of its files.
+        image_bytes: mean size of an image.
+        crop_px: size of the random crops that were measured.
+        images_per_s: rate of these crops on all cores; None if not measured.
     """
 
     level: Level
@@ -44,12 +44,12 @@ class LevelInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheInfo:
-    """What is known of a cache.
+    """Contents of a cache.
 
     Args:
-        root: its folder or URL.
-        manifest: what it says of itself.
-        levels: smallest first.
+        root: folder or URL.
+        manifest: its manifest.
+        levels: its resolutions, smallest first.
     """
 
     root: str
@@ -58,15 +58,15 @@ class CacheInfo:
 
 
 def cache_info(root: str | os.PathLike[str], *, measure: bool = True) -> CacheInfo:
-    """What a cache holds.
+    """Describe a cache.
 
     Args:
-        root: its folder or URL.
-        measure: read random crops of each level for about two seconds, on all usable cores.
+        root: folder or URL.
+        measure: read random crops of each resolution for about two seconds, on all usable cores.
 
     Raises:
         DatasetError: there is no cache, or its index is damaged.
-        ImageError: an image that was read to measure is damaged; names it.
+        ImageError: an image read by the measurement is damaged; names it.
     """
     location = location_of(root)
     manifest, where = location.manifest(), str(location)
@@ -75,7 +75,7 @@ def cache_info(root: str | os.PathLike[str], *, measure: bool = True) -> CacheIn
     smaller = 0
     for level in manifest.levels:
         lengths = load_entries(index_folder, level, manifest.samples)[:, 2]
-        crop_px = size_measured(level.side, smaller)
+        crop_px = measured_crop_px(level.side, smaller)
         smaller = level.side
         levels.append(
             LevelInfo(
@@ -89,12 +89,12 @@ def cache_info(root: str | os.PathLike[str], *, measure: bool = True) -> CacheIn
     return CacheInfo(root=where, manifest=manifest, levels=tuple(levels))
 
 
-def size_measured(side: int, smaller: int) -> int:
-    """The side of random crops that a level serves, in pixels: 7/8 of its own, in 16ths.
+def measured_crop_px(side: int, smaller: int) -> int:
+    """Return the size of random crops that use a resolution, in pixels: 7/8 of it, in 16ths.
 
     Args:
-        side: of the level.
-        smaller: of the level before it, which would serve what is not larger; 0 for none.
+        side: the resolution.
+        smaller: the next smaller resolution, which serves all crops up to its size; 0 for none.
     """
     size = max(8, side * 7 // 8 // 16 * 16)
     return size if size > smaller else side
@@ -103,7 +103,7 @@ def size_measured(side: int, smaller: int) -> int:
 def _bytes_on_disk(root: str, manifest: Manifest, level: Level) -> int:
     if manifest.format != "lmdb":
         return level.bytes
-    # A level knows what went into its LMDB, which takes pages around it.
+    # The manifest counts the contents of an LMDB, without the overhead of its pages.
     try:
         return os.path.getsize(os.path.join(root, level.name, LMDB_FILE))
     except OSError:
@@ -111,7 +111,7 @@ def _bytes_on_disk(root: str, manifest: Manifest, level: Level) -> int:
 
 
 def _images_per_s(root: str | os.PathLike[str], manifest: Manifest, crop_px: int) -> float | None:
-    """How many random crops come in a second; None where there are no images."""
+    """Measure the rate of random crops; None without images."""
     if not manifest.samples:
         return None
     loader: DataLoader[Any] = DataLoader(
@@ -125,7 +125,7 @@ def _images_per_s(root: str | os.PathLike[str], manifest: Manifest, crop_px: int
         images, started, passed = 0, 0.0, 0.0
         while passed < _SECONDS:
             for batch, _ in loader:
-                if not started:  # the workers have begun
+                if not started:  # the workers have started
                     started = time.perf_counter()
                     continue
                 images += len(batch)

@@ -1,13 +1,13 @@
-"""An image to its copies, one for each level.
+"""Resizes an image to its copies, one per resolution, and encodes them.
 
-Guarantees: copies are made of the original, not of one another; downscaling is antialiased; the
-same image gives the same bytes. An image that is not larger than a level is kept as it is, where it
-is a JPEG that stands upright: its bytes are the original's.
+Guarantees: copies are made from the original, not from each other. Downscaling is antialiased.
+Equal images give equal bytes. An upright JPEG that is not larger than a resolution is stored
+unchanged.
 
-Relies on: torch's antialiased bicubic resize of uint8, which is Pillow's within 0.003 grey levels;
-Pillow's JPEGs, which may have restart markers and are made by libjpeg's accurate transform. Of
-Pillow's filters bicubic leaves a crop of a copy nearest to the same crop of the original; how
-near, docs/explanation/measurements.md says under "Caches".
+Relies on: torch's antialiased bicubic resize of uint8, which equals Pillow's within 0.003 grey
+levels; Pillow's JPEG encoder with restart markers, which uses libjpeg's accurate transform. Of
+Pillow's filters bicubic keeps a crop of a copy closest to the same crop of the original; the
+figures are in docs/explanation/measurements.md under "Caches".
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from feedline.images.headers import jpeg_orientation
 from feedline.stores.cache_layout import Level, level_size
 from feedline.stores.store import Pixels
 
-__all__ = ["RESTARTS", "Copies", "LevelEncoder", "Opened"]
+__all__ = ["RESTARTS", "DecodedImage", "LevelEncoder", "ResizedCopies"]
 
 _bicubic: Any = torch._C._nn._upsample_bicubic2d_aa
 _SUBSAMPLING = "4:2:0"
 RESTARTS = 4
-"""Blocks of 16 x 16 pixels between two restart markers (ITU T.81), so that only a crop's codes are
-read: 2, 4 and 6 were measured equally quick."""
-_LONGEST_PX = 65_500  # of a JPEG: libjpeg's JPEG_MAX_DIMENSION
+"""Blocks of 16 x 16 pixels between two restart markers (ITU T.81), which allow decoding only a
+crop: 2, 4 and 6 were equally fast."""
+_MAX_JPEG_PX = 65_500  # libjpeg's JPEG_MAX_DIMENSION
 
 
 @dataclass(frozen=True)
-class Copies:
-    """What was made of an image.
+class ResizedCopies:
+    """Copies of an image.
 
     Args:
-        height: of the original, in pixels, upright where that was asked for.
-        width: of the original.
-        images: its bytes in each level, as files.
+        height: height of the original in pixels, after Exif rotation if requested.
+        width: width of the original.
+        images: encoded copies, one per resolution.
     """
 
     height: int
@@ -54,25 +54,25 @@ class Copies:
 
 
 @dataclass(frozen=True)
-class Opened:
+class DecodedImage:
     """A decoded original.
 
     Args:
         pixels: uint8 (height, width, 3), RGB, valid until the encoder opens another image.
-        as_it_is: its own bytes, where a level that it is not larger than keeps these; else None.
+        unchanged: original bytes if a large enough resolution may store them; else None.
     """
 
     pixels: Pixels
-    as_it_is: bytes | None
+    unchanged: bytes | None
 
 
 class LevelEncoder:
-    """Makes copies, one image after the other, in one thread.
+    """Makes copies of one image after another, in one thread.
 
     Args:
-        levels: which.
-        exif: turn images upright by their Exif orientation.
-        max_pixels: an image whose header announces more is an ImageError.
+        levels: resolutions of the copies.
+        exif: rotate images by their Exif orientation.
+        max_pixels: images whose header announces more raise an ImageError.
     """
 
     def __init__(self, levels: Sequence[Level], *, exif: bool, max_pixels: int) -> None:
@@ -80,46 +80,48 @@ class LevelEncoder:
         self._exif = exif
         self._decoder = Decoder(max_pixels=max_pixels, exif=exif)
 
-    def copies(self, image: bytes | Pixels) -> Copies:
-        """The copies of an image, encoded or as pixels, uint8 (height, width, 3), RGB.
+    def make_copies(self, image: bytes | Pixels) -> ResizedCopies:
+        """Make the copies of an image, encoded or as pixels, uint8 (height, width, 3), RGB.
 
         Raises:
-            ImageError: it cannot be decoded, or is too long for a JPEG.
+            ImageError: the image cannot be decoded, or is too long for a JPEG.
         """
         opened = self.open(image)
         height, width = opened.pixels.shape[:2]
-        return Copies(height, width, tuple(self.copy(opened, level) for level in self._levels))
+        return ResizedCopies(
+            height, width, tuple(self.make_copy(opened, level) for level in self._levels)
+        )
 
-    def open(self, image: bytes | Pixels) -> Opened:
-        """Decode an image, of which copies are then made; raises as `copies` does."""
+    def open(self, image: bytes | Pixels) -> DecodedImage:
+        """Decode an image of which copies are made; raises as `make_copies` does."""
         if isinstance(image, np.ndarray):
-            return Opened(image, None)
+            return DecodedImage(image, None)
         self._decoder.open(image)
-        as_it_is = self._decoder.reducible and not (self._exif and jpeg_orientation(image) != 1)
-        # An original that is kept is decoded all the same, so that a broken one is found now.
+        unchanged = self._decoder.reducible and not (self._exif and jpeg_orientation(image) != 1)
+        # An original that is stored unchanged is decoded, too, to find broken ones now.
         pixels = np.ascontiguousarray(self._decoder.read())
-        return Opened(pixels, image if as_it_is else None)
+        return DecodedImage(pixels, image if unchanged else None)
 
-    def copy(self, opened: Opened, level: Level) -> bytes:
-        """One copy of an image, as a file.
+    def make_copy(self, opened: DecodedImage, level: Level) -> bytes:
+        """Make one encoded copy of an image.
 
         Raises:
-            ImageError: it would be too long for a JPEG.
+            ImageError: the copy would be too long for a JPEG.
         """
-        keeps = min(opened.pixels.shape[:2]) <= level.side and level.quality is not None
-        if keeps and opened.as_it_is is not None:
-            return opened.as_it_is
-        return self._made(opened.pixels, level)
+        may_keep = min(opened.pixels.shape[:2]) <= level.side and level.quality is not None
+        if may_keep and opened.unchanged is not None:
+            return opened.unchanged
+        return self._encode(opened.pixels, level)
 
-    def _made(self, pixels: Pixels, level: Level) -> bytes:
+    def _encode(self, pixels: Pixels, level: Level) -> bytes:
         height, width = pixels.shape[:2]
-        small = _resized(pixels, *level_size(height, width, level.side))
+        small = _resize(pixels, *level_size(height, width, level.side))
         if level.quality is None:
             return npy_header(*small.shape[:2]) + small.tobytes()
-        if max(small.shape) > _LONGEST_PX:
+        if max(small.shape) > _MAX_JPEG_PX:
             raise ImageError(
-                f"its copy of {small.shape[1]} x {small.shape[0]} pixels cannot be a JPEG, whose "
-                f"sides have at most {_LONGEST_PX}: cut the image up, or keep raw pixels"
+                f"its copy of {small.shape[1]} x {small.shape[0]} pixels is too large for a JPEG, "
+                f"at most {_MAX_JPEG_PX} pixels per side: split the image, or store raw pixels"
             )
         file = io.BytesIO()
         Image.fromarray(small).save(
@@ -132,7 +134,7 @@ class LevelEncoder:
         return file.getvalue()
 
 
-def _resized(pixels: Pixels, height: int, width: int) -> Pixels:
+def _resize(pixels: Pixels, height: int, width: int) -> Pixels:
     if pixels.shape[:2] == (height, width):
         return np.ascontiguousarray(pixels)
     small = np.empty((height, width, 3), np.uint8)
@@ -151,7 +153,7 @@ def _resized(pixels: Pixels, height: int, width: int) -> Pixels:
 
 @functools.lru_cache(256)
 def npy_header(height: int, width: int) -> bytes:
-    """What numpy writes before the pixels of an image of this size: 128 bytes."""
+    """Return the 128 bytes that NumPy writes before the pixels of an image of this size."""
     header = io.BytesIO()
     form = {"descr": "|u1", "fortran_order": False, "shape": (height, width, 3)}
     np.lib.format.write_array_header_1_0(header, form)

@@ -1,7 +1,7 @@
-"""From what a user names to a source: a path is looked at, a Dataset is taken as it is.
+"""Opens the source of a cache from a path, a URL or a Dataset.
 
-Guarantees: a path is taken for what its files are; what is no source is an error that says which
-kinds there are.
+Guarantees: the kind of a path follows from its files. An unsupported source raises an error that
+lists the supported kinds.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from feedline.cache.dataset_source import DatasetSource
-from feedline.cache.far_folder_source import FarFilesSource, FarFolderSource
-from feedline.cache.folder_source import FolderSource
+from feedline.cache.folder_source import FolderSource, StoreSource
 from feedline.cache.parquet_source import ParquetSource
-from feedline.cache.source import Source
-from feedline.cache.source_files import FarFiles, LocalFiles, SourceFiles
-from feedline.cache.store_source import StoreSource
+from feedline.cache.remote_folder_source import RemoteFilesSource, RemoteFolderSource
+from feedline.cache.source import CacheSource
+from feedline.cache.source_files import LocalFiles, RemoteFiles, SourceFiles
 from feedline.cache.webdataset_source import WebDatasetSource
 from feedline.errors import DatasetError, UsageError
 from feedline.images.folder import ImageFolder
@@ -32,34 +31,34 @@ from feedline.stores.index import IMAGE_EXTENSIONS, scan_folder
 from feedline.stores.splits import split_hint, splits_below, splits_in
 from feedline.system import slashed
 
-__all__ = ["open_source", "source_of_cache", "source_splits"]
+__all__ = ["list_splits", "open_cache_source", "open_source"]
 
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 _KINDS = {".tar": "tar", ".parquet": "parquet", ".arrow": "arrow"}
 
 
-def open_source(given: Any, *, check_splits: bool = True) -> Source:
-    """A source of what a user names.
+def open_source(given: Any, *, check_splits: bool = True) -> CacheSource:
+    """Open a source.
 
     Args:
-        given: a path, or a URL that fsspec knows, such as "s3://bucket/train": a folder of class
-            folders; one with tar shards of WebDataset or with Parquet files, at any depth; one such
-            file, or a pattern such as "data/train-*.parquet". Or a `feedline.ImageFolder` or
-            `ImageList`, or a map-style Dataset of (image, label).
-        check_splits: refuse a folder with train/ and val/ below; if False, they are two classes.
+        given: a path, or a URL supported by fsspec, such as "s3://bucket/train": a folder of class
+            folders; one with tar shards of WebDataset or Parquet files at any depth; one such file,
+            or a pattern such as "data/train-*.parquet". Or a `feedline.ImageFolder` or `ImageList`,
+            or a map-style Dataset of (image, label).
+        check_splits: refuse a folder with train/ and val/; if False, they are two classes.
 
     Raises:
-        DatasetError: it holds nothing that is known, or something that is damaged or out of reach.
-        UsageError: it is neither, it holds train/ and val/ instead of classes, or a package that
-            reads it is missing.
+        DatasetError: the source holds no supported files, or is damaged or unreachable.
+        UsageError: the type is not supported, the folder has train/ and val/ instead of classes, or
+            a required package is missing.
     """
-    if check_splits and isinstance(given, str | os.PathLike) and (splits := source_splits(given)):
+    if check_splits and isinstance(given, str | os.PathLike) and (splits := list_splits(given)):
         named = os.fspath(given)
         raise UsageError(split_hint(shown(named) if is_url(named) else named, splits))
     if isinstance(given, (ImageFolder, ImageList)) and isinstance(given.store, RemoteImages):
         kind = "folder" if isinstance(given, ImageFolder) else "files"
         images = given.store.without_repeats()
-        return FarFilesSource(given.root, images, given.classes or None, kind)
+        return RemoteFilesSource(given.root, images, given.classes or None, kind)
     if isinstance(given, ImageFolder):
         _check_no_cache(given.root, is_cache=os.path.exists(os.path.join(given.root, MANIFEST)))
         return FolderSource(given.root, given.files, given.classes)
@@ -69,63 +68,63 @@ def open_source(given: Any, *, check_splits: bool = True) -> Source:
         files = given.files.without_repeats()
         return FolderSource(given.root, files, given.classes or None, "files")
     if is_url(given):
-        return _far(RemoteFolder(given))
+        return _open_remote(RemoteFolder(given))
     if isinstance(given, (str, os.PathLike)):
         where = os.path.abspath(os.path.expanduser(os.fspath(given)))
         _check_no_cache(where, is_cache=os.path.exists(os.path.join(where, MANIFEST)))
-        return _at(where)
+        return _open_local(where)
     if isinstance(given, Mapping):
-        some = ", ".join(map(repr, list(given)[:5]))
+        keys = ", ".join(map(repr, list(given)[:5]))
         raise UsageError(
-            f"a cache is made of one dataset, and got a {type(given).__name__} of {some}: pass one "
+            f"a cache is built from one dataset, got a {type(given).__name__} of {keys}: pass one "
             "of its values"
         )
     if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
         return DatasetSource(given)
     raise UsageError(
-        "a cache is made of a path (a folder of class folders, tar shards of WebDataset, Parquet "
-        f"files) or of a map-style Dataset of (image, label), got {type(given).__name__}"
+        "a cache is built from a path (a folder of class folders, tar shards of WebDataset, "
+        f"Parquet files) or a map-style Dataset of (image, label), got {type(given).__name__}"
     )
 
 
-def source_of_cache(where: str, manifest: Manifest, given: Any) -> Source:
-    """Open the source of a cache.
+def open_cache_source(where: str, manifest: Manifest, given: Any) -> CacheSource:
+    """Open the source of an existing cache.
 
     Args:
-        where: the cache's folder.
-        manifest: says what it was made of.
-        given: the source, if the user names one, as `open_source` takes it.
+        where: folder of the cache.
+        manifest: its manifest.
+        given: the source if the user passed it, see `open_source`.
 
     Raises:
-        DatasetError: it is gone.
-        UsageError: it has no path, and none was given.
+        DatasetError: the source is missing.
+        UsageError: the source has no path, and none was passed.
     """
     if given is not None:
         return open_source(given)
     kind, path = manifest.source
     if kind == "dataset":
         raise UsageError(
-            f"the cache {where!r} was made of a Dataset, {path}, which has no path",
+            f"the cache {where!r} was built from a Dataset, {path}, which has no path",
             hint="pass the Dataset in Python, as source=",
         )
     try:
         return open_source(path, check_splits=False)
     except DatasetError as error:
         raise DatasetError(
-            f"the cache {where!r} was made of {path!r}: {error}",
-            hint="if it has moved, name where it is now",
+            f"the cache {where!r} was built from {path!r}: {error}",
+            hint="if it has moved, pass its new path",
             fix={"source": "DIR"},
         ) from error
 
 
-def source_splits(given: str | os.PathLike[str]) -> list[str]:
+def list_splits(given: str | os.PathLike[str]) -> list[str]:
     """Return the names of the split folders in a folder, "train" first; [] if there are none.
 
     Args:
         given: a path, or a URL.
 
     Raises:
-        DatasetError: a store is out of reach.
+        DatasetError: a store is unreachable.
     """
     if not is_url(given):
         return splits_below(os.path.expanduser(given))
@@ -138,13 +137,13 @@ def source_splits(given: str | os.PathLike[str]) -> list[str]:
 def _check_no_cache(where: str, *, is_cache: bool) -> None:
     if is_cache:
         raise UsageError(
-            f"{where!r} is a cache itself: a copy of a copy loses quality. Name what it was made "
-            "of; `feedline cache info` says that"
+            f"{where!r} is a cache, and copies of copies lose quality; build from its source, "
+            "which `feedline cache info` prints"
         )
 
 
-def _at(where: str) -> Source:
-    """A source of this machine."""
+def _open_local(where: str) -> CacheSource:
+    """Open a local source."""
     if os.path.isdir(where):
         kind, folder = _kind_of_folder(os.walk(where)), where
         files = _files_below(where, kind) if kind in ("tar", "parquet") else []
@@ -153,18 +152,18 @@ def _at(where: str) -> Source:
         kind = _kind_of_files(where, files)
         folder = os.path.commonpath([os.path.dirname(file) for file in files or [where]])
     names = [slashed(os.path.relpath(file, folder)) for file in files]
-    found = _of_files(kind, where, LocalFiles(folder), names)
+    found = _open_files(kind, where, LocalFiles(folder), names)
     if found is None:
         index = scan_folder(where)
         found = FolderSource(where, files_of(where, index), index.classes)
     return found
 
 
-def _far(there: RemoteFolder) -> Source:
-    """A source below a URL."""
+def _open_remote(there: RemoteFolder) -> CacheSource:
+    """Open a source below a URL."""
     where = str(there)
     _check_no_cache(where, is_cache=there.has(MANIFEST))
-    # An index of a web server's is a file as well as a folder.
+    # A directory listing of a web server is a file and a folder.
     named = _kind(there.url) or glob.has_magic(there.url)
     urls = there.glob() if named else []
     if not urls:
@@ -174,27 +173,29 @@ def _far(there: RemoteFolder) -> Source:
             for name in (there.files() if kind in ("tar", "parquet") else ())
             if _kind(name) == kind and "/." not in f"/{os.path.dirname(name)}"
         ]
-        found = _of_files(kind, where, FarFiles(there), sorted(names))
-        return found or FarFolderSource(there)
+        found = _open_files(kind, where, RemoteFiles(there), sorted(names))
+        return found or RemoteFolderSource(there)
     scheme, _, _ = there.url.partition("://")
     paths = [url.partition("://")[2] for url in urls]
     folder = posixpath.commonpath(list(map(posixpath.dirname, paths)))
     names = [posixpath.relpath(path, folder) for path in paths]
     kind = _kind_of_files(where, list(map(shown, urls)))
-    found = _of_files(kind, where, FarFiles(RemoteFolder(f"{scheme}://{folder}")), names)
+    found = _open_files(kind, where, RemoteFiles(RemoteFolder(f"{scheme}://{folder}")), names)
     if found is None:
         raise DatasetError(
-            f"{where!r} names files that are neither tar shards nor Parquet files: name a "
-            "folder of class folders, or such files"
+            f"{where!r} matches files that are neither tar shards nor Parquet files; pass a folder "
+            "of class folders, or such files"
         )
     return found
 
 
-def _of_files(kind: str, where: str, files: SourceFiles, names: Sequence[str]) -> Source | None:
-    """A source of files of a kind; None for one that is found as a folder of class folders.
+def _open_files(
+    kind: str, where: str, files: SourceFiles, names: Sequence[str]
+) -> CacheSource | None:
+    """Open a source of files of a kind; None for class folders.
 
     Raises:
-        DatasetError: files of this kind are no source.
+        DatasetError: files of this kind are not supported.
     """
     if kind == "tar":
         return WebDatasetSource(where, files, names)
@@ -202,20 +203,20 @@ def _of_files(kind: str, where: str, files: SourceFiles, names: Sequence[str]) -
         return ParquetSource(where, files, names)
     if kind == "arrow":
         raise DatasetError(
-            f"{where!r} holds Arrow files, as `save_to_disk` of Hugging Face's datasets writes "
-            "them, which are not read here: write Parquet files with dataset.to_parquet(...), or "
-            "pass the dataset itself to feedline.build_cache, as datasets.load_from_disk gives it"
+            f"{where!r} holds Arrow files (save_to_disk of Hugging Face's datasets), which are not "
+            "supported: write Parquet files with dataset.to_parquet(...), or pass the dataset of "
+            "datasets.load_from_disk to feedline.build_cache"
         )
     if kind == "compressed":
         raise DatasetError(
-            f"{where!r} holds tar files that are compressed, in which no image can be read by "
-            "itself: unpack them to .tar files first, e.g. with gunzip"
+            f"{where!r} holds compressed tar files, which do not allow reading single images: "
+            "decompress them to .tar files first, e.g. with gunzip"
         )
     return None
 
 
 def _kind(name: str) -> str:
-    """Of which kind a file is, by its ending; "" for one that is not known."""
+    """Return the kind of a file by its extension; "" if unknown."""
     lower = name.lower()
     if lower.endswith(_COMPRESSED):
         return "compressed"
@@ -224,19 +225,19 @@ def _kind(name: str) -> str:
 
 
 def _kind_of_files(where: str, files: Sequence[str]) -> str:
-    """The kind of files that were named; "" for none."""
+    """Return the kind of some files; "" if unknown."""
     kinds = sorted({_kind(file) for file in files})
     if len(kinds) > 1:
-        raise DatasetError(f"{where!r} names files of several kinds, {', '.join(files[:5])}")
+        raise DatasetError(f"{where!r} matches files of several kinds, {', '.join(files[:5])}")
     return "".join(kinds)
 
 
 def _kind_of_folder(steps: Iterable[tuple[str, list[str], list[str]]]) -> str:
-    """What a folder holds: the kind of the first files in it and below it that are known.
+    """Return the kind of the first known files in a folder and below it.
 
     Args:
-        steps: as os.walk gives them, which goes where the lists of folders say; the first is the
-            folder itself.
+        steps: as of os.walk, whose lists of folders select the folders to enter; the first step is
+            the folder itself.
     """
     found = ""
     for number, (_, folders, files) in enumerate(steps):
@@ -245,16 +246,16 @@ def _kind_of_folder(steps: Iterable[tuple[str, list[str], list[str]]]) -> str:
         for kind in _KINDS.values():
             if kind in kinds:
                 return kind
-        # An image that lies directly in the folder belongs to no class.
+        # An image directly in the folder belongs to no class.
         if "image" in kinds and number:
             return "image"
-        if "compressed" in kinds:  # perhaps what the class folders were unpacked from
+        if "compressed" in kinds:  # may be the archive of the class folders
             found = "compressed"
     return found
 
 
 def _files_below(where: str, kind: str) -> list[str]:
-    """All files of a kind in a folder and below it, sorted."""
+    """List all files of a kind in a folder and below it, sorted."""
     found = []
     for folder, folders, files in os.walk(where):
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -1,8 +1,8 @@
-"""What a node of a Ray cluster does: makes one unit.
+"""Builds a shard on a node of a Ray cluster, which imports this module by its name.
 
-Guarantees: a node that does not see the source says so; its images are not taken for broken ones.
+Guarantees: a node that does not see the source raises an error; its images do not count as broken.
 
-Relies on: Ray, which pickles between the processes of its cluster, as is its way.
+Relies on: Ray, which pickles between the processes of its cluster.
 """
 
 from __future__ import annotations
@@ -12,51 +12,51 @@ import os
 import socket
 from typing import Any
 
-from feedline.cache.unit import Made, Units
+from feedline.cache.shard import BuiltShard, ShardDataset
 from feedline.engine.process import limit_threads
 from feedline.errors import DatasetError
 
-__all__ = ["make_here"]
+__all__ = ["build_on_node"]
 
 
-def make_here(units: Any, at: int) -> Made:
-    """Make a unit on this node, in one thread.
+def build_on_node(shards: Any, at: int) -> BuiltShard:
+    """Build a shard on this node, in one thread.
 
     Args:
-        units: a reference of Ray's to `Units`.
-        at: which of them.
+        shards: Ray's reference to the `ShardDataset`.
+        at: number of the shard.
 
     Raises:
-        DatasetError: the source is not to be seen here, or a store is out of reach from here.
-        ImageError: an image is broken, and may not be left out; names it.
+        DatasetError: the source is missing on this node, or a store is unreachable from it.
+        ImageError: an image is broken and may not be skipped; names it.
     """
     limit_threads()
-    taken = _taken(units)
+    fetched = _fetch_shards(shards)
     try:
-        _check_source(taken, at)
-        return taken[at]
+        _check_source(fetched, at)
+        return fetched[at]
     except DatasetError as error:
         node = socket.gethostname()
         raise DatasetError(f"on the node {node} of the Ray cluster: {error}") from error
 
 
 @functools.lru_cache(maxsize=1)
-def _taken(units: Any) -> Units:
-    """The units, unpickled once a process and not once a unit."""
+def _fetch_shards(shards: Any) -> ShardDataset:
+    """Fetch and unpickle the shards once per process."""
     import ray
 
-    taken: Units = ray.get(units)
-    return taken
+    fetched: ShardDataset = ray.get(shards)
+    return fetched
 
 
-def _check_source(units: Units, at: int) -> None:
-    """See whether any file of a unit is to be seen here."""
-    unit = units.units[at]
-    path = units.source.path(unit.start)
+def _check_source(shards: ShardDataset, at: int) -> None:
+    """Check that some file of a shard exists on this node."""
+    shard = shards.shards[at]
+    path = shards.source.path(shard.start)
     if path and not any(
-        os.path.exists(units.source.path(sample)) for sample in range(unit.start, unit.stop)
+        os.path.exists(shards.source.path(sample)) for sample in range(shard.start, shard.stop)
     ):
         raise DatasetError(
-            f"{path!r} is not to be seen, of which copies are to be made: every node needs the "
-            "source at the same path. Mount it there"
+            f"{path!r} does not exist here: every node needs the source at the same path. Mount it "
+            "there"
         )

@@ -1,6 +1,6 @@
-"""How a cache is built: the same for all its units, and for a build that goes on with another's.
+"""Specification of a cache, and the settings that an interrupted build must share to be continued.
 
-Guarantees: a build goes on only with one of the same settings.
+Guarantees: only a build with the same settings is continued.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from feedline.cache.source import Source
-from feedline.cache.whole_file import write_whole
+from feedline.cache.atomic_write import write_atomic
+from feedline.cache.source import CacheSource
 from feedline.errors import DatasetError, UsageError
 from feedline.remote.filesystem import is_url
 from feedline.stores.cache_layout import UNFINISHED, CacheFormat, Level, read_manifest
 
 __all__ = [
     "SETTINGS",
-    "Settings",
+    "BuildSettings",
+    "ShardRange",
     "Spec",
-    "Unit",
     "is_same_source",
-    "levels_as_before",
+    "keep_qualities",
     "unfinished_levels",
 ]
 
@@ -34,17 +34,17 @@ _MAY_DIFFER = ("per_shard", "where")
 
 @dataclass(frozen=True)
 class Spec:
-    """How a cache is made, the same for all its units.
+    """Specification of a cache, the same for all its shards.
 
     Args:
-        root: the cache's folder.
-        format: how images are kept.
-        levels: which, smallest first.
-        exif: turn images upright.
-        skip_broken: leave broken images out and note them; else they are an error.
-        adds: the one level is added to a cache that is finished.
-        left_out: samples that this cache has left out before.
-        repairs: the one level is one of a finished cache, of which some units are made again.
+        root: folder of the cache.
+        format: file format.
+        levels: resolutions, smallest first.
+        exif: rotate images by their Exif orientation.
+        skip_broken: skip and list broken images instead of raising.
+        adds_level: True if the only resolution is added to a finished cache.
+        skipped_before: samples that this cache has skipped before.
+        repairs_level: True if shards of the only resolution of a finished cache are rebuilt.
     """
 
     root: str
@@ -52,19 +52,19 @@ class Spec:
     levels: tuple[Level, ...]
     exif: bool = False
     skip_broken: bool = False
-    adds: bool = False
-    left_out: frozenset[int] = frozenset()
-    repairs: bool = False
+    adds_level: bool = False
+    skipped_before: frozenset[int] = frozenset()
+    repairs_level: bool = False
 
     @property
     def unfinished(self) -> Path:
-        """The folder of what is done so far: an addition or a repair of a level has its own."""
-        own = self.adds or self.repairs
+        """Folder of unfinished work; an addition or a repair of a resolution has its own."""
+        own = self.adds_level or self.repairs_level
         return Path(self.root, f"{UNFINISHED}-{self.levels[0].name}" if own else UNFINISHED)
 
 
-class Unit(NamedTuple):
-    """A number, and the samples from `start` up to `stop`."""
+class ShardRange(NamedTuple):
+    """Number of a shard, and its samples `start:stop`."""
 
     number: int
     start: int
@@ -72,16 +72,16 @@ class Unit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What two builds must have in common for one to go on with the other.
+class BuildSettings:
+    """Settings that two builds must share for one to continue the other.
 
     Args:
-        format: how images are kept.
-        levels: which, as text.
-        exif: turn images upright.
-        source: of which kind it is.
-        where: its path.
-        per_shard: samples of a shard.
+        format: file format.
+        levels: resolutions as text.
+        exif: rotate images by their Exif orientation.
+        source: kind of the source.
+        where: path of the source.
+        per_shard: samples in a shard.
     """
 
     format: str
@@ -92,43 +92,43 @@ class Settings:
     per_shard: int
 
     @classmethod
-    def of(cls, source: Source, spec: Spec, per_shard: int) -> Settings:
-        """The settings of a build."""
+    def of(cls, source: CacheSource, spec: Spec, per_shard: int) -> BuildSettings:
+        """Collect the settings of a build."""
         levels = [str(level) for level in spec.levels]
         return cls(spec.format, levels, spec.exif, source.kind, source.where, per_shard)
 
-    def agreed(self, spec: Spec) -> Settings:
-        """The settings of the unfinished build that is there, or these, which are then noted.
+    def reconcile(self, spec: Spec) -> BuildSettings:
+        """Return the settings of an existing unfinished build, or write and return these.
 
-        They may differ in the size of a shard, which an estimate gives, and in the path of the
-        source, which another machine may see elsewhere.
+        They may differ in the size of a shard, which is estimated, and in the path of the source,
+        which may differ between machines.
 
         Raises:
-            UsageError: they differ otherwise.
+            UsageError: other settings differ.
         """
         path = spec.unfinished / SETTINGS
         before = None
         with contextlib.suppress(OSError, ValueError, TypeError):
-            before = Settings(**json.loads(path.read_text()))
+            before = BuildSettings(**json.loads(path.read_text()))
         if before is None:
-            write_whole(path, json.dumps(asdict(self)).encode())
+            write_atomic(path, json.dumps(asdict(self)).encode())
             return self
         mine, others = asdict(self), asdict(before)
         different = [
             name for name in mine if name not in _MAY_DIFFER and mine[name] != others[name]
         ]
         if different:
-            said = (f"{name} {others[name]}, not {mine[name]}" for name in different)
-            folder = str(spec.unfinished) if spec.adds else spec.root
+            differences = (f"{name} {others[name]}, not {mine[name]}" for name in different)
+            folder = str(spec.unfinished) if spec.adds_level else spec.root
             raise UsageError(
-                f"{folder!r} holds an unfinished build with {'; '.join(said)}. Build with those "
-                "settings to go on with it, or remove the folder"
+                f"{folder!r} holds an unfinished build with {'; '.join(differences)}. Use those "
+                "settings to continue it, or remove the folder"
             )
         return before
 
 
-def is_same_source(before: tuple[str, str], source: Source) -> bool:
-    """Return True if a source is where another one was, whose kind and path these are."""
+def is_same_source(before: tuple[str, str], source: CacheSource) -> bool:
+    """Return True if a source has the kind and path of a former one."""
     kind, where = before
     if kind != source.kind or where == source.where:
         return kind == source.kind
@@ -137,7 +137,7 @@ def is_same_source(before: tuple[str, str], source: Source) -> bool:
 
 
 def unfinished_levels(root: str) -> tuple[Level, ...]:
-    """The levels of the unfinished build in a folder; none where none can be told."""
+    """Return the resolutions of the unfinished build in a folder; empty if unknown."""
     try:
         given = json.loads(Path(root, UNFINISHED, SETTINGS).read_bytes())
         return tuple(map(Level.of, given["levels"]))
@@ -145,13 +145,13 @@ def unfinished_levels(root: str) -> tuple[Level, ...]:
         return ()
 
 
-def levels_as_before(root: str, levels: tuple[Level, ...]) -> tuple[Level, ...]:
-    """Levels in the qualities that the cache in a folder has them in, finished or not.
+def keep_qualities(root: str, levels: tuple[Level, ...]) -> tuple[Level, ...]:
+    """Return resolutions with the qualities of the cache in a folder, finished or not.
 
     Args:
         root: the folder.
-        levels: JPEGs; they are given back where the cache has other sizes, or raw pixels, or there
-            is none.
+        levels: JPEG resolutions; returned unchanged if the cache has other sizes or raw pixels, or
+            if there is none.
     """
     try:
         there = read_manifest(root).levels

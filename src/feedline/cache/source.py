@@ -1,11 +1,8 @@
-"""What a cache is made of: images, labels and names, wherever they come from.
-
-Guarantees: none of its own; each kind of source says what it guarantees.
-"""
+"""Interface of a cache's source: images, labels and names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -14,80 +11,98 @@ import xxhash
 from feedline.plan.row import Field
 from feedline.stores.store import Pixels
 
-__all__ = ["Source", "Stamp", "evenly", "stamp_of"]
+__all__ = [
+    "IMAGE_NAMES",
+    "LABEL_NAMES",
+    "CacheSource",
+    "Stamp",
+    "first_existing",
+    "make_stamp",
+    "spread_evenly",
+]
+
 
 Stamp: TypeAlias = int
 
 
-class Source(Protocol):
-    """Numbered images with their labels and names. Pickled once and sent to every worker."""
+class CacheSource(Protocol):
+    """Numbered images with labels and names. Pickled once and sent to every worker."""
 
     @property
     def kind(self) -> str:
-        """In a word, for the manifest."""
+        """Kind of the source, for the manifest."""
         ...
 
     @property
     def where(self) -> str:
-        """Its path, or what it is called."""
+        """Path, or a description."""
         ...
 
     @property
     def classes(self) -> Sequence[str] | None:
-        """The names of the classes by number; None where there are none."""
+        """Class names by number; None if there are none."""
         ...
 
     @property
     def label_field(self) -> Field:
-        """The dtype and shape of one label, under the name "label"."""
+        """Dtype and shape of a label, under the name "label"."""
         ...
 
     def __len__(self) -> int:
-        """How many samples there are."""
+        """Number of samples."""
         ...
 
-    def some(self, count: int) -> list[int]:
-        """About so many samples, spread over all, that are cheap to read one after the other."""
+    def pick(self, count: int) -> list[int]:
+        """Return about `count` samples, spread over all, that are cheap to read in sequence."""
         ...
 
-    def ahead(self, samples: Iterable[int]) -> None:
-        """Take note of which images will be read next, in this order, to begin with them."""
+    def prefetch(self, samples: Iterable[int]) -> None:
+        """Start reading images that are needed next, in this order."""
         ...
 
     def read(self, sample: int) -> bytes | Pixels:
-        """An image, encoded or as uint8 (height, width, 3), RGB.
+        """Return an image, encoded or as uint8 (height, width, 3), RGB.
 
         Raises:
-            ImageError: it cannot be read; the message does not name it.
-            DatasetError: what holds all images is out of reach.
+            ImageError: the image cannot be read; the message does not name it.
+            DatasetError: the whole source is unreachable.
         """
         ...
 
     def label(self, sample: int) -> Any:
-        """A number, or an array of numbers, that fits `label_field`."""
+        """Return a number, or an array of numbers, as described by `label_field`."""
         ...
 
     def name(self, sample: int) -> str:
-        """What the sample is called, wherever the source lies: unlike any other's name."""
+        """Return the name of a sample, distinct and independent of the source's location."""
         ...
 
     def path(self, sample: int) -> str:
-        """The file on this machine that holds the sample; "" where there is none to be named."""
+        """Return the path of the local file that holds the sample; "" if there is none."""
         ...
 
     def stamp(self, sample: int) -> Stamp:
-        """64 bits that change when the sample does; 0 where that cannot be seen."""
+        """Return 64 bits that change with the sample; 0 if changes are not detected."""
         ...
 
 
-def evenly(samples: int, count: int) -> list[int]:
-    """So many of the numbers of some samples, or all of them, evenly spread."""
+def spread_evenly(samples: int, count: int) -> list[int]:
+    """Return `count` evenly spread numbers below `samples`, or all."""
     picked = np.linspace(0, samples - 1, min(samples, count)).astype(int)
     return [int(number) for number in np.unique(picked)]
 
 
-def stamp_of(*numbers: int) -> Stamp:
-    """A stamp of some numbers."""
+def make_stamp(*numbers: int) -> Stamp:
+    """Hash numbers to a stamp."""
     return xxhash.xxh3_64_intdigest(
         b"".join(n.to_bytes(16, "little", signed=True) for n in numbers)
     )
+
+
+IMAGE_NAMES = ("image", "img", "jpg", "png")
+LABEL_NAMES = ("label", "labels", "fine_label", "cls")
+
+
+def first_existing(names: tuple[str, ...], there: Container[str]) -> str | None:
+    """Return the first name that exists, or None."""
+    return next((name for name in names if name in there), None)

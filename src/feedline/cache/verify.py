@@ -1,10 +1,9 @@
-"""Whether a cache is what was written: each image of each level, and the index.
+"""Verification of a cache: each image of each resolution, and the index.
 
-Guarantees: nothing is changed; whatever the files hold, damage is told and not raised, and what is
-broken hides nothing else, also where reading it ends a process; only a manifest that cannot be read
-is an error.
+Guarantees: nothing is changed. Damage is reported, not raised, and hides no other damage, even if
+reading a file ends a process. Only an unreadable manifest is an error.
 
-Relies on: the checksums that a build took of the bytes which it wrote; `loader` for the workers.
+Relies on: the checksums of the build; `loader` for the workers.
 """
 
 from __future__ import annotations
@@ -29,29 +28,29 @@ from feedline.stores.cache_location import CacheLocation, FolderLocation
 from feedline.stores.open_lmdb import open_lmdb
 
 __all__ = [
-    "Broken",
+    "BrokenSamples",
     "Damage",
-    "Piece",
+    "SampleRange",
     "Verification",
-    "check_pieces",
-    "damaged_units",
+    "check_ranges",
+    "damaged_shards",
     "file_damage",
     "verify",
 ]
 
-_IN_PIECE = 256  # samples that a worker checks at a time
-_FATAL = "to read it ends the process that does: its file is damaged, or shrank while it was read"
+_RANGE = 256  # samples that a worker checks at a time
+_FATAL = "reading it ends the process: its file is damaged, or shrank while it was read"
 
 
 class Damage(NamedTuple):
-    """An image that is not what was written.
+    """An image that differs from the one written.
 
     Args:
-        level: of which copies, in pixels.
-        sample: its number in the cache.
-        name: what it is called in the source.
-        file: the path of what holds it.
-        why: what is wrong.
+        level: resolution of the copy, in pixels.
+        sample: number in the cache.
+        name: name in the source.
+        file: path of the file that holds it.
+        why: description of the damage.
     """
 
     level: int
@@ -63,13 +62,13 @@ class Damage(NamedTuple):
 
 @dataclass(frozen=True)
 class Verification:
-    """What a check has found.
+    """Result of a verification.
 
     Args:
-        images: how many were checked, those of all levels together.
-        damaged: those that are not what was written, by level and number.
-        files: shards and databases that are missing or have another size, and why.
-        index: files of the index that are not what was written, and why.
+        images: number of checked images of all resolutions together.
+        damaged: damaged images by resolution and number.
+        files: shards and databases that are missing or have another size, with the reason.
+        index: damaged files of the index, with the reason.
     """
 
     images: int
@@ -78,85 +77,87 @@ class Verification:
     index: tuple[str, ...]
 
     @property
-    def sound(self) -> bool:
-        """Whether nothing is damaged."""
+    def is_sound(self) -> bool:
+        """True if nothing is damaged."""
         return not (self.damaged or self.files or self.index)
 
 
-class Piece(NamedTuple):
-    """Samples from `start` up to `stop` of a level, by its place in the manifest."""
+class SampleRange(NamedTuple):
+    """Samples `start:stop` of a resolution, which is given by its position in the manifest."""
 
     level: int
     start: int
     stop: int
 
 
-Broken: TypeAlias = list[tuple[int, str]]
-"""Samples that are damaged, with the reasons."""
+BrokenSamples: TypeAlias = list[tuple[int, str]]
+"""Numbers of damaged samples, with the reasons."""
 
 
-class _Pieces:
-    """Pieces as a dataset: item k is k and the damaged samples of piece k."""
+class _RangeDataset:
+    """Ranges as a dataset: item k is k and the damaged samples of range k."""
 
-    def __init__(self, check: Callable[[Piece], Broken], pieces: Sequence[Piece]) -> None:
-        self._check, self.all = check, pieces
+    def __init__(
+        self, check: Callable[[SampleRange], BrokenSamples], ranges: Sequence[SampleRange]
+    ) -> None:
+        self._check, self.all = check, ranges
 
     def __len__(self) -> int:
         return len(self.all)
 
-    def __getitem__(self, at: int) -> tuple[int, Broken]:
+    def __getitem__(self, at: int) -> tuple[int, BrokenSamples]:
         return at, self._check(self.all[at])
 
 
-def check_pieces(
-    check: Callable[[Piece], Broken], pieces: Sequence[Piece], workers: int
-) -> Iterator[tuple[Piece, Broken]]:
-    """Check pieces in worker processes, in any order.
+def check_ranges(
+    check: Callable[[SampleRange], BrokenSamples], ranges: Sequence[SampleRange], workers: int
+) -> Iterator[tuple[SampleRange, BrokenSamples]]:
+    """Check ranges of samples in worker processes, in any order.
 
-    A piece that ends its worker is checked again sample by sample, and samples that do it again are
+    A range that ends its worker is checked again sample by sample; samples that end it again are
     broken.
 
     Args:
-        check: checks one piece; picklable.
-        pieces: the pieces.
+        check: checks one range; picklable.
+        ranges: the ranges.
         workers: number of processes, at least one.
     """
-    while pieces:
-        lost = set(pieces)
-        for piece, found in _checked(_Pieces(check, pieces), workers):
-            lost.remove(piece)
-            yield piece, found
-        pieces = []
+    while ranges:
+        lost = set(ranges)
+        for samples, found in _check_in_workers(_RangeDataset(check, ranges), workers):
+            lost.remove(samples)
+            yield samples, found
+        ranges = []
         for level, start, stop in lost:
             if stop - start > 1:
-                pieces += (Piece(level, sample, sample + 1) for sample in range(start, stop))
+                ranges += (SampleRange(level, sample, sample + 1) for sample in range(start, stop))
             else:
-                yield Piece(level, start, stop), [(start, _FATAL)]
+                yield SampleRange(level, start, stop), [(start, _FATAL)]
 
 
 def _check_copies(
-    location: CacheLocation, manifest: Manifest, decode: bool, piece: Piece
-) -> Broken:
-    """Check copies of one level."""
-    level = manifest.levels[piece.level]
+    location: CacheLocation, manifest: Manifest, decode: bool, samples: SampleRange
+) -> BrokenSamples:
+    """Check copies of one resolution."""
+    level = manifest.levels[samples.level]
     try:
         reader = location.reader(manifest, level, location.index(manifest))
     except DatasetError as error:
-        return [(sample, str(error)) for sample in range(piece.start, piece.stop)]
+        return [(sample, str(error)) for sample in range(samples.start, samples.stop)]
     decoder = Decoder(max_pixels=DEFAULT_MAX_PIXELS) if decode else None
     damaged = []
     try:
-        reader.prepare(range(piece.start, piece.stop))
-        for sample in range(piece.start, piece.stop):
-            why = _what_is_wrong(reader, sample, decoder)
-            if why:
-                damaged.append((sample, why))
+        reader.prepare(range(samples.start, samples.stop))
+        for sample in range(samples.start, samples.stop):
+            problem = _find_problem(reader, sample, decoder)
+            if problem:
+                damaged.append((sample, problem))
     finally:
         reader.close()
     return damaged
 
 
-def _what_is_wrong(reader: LevelReader, sample: int, decoder: Decoder | None) -> str:
+def _find_problem(reader: LevelReader, sample: int, decoder: Decoder | None) -> str:
     try:
         image = reader.read(sample)
         if decoder is not None and isinstance(image, bytes):
@@ -164,7 +165,7 @@ def _what_is_wrong(reader: LevelReader, sample: int, decoder: Decoder | None) ->
             decoder.read()
     except FeedlineError as error:
         return str(error)
-    except Exception as error:  # an index that holds anything: the other samples are checked too
+    except Exception as error:  # of a damaged index: the other samples are checked, too
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -179,10 +180,10 @@ def verify(
     """Check every image of a cache against its checksum, and the files of its index.
 
     Args:
-        root: the cache's folder; or its URL, from which all images are then read.
-        decode: decode the JPEGs as well, which takes several times as long.
-        workers: processes, at least one; "auto" for the cores that this process may use.
-        progress: called with how many images are checked, of how many.
+        root: folder of the cache, or its URL, from which all images are then read.
+        decode: also decode the JPEGs, which needs several times as long.
+        workers: number of processes, at least one; "auto" for one per usable core.
+        progress: called with the numbers of checked images and of all.
 
     Raises:
         DatasetError: there is no cache, or its manifest cannot be read.
@@ -191,29 +192,31 @@ def verify(
     location = location_of(root, keep=False)
     manifest = location.manifest()
     index, files = _damaged_files(location, manifest)
-    pieces = [
-        Piece(place, start, min(start + _IN_PIECE, manifest.samples))
+    ranges = [
+        SampleRange(place, start, min(start + _RANGE, manifest.samples))
         for place in range(len(manifest.levels))
-        for start in range(0, manifest.samples, _IN_PIECE)
+        for start in range(0, manifest.samples, _RANGE)
     ]
     total, done = manifest.samples * len(manifest.levels), 0
     progress(done, total)
     damaged: list[Damage] = []
     check = functools.partial(_check_copies, location, manifest, decode)
-    for piece, found in check_pieces(check, pieces, processes):
-        side = manifest.levels[piece.level].side
+    for samples, found in check_ranges(check, ranges, processes):
+        side = manifest.levels[samples.level].side
         damaged += (Damage(side, sample, "", "", why) for sample, why in found)
-        done += piece.stop - piece.start
+        done += samples.stop - samples.start
         progress(done, total)
-    return Verification(done, tuple(sorted(_named(location, manifest, damaged))), files, index)
+    return Verification(done, tuple(sorted(_add_names(location, manifest, damaged))), files, index)
 
 
-def _checked(pieces: _Pieces, workers: int) -> Iterator[tuple[Piece, Broken]]:
-    """Check pieces in worker processes; those that end their workers are missing."""
+def _check_in_workers(
+    ranges: _RangeDataset, workers: int
+) -> Iterator[tuple[SampleRange, BrokenSamples]]:
+    """Check ranges in worker processes; those that end their worker are missing."""
     loader: DataLoader[Any] = DataLoader(
-        pieces,  # type: ignore[arg-type]
+        ranges,  # type: ignore[arg-type]
         batch_size=None,
-        num_workers=max(1, min(workers, len(pieces))),
+        num_workers=max(1, min(workers, len(ranges))),
         in_order=False,
     )
     with loader:
@@ -221,12 +224,14 @@ def _checked(pieces: _Pieces, workers: int) -> Iterator[tuple[Piece, Broken]]:
         while True:
             with contextlib.suppress(SampleError):
                 for at, found in checked:
-                    yield pieces.all[at], found
+                    yield ranges.all[at], found
                 return
 
 
-def _named(location: CacheLocation, manifest: Manifest, damaged: Sequence[Damage]) -> list[Damage]:
-    """With the names of the samples and their files, where the index still knows them."""
+def _add_names(
+    location: CacheLocation, manifest: Manifest, damaged: Sequence[Damage]
+) -> list[Damage]:
+    """Add the names of the samples and their files, if the index is readable."""
     if not damaged:
         return []
     try:
@@ -236,31 +241,31 @@ def _named(location: CacheLocation, manifest: Manifest, damaged: Sequence[Damage
             each._replace(name=index.name(each.sample), file=readers[each.level].path(each.sample))
             for each in damaged
         ]
-    except Exception:  # an index that holds anything
+    except Exception:  # of a damaged index
         return list(damaged)
 
 
 def _damaged_files(
     location: CacheLocation, manifest: Manifest
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Files of the index that are not what was written, and shards and databases, with why."""
+    """Return damaged files of the index, and damaged shards and databases, with the reasons."""
     if not isinstance(location, FolderLocation):
         try:
             location.index(manifest)
         except DatasetError as error:
             return (str(error),), ()
-        return (), ()  # of shards that are short, images are missing
+        return (), ()  # truncated shards show as missing images
     levels = manifest.levels
     files = [
-        said for level in levels for said in file_damage(location.root, manifest, level).values()
+        text for level in levels for text in file_damage(location.root, manifest, level).values()
     ]
     return index_damage(location.root, manifest), tuple(files)
 
 
 def file_damage(where: str, manifest: Manifest, level: Level) -> dict[int, str]:
-    """The shards of a level whose files are missing or have another size, and why.
+    """Return the shards of a resolution whose files are missing or have another size, with reasons.
 
-    An LMDB that is missing or cut short counts as shard 0. Of single images nothing is looked at.
+    A missing or truncated LMDB counts as shard 0. Files of single images are not checked.
     """
     folder = Path(where, level.name)
     found = {}
@@ -280,16 +285,16 @@ def file_damage(where: str, manifest: Manifest, level: Level) -> dict[int, str]:
             found[number] = f"{path}: {error.strerror or error}"
             continue
         if has != size:
-            found[number] = f"{path}: it has {has} bytes, and {size} were written"
+            found[number] = f"{path}: size mismatch: wrote {size} bytes, got {has}"
     return found
 
 
-def damaged_units(where: str, manifest: Manifest) -> set[int]:
-    """The units of which a file is missing or has another size, by a look at no file's content.
+def damaged_shards(where: str, manifest: Manifest) -> set[int]:
+    """Return the shards with a missing file or one of another size, without reading contents.
 
     Args:
-        where: the folder of a cache, whose index is sound.
-        manifest: of the cache.
+        where: folder of a cache with an intact index.
+        manifest: its manifest.
     """
     found: set[int] = set()
     for level in manifest.levels:
@@ -312,7 +317,7 @@ def _bytes_below(folder: Path) -> int:
 
 
 def _size_of(path: str) -> int:
-    """The size of a file in bytes; -1 if it is missing."""
+    """Return the size of a file in bytes; -1 if it is missing."""
     try:
         return os.stat(path).st_size
     except OSError:

@@ -113,9 +113,9 @@ def add_size(
 
 
 def _train_folder(source: str) -> str:
-    from feedline.cache.open_source import source_splits
+    from feedline.cache.open_source import list_splits
 
-    return use_folder(source, posixpath.join(source, *source_splits(source)[:1]))
+    return use_folder(source, posixpath.join(source, *list_splits(source)[:1]))
 
 
 def _make(
@@ -178,7 +178,7 @@ def verify(
     damage = f"{len(found.damaged)} are damaged" + f", and {files} files of the cache" * bool(files)
     typer.echo(
         f"{cache}: verified {found.images} copies in {seconds:.1f} s: "
-        + ("none is damaged" if found.sound else damage)
+        + ("none is damaged" if found.is_sound else damage)
     )
     # If the index has neither file nor name, a sample has its level and number.
     damaged = [
@@ -192,9 +192,10 @@ def verify(
     if len(lines) > _ON_SCREEN:
         typer.echo(f"... and {len(lines) - _ON_SCREEN} more; --json FILE lists all")
     write_json(
-        json, _damage_json(cache, found, seconds) | {"sound": found.sound, "images": found.images}
+        json,
+        _damage_json(cache, found, seconds) | {"sound": found.is_sound, "images": found.images},
     )
-    if not found.sound:
+    if not found.is_sound:
         complain(f"feedline cache repair {shlex.quote(cache)}", "hint")
         raise typer.Exit(_DAMAGED)
 
@@ -223,11 +224,11 @@ def repair(
             workers=options.parse_workers(workers),
             progress=lambda stage, done, total: bar.update(done, total, stage),
         )
-    found, seconds = done.found, time.monotonic() - started
+    found, seconds = done.verification, time.monotonic() - started
     files = len(found.index) + len(found.files)
     typer.echo(
         f"{cache}: nothing is damaged"
-        if found.sound
+        if found.is_sound
         else f"{cache}: repaired {len(found.damaged)} damaged copies"
         + f" and {files} files of the cache" * bool(files)
         + f" in {seconds:.1f} s; wrote {done.images} copies"

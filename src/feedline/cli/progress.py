@@ -28,7 +28,7 @@ from rich.progress import (
 from feedline.forecast.text import duration
 
 if TYPE_CHECKING:
-    from feedline.cache.unit_maker import Progress as BuildState
+    from feedline.cache.build_shards import BuildState
     from feedline.trace.split import Totals
     from feedline.train.history import EpochRecord, TrainPosition, TrainReport
     from feedline.train.recipe import Recipe
@@ -150,7 +150,7 @@ class BuildProgress:
         for level, size in zip(estimate.levels, estimate.level_bytes, strict=True):
             self._bar.note(f"{level}: about {decimal(round(size))}")
         left = estimate.images - state.images
-        seconds = estimate.seconds * left / estimate.images / state.makers
+        seconds = estimate.seconds * left / estimate.images / state.processes
         before = f", {state.images} already done" if state.images else ""
         self._bar.note(f"{estimate.images} images{before}: about {duration(max(1, seconds))} left")
 

@@ -56,11 +56,11 @@ def _findings(facts: RunFacts) -> list[Finding]:
     if found:
         return found
     if facts.wait_pct >= facts.thresholds.moderate_pct:
-        return [_unexplained(facts)]
+        return [_unexplained_finding(facts)]
     return [compute_bound(facts) or healthy(facts)]
 
 
-def _unexplained(facts: RunFacts) -> Finding:
+def _unexplained_finding(facts: RunFacts) -> Finding:
     """Finding for steps that wait for a reason that no rule knows."""
     lanes = facts.lanes
     if lanes is None:

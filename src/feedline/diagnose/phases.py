@@ -84,7 +84,7 @@ def summarise_phases(run: Run) -> list[PhaseFacts]:
 
 
 def _phase(passes: list[Pass], first: int, run: Run) -> PhaseFacts:
-    wait, compute, copy = _joined(passes)
+    wait, compute, copy = _join(passes)
     steps = compute.count
     batches = max(1, sum(each.batches for each in passes))
     samples = [each.samples for each in passes]
@@ -110,7 +110,7 @@ def _phase(passes: list[Pass], first: int, run: Run) -> PhaseFacts:
     )
 
 
-def _joined(passes: list[Pass]) -> tuple[Histogram, Histogram, Histogram | None]:
+def _join(passes: list[Pass]) -> tuple[Histogram, Histogram, Histogram | None]:
     wait, compute, copy = Histogram(), Histogram(), Histogram()
     for each in passes:
         wait += each.wait
@@ -167,7 +167,7 @@ def _first_excess(passes: list[Pass]) -> tuple[float, int]:
 
 def split_of(phase: PhaseFacts, workers: int) -> PhaseSplit:
     """Return the split of a phase, for a diagnosis."""
-    wait, compute, copy = _joined(list(phase.passes))
+    wait, compute, copy = _join(list(phase.passes))
     seconds = phase.step_ms * phase.steps / 1000
     hidden = None
     if phase.work_ms is not None and workers > 0:

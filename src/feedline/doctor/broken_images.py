@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from feedline.cache.verify import Broken, Piece, check_pieces
+from feedline.cache.verify import BrokenSamples, SampleRange, check_ranges
 from feedline.errors import ImageError
 from feedline.images.decode import DEFAULT_MAX_PIXELS, Decoder
 from feedline.loader.checks import worker_count
@@ -38,18 +38,18 @@ def broken_images(
     """
     count = worker_count(workers)
     pieces = [
-        Piece(0, start, min(start + _IN_PIECE, len(files)))
+        SampleRange(0, start, min(start + _IN_PIECE, len(files)))
         for start in range(0, len(files), _IN_PIECE)
     ]
     broken, done = dict[int, str](), 0
-    for piece, found in check_pieces(functools.partial(_check, files), pieces, count):
+    for piece, found in check_ranges(functools.partial(_check, files), pieces, count):
         broken |= found
         done += piece.stop - piece.start
         progress(done, len(files))
     return [(files[sample], broken[sample]) for sample in sorted(broken)]
 
 
-def _check(files: Sequence[Path], piece: Piece) -> Broken:
+def _check(files: Sequence[Path], piece: SampleRange) -> BrokenSamples:
     decoder = Decoder(max_pixels=DEFAULT_MAX_PIXELS)
     broken = []
     for sample in range(piece.start, piece.stop):

@@ -167,13 +167,13 @@ def measure_copies(device: Any) -> CopyRate:
     memory.reshape(-1, 4096)[:] = np.arange(4096) % 251
     source = torch.from_numpy(memory)
     target = torch.empty(_BLOCK_BYTES, dtype=torch.uint8, device=device)
-    pageable = _timed(torch, source, target)
+    pageable = _time_copy(torch, source, target)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         pinned = registered(memory, device)
     problem = next((str(w.message) for w in caught if w.category is RuntimeWarning), "")
     try:
-        rate = None if problem else _timed(torch, source, target)
+        rate = None if problem else _time_copy(torch, source, target)
         # A kernel sums the result: a build without kernels for this GPU fails here, not in
         # training.
         if int(target.sum(dtype=torch.int64)) != int(memory.sum(dtype=np.int64)):
@@ -191,7 +191,7 @@ def measure_copies(device: Any) -> CopyRate:
     )
 
 
-def _timed(torch: Any, source: Any, target: Any) -> float:
+def _time_copy(torch: Any, source: Any, target: Any) -> float:
     """Rate of copies of `source` into `target`, in bytes per second."""
     target.copy_(source, non_blocking=True)  # the first copy initialises CUDA
     torch.cuda.synchronize(target.device)

@@ -162,7 +162,7 @@ def scan_folder(root: str, seconds: float) -> FolderContents:
         scan.end, scan.entries = time.monotonic() + seconds, 0
         total = _estimate(scan, images=images > 0)
     end = time.monotonic() + seconds
-    sample = tuple(_sized((scan.images if images else scan.others).paths, end))
+    sample = tuple(_add_sizes((scan.images if images else scan.others).paths, end))
     return FolderContents(
         files=files,
         images=images,
@@ -223,7 +223,7 @@ def _estimate(scan: _Scan, *, images: bool) -> int | None:
     return round(mean(totals)) if len(totals) >= _MIN_WALKS else None
 
 
-def _sized(paths: list[str], end: float) -> Iterator[FoundFile]:
+def _add_sizes(paths: list[str], end: float) -> Iterator[FoundFile]:
     """Yield the regular files among paths with their sizes, until the deadline."""
     for path in paths:
         if time.monotonic() > end:

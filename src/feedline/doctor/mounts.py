@@ -71,7 +71,7 @@ def find_disk(folder: str | os.PathLike[str], root: Path = Path("/")) -> Disk:
         fields, others = before.split(), after.split()
         if not found or len(fields) < 5 or not others:
             continue
-        point = _unescaped(fields[4])
+        point = _unescape(fields[4])
         within = path == point or path.startswith(point.rstrip(b"/") + b"/")
         # The later of two mounts on one point hides the earlier.
         if within and (best is None or len(point) >= best[0]):
@@ -80,14 +80,14 @@ def find_disk(folder: str | os.PathLike[str], root: Path = Path("/")) -> Disk:
         return Disk(kind="unknown")
     _, fields, others = best
     file_system = os.fsdecode(others[0])
-    source = os.fsdecode(_unescaped(others[1])) if len(others) > 1 else ""
+    source = os.fsdecode(_unescape(others[1])) if len(others) > 1 else ""
     kind, device = _by_type(file_system), ""
     if kind == "unknown":
         kind, device = _by_device(os.fsdecode(fields[2]), source, root)
     return Disk(
         kind=kind,
         file_system=file_system,
-        mount_point=os.fsdecode(_unescaped(fields[4])),
+        mount_point=os.fsdecode(_unescape(fields[4])),
         source=source,
         device=device,
     )
@@ -145,6 +145,6 @@ def _kind_of(folder: Path, depth: int = 0) -> DiskKind:
     return "unknown"
 
 
-def _unescaped(field: bytes) -> bytes:
+def _unescape(field: bytes) -> bytes:
     """Decode a field of mountinfo, in which blanks are octal escapes."""
     return _ESCAPED.sub(lambda found: bytes([int(found[1], 8) & 255]), field)

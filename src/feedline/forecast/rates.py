@@ -105,7 +105,7 @@ class Rates:
             return 0.0
         return min(1.0, max(0.0, math.log(longer) / math.log(many.lanes / few.lanes)))
 
-    def scaled(self, *, compute: float, work: float, **changes: object) -> Rates:
+    def scale(self, *, compute: float, work: float, **changes: object) -> Rates:
         """Scale the times of a step and of a batch's work by factors."""
 
         def scale(point: PoolRate) -> PoolRate:
@@ -202,9 +202,9 @@ def rates_at(measured: Sequence[Rates], size: int | None, rows: int | None = Non
         found = _interpolate(sized, size)
     if rows and found.rows and rows != round(found.rows):
         factor = rows / found.rows
-        scaled = f"scaled from batches of {found.rows:.0f}"
-        basis = f"{found.basis}, {scaled}" if found.basis else scaled
-        found = found.scaled(compute=factor, work=factor, rows=float(rows), basis=basis)
+        note = f"scaled from batches of {found.rows:.0f}"
+        basis = f"{found.basis}, {note}" if found.basis else note
+        found = found.scale(compute=factor, work=factor, rows=float(rows), basis=basis)
     return found
 
 
@@ -215,7 +215,7 @@ def _interpolate(sized: Sequence[Rates], size: int) -> Rates:
     near = min(sized, key=lambda each: abs((each.size or 0) ** 2 - size**2))
     near_px = near.size or size
     if not below or not above:
-        return near.scaled(
+        return near.scale(
             compute=(size / near_px) ** 2,
             work=1.0,
             size=size,
@@ -233,7 +233,7 @@ def _interpolate(sized: Sequence[Rates], size: int) -> Rates:
         own = getattr(near.now.load, name) / (near.rows or 1.0)
         return ((1 - share) * ends[0] + share * ends[1]) / own if own > 0 else 1.0
 
-    return near.scaled(
+    return near.scale(
         compute=factor("compute_ms"),
         work=factor("work_ms"),
         size=size,

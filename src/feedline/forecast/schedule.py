@@ -16,7 +16,7 @@ from feedline.engine.board import MAX_SEATS
 from feedline.errors import UsageError
 from feedline.forecast.changes import Changes
 from feedline.forecast.rates import Rates, rates_at
-from feedline.forecast.text import aligned, duration, phase_name, wrapped
+from feedline.forecast.text import align_columns, duration, phase_name, wrap_text
 from feedline.forecast.what_if import LevelRates, PhasePrediction, what_if
 from feedline.plan.schedule import Phase, Schedule
 from feedline.plan.state import is_count
@@ -102,8 +102,8 @@ class Forecast:
             )
             for phase in self.phases
         ]
-        advice = [line for each in self.advice for line in wrapped(each)]
-        return "\n".join([f"forecast ({self.unit})", *aligned(rows), *advice])
+        advice = [line for each in self.advice for line in wrap_text(each)]
+        return "\n".join([f"forecast ({self.unit})", *align_columns(rows), *advice])
 
 
 def forecast(
@@ -288,10 +288,10 @@ class PhaseForecast:
         elif self.needed is None:
             text = f"{step}; no number of workers keeps up; {reached}"
         else:
-            text = f"{step}, which needs {self._needed()}; {reached}"
+            text = f"{step}, which needs {self._needed_text()}; {reached}"
         return f"{text} ({self.basis})" if self.basis else text
 
-    def _needed(self) -> str:
+    def _needed_text(self) -> str:
         needed = count(self.needed or 0, "worker")
         short_of_cores = self.needed_cores > self.cores
         if short_of_cores:

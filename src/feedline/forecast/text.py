@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-__all__ = ["aligned", "duration", "phase_name", "wrapped"]
+__all__ = ["align_columns", "duration", "phase_name", "wrap_text"]
 
 _WIDTH = 100
 
@@ -25,7 +25,7 @@ def duration(seconds: float) -> str:
     return f"{hours:.{1 if hours < 9.95 else 0}f} h"
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the indented lines of a table; the first and last column are aligned left."""
     last = len(rows[0]) - 1
     widths = [max(len(row[k]) for row in rows) for k in range(last)]
@@ -36,6 +36,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-def wrapped(text: str) -> list[str]:
+def wrap_text(text: str) -> list[str]:
     """Return the indented lines of a paragraph."""
     return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ")

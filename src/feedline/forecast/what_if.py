@@ -19,7 +19,7 @@ from feedline.diagnose.step_load import BLOCKED_SHARE, Limit, StepLoad, with_wor
 from feedline.errors import UsageError
 from feedline.forecast.changes import Changes
 from feedline.forecast.rates import PoolRate, Rates
-from feedline.forecast.text import aligned, phase_name, wrapped
+from feedline.forecast.text import align_columns, phase_name, wrap_text
 from feedline.stores.cache_layout import Level
 
 __all__ = ["LevelRates", "PhasePrediction", "WhatIf", "predict_loads", "what_if"]
@@ -115,8 +115,8 @@ class WhatIf:
             for phase in self.phases
         ]
         notes = dict.fromkeys(note for phase in self.phases for note in phase.notes)
-        lines = [f"what if {self.changes} ({self.unit})", *aligned(rows)]
-        return "\n".join([*lines, *(line for note in notes for line in wrapped(note))])
+        lines = [f"what if {self.changes} ({self.unit})", *align_columns(rows)]
+        return "\n".join([*lines, *(line for note in notes for line in wrap_text(note))])
 
 
 def what_if(

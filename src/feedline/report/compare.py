@@ -118,7 +118,7 @@ def compare(first: ReportData, second: ReportData) -> Comparison:
         wait_pct=(first.wait_pct, second.wait_pct),
         split_ms=(first.split_ms, second.split_ms),
         phases=pairs,
-        changed=_changed(first, second),
+        changed=_find_changes(first, second),
         notes=_notes(first, second),
     )
 
@@ -214,7 +214,7 @@ def _overall(pairs: list[PhasePair], before: dict[PhaseKey, list[PhaseSplit]]) -
     return Ratio(times=times, low=max(0.0, times * (1 - half)), high=times * (1 + half))
 
 
-def _changed(first: ReportData, second: ReportData) -> list[tuple[str, str, str]]:
+def _find_changes(first: ReportData, second: ReportData) -> list[tuple[str, str, str]]:
     """Return differences that may explain the ratio."""
     sides: list[dict[str, Any]] = []
     for facts in (first, second):

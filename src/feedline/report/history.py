@@ -91,10 +91,10 @@ def merge_neighbours(stretches: Sequence[RateInterval], most: int) -> list[RateI
             last.append(each)
         else:
             groups.append([each])
-    return [group[0] if len(group) == 1 else _joined(group) for group in groups]
+    return [group[0] if len(group) == 1 else _join(group) for group in groups]
 
 
-def _joined(group: Sequence[RateInterval]) -> RateInterval:
+def _join(group: Sequence[RateInterval]) -> RateInterval:
     return RateInterval(
         begun_s=group[0].begun_s,
         seconds=group[-1].begun_s + group[-1].seconds - group[0].begun_s,

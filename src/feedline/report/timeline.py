@@ -205,7 +205,7 @@ class IdleCauses:
 
 def fill_idle(name: str, busy: Sequence[Span], length: float, why: IdleCauses) -> list[Span]:
     """Return the busy spans of a lane, with idle spans between them."""
-    spans = _stacked(busy) if name == "ready" else _one_by_one(busy)
+    spans = _stack(busy) if name == "ready" else _one_by_one(busy)
     found: list[Span] = []
     at = 0.0
     for span in [*spans, Span(begun_ms=length, ended_ms=length, stage="")]:
@@ -233,7 +233,7 @@ def _one_by_one(spans: Iterable[Span]) -> Iterator[Span]:
             at = span.ended_ms
 
 
-def _stacked(spans: Sequence[Span]) -> Iterator[Span]:
+def _stack(spans: Sequence[Span]) -> Iterator[Span]:
     """Convert overlapping spans to consecutive ones with their depth."""
     changes: dict[float, int] = {}
     for span in spans:
@@ -324,7 +324,7 @@ class Lane:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
-    """Some steps, lane by lane.
+    """Steps with their lanes.
 
     Args:
         title: which steps.

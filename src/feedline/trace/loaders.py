@@ -77,7 +77,7 @@ class LoaderRegistry:
         if self.detach_workers(number, workers):
             own = _sum(workers)
             self._spent += own
-            self._slowest = _slowest([*self._slowest, *_named(own, workers)])
+            self._slowest = _slowest([*self._slowest, *_name_samples(own, workers)])
             self._deaths += workers.deaths()
 
     def next_epoch(self, number: int) -> int:
@@ -124,7 +124,7 @@ class LoaderRegistry:
         slowest = list(self._slowest)
         for workers in self._at_work():
             own = _sum(workers)
-            slowest += _named(own, workers)
+            slowest += _name_samples(own, workers)
             total += own
         return total, _slowest(slowest)
 
@@ -139,7 +139,7 @@ def _sum(workers: WorkerObserver) -> StageTimings:
     return own
 
 
-def _named(spent: StageTimings, workers: WorkerObserver) -> list[SlowSample]:
+def _name_samples(spent: StageTimings, workers: WorkerObserver) -> list[SlowSample]:
     # A path may contain undecodable bytes, which a run file cannot store: they are escaped.
     return [
         SlowSample(name=workers.name(number).encode("utf-8", "backslashreplace").decode(), ms=ms)

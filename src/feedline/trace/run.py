@@ -208,7 +208,7 @@ class Event:
 
 @dataclass(kw_only=True, slots=True)
 class TimelineSample:
-    """Some steps with the activity of all lanes.
+    """Sampled steps with the activity of all lanes.
 
     Args:
         why: "latest" or "longest wait".

@@ -71,7 +71,7 @@ def write_run(run: Run, folder: Path) -> Path:
     """
     file = folder / run_file(run.rank)
     partial = folder / f".{file.name}.{os.getpid()}.partial"
-    data = _encoded(run)
+    data = _encode(run)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(data)
@@ -86,7 +86,7 @@ def write_run(run: Run, folder: Path) -> Path:
     return file
 
 
-def _encoded(run: Run) -> bytes:
+def _encode(run: Run) -> bytes:
     try:
         return msgspec.json.encode(_RunFileForm(run))
     except UnicodeEncodeError:  # of a file name that is not UTF-8

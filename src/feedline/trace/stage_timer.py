@@ -7,10 +7,10 @@ stage, the others only as a whole, and sample by sample unless samples are tiny.
 every row checks the flag first, as in `if stage_timer.timed: stage_timer.end_stage("decode")`: the
 check costs a few ns, a call 50.
 
-Guarantees: the samples are not changed; outside of a task nothing is recorded.
-A thread started by a sample's code records nothing.
+Guarantees: the samples are not changed; outside of a task nothing is recorded. A thread started by
+a sample's code records nothing.
 Relies on: one thread of a process running tasks at a time; tasks of another thread are not
-    recorded.
+recorded.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def end_stage(stage: str) -> None:
 def note_decoded(height: int, width: int) -> None:
     """Record the decoding of an image, or of a part of it, in pixels."""
     if is_timing() and _page is not None:
-        _page.decoded(min(height, width))
+        _page.note_decoded(min(height, width))
 
 
 def end_sample(key: Any, stage: str = "") -> None:
@@ -171,7 +171,7 @@ def end_task() -> None:
             cpu_ns, queued_ns = time.thread_time_ns() - _begun_cpu_ns, _queued_ns()
             if queued_ns is not None and _begun_queued_ns is not None:
                 queued_ns -= _begun_queued_ns
-            page.timed(done_ns - _begun_ns, cpu_ns, queued_ns)
+            page.add_task_time(done_ns - _begun_ns, cpu_ns, queued_ns)
     timed, _slow_ns = False, 1 << 62
 
 

@@ -175,7 +175,7 @@ class StagePage:
             words[place + 2] = ns
         words[place + 3] += cpu_ns
 
-    def decoded(self, short_px: int) -> None:
+    def note_decoded(self, short_px: int) -> None:
         """Record a decoded image with its shorter side."""
         words = self._words
         words[_DECODED] += 1
@@ -190,7 +190,7 @@ class StagePage:
         words[place] += 1
         words[place + 1] += ns
 
-    def timed(self, ns: int, cpu_ns: int, queued_ns: int | None = None) -> None:
+    def add_task_time(self, ns: int, cpu_ns: int, queued_ns: int | None = None) -> None:
         """Record a timed task: total time, CPU time, time without a core (None: unknown)."""
         words = self._words
         words[_TIMED] += 1

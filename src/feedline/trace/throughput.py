@@ -47,7 +47,7 @@ class ThroughputRecorder:
     ) -> None:
         """Add batches; the last one was delivered `at_s` seconds after the run's start.
 
-        Batches reported late, after a later pass has begun, count from that time.
+        Batches reported late, after a later pass has started, count from that time.
         """
         at_s = max(at_s, self._last_s)
         before, each = self._latest, None if samples is None else samples // batches

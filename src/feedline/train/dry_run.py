@@ -23,7 +23,7 @@ from rich.filesize import decimal
 from feedline.device.usable import synchronize
 from feedline.diagnose.finding import count
 from feedline.errors import UsageError
-from feedline.forecast.text import aligned, duration, wrapped
+from feedline.forecast.text import align_columns, duration, wrap_text
 from feedline.system import rank_and_world
 from feedline.train.config import Assignment
 from feedline.train.data import train_loader
@@ -134,9 +134,9 @@ class PlannedRun:
             + f"{left}: {self.recipe.model} in "
             f"{self.precision} on {self.device}, {count(self.recipe.epochs, 'epoch')}, "
             f"{count(steps, 'step')}; {self.images} images of {self.classes} classes, {val}",
-            *("", *aligned(rows)),
-            *(["", *aligned(table)] if names else []),
-            *("", *(line for note in self._notes() for line in wrapped(note))),
+            *("", *align_columns(rows)),
+            *(["", *align_columns(table)] if names else []),
+            *("", *(line for note in self._notes() for line in wrap_text(note))),
         ]
         return "\n".join(lines)
 

@@ -200,7 +200,7 @@ class Search:
             others += [other for other in self.trials.values() if other.workers > largest]
         if any(other.steps_per_s >= (1 - _noise(other)) * trial.steps_per_s for other in others):
             return None  # more have not helped
-        wanted = max(largest + 1, self._needed(trial))
+        wanted = max(largest + 1, self._needed_workers(trial))
         if 0 < window.busy < _BUSY and window.own_s > 0:
             # Against uneven batches each worker counts as much as the others.
             wanted = max(wanted, math.ceil(largest * window.step_s / window.own_s))
@@ -222,7 +222,7 @@ class Search:
             workers = max(slow + 1, min(enough - 1, math.ceil(slow * lacking)))
             return replace(self._base, workers=workers)
         share = trials[enough].window.blocked_share
-        needed = min(self._needed(trials[enough]), self._max_workers(share))
+        needed = min(self._needed_workers(trials[enough]), self._max_workers(share))
         if not 0 < needed < enough:
             # As many as needed: try one less to confirm. Nothing known: try half.
             needed = enough - 1 if needed else enough // 2
@@ -262,7 +262,7 @@ class Search:
             most = max(1, min(most, fitting))
         return most
 
-    def _needed(self, trial: LoaderTrial) -> int:
+    def _needed_workers(self, trial: LoaderTrial) -> int:
         """Number of workers that are always busy if steps never wait."""
         own_s = trial.window.own_s
         if self._ceiling is not None:

@@ -1,10 +1,10 @@
 """Timeline of a run as a file for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
 Guarantees: at most 100,000 events, the latest ones, so memory and file size are bounded; the file
-    is replaced atomically. The clock is common to all processes of a machine. Lanes: the step
-    (compute, wait) and the tasks of each worker. Tasks are read from the worker's page 20 times a
-    second, or less often if there are many workers; if a worker finished more than 32 since the
-    last reading, only the latest are known.
+is replaced atomically. The clock is common to all processes of a machine. Lanes: the step (compute,
+wait) and the tasks of each worker. Tasks are read from the worker's page 20 times a second, or less
+often if there are many workers; if a worker finished more than 32 since the last reading, only the
+latest are known.
 Source of the format: "Trace Event Format" of the Chromium project.
 """
 

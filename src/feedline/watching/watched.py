@@ -1,8 +1,8 @@
 """`feedline.watch(iterable)`: the same batches, with a recording of data wait and compute time.
 
 Guarantees: batches and exceptions are those of the iterable. A loop that breaks, an empty loader
-    and one that raises leave a record of it. Recording costs a few microseconds per step, and its
-    failure does not stop the loop. A forked process has a run of its own.
+and one that raises leave a record of it. Recording costs a few microseconds per step, and its
+failure does not stop the loop. A forked process has a run of its own.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Images below URLs as what a cache is made of: a folder of class folders, or some files.
+"""Images below URLs as the source of a cache: a folder of class folders, or a list of files.
 
-Guarantees: the images, labels, names and order of the same folder on a disk; an object that changes
-has another stamp, where its store says so; images are fetched some time before they are read.
+Guarantees: the same images, labels, names and order as in a local folder. A changed object has
+another stamp, if its store reports versions. Images are prefetched.
 
-Relies on: stores that list the folders in a folder.
+Relies on: stores that can list folders.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from feedline.cache.fetch_ahead import FetchAhead
-from feedline.cache.source import Stamp, evenly, stamp_of
+from feedline.cache.source import Stamp, make_stamp, spread_evenly
+from feedline.cache.source_files import ImagePrefetcher
 from feedline.errors import ImageError
 from feedline.images.headers import sniff
 from feedline.plan.row import Field
@@ -24,40 +24,40 @@ from feedline.remote.range_guard import RangeIgnored
 from feedline.stores.index import IMAGE_EXTENSIONS
 from feedline.stores.read_file import check_size
 
-__all__ = ["FarFilesSource", "FarFolderSource"]
+__all__ = ["RemoteFilesSource", "RemoteFolderSource"]
 
 
-# What is wrong with one object alone, and not with its store.
+# Errors of a single object, not of its store.
 _ITS_OWN = (FileNotFoundError, Altered, RangeIgnored)
 
 
-class _Far:
-    """Objects that are fetched before they are read."""
+class _PrefetchedSource:
+    """Objects that are prefetched."""
 
     def __init__(self, fetch: Callable[[int], bytes]) -> None:
-        self._ahead = FetchAhead(fetch)
+        self._ahead = ImagePrefetcher(fetch)
 
-    def ahead(self, samples: Iterable[int]) -> None:
-        """Fetch images before they are read."""
+    def prefetch(self, samples: Iterable[int]) -> None:
+        """Prefetch images."""
         self._ahead.plan(samples)
 
     def read(self, sample: int) -> bytes:
-        """The bytes of an object."""
+        """Return the bytes of an object."""
         return self._ahead.result(sample)
 
     def path(self, sample: int) -> str:
-        """Nothing: it is no file of this machine."""
+        """Return "": the object is not a local file."""
         return ""
 
 
-class FarFolderSource(_Far):
-    """A folder with one sub-folder a class.
+class RemoteFolderSource(_PrefetchedSource):
+    """A remote folder with one sub-folder per class.
 
     Args:
         there: the folder.
 
     Raises:
-        DatasetError: it cannot be listed, has no class folders or has empty ones.
+        DatasetError: the folder cannot be listed, or has no class folders or empty ones.
     """
 
     kind = "folder"
@@ -73,39 +73,39 @@ class FarFolderSource(_Far):
     def __len__(self) -> int:
         return len(self._index)
 
-    def some(self, count: int) -> list[int]:
-        """About so many samples, evenly spread."""
-        return evenly(len(self), count)
+    def pick(self, count: int) -> list[int]:
+        """Return evenly spread samples."""
+        return spread_evenly(len(self), count)
 
     def _read(self, sample: int) -> bytes:
         check_size(int(self._status[sample, 0]))
         try:
             return self._there.read(self.name(sample))
         except FileNotFoundError:
-            raise ImageError("it is missing: removed since the folder was listed?") from None
+            raise ImageError("missing: removed since the folder was listed?") from None
 
     def label(self, sample: int) -> Any:
-        """The class number."""
+        """Return the class number."""
         return self._index.labels[sample]
 
     def name(self, sample: int) -> str:
-        """The path below the folder."""
+        """Return the relative path."""
         return self._index.path(sample)
 
     def stamp(self, sample: int) -> Stamp:
-        """Of the object's size and version when it was listed."""
+        """Return a stamp of the object's size and version when it was listed."""
         size, version = self._status[sample].tolist()
-        return stamp_of(size, version) if version else 0
+        return make_stamp(size, version) if version else 0
 
 
-class FarFilesSource(_Far):
-    """Images at URLs, as a dataset has them.
+class RemoteFilesSource(_PrefetchedSource):
+    """Images of a dataset at URLs.
 
     Args:
-        where: the beginning of their URLs.
-        images: each once.
-        classes: their names by class number; None where they are not known.
-        kind: "folder", or "files" where they are only some of what lies there.
+        where: common beginning of their URLs.
+        images: the images, without repeats.
+        classes: class names by number; None if unknown.
+        kind: "folder", or "files" if they are only some files of a folder.
     """
 
     def __init__(
@@ -119,14 +119,14 @@ class FarFilesSource(_Far):
     def __len__(self) -> int:
         return len(self._images)
 
-    def some(self, count: int) -> list[int]:
-        """About so many samples, evenly spread."""
-        return evenly(len(self), count)
+    def pick(self, count: int) -> list[int]:
+        """Return evenly spread samples."""
+        return spread_evenly(len(self), count)
 
     def _read(self, sample: int) -> bytes:
         try:
             data = self._images.had(sample)
-            if sniff(data) is None:  # a page of a proxy's, say, which would be kept
+            if sniff(data) is None:  # such as a proxy's error page, which would be cached
                 data = self._images.anew(sample, data) or data
             return data
         except RemoteError as error:
@@ -135,15 +135,15 @@ class FarFilesSource(_Far):
             raise
 
     def label(self, sample: int) -> Any:
-        """The class number, or another label."""
+        """Return the class number, or another label."""
         return self._images.label(sample)
 
     def name(self, sample: int) -> str:
-        """The path below the folder, or the URL where they have no folder in common."""
+        """Return the relative path, or the URL if the images have no common folder."""
         path: str = self._images.paths.path(sample)
         return path
 
     def stamp(self, sample: int) -> Stamp:
-        """Of the object's size and version, where they were listed; else 0."""
+        """Return a stamp of the object's size and version; 0 if they were not listed."""
         size, version = self._images.stamp(sample)
-        return stamp_of(size, version) if version else 0
+        return make_stamp(size, version) if version else 0
