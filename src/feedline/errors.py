@@ -22,6 +22,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
     "ClosedError",
@@ -66,17 +70,37 @@ class FeedlineError(Exception):
         super().__init__(*args)
         self.argument, self.hint, self.fix = argument, hint, dict(fix or {})
 
+    @classmethod
+    def of(cls, error: FeedlineError, context: str = "") -> Self:
+        """Create an error with the message of another one after a context, and with its hint."""
+        message = f"{context}: {error.message}" if context else error.message
+        return cls(message, hint=error.hint, fix=error.fix)
+
     def __str__(self) -> str:
         return self.text(python_argument)
 
+    @property
+    def message(self) -> str:
+        """Message without the hint."""
+        return self._message(python_argument)
+
+    @property
+    def advice(self) -> str:
+        """Hint with the arguments that would help; "" if there is none."""
+        return self._advice(python_argument)
+
     def text(self, spell: Callable[..., str]) -> str:
         """Message and hint, with arguments as `spell(name)` or `spell(name, value)` writes them."""
+        message, advice = self._message(spell), self._advice(spell)
+        return f"{message}\nhint: {advice}" if advice else message
+
+    def _message(self, spell: Callable[..., str]) -> str:
         message = super().__str__()
-        if self.argument:
-            message = f"{spell(self.argument)} {message}"
+        return f"{spell(self.argument)} {message}" if self.argument else message
+
+    def _advice(self, spell: Callable[..., str]) -> str:
         fixes = ", ".join(spell(name, value) for name, value in self.fix.items())
-        hint = ": ".join(part for part in (self.hint, fixes) if part)
-        return f"{message}\nhint: {hint}" if hint else message
+        return ": ".join(part for part in (self.hint, fixes) if part)
 
 
 def python_argument(name: str, value: object = None) -> str:

@@ -84,6 +84,31 @@ def test_a_shard_that_is_cut_short_is_an_error(damaged: Callable[..., Path]) -> 
         made(ImageFolder(root), 40, 0, 0)
 
 
+def flip_first(shard: Path) -> None:
+    flip(shard, 600)  # the first copy is longer
+
+
+def cut(shard: Path) -> None:
+    os.truncate(shard, shard.stat().st_size // 2)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("harm", [flip_first, cut, Path.unlink])
+def test_an_error_of_a_damaged_copy_names_the_command_that_repairs_it(
+    damaged: Callable[..., Path], harm: Callable[[Path], None], workers: int
+) -> None:
+    root = damaged()
+    harm(root / "48" / "000000.tar")
+    options: Any = {"image_size": 40, "num_workers": workers, "shuffle": False}
+    with (
+        DataLoader(ImageFolder(root), 8, **options) as loader,
+        pytest.raises(ImageError) as raised,
+    ):
+        next(iter(loader))
+    _, *hints = str(raised.value).split("\n")
+    assert hints == [f"hint: feedline cache repair {root}"]
+
+
 def test_an_index_of_another_cache_gives_no_image_another_label(
     damaged: Callable[..., Path], built: Callable[..., Path]
 ) -> None:
@@ -119,8 +144,9 @@ def test_sizes_that_are_not_those_written_are_an_error_before_any_crop(
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    with pytest.raises(DatasetError, match=r"sizes\.npy' is damaged"):
+    with pytest.raises(DatasetError, match=r"sizes\.npy' is damaged") as raised:
         ImageFolder(file.parents[1])
+    assert raised.value.hint == f"feedline cache repair {file.parents[1]}"
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -237,7 +263,7 @@ def test_a_damaged_index_of_a_level_is_an_error_before_the_first_batch(
 ) -> None:
     root = damaged()
     (root / "index" / "level-48.npy").unlink()
-    with pytest.raises(DatasetError, match=r"level-48\.npy.*Build the cache again"):
+    with pytest.raises(DatasetError, match=r"(?s)level-48\.npy.*feedline cache repair"):
         DataLoader(ImageFolder(root), batch_size=8, image_size=40, on_error="skip", num_workers=1)
 
 
@@ -245,7 +271,7 @@ def test_nobody_is_advised_to_unpickle_a_damaged_index(damaged: Callable[..., Pa
     root = damaged()
     column = root / "index" / "names.npy"
     column.write_bytes(b"x" + column.read_bytes())
-    with pytest.raises(DatasetError, match=r"names\.npy.*Build the cache again") as raised:
+    with pytest.raises(DatasetError, match=r"(?s)names\.npy.*feedline cache repair") as raised:
         ImageFolder(root)
     assert "pickle" not in str(raised.value)
 

@@ -60,7 +60,7 @@ def test_a_cache_that_is_not_whole_is_a_fault(jpeg_folder: Path, tmp_path: Path)
     for path in (root / "16").iterdir():
         path.unlink()
     check = inspect_data(str(root)).check
-    assert (check.status, "feedline cache verify" in check.fix) == ("fail", True)
+    assert (check.status, "feedline cache repair" in check.fix) == ("fail", True)
     (root / "feedline-cache.json").write_text("{")
     assert inspect_data(str(root)).check.status == "warn"
     (root / "feedline-cache.json").unlink()

@@ -237,7 +237,7 @@ def test_what_is_no_lmdb_is_an_error(tmp_path: Path, keyed: Path) -> None:
         with pytest.raises(DatasetError, match=rf"{name}.*cannot be read.*not an LMDB"):
             ImageList.from_lmdb(tmp_path / name)
     for name in ("empty", "nowhere"):
-        with pytest.raises(DatasetError, match=rf"no LMDB at .*{name}.*data.mdb"):
+        with pytest.raises(DatasetError, match=rf"(?s)no LMDB at .*{name}.*data.mdb"):
             ImageList.from_lmdb(tmp_path / name)
     written(tmp_path / "bare", {})
     with pytest.raises(DatasetError, match="has no entries"):

@@ -121,11 +121,11 @@ def build_shard(
                     # A finished cache cannot skip further images.
                     skippable = not (spec.adds_level or spec.repairs_level)
                     raise ImageError(
-                        f"sample {number}, {name}, cannot be cached: {error}",
+                        f"sample {number}, {name}, cannot be cached: {error.message}",
                         hint="repair or remove the file, or skip broken images" * skippable,
                         fix={"on_error": "skip"} if skippable else {},
                     ) from error
-                skipped.append((number, name, str(error)))
+                skipped.append((number, name, error.message))
                 continue
             label = np.asarray(source.label(number), label_dtype)
             sample = CacheSample(number, name, label, copies)

@@ -143,7 +143,7 @@ def _check_copies(
     try:
         reader = location.reader(manifest, level, location.index(manifest))
     except DatasetError as error:
-        return [(sample, str(error)) for sample in range(samples.start, samples.stop)]
+        return [(sample, error.message) for sample in range(samples.start, samples.stop)]
     decoder = Decoder(max_pixels=DEFAULT_MAX_PIXELS) if decode else None
     damaged = []
     try:
@@ -164,7 +164,7 @@ def _find_problem(reader: LevelReader, sample: int, decoder: Decoder | None) -> 
             decoder.open(image)
             decoder.read()
     except FeedlineError as error:
-        return str(error)
+        return error.message
     except Exception as error:  # of a damaged index: the other samples are checked, too
         return f"{type(error).__name__}: {error}"
     return ""
@@ -253,7 +253,7 @@ def _damaged_files(
         try:
             location.index(manifest)
         except DatasetError as error:
-            return (str(error),), ()
+            return (error.message,), ()
         return (), ()  # truncated shards show as missing images
     levels = manifest.levels
     files = [
@@ -276,7 +276,7 @@ def file_damage(where: str, manifest: Manifest, level: Level) -> dict[int, str]:
         except OSError as error:
             found[0] = f"{folder / LMDB_FILE}: {error.strerror or error}"
         except ImageError as error:
-            found[0] = str(error)
+            found[0] = error.message
     for number, size in enumerate(level.shards if manifest.format == "webdataset" else ()):
         path = folder / shard_name(number)
         try:

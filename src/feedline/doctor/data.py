@@ -13,7 +13,7 @@ from feedline.doctor.check import CheckResult
 from feedline.doctor.folder import FolderContents, FoundFile, scan_folder
 from feedline.errors import DatasetError, UsageError
 from feedline.remote.filesystem import is_url
-from feedline.stores.cache_layout import Manifest, is_cache, read_manifest
+from feedline.stores.cache_layout import Manifest, is_cache, read_manifest, repair_command
 
 __all__ = ["DataFolder", "inspect_data", "require_folder", "skip_data"]
 
@@ -95,7 +95,7 @@ def _cache(folder: str) -> DataFolder:
         check = CheckResult(
             id="data-folder",
             status="warn",
-            summary=str(error),
+            summary=error.message,
             details={"kind": "cache", "finished": False},
             fix="run the same `feedline cache build` again: it continues where it stopped",
         )
@@ -119,7 +119,7 @@ def _cache(folder: str) -> DataFolder:
             status="fail",
             summary=f"{line}; {missing or f'no file of {largest.name}/ can be read'}",
             details=details,
-            fix="pip install lmdb" if missing else f"feedline cache verify {shlex.quote(folder)}",
+            fix="pip install lmdb" if missing else repair_command(folder),
         )
     else:
         check = CheckResult(id="data-folder", status="ok", summary=line, details=details)

@@ -169,7 +169,8 @@ class ProcessCrew:
         failure = report.failures[0]
         return StartError(
             f"a worker could not open the dataset: {failure.kind}: {failure.message}. "
-            f"In the worker:\n{failure.trace}"
+            f"In the worker:\n{failure.trace}",
+            hint=failure.hint,
         )
 
     def _set_target(self, workers: int) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.errors import ResourceError
+from feedline.errors import FeedlineError, ResourceError
 
 __all__ = [
     "HUNG",
@@ -169,19 +169,23 @@ class Failure:
     Args:
         row: row within the batch.
         kind: class name of the exception.
-        message: its message.
+        message: its message, without a hint.
         trace: the worker's traceback; empty if there is none.
+        hint: how to fix it; empty if unknown.
     """
 
     row: int
     kind: str
     message: str
     trace: str = ""
+    hint: str = ""
 
     @classmethod
     def of(cls, row: int, error: BaseException) -> Failure:
         """Failure of a row from its exception, with the innermost 20 frames."""
         trace = "".join(traceback.format_exception(error, limit=-20))
+        if isinstance(error, FeedlineError):
+            return cls(row, type(error).__name__, error.message, trace, error.advice)
         return cls(row, type(error).__name__, said(error), trace)
 
 
@@ -219,7 +223,13 @@ class Report:
         room = MAX_MESSAGE_BYTES - len(head)
         for chars in (_TEXT_CHARS, 100, 0):
             rows = [
-                (f.row, f.kind[:40], f.message[:chars], f.trace[-chars:] if chars > 100 else "")
+                (
+                    f.row,
+                    f.kind[:40],
+                    f.message[:chars],
+                    f.trace[-chars:] if chars > 100 else "",
+                    f.hint[:chars],
+                )
                 for f in self.failures
             ]
             text = json.dumps(rows).encode()

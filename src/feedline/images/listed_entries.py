@@ -151,4 +151,4 @@ def _value(lmdb: OpenLmdb, key: bytes) -> memoryview | None:
     try:
         return lmdb.get(key)
     except ImageError as error:
-        raise DatasetError(str(error)) from error
+        raise DatasetError.of(error) from error

@@ -22,7 +22,7 @@ from feedline.images.placement import Placement, cut
 from feedline.images.resize import fill
 from feedline.images.stable_repr import without_addresses
 from feedline.plan.row import Field, Item
-from feedline.stores.cache_layout import level_size
+from feedline.stores.cache_layout import level_size, repair_command
 from feedline.stores.cache_store import CacheStore
 from feedline.stores.cached_files import CachedFiles, cache_within
 from feedline.stores.chosen_store import ChosenStore
@@ -195,8 +195,8 @@ class RowPipeline(Generic[Store]):
                     image = rescued
             placement = self._placement(image.shape[0], image.shape[1], item)
         except ImageError as error:
-            raise ImageError(
-                f"sample {item.sample}, {self.name(item.sample)}, cannot be loaded: {error}"
+            raise ImageError.of(
+                error, f"sample {item.sample}, {self.name(item.sample)}, cannot be loaded"
             ) from error
         return cut(image, placement.part), placement
 
@@ -224,10 +224,12 @@ class RowPipeline(Generic[Store]):
         if original is None or original == (height, width):
             return self.transform.place(height, width, item)
         if level_size(*original, min(height, width)) != (height, width):
+            cache = cache_within(self.store)
             raise ImageError(
                 f"size mismatch: its copy has {width} x {height} pixels, the original in the "
                 f"cache's index {original[1]} x {original[0]}. The index is damaged or from "
-                "another cache; run `feedline cache verify`"
+                "another cache",
+                hint=repair_command(cache.root) if cache else "",
             )
         return self.transform.place(*original, item).on(height, width, of=original)
 

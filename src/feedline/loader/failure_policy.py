@@ -50,6 +50,8 @@ def samples_to_skip(
     elif first.kind == HUNG:
         what += ". Its storage may be unavailable, or the code that loads it hangs"
         hint = "wait longer with timeout=, or skip such samples"
+    if first.hint:
+        hint, fix = first.hint, {}
     if unreadable:
         raise ImageError(what, hint=hint, fix=fix)
     raise SampleError(f"{what}\n{first.trace}".rstrip(), hint=hint, fix=fix)

@@ -72,8 +72,8 @@ def next_step(error: BaseException) -> str:
     """Likely cause and fix, a sentence."""
     if isinstance(error, Altered):
         return (
-            "The cache was rebuilt there after the dataset was created, or its files are damaged: "
-            "create the dataset again; `feedline cache verify URL` lists damaged files"
+            "Its files are damaged, or the cache was rebuilt there after the dataset was created: "
+            "run `feedline cache repair URL`, then create the dataset again"
         )
     if isinstance(error, RangeIgnored):
         return (

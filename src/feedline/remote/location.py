@@ -36,6 +36,7 @@ from feedline.stores.cache_layout import (
     Level,
     Manifest,
     parse_manifest,
+    repair_command,
 )
 from feedline.stores.cache_level import LevelReader
 
@@ -101,7 +102,7 @@ class RemoteLocation:
         except RemoteError as error:
             missing = isinstance(error.__cause__, FileNotFoundError)
             kind = NoCache if missing else DatasetError
-            raise kind(f"the cache {self} cannot be read: {error}") from error
+            raise kind.of(error, f"the cache {self} cannot be read") from error
         manifest = parse_manifest(data, str(self))
         if manifest.format != "webdataset":
             raise UsageError(
@@ -138,7 +139,7 @@ class RemoteLocation:
                 size = rows * np.dtype(dtype).itemsize * math.prod(shape) + _HEADER_BYTES
                 self._have(folder, name, size, manifest.digests.get(name))
         except RemoteError as error:
-            raise DatasetError(f"the cache {self} cannot be read: {error}") from error
+            raise DatasetError.of(error, f"the cache {self} cannot be read") from error
         except OSError as error:
             raise DatasetError(
                 f"the index of the cache {self} cannot be kept in {folder!r}: "
@@ -178,8 +179,8 @@ class RemoteLocation:
             if found.hexdigest() != digest:
                 raise DatasetError(
                     f"{INDEX}/{name}.npy of the cache {self} does not match its manifest: its "
-                    "digest differs (a damaged file, an incomplete copy, or files of two caches). "
-                    "Copy the cache there again, or build it again"
+                    "digest differs (a damaged file, an incomplete copy, or files of two caches)",
+                    hint=repair_command(str(self)),
                 )
             os.replace(temporary, path)
         finally:

@@ -50,6 +50,7 @@ class RemoteShards(LevelReader):
         copies: LocalCopies | None,
     ) -> None:
         super().__init__(root, manifest, level, index)
+        self._cache = str(files)
         self._files, self._copies = files, copies
         self._in_hand: dict[int, bytes] = {}
 
@@ -112,9 +113,9 @@ class RemoteShards(LevelReader):
         if in_hand is not None:
             return in_hand
         if not self._lies_in(shard, first, length):
-            raise ImageError(
+            raise self._damaged(
                 f"the index of {self._files} is damaged: it has the image at byte {first} of shard "
-                f"{shard}, {length} bytes long, which does not exist. Build the cache there again"
+                f"{shard}, {length} bytes long, which does not exist"
             )
         part = self._part(shard, first, length)
         kept = self._kept(sample, part)
@@ -125,7 +126,7 @@ class RemoteShards(LevelReader):
                 part, patience_s=_PATIENCE_S, sound=lambda data: self._is_sound(sample, data)
             )
         except RemoteError as error:
-            raise ImageError(str(error)) from error
+            raise ImageError.of(error) from error
         self._keep(part, data)
         return data
 

@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from feedline.errors import DatasetError
-from feedline.stores.cache_layout import INDEX, Level, Manifest
+from feedline.stores.cache_layout import INDEX, Level, Manifest, repair_command
 from feedline.stores.path_table import starts_of
 from feedline.stores.read_file import without_waiting
 
@@ -95,8 +95,8 @@ class CacheIndex:
         path = os.path.join(self.root, INDEX, "sizes.npy")
         if digest_of(path) != manifest.digests.get("sizes"):
             raise DatasetError(
-                f"the cache's index {path!r} is damaged or from another cache: its digest differs. "
-                "Run the same `feedline cache build` again to rebuild the index"
+                f"the cache's index {path!r} is damaged or from another cache: its digest differs",
+                hint=repair_command(self.root),
             )
 
     def name(self, sample: int) -> str:
@@ -141,13 +141,14 @@ def load_column(root: str, name: str, rows: int, dtype: str, shape: tuple[int, .
                 column = np.lib.format.read_array(file, allow_pickle=False)
     except Exception as error:  # what numpy's parser raises of a damaged header is of many kinds
         raise DatasetError(
-            f"the cache's index {path!r} cannot be read: {error}. Build the cache again"
+            f"the cache's index {path!r} cannot be read: {error}", hint=repair_command(root)
         ) from error
     if (column.shape, column.dtype) != ((rows, *shape), np.dtype(dtype)):
         raise DatasetError(
             f"the cache's index {path!r} does not match its manifest: expected {dtype} of shape "
             f"{(rows, *shape)}, got {column.dtype} of shape {column.shape}. It was copied "
-            "incompletely, or is from another cache. Build the cache again"
+            "incompletely, or is from another cache",
+            hint=repair_command(root),
         )
     return column
 

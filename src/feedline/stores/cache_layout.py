@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -42,6 +43,7 @@ __all__ = [
     "member",
     "parse_manifest",
     "read_manifest",
+    "repair_command",
     "shard_name",
 ]
 
@@ -156,6 +158,15 @@ class Manifest:
         return json.dumps({"feedline_cache": VERSION, **asdict(self)}, indent=1) + "\n"
 
 
+def repair_command(root: str) -> str:
+    """Command that rebuilds the damaged files of a cache, as a hint.
+
+    Args:
+        root: folder or URL of the cache.
+    """
+    return f"feedline cache repair {shlex.quote(root)}"
+
+
 def is_cache(root: str) -> bool:
     """Return True if a folder is a cache, finished or not."""
     return is_finished(root) or _is_unfinished(root)
@@ -188,8 +199,8 @@ def read_manifest(root: str) -> Manifest:
     except FileNotFoundError:
         if _is_unfinished(root):
             raise DatasetError(
-                f"the cache {root!r} is not finished: its build was interrupted or is running. Run "
-                "the same build again; it continues where it stopped"
+                f"the cache {root!r} is not finished: its build was interrupted or is running",
+                hint="run the same `feedline cache build` again; it continues where it stopped",
             ) from None
         raise DatasetError(f"{root!r} is not a cache: it has no {MANIFEST}") from None
     except OSError as error:
@@ -212,8 +223,8 @@ def parse_manifest(data: bytes, root: str) -> Manifest:
         if isinstance(version, int) and version > VERSION:
             raise DatasetError(
                 f"the cache {root!r} was made by a newer feedline, {given.get('feedline')!r} "
-                f"(version {version} of the format; this one reads {VERSION}): upgrade feedline, "
-                "or build the cache again"
+                f"(version {version} of the format; this one reads {VERSION})",
+                hint="upgrade feedline, or build the cache again",
             )
         return _checked(given)
     except DatasetError:
@@ -228,7 +239,8 @@ def parse_manifest(data: bytes, root: str) -> Manifest:
     ) as error:
         raise DatasetError(
             f"{MANIFEST} in {root!r} is not a valid manifest of a cache: {type(error).__name__}: "
-            f"{error}. Build the cache again"
+            f"{error}",
+            hint="remove it, and build the cache again",
         ) from error
 
 

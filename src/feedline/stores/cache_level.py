@@ -28,6 +28,7 @@ from feedline.stores.cache_layout import (
     Manifest,
     level_size,
     member,
+    repair_command,
     shard_name,
 )
 from feedline.stores.file_name import file_name
@@ -69,6 +70,7 @@ class LevelReader:
 
     def __init__(self, root: str, manifest: Manifest, level: Level, index: CacheIndex) -> None:
         self.level = level
+        self._cache = root  # in messages
         self._folder = os.path.join(root, level.name)
         self._manifest = manifest
         self._index = index
@@ -88,7 +90,7 @@ class LevelReader:
             return bytes(held)
         height, width = self.size(sample)
         if len(held) != NPY_HEADER_BYTES + 3 * height * width:
-            raise ImageError(
+            raise self._damaged(
                 f"size mismatch: the cache's copy at {self.level.side} px has {len(held)} bytes, "
                 f"which do not match {width} x {height} pixels. The cache's index is damaged"
             )
@@ -100,12 +102,24 @@ class LevelReader:
         shard, first, length, written = self._entries[sample].tolist()
         held = self._held(sample, shard, first, length)
         if self._checksum(sample, held) != written:
-            raise ImageError(
+            raise self._damaged(
                 f"the cache's copy at {self.level.side} px is damaged: its checksum differs (a "
-                "damaged disk, an incomplete copy, or files of two caches). `feedline cache "
-                "verify` lists damaged copies, `feedline cache repair` rebuilds them"
+                "damaged disk, an incomplete copy, or files of two caches)"
             )
         return held
+
+    def _damaged(self, message: str, cause: BaseException | None = None) -> ImageError:
+        """Error for a damaged cache, with the command that repairs it.
+
+        Args:
+            message: what is damaged.
+            cause: a PermissionError is no damage.
+        """
+        hint = "" if isinstance(cause, PermissionError) else repair_command(self._cache)
+        return ImageError(message, hint=hint)
+
+    def _member(self, sample: int) -> str:
+        return member(int(self._index.keys[sample]))
 
     def _checksum(self, sample: int, held: Held) -> int:
         """Checksum that a sample would have with these bytes."""
@@ -141,7 +155,7 @@ class _Shards(LevelReader):
     def _held(self, sample: int, shard: int, first: int, length: int) -> Held:
         mapped = self._maps.get(shard) or self._map(shard)
         if first + length > len(mapped):
-            raise ImageError(f"shard {shard} of the cache ends before this image")
+            raise self._damaged(f"shard {shard} of the cache ends before this image")
         if self.level.quality is not None:
             return mapped[first : first + length]
         return memoryview(mapped)[first : first + length]
@@ -153,18 +167,17 @@ class _Shards(LevelReader):
             try:
                 size = os.fstat(descriptor).st_size
                 if size != self.level.shards[shard]:
-                    raise ImageError(
+                    raise self._damaged(
                         f"size mismatch: {path!r} should have {self.level.shards[shard]} bytes, "
-                        f"got {size} (an incomplete copy, or another cache's file). `feedline "
-                        "cache repair` rebuilds it"
+                        f"got {size} (an incomplete copy, or another cache's file)"
                     )
                 mapped = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ, **_UNTRACKED)
             finally:
                 os.close(descriptor)
         except IndexError:
-            raise ImageError(f"the cache has no shard {shard}") from None
+            raise self._damaged(f"the cache has no shard {shard}") from None
         except (OSError, ValueError) as error:
-            raise ImageError(f"{path!r} cannot be read: {error}") from error
+            raise self._damaged(f"{path!r} cannot be read: {error}", error) from error
         self._maps[shard] = mapped
         if len(self._maps) > _MOST_MAPS:
             self._maps.popitem(last=False)  # it is closed when no pixels lie in it any more
@@ -183,12 +196,17 @@ class _Lmdb(LevelReader):
         return os.path.join(self._folder, LMDB_FILE)
 
     def _held(self, sample: int, shard: int, first: int, length: int) -> Held:
-        if self._opened is None:
-            self._opened = open_lmdb(self._folder)
-        name = f"{member(int(self._index.keys[sample]))}.{self.level.ending}"
-        found = self._opened.get(name.encode())
+        name = f"{self._member(sample)}.{self.level.ending}"
+        try:
+            if self._opened is None:
+                self._opened = open_lmdb(self._folder)
+            found = self._opened.get(name.encode())
+        except ImageError as error:
+            if error.hint:  # it is not damaged
+                raise
+            raise self._damaged(error.message) from error
         if found is None:
-            raise ImageError(f"the cache's {self._folder!r} has no entry {name!r}")
+            raise self._damaged(f"the cache's {self._folder!r} has no entry {name!r}")
         if self.level.quality is not None:
             return bytes(found)
         return np.asarray(_Mapped(found, self._opened))
@@ -210,7 +228,9 @@ class _Files(LevelReader):
         try:
             return read_file(os.fsencode(path))
         except ImageError as error:
-            raise ImageError(f"the cache's copy {path!r}: {error}") from error
+            raise self._damaged(
+                f"the cache's copy {path!r}: {error.message}", error.__cause__
+            ) from error
 
 
 _READERS: dict[CacheFormat, type[LevelReader]] = {

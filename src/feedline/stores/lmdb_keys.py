@@ -31,11 +31,14 @@ def opened(path: str) -> OpenLmdb:
     """
     holds = os.path.join(path, "data.mdb") if os.path.isdir(path) else path
     if not os.path.exists(holds):
-        raise DatasetError(f"no LMDB at {path!r}: pass the folder with its data.mdb, or its file")
+        raise DatasetError(
+            f"no LMDB at {path!r}", hint="pass the folder with its data.mdb, or its file"
+        )
     try:
         return open_lmdb(path)
     except ImageError as error:
-        raise DatasetError(f"{error}. It is not an LMDB, or was not copied completely") from error
+        cause = "" if error.hint else ". It is not an LMDB, or was not copied completely"
+        raise DatasetError(f"{error.message}{cause}", hint=error.hint) from error
 
 
 def keys_of(
@@ -73,7 +76,7 @@ def _listed(lmdb: OpenLmdb) -> list[bytes]:
     try:
         return list(lmdb.keys())
     except ImageError as error:
-        raise DatasetError(str(error)) from error
+        raise DatasetError.of(error) from error
 
 
 def _as_bytes(key: Any, sample: int) -> bytes:
@@ -90,8 +93,8 @@ def _numbered(lmdb: OpenLmdb, path: str, pattern: str) -> tuple[list[bytes], lis
     parts = _PATTERN.fullmatch(pattern)
     if parts is None:
         raise UsageError(
-            f'keys={pattern!r} is not a pattern: it must contain one number, e.g. "%d" or "%09d"; '
-            "pass particular keys as a list"
+            f'keys={pattern!r} is not a pattern: it must contain one number, e.g. "%d" or "%09d"',
+            hint="pass particular keys as a list",
         )
     before, after = (part.replace("%%", "%").encode() for part in (parts[1], parts[4]))
     fits = re.compile(re.escape(before) + rb"(\d+)" + re.escape(after))
@@ -106,7 +109,8 @@ def _numbered(lmdb: OpenLmdb, path: str, pattern: str) -> tuple[list[bytes], lis
         raise DatasetError(
             f"the LMDB {path!r} has {len(found)} entries of {pattern!r}, from "
             f"{pattern % found[0]!r} to {pattern % found[-1]!r}, but not {pattern % lacking!r}: it "
-            "may be written or copied incompletely. Otherwise pass the keys as a list"
+            "may be written or copied incompletely",
+            hint="otherwise pass the keys as a list",
         )
     return [(pattern % number).encode() for number in found], found
 

@@ -36,8 +36,8 @@ class OpenLmdb:
             import lmdb
         except ImportError as error:
             raise DatasetError(
-                f"{path!r} is an LMDB, and the package lmdb is not installed: "
-                'pip install "feedline[cache]"'
+                f"{path!r} is an LMDB, and the package lmdb is not installed",
+                hint='pip install "feedline[cache]"',
             ) from error
         self._path, self._error = path, lmdb.Error
         alone = os.path.exists(path) and not os.path.isdir(path)
@@ -57,7 +57,7 @@ class OpenLmdb:
             )
             self._reading = self._environment.begin(buffers=True)
         except lmdb.Error as error:
-            raise self._unreadable(_with_advice(error)) from error
+            raise self._unreadable(error, _advice(error)) from error
         # A builder makes the file as long as this. To read what is missing would end the process.
         pages = self._environment.info()["last_pgno"] + 1
         whole = pages * self._environment.stat()["psize"]
@@ -90,15 +90,15 @@ class OpenLmdb:
             raise self._unreadable(error) from error
         return found if found is None else memoryview(found)
 
-    def _unreadable(self, why: object) -> ImageError:
-        return ImageError(f"the LMDB {self._path!r} cannot be read: {why}")
+    def _unreadable(self, why: object, hint: str = "") -> ImageError:
+        return ImageError(f"the LMDB {self._path!r} cannot be read: {why}", hint=hint)
 
 
-def _with_advice(error: Exception) -> str:
+def _advice(error: Exception) -> str:
     if "already open in this process" not in str(error):
-        return str(error)
+        return ""
     return (
-        f"{error} LMDB allows one lmdb.Environment per file and process: close yours first, or "
+        "LMDB allows one lmdb.Environment per file and process: close yours first, or "
         'load in workers (num_workers=1 or more) with start_method="forkserver" or "spawn"'
     )
 
