@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tarfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,20 @@ def remove(root: Path) -> None:
 
 def remove_level(root: Path) -> None:
     shutil.rmtree(root / "24")
+
+
+@pytest.mark.parametrize("ending", ["jpg", "json"])
+def test_a_damaged_tar_header_is_repaired(
+    whole: Callable[[str], Path], copied: Copied, ending: str
+) -> None:
+    root = copied("webdataset")
+    shard = root / "24" / "000001.tar"
+    with tarfile.open(shard) as tar:
+        header = next(each for each in tar if each.name.endswith(ending))
+    flip(shard, header.offset)
+    feedline.repair_cache(root, workers=0)
+    assert everything(root) == everything(whole("webdataset"))
+    assert verify(root, workers=1).is_sound
 
 
 @pytest.mark.parametrize("form", FORMATS)

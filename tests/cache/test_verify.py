@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from feedline.errors import DatasetError
 from feedline.remote.open_location import open_cache
 from feedline.stores.cache_layout import MANIFEST
 from feedline.stores.cache_level import LevelReader
+from feedline.stores.tar_members import TarMember, tar_members
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,16 @@ def image(root: Path, sample: int, side: int) -> bytes:
     store.close()
     assert isinstance(data, bytes)
     return data
+
+
+def members(shard: Path) -> list[TarMember]:
+    with shard.open("rb") as file:
+        return list(tar_members(file, shard.stat().st_size, str(shard), lambda name: True))
+
+
+def header_of(shard: Path, name: str) -> tarfile.TarInfo:
+    with tarfile.open(shard) as tar:
+        return tar.getmember(name)
 
 
 def told(found: Verification) -> list[tuple[int, int, str]]:
@@ -90,6 +102,41 @@ def test_a_shard_that_was_cut_short_is_told_with_all_its_images(copied) -> None:
     for fact in (str(shard), str(size), str(size // 2)):
         assert fact in problem
     assert [(level, sample) for level, sample, _ in told(found)] == [(16, n) for n in range(12)]
+
+
+@pytest.mark.parametrize("ending", ["jpg", "cls", "json"])
+@pytest.mark.parametrize(("sample", "name"), [(0, "cats/0.jpg"), (7, "dogs/1.jpg")])
+@pytest.mark.parametrize("at", [8, 130, 150, 257])  # name, length, checksum, magic
+def test_a_damaged_tar_header_is_found_and_nothing_else(
+    copied, ending: str, sample: int, name: str, at: int
+) -> None:
+    root = copied("webdataset")
+    shard = root / "24" / "000000.tar"
+    flip(shard, header_of(shard, f"{sample:09d}.{ending}").offset + at)
+    with pytest.raises(DatasetError):
+        members(shard)
+    found = verify(root, workers=1)
+    assert told(found) == [(24, sample, name)]
+    assert found.damaged[0].file == str(shard)
+    assert "header" in found.damaged[0].why
+    assert (found.images, found.files, found.index) == (24, (), ())
+
+
+def test_a_header_of_another_file_is_found(copied) -> None:
+    root = copied("webdataset")
+    shard = root / "16" / "000000.tar"
+    data = bytearray(shard.read_bytes())
+    to, other = (header_of(shard, f"{sample:09d}.jpg").offset for sample in (3, 5))
+    data[to : to + 512] = data[other : other + 512]
+    shard.write_bytes(data)
+    assert told(verify(root, workers=1)) == [(16, 3, "cats/3.jpg")]
+
+
+def test_a_damaged_end_of_a_tar_file_is_found(copied) -> None:
+    root = copied("webdataset")
+    shard = root / "16" / "000000.tar"
+    flip(shard, shard.stat().st_size - 700)
+    assert told(verify(root, workers=1)) == [(16, 11, "dogs/5.jpg")]
 
 
 @pytest.mark.parametrize("content", [b"", b"no database", None])

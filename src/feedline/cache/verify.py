@@ -160,6 +160,7 @@ def _check_copies(
 def _find_problem(reader: LevelReader, sample: int, decoder: Decoder | None) -> str:
     try:
         image = reader.read(sample)
+        reader.check_entry(sample)
         if decoder is not None and isinstance(image, bytes):
             decoder.open(image)
             decoder.read()
@@ -177,7 +178,9 @@ def verify(
     workers: int | str = "auto",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Verification:
-    """Check every image of a cache against its checksum, and the files of its index.
+    """Check every image of a cache against its checksum, tar headers, and the files of the index.
+
+    Tar headers are checked in local caches.
 
     Args:
         root: folder of the cache, or its URL, from which all images are then read.

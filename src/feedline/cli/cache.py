@@ -159,7 +159,7 @@ def verify(
     workers: options.Workers = None,
     json: options.JsonFile = None,
 ) -> None:
-    """Verify the checksum of every copy; exit status 1 if one is damaged.
+    """Verify every copy by its checksum, and tar headers; exit status 1 if one is damaged.
 
     All copies of a cache at a URL are downloaded, and none are stored.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import mmap
 import os
 import sys
+import tarfile
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -42,6 +43,7 @@ NPY_HEADER_BYTES = 128
 """Length of numpy's header before the pixels of a raw image, the same for any uint8 image."""
 
 _MOST_MAPS = 256
+_BLOCK = 512  # bytes, of tar
 # From 3.13 on a map needs no descriptor.
 _HAS_TRACKFD = sys.version_info >= (3, 13) and sys.platform != "win32"
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if _HAS_TRACKFD else {}
@@ -108,6 +110,13 @@ class LevelReader:
             )
         return held
 
+    def check_entry(self, sample: int) -> None:
+        """Check what surrounds an image in its file, which `read` does not need.
+
+        Raises:
+            ImageError: it is damaged.
+        """
+
     def _damaged(self, message: str, cause: BaseException | None = None) -> ImageError:
         """Error for a damaged cache, with the command that repairs it.
 
@@ -159,6 +168,40 @@ class _Shards(LevelReader):
         if self.level.quality is not None:
             return mapped[first : first + length]
         return memoryview(mapped)[first : first + length]
+
+    def check_entry(self, sample: int) -> None:
+        """Check the tar headers of a sample's files, up to those of the next one or to the end."""
+        shard, first, length, _ = self._entries[sample].tolist()
+        mapped = self._maps.get(shard) or self._map(shard)
+        name, following = self._member(sample), ""
+        at, end = first - _BLOCK, len(mapped) - 2 * _BLOCK
+        if self._is_followed(sample):  # whose header has its own check
+            following = f"{self._member(sample + 1)}.{self.level.ending}"
+            end = int(self._entries[sample + 1, 1]) - _BLOCK
+        wanted: tuple[str, int] | None = f"{name}.{self.level.ending}", length
+        while at != end:
+            try:
+                header = tarfile.TarInfo.frombuf(mapped[at : at + _BLOCK], "utf-8", "replace")
+            except tarfile.HeaderError as error:
+                raise self._damaged(f"the tar header at byte {at} is damaged: {error}") from error
+            if header.name == following:  # its position in the index is damaged
+                return
+            got = header.name, header.size
+            known = wanted == got if wanted else header.name.startswith(f"{name}.")
+            if not known or header.size < 0 or not header.isreg():
+                raise self._damaged(
+                    f"the tar header at byte {at} does not match the index: it has "
+                    f"{header.name!r}, {header.size} bytes, in sample {name}"
+                )
+            at += _BLOCK + -(-header.size // _BLOCK) * _BLOCK
+            wanted = None  # the index does not hold the lengths of its other files
+        if not following and any(mapped[end:]):
+            raise self._damaged(f"the tar file does not end at byte {end}")
+
+    def _is_followed(self, sample: int) -> bool:
+        """Return True if the next sample is in the same shard."""
+        keys = self._index.keys[sample : sample + 2] // self._manifest.per_shard
+        return len(keys) == 2 and bool(keys[0] == keys[1])
 
     def _map(self, shard: int) -> mmap.mmap:
         path = os.path.join(self._folder, shard_name(shard))
