@@ -194,6 +194,51 @@ def test_verify_lists_what_is_damaged_and_fails(
     assert json.loads(target.read_text())["damaged"] == []
 
 
+def test_a_truncated_shard_is_one_problem_and_its_copies_are_counted(
+    feedline: Command, photos: Path, tmp_path: Path
+) -> None:
+    root, target = tmp_path / "cache", tmp_path / "result.json"
+    assert feedline("cache", "build", photos, root, "--sizes", "16,24").status == 0
+    shard = root / "24" / "000000.tar"
+    size = shard.stat().st_size
+    os.truncate(shard, size // 2)
+    ended = feedline("cache", "verify", root, "--json", target)
+    assert ended.status == 1
+    result, problem = ended.out.splitlines()
+    assert "16 damaged copies, 1 damaged file" in result
+    assert problem.startswith(f"{shard}: ")
+    for fact in (f"expected {size} bytes", f"got {size // 2}", "16 copies"):
+        assert fact in problem
+    result = json.loads(target.read_text())
+    assert len(result["damaged"]) == 16
+    (file,) = result["files"]
+    assert (file["file"], file["images"]) == (str(shard), 16)
+
+    ended = feedline(*shlex.split(ended.err.splitlines()[-1])[2:], "--workers", 0)
+    assert (ended.status, ended.err) == (0, "")
+    (line,) = ended.out.splitlines()
+    assert "repaired 16 damaged copies, 1 damaged file" in line
+    assert feedline("cache", "verify", root).status == 0
+
+
+def test_copies_with_the_same_problem_are_one_line(
+    feedline: Command, photos: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "cache"
+    assert feedline("cache", "build", photos, root, "--sizes", "16,24").status == 0
+    labels = root / "index" / "labels.npy"
+    content = labels.read_bytes()
+    labels.write_bytes(content[:-128] + content[-1:-129:-1])
+    ended = feedline("cache", "verify", root)
+    assert ended.status == 1
+    _, index, *copies = ended.out.splitlines()
+    assert index.startswith(f"{labels}: ")
+    assert {line.partition(": ")[0] for line in copies} == {
+        str(root / side / "000000.tar") for side in ("16", "24")
+    }
+    assert len(copies) == 2
+
+
 def test_verify_finds_a_damaged_index_and_a_build_repairs_it(
     feedline: Command, photos: Path, tmp_path: Path
 ) -> None:
@@ -211,7 +256,8 @@ def test_verify_finds_a_damaged_index_and_a_build_repairs_it(
 
     (root / "index" / "level-16.npy").unlink()
     ended = feedline("cache", "verify", root)
-    assert "\n16 px: sample 0: the cache's index " in ended.out
+    problem = ended.out.splitlines()[2]
+    assert problem.startswith("16 px: sample 0, and 15 more: ")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from feedline.stores.open_lmdb import open_lmdb
 __all__ = [
     "BrokenSamples",
     "Damage",
+    "FileDamage",
     "SampleRange",
     "Verification",
     "check_ranges",
@@ -60,6 +62,20 @@ class Damage(NamedTuple):
     why: str
 
 
+class FileDamage(NamedTuple):
+    """A shard or database that is missing or has another size.
+
+    Args:
+        file: its path.
+        why: description of the damage.
+        images: number of damaged images in it.
+    """
+
+    file: str
+    why: str
+    images: int
+
+
 @dataclass(frozen=True)
 class Verification:
     """Result of a verification.
@@ -67,13 +83,14 @@ class Verification:
     Args:
         images: number of checked images of all resolutions together.
         damaged: damaged images by resolution and number.
-        files: shards and databases that are missing or have another size, with the reason.
+        files: shards and databases that are missing or have another size; their images are in
+            `damaged`, too.
         index: damaged files of the index, with the reason.
     """
 
     images: int
     damaged: tuple[Damage, ...]
-    files: tuple[str, ...]
+    files: tuple[FileDamage, ...]
     index: tuple[str, ...]
 
     @property
@@ -209,7 +226,10 @@ def verify(
         damaged += (Damage(side, sample, "", "", why) for sample, why in found)
         done += samples.stop - samples.start
         progress(done, total)
-    return Verification(done, tuple(sorted(_add_names(location, manifest, damaged))), files, index)
+    damaged = sorted(_add_names(location, manifest, damaged))
+    counts = Counter(each.file for each in damaged)
+    broken = tuple(FileDamage(path, why, counts[path]) for path, why in files)
+    return Verification(done, tuple(damaged), broken, index)
 
 
 def _check_in_workers(
@@ -250,45 +270,49 @@ def _add_names(
 
 def _damaged_files(
     location: CacheLocation, manifest: Manifest
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
     """Return damaged files of the index, and damaged shards and databases, with the reasons."""
     if not isinstance(location, FolderLocation):
         try:
             location.index(manifest)
         except DatasetError as error:
-            return (error.message,), ()
-        return (), ()  # truncated shards show as missing images
+            return (error.message,), []
+        return (), []  # truncated shards show as missing images
     levels = manifest.levels
     files = [
-        text for level in levels for text in file_damage(location.root, manifest, level).values()
+        found for level in levels for found in file_damage(location.root, manifest, level).values()
     ]
-    return index_damage(location.root, manifest), tuple(files)
+    return index_damage(location.root, manifest), files
 
 
-def file_damage(where: str, manifest: Manifest, level: Level) -> dict[int, str]:
-    """Return the shards of a resolution whose files are missing or have another size, with reasons.
+def file_damage(where: str, manifest: Manifest, level: Level) -> dict[int, tuple[str, str]]:
+    """Return the shards of a resolution whose files are missing or have another size.
 
     A missing or truncated LMDB counts as shard 0. Files of single images are not checked.
+
+    Returns:
+        path and reason by shard.
     """
     folder = Path(where, level.name)
     found = {}
     if manifest.format == "lmdb":
+        data = folder / LMDB_FILE
         try:
-            (folder / LMDB_FILE).stat()
+            data.stat()
             open_lmdb(str(folder))
         except OSError as error:
-            found[0] = f"{folder / LMDB_FILE}: {error.strerror or error}"
+            found[0] = str(data), error.strerror or str(error)
         except ImageError as error:
-            found[0] = error.message
+            found[0] = str(data), error.message
     for number, size in enumerate(level.shards if manifest.format == "webdataset" else ()):
         path = folder / shard_name(number)
         try:
             has = path.stat().st_size
         except OSError as error:
-            found[number] = f"{path}: {error.strerror or error}"
+            found[number] = str(path), error.strerror or str(error)
             continue
         if has != size:
-            found[number] = f"{path}: size mismatch: wrote {size} bytes, got {has}"
+            found[number] = str(path), f"expected {size} bytes, got {has}"
     return found
 
 

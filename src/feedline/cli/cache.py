@@ -17,6 +17,7 @@ from feedline.cli import options
 from feedline.cli.output import complain, use_folder, write_json
 
 if TYPE_CHECKING:
+    from feedline.cache.verify import Damage, Verification
     from feedline.stores.cache_layout import Manifest
 
 __all__ = ["add_size", "build", "info", "plan", "repair", "verify"]
@@ -174,19 +175,11 @@ def verify(
             cache, decode=decode, workers=options.parse_workers(workers), progress=bar.update
         )
     seconds = time.monotonic() - started
-    files = len(found.index) + len(found.files)
-    damage = f"{len(found.damaged)} are damaged" + f", and {files} files of the cache" * bool(files)
     typer.echo(
         f"{cache}: verified {found.images} copies in {seconds:.1f} s: "
-        + ("none is damaged" if found.is_sound else damage)
+        + (_damage_text(found) or "nothing is damaged")
     )
-    # If the index has neither file nor name, a sample has its level and number.
-    damaged = [
-        f"{each.file or f'{each.level} px'}: sample {each.sample}"
-        f"{each.name and f', {each.name}'}: {each.why}"
-        for each in found.damaged
-    ]
-    lines = [*found.index, *found.files, *damaged]
+    lines = _damage_lines(found)
     for line in lines[:_ON_SCREEN]:
         typer.echo(line)
     if len(lines) > _ON_SCREEN:
@@ -198,6 +191,51 @@ def verify(
     if not found.is_sound:
         complain(f"feedline cache repair {shlex.quote(cache)}", "hint")
         raise typer.Exit(_DAMAGED)
+
+
+def _damage_text(found: Verification) -> str:
+    """Numbers of damaged copies and files; "" if nothing is damaged."""
+    files = len(found.index) + len(found.files)
+    parts = (
+        _count_copies(len(found.damaged), "damaged ") * bool(found.damaged),
+        f"{files} damaged file{'s' * (files > 1)}" * bool(files),
+    )
+    return ", ".join(filter(None, parts))
+
+
+def _count_copies(number: int, kind: str = "") -> str:
+    return f"{number} {kind}{'copy' if number == 1 else 'copies'}"
+
+
+def _damage_lines(found: Verification) -> list[str]:
+    """One line for each damaged file, and for the copies in it with the same problem."""
+    lines = list(found.index)
+    lines += (
+        f"{each.file}: {each.why}; {_count_copies(each.images)} affected" for each in found.files
+    )
+    listed = {each.file for each in found.files}
+    groups: dict[tuple[str, str], list[Damage]] = {}
+    for each in found.damaged:
+        if each.file not in listed:
+            # If the index is damaged, a sample has neither file nor name.
+            place = each.file or f"{each.level} px"
+            groups.setdefault((place, each.why), []).append(each)
+    for (place, why), damaged in groups.items():
+        first = damaged[0]
+        name = f"sample {first.sample}{first.name and f', {first.name}'}"
+        more = f", and {len(damaged) - 1} more" * (len(damaged) > 1)
+        lines.append(f"{place}: {name}{more}: {why}")
+    return lines
+
+
+def _damage_json(cache: str, found: Verification, seconds: float) -> dict[str, Any]:
+    return {
+        "folder": cache,
+        "damaged": [each._asdict() for each in found.damaged],
+        "files": [each._asdict() for each in found.files],
+        "index": found.index,
+        "seconds": round(seconds, 3),
+    }
 
 
 def repair(
@@ -225,21 +263,13 @@ def repair(
             progress=lambda stage, done, total: bar.update(done, total, stage),
         )
     found, seconds = done.verification, time.monotonic() - started
-    files = len(found.index) + len(found.files)
     typer.echo(
         f"{cache}: nothing is damaged"
         if found.is_sound
-        else f"{cache}: repaired {len(found.damaged)} damaged copies"
-        + f" and {files} files of the cache" * bool(files)
-        + f" in {seconds:.1f} s; wrote {done.images} copies"
+        else f"{cache}: repaired {_damage_text(found)} in {seconds:.1f} s "
+        f"({_count_copies(done.images)} rewritten, whole shards at a time)"
     )
     write_json(json, _damage_json(cache, found, seconds) | {"images_written": done.images})
-
-
-def _damage_json(cache: str, found: Any, seconds: float) -> dict[str, Any]:
-    damaged = [each._asdict() for each in found.damaged]
-    files = {"damaged": damaged, "files": found.files, "index": found.index}
-    return {"folder": cache, **files, "seconds": round(seconds, 3)}
 
 
 def info(
