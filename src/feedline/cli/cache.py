@@ -355,10 +355,11 @@ def plan(
     workers: options.Workers = None,
     json: options.JsonFile = None,
 ) -> None:
-    """Recommend which sizes to cache for a schedule, before building.
+    """Recommend which sizes to cache for a schedule; builds nothing.
 
-    Samples SRC, resizes and reads some images in memory, and compares images/s and disk space.
-    Takes about a minute; builds nothing.
+    Takes about a minute for a dataset of any size: makes copies of 300 images, then measures for
+    30 s how many images/s a loader makes from the originals and from copies of each size. Compares
+    images/s, disk space and build time of each choice.
 
     Example: feedline cache plan demo-data/train --schedule 112x10,160x10,224x10 --disk 50GB
     """
