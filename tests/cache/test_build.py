@@ -191,7 +191,9 @@ def test_other_settings_do_not_go_on_with_a_build(odd_photos: Path, tmp_path: Pa
     broken.write_bytes(b"none")
     with pytest.raises(ImageError, match="not a supported image"):
         build_cache(odd_photos, tmp_path / "cache", (16,), workers=1)
-    with pytest.raises(UsageError, match=r"unfinished build with levels .*90.*remove the folder"):
+    with pytest.raises(
+        UsageError, match=r"(?s)unfinished build with levels .*90.*remove the folder"
+    ):
         build_cache(odd_photos, tmp_path / "cache", (16,), quality=90)
     broken.write_bytes(whole)
     build_cache(odd_photos, tmp_path / "cache", (16,), workers=1)

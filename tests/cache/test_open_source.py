@@ -24,7 +24,7 @@ from torchvision_folder import write_images
 def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="got int"):
         open_source(3)
-    with pytest.raises(UsageError, match="a dict of 'train', 'test': pass one of its values"):
+    with pytest.raises(UsageError, match=r"(?s)a dict of 'train', 'test'.*pass one"):
         open_source({"train": Samples([]), "test": Samples([])})
     with pytest.raises(DatasetError, match=r"absent.*No such file|absent"):
         open_source(tmp_path / "absent")
@@ -69,7 +69,9 @@ def test_arrow_files_are_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "train" / "state.json").write_text("{}")
     (tmp_path / "train" / "data-00000-of-00001.arrow").touch()
     for path in (tmp_path, tmp_path / "train"):
-        with pytest.raises(DatasetError, match=r"save_to_disk.*to_parquet\(\.\.\.\), or pass the"):
+        with pytest.raises(
+            DatasetError, match=r"(?s)save_to_disk.*to_parquet\(\.\.\.\), or pass the"
+        ):
             open_source(path)
 
 

@@ -67,7 +67,7 @@ def test_without_a_cluster_none_is_started(
         made_on_ray(source, tmp_path / "cache", workers=2)
     if not any("--gcs-address" in " ".join(each.info["cmdline"] or ()) for each in processes()):
         monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-        with pytest.raises(UsageError, match=r"no Ray cluster .*`ray start --head` here"):
+        with pytest.raises(UsageError, match=r"(?s)no Ray cluster .*`ray start --head` here"):
             made_on_ray(source, tmp_path / "cache")
         (tmp_path / "ray").mkdir()
         (tmp_path / "ray" / "ray_current_cluster").write_text(nowhere)  # of one that was killed
@@ -411,7 +411,7 @@ def test_a_source_that_the_nodes_do_not_see_is_named(
 def test_a_dataset_that_cannot_be_pickled_is_refused(cluster: Any, tmp_path: Path) -> None:
     dataset = gated(tmp_path / "gate")
     dataset.lock = threading.Lock()
-    with pytest.raises(UsageError, match=r"cannot send .*lock.*without ray"):
+    with pytest.raises(UsageError, match=r"(?s)cannot send .*lock.*without ray"):
         made_on_ray(dataset, tmp_path / "cache")
 
 

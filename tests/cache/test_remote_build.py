@@ -257,7 +257,7 @@ def test_one_that_was_killed_leaves_its_lock_and_says_how_to_go_on(
     killed = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=100)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     with pytest.raises(
-        UsageError, match=rf"another build is running .*since 2.*`aws s3 rm {root}/.lo"
+        UsageError, match=rf"(?s)another build is running .*since 2.*`aws s3 rm {root}/.lo"
     ):
         far(source, root)
     assert ".lock" in bucket.contents("cache")
@@ -439,7 +439,7 @@ def test_what_cannot_be_built_is_refused_by_name(
 ) -> None:
     root = f"{bucket.url}/cache"
     for format in ("lmdb", "folder"):
-        with pytest.raises(UsageError, match=f"format {format} .*webdataset"):
+        with pytest.raises(UsageError, match=f"(?s)format {format} .*webdataset"):
             far(train, root, format=format)
     with pytest.raises(UsageError, match="inside its source"):
         far(train, f"{train}/cache")
@@ -457,7 +457,7 @@ def test_what_cannot_be_built_is_refused_by_name(
         far(f"{train}/dogs", root)
     free = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
-    with pytest.raises(ResourceError, match=r"shards of each size, .*\$TMPDIR"):
+    with pytest.raises(ResourceError, match=r"(?s)shards of each size, .*\$TMPDIR"):
         far(train, root)
     assert bucket.contents("cache") == {}
 

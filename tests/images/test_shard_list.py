@@ -273,7 +273,7 @@ def test_samples_that_lack_something_are_errors_or_are_listed(
         DatasetError, match=r"its \.json has none: there is no field 'labels'; there are"
     ):
         ImageList.from_webdataset(path, label="json:labels", incomplete="skip", image="txt")
-    with pytest.raises(UsageError, match="a class of each whole JSON text: name the field"):
+    with pytest.raises(UsageError, match="a class of each whole JSON text"):
         ImageList.from_webdataset(path, label="cls;json")
     with pytest.raises(DatasetError, match="4 of 4 samples are incomplete"):
         ImageList.from_webdataset(path, image="gif", incomplete="skip")

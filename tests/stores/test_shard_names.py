@@ -82,8 +82,8 @@ def test_paths_are_filled_in_in_their_order(folder: Path, monkeypatch: pytest.Mo
     [
         ("a-{0..4}.tar", r"3 of 5 shards are missing or not files: '.*a-2\.tar'"),
         ("z*.tar", "no files match"),
-        ("c.tar.gz", "is compressed, .* `gunzip`"),
-        ("below", r"1 of 1 shards .* For all shards in a folder use '.*below/\*\.tar'"),
+        ("c.tar.gz", r"(?s)is compressed, .* `gunzip`"),
+        ("below", r"(?s)1 of 1 shards .* for all shards in a folder use '.*below/\*\.tar'"),
         ("s3://bucket/a.tar", "download them, or make smaller copies"),
         ("pipe:curl -s a.tar", "download them, or make smaller copies"),
         ([], "list of shards is empty"),

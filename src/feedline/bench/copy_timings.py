@@ -139,7 +139,7 @@ class _CopyDataset:
                 self._warmed_up = True
             open_s, make_s, image_bytes, size = self._make(image)
         except ImageError as error:
-            return CopyTiming(sample, str(error))
+            return CopyTiming(sample, error.message)
         path, file_bytes = self._folder / f"{place:06}", 0
         if isinstance(image, np.ndarray):
             header = f"P6 {size[1]} {size[0]} 255\n".encode()

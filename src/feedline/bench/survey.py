@@ -118,7 +118,7 @@ def _survey_part(
             height, width = decoder.open(data)
             decoder.read()
         except ImageError as error:
-            problem = str(error)
+            problem = error.message
         images.append(SurveyedImage(sample, size, height, width, problem))
         send(sample)
     return images

@@ -11,6 +11,7 @@ finished shards, `finish` for the index.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from typing import Any
 
@@ -127,7 +128,7 @@ def _refuse(where: str, manifest: Manifest, source: CacheSource, difference: str
     if difference:
         sizes = ",".join(level.name for level in manifest.levels)
         raise DatasetError(
-            f"{source.where!r} has changed since the cache {where!r} was built: {difference}. "
-            "Update the cache first, which rebuilds only changed shards: `feedline cache "
-            f"build {source.where} {where} --sizes {sizes}` with the other options of its build"
+            f"{source.where!r} has changed since the cache {where!r} was built: {difference}",
+            hint="update the cache first, with the other options of its build: `feedline cache "
+            f"build {shlex.quote(source.where)} {shlex.quote(where)} --sizes {sizes}`",
         )

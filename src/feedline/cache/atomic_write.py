@@ -48,8 +48,8 @@ def report_disk_errors(root: str) -> Iterator[None]:
         if error.errno not in _DISK_ERRORS:
             raise
         raise ResourceError(
-            f"cannot write the cache {root!r}: {error}. Finished shards are kept: run the same "
-            "build again to continue when the disk is writable"
+            f"cannot write the cache {root!r}: {error}. Finished shards are kept",
+            hint="run the same build again to continue when the disk is writable",
         ) from error
 
 

@@ -224,7 +224,8 @@ def _check_source(
     if kind != source.kind or current_fingerprint(source, finished) != finished.fingerprint:
         raise UsageError(
             f"{spec.root!r} is a cache of {where!r} ({kind}), but {source.where!r} ({source.kind}) "
-            f"has other images. Use another folder for its cache, or remove {spec.root!r} first"
+            "has other images",
+            hint=f"use another folder for its cache, or remove {spec.root!r} first",
         )
     _warn(
         destination,
@@ -248,8 +249,9 @@ def _find_finished(source: CacheSource, spec: Spec, destination: Destination) ->
         raise UsageError(
             f"{spec.root!r} already is a {found.format} cache of {', '.join(had[1])}"
             f"{' with exif' * found.exif}, but {spec.format} of {', '.join(wanted[1])}"
-            f"{' with exif' * spec.exif} was requested; add a size with `feedline cache add-size`, "
-            "omit the quality to keep the existing ones, or use another folder"
+            f"{' with exif' * spec.exif} was requested",
+            hint="add a size with `feedline cache add-size`, omit the quality to keep the existing "
+            "ones, or use another folder",
         )
     _check_source(source, spec, found, destination)
     return found

@@ -90,7 +90,7 @@ def estimate(source: CacheSource, levels: Sequence[Level], *, exif: bool) -> Est
         try:
             copies = encoder.make_copies(source.read(sample))
         except ImageError as error:
-            why = f"{source.name(sample)}: {error}"
+            why = f"{source.name(sample)}: {error.message}"
             continue
         seconds += time.perf_counter() - started
         made += 1

@@ -92,7 +92,8 @@ def check_disk_space(
         raise ResourceError(
             f"{pool.count()} shards of each size, built in parallel before they are uploaded, "
             f"need about {decimal(round(needed))}, but {tempfile.gettempdir()!r} has only "
-            f"{decimal(free)} free: set $TMPDIR to another folder, or use fewer workers"
+            f"{decimal(free)} free",
+            hint="set $TMPDIR to another folder, or use fewer workers",
         )
     if needed > free:
         sizes = ", ".join(
@@ -100,8 +101,9 @@ def check_disk_space(
         )
         raise ResourceError(
             f"the cache needs about {decimal(round(needed))} ({sizes}), but {spec.root!r} has only "
-            f"{decimal(free)} free; use fewer or smaller sizes, a lower quality, JPEG instead of "
-            "raw, or another disk"
+            f"{decimal(free)} free",
+            hint="use fewer or smaller sizes, a lower quality, JPEG instead of raw, or another "
+            "disk",
         )
 
 

@@ -65,9 +65,10 @@ class DatasetSource:
         try:
             first = self._sample(0)[1]
         except ImageError as error:
-            raise DatasetError(
+            raise DatasetError.of(
+                error,
                 f"sample 0 of the dataset {self.where}, whose label sets the dtype and shape of "
-                f"all labels, cannot be read: {error}"
+                "all labels, cannot be read",
             ) from error
         self.label_field = Field("label", first.dtype.name, first.shape)
         self._labels = _listed_labels(dataset, first)
@@ -127,7 +128,7 @@ class DatasetSource:
             try:
                 self._last = sample, image, checked_labels([label], 1)[0]
             except UsageError as error:
-                raise ImageError(f"its label is not supported: {error}") from error
+                raise ImageError.of(error, "its label is not supported") from error
         return self._last[1:]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import pickle
+import shlex
 import signal
 import sys
 import threading
@@ -138,8 +139,9 @@ def _levels(root: str, sides: list[int]) -> tuple[Level, ...]:
     if there[-1].side < sides[-1]:
         raise UsageError(
             f"the unfinished cache {root!r} has {', '.join(map(str, there))}, but copies of "
-            f"{sides[-1]} px are needed; finish it with its `feedline cache build` and add the "
-            f"size with `feedline cache add-size {root} {sides[-1]}`, or use another folder"
+            f"{sides[-1]} px are needed",
+            hint="finish it with its `feedline cache build` and run `feedline cache add-size "
+            f"{shlex.quote(root)} {sides[-1]}`, or use another folder",
         )
     return there
 

@@ -101,7 +101,8 @@ class StoreSource:
         if len(names) < len(store):
             raise UsageError(
                 f"{where}: {len(store)} samples have {len(names)} names, but a cache stores each "
-                "name once; remove repeated samples"
+                "name once",
+                hint="remove repeated samples",
             )
 
     @property

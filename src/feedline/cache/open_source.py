@@ -76,8 +76,8 @@ def open_source(given: Any, *, check_splits: bool = True) -> CacheSource:
     if isinstance(given, Mapping):
         keys = ", ".join(map(repr, list(given)[:5]))
         raise UsageError(
-            f"a cache is built from one dataset, got a {type(given).__name__} of {keys}: pass one "
-            "of its values"
+            f"a cache is built from one dataset, got a {type(given).__name__} of {keys}",
+            hint="pass one of its values",
         )
     if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
         return DatasetSource(given)
@@ -111,7 +111,7 @@ def open_cache_source(where: str, manifest: Manifest, given: Any) -> CacheSource
         return open_source(path, check_splits=False)
     except DatasetError as error:
         raise DatasetError(
-            f"the cache {where!r} was built from {path!r}: {error}",
+            f"the cache {where!r} was built from {path!r}: {error.message}",
             hint="if it has moved, pass its new path",
             fix={"source": "DIR"},
         ) from error
@@ -137,8 +137,8 @@ def list_splits(given: str | os.PathLike[str]) -> list[str]:
 def _check_no_cache(where: str, *, is_cache: bool) -> None:
     if is_cache:
         raise UsageError(
-            f"{where!r} is a cache, and copies of copies lose quality; build from its source, "
-            "which `feedline cache info` prints"
+            f"{where!r} is a cache, and copies of copies lose quality",
+            hint="build from its source, which `feedline cache info` prints",
         )
 
 
@@ -183,8 +183,8 @@ def _open_remote(there: RemoteFolder) -> CacheSource:
     found = _open_files(kind, where, RemoteFiles(RemoteFolder(f"{scheme}://{folder}")), names)
     if found is None:
         raise DatasetError(
-            f"{where!r} matches files that are neither tar shards nor Parquet files; pass a folder "
-            "of class folders, or such files"
+            f"{where!r} matches files that are neither tar shards nor Parquet files",
+            hint="pass a folder of class folders, or such files",
         )
     return found
 
@@ -204,13 +204,14 @@ def _open_files(
     if kind == "arrow":
         raise DatasetError(
             f"{where!r} holds Arrow files (save_to_disk of Hugging Face's datasets), which are not "
-            "supported: write Parquet files with dataset.to_parquet(...), or pass the dataset of "
-            "datasets.load_from_disk to feedline.build_cache"
+            "supported",
+            hint="write Parquet files with dataset.to_parquet(...), or pass the dataset of "
+            "datasets.load_from_disk to feedline.build_cache",
         )
     if kind == "compressed":
         raise DatasetError(
-            f"{where!r} holds compressed tar files, which do not allow reading single images: "
-            "decompress them to .tar files first, e.g. with gunzip"
+            f"{where!r} holds compressed tar files, which do not allow reading single images",
+            hint="decompress them to .tar files first, e.g. with gunzip",
         )
     return None
 

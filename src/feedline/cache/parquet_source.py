@@ -119,7 +119,7 @@ class ParquetSource:
         except DatasetError as error:
             if self._there.is_remote:  # may only be unreachable
                 raise
-            raise ImageError(str(error)) from error
+            raise ImageError.of(error) from error
         return table.column(image)
 
     def label(self, sample: int) -> Any:
@@ -219,7 +219,8 @@ def index_parquet(there: SourceFiles, files: Sequence[str]) -> ParquetIndex:
         if part.columns != parts[0].columns:
             raise DatasetError(
                 f"the Parquet files {files[0]!r} and {file!r} of {folder!r} differ in their image "
-                "or label column, or in their class names; build a cache of each"
+                "or label column, or in their class names",
+                hint="build a cache of each",
             )
     rows = [len(part.labels) for part in parts]
     if not sum(rows):
@@ -255,8 +256,8 @@ def open_parquet(there: SourceFiles, name: str) -> Iterator[Any]:
             yield one
     except pyarrow.ArrowException as error:
         raise DatasetError(
-            f"cannot read the Parquet file {there.path(name)!r}: {error}. Is the copy or download "
-            "incomplete?"
+            f"cannot read the Parquet file {there.path(name)!r}: {error}",
+            hint="copy or download it again, if that was interrupted",
         ) from error
 
 
@@ -267,7 +268,8 @@ def _pyarrow() -> Any:
         import pyarrow.parquet
     except ImportError as error:
         raise UsageError(
-            f'Parquet files need the package pyarrow ({error}): pip install "feedline[parquet]"'
+            f"Parquet files need the package pyarrow ({error})",
+            hint='pip install "feedline[parquet]"',
         ) from error
     return pyarrow
 
@@ -278,8 +280,9 @@ def _check_splits(there: SourceFiles, files: Sequence[str]) -> None:
     if len(splits) > 1:
         raise DatasetError(
             f"the Parquet files of {there.path('')!r} belong to several splits, "
-            f"{', '.join(splits)}; select one with a quoted pattern, such as "
-            f"{there.path(os.path.join(os.path.dirname(files[0]), splits[-1]))}-*.parquet"
+            f"{', '.join(splits)}",
+            hint="select one with a quoted pattern, such as "
+            f"{there.path(os.path.join(os.path.dirname(files[0]), splits[-1]))}-*.parquet",
         )
 
 
@@ -363,8 +366,9 @@ def _check_size(group: Any, image: str, path: str) -> None:
     if size > _MAX_GROUP_BYTES:
         raise DatasetError(
             f"the Parquet file {path!r} has a row group with {size / 1e9:.1f} GB of images, which "
-            "each worker would keep in memory: rewrite the file with smaller ones, e.g. "
-            "pyarrow.parquet.write_table(..., row_group_size=1000)"
+            "each worker would keep in memory",
+            hint="rewrite the file with smaller row groups, e.g. "
+            "pyarrow.parquet.write_table(..., row_group_size=1000)",
         )
 
 

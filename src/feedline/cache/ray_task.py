@@ -37,7 +37,7 @@ def build_on_node(shards: Any, at: int) -> BuiltShard:
         return fetched[at]
     except DatasetError as error:
         node = socket.gethostname()
-        raise DatasetError(f"on the node {node} of the Ray cluster: {error}") from error
+        raise DatasetError.of(error, f"on the node {node} of the Ray cluster") from error
 
 
 @functools.lru_cache(maxsize=1)
@@ -57,6 +57,6 @@ def _check_source(shards: ShardDataset, at: int) -> None:
         os.path.exists(shards.source.path(sample)) for sample in range(shard.start, shard.stop)
     ):
         raise DatasetError(
-            f"{path!r} does not exist here: every node needs the source at the same path. Mount it "
-            "there"
+            f"{path!r} does not exist here",
+            hint="mount the source at the same path on every node",
         )

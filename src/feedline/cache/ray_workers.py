@@ -57,8 +57,8 @@ def connect_ray(address: str) -> Iterator[RayWorkers]:
         import ray
     except ImportError as error:
         raise UsageError(
-            f"building on a Ray cluster needs the package ray ({error}): "
-            'pip install "feedline[ray]"'
+            f"building on a Ray cluster needs the package ray ({error})",
+            hint='pip install "feedline[ray]"',
         ) from error
     if ray.is_initialized():
         yield RayWorkers(ray)
@@ -86,10 +86,10 @@ def _connect(ray: Any, address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise UsageError(
-            f"{requested}, but no Ray cluster can be reached: {str(error).rstrip('.')}. Start one "
-            "(`ray start --head` here, `ray start --address=HOST:PORT` on the other machines), or "
-            "pass the address of one",
+            f"{requested}, but no Ray cluster can be reached: {str(error).rstrip('.')}",
             argument="ray",
+            hint="start one (`ray start --head` here, `ray start --address=HOST:PORT` on the other "
+            "machines), or pass its address",
             fix={"ray": "HOST:PORT"},
         ) from error
     finally:
@@ -175,8 +175,9 @@ class RayWorkers:
             cause = error.__cause__ or error  # Ray wraps it in a long text
             raise UsageError(
                 f"cannot send {shards.source.where!r} to the nodes of the Ray cluster: "
-                f"{type(cause).__name__}: {cause}. The dataset must be picklable: avoid open "
-                "files, locks and connections in it, or build without ray"
+                f"{type(cause).__name__}: {cause}",
+                hint="make the dataset picklable, without open files, locks and connections; or "
+                "build without ray",
             ) from error
 
     def _result(
@@ -197,8 +198,8 @@ class RayWorkers:
                 return None
             raise WorkerError(
                 f"samples {shard.start} to {shard.stop - 1} of {shards.source.where!r} were lost "
-                f"with their process {_ATTEMPTS} times; the last time: {message}. Does an image "
-                "crash its decoder, or do nodes have too little memory?"
+                f"with their process {_ATTEMPTS} times; the last time: {message}",
+                hint="an image may crash its decoder, or nodes may have too little memory",
             ) from error
         if isinstance(built, str):
             raise UsageError(built)

@@ -60,20 +60,21 @@ class RemoteDestination:
         if format != "webdataset":
             raise UsageError(
                 f"format {format} is not supported by the store of {self._url!r}, which holds "
-                "whole files: use the format webdataset, or build in a local folder"
+                "whole files",
+                hint="use the format webdataset, or build in a local folder",
             )
         if f"{self._url}/".startswith(f"{source.where.rstrip('/')}/"):
             raise UsageError(
-                f"the cache {self._url!r} would be inside its source {source.where!r}; use another "
-                "folder"
+                f"the cache {self._url!r} would be inside its source {source.where!r}",
+                hint="use another folder",
             )
         names = set(self._there.files()) - {LOCK}
         unfinished = {name for name in names if name.startswith(f"{UNFINISHED}/")}
         ours = MANIFEST in names or any(map(_SMALL.fullmatch, unfinished))
         if names and not ours:
             raise UsageError(
-                f"{self._url!r} is not empty and not a cache: it has {min(names)!r}; use a new "
-                "folder, or empty this one"
+                f"{self._url!r} is not empty and not a cache: it has {min(names)!r}",
+                hint="use a new folder, or empty this one",
             )
 
     def check_cache(self) -> None:
@@ -156,8 +157,9 @@ class RemoteDestination:
         owner = owner or "it has just ended"
         command = f", for S3 with `aws s3 rm {lock}`" if lock.startswith("s3") else ""
         raise UsageError(
-            f"another build is running in {self._url!r} ({owner}): wait for it, or use another "
-            f"folder. If it was killed, remove the object {lock}{command}, and build again"
+            f"another build is running in {self._url!r} ({owner})",
+            hint="wait for it, or use another folder; if it was killed, remove the object "
+            f"{lock}{command}, and build again",
         )
 
     def _fetch(self) -> None:
@@ -189,7 +191,8 @@ class RemoteDestination:
     def _raise_renamed(self, error: BaseException) -> NoReturn:
         """Raise an error with the URL instead of the mirror in its message."""
         if isinstance(error, FeedlineError):
-            error.args = (str(error).replace(self.root, self._url),)
+            error.args = (Exception.__str__(error).replace(self.root, self._url),)
+            error.hint = error.hint.replace(self.root, self._url)
         raise error
 
 

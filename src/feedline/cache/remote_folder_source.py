@@ -131,7 +131,7 @@ class RemoteFilesSource(_PrefetchedSource):
             return data
         except RemoteError as error:
             if isinstance(error.__cause__, _ITS_OWN):
-                raise ImageError(str(error)) from error
+                raise ImageError.of(error) from error
             raise
 
     def label(self, sample: int) -> Any:

@@ -220,8 +220,8 @@ def _make_all(work: _Work) -> int:
     if current_fingerprint(source, manifest) != manifest.fingerprint:
         raise DatasetError(
             f"the names or labels of the images in {source.where!r} have changed since the cache "
-            f"{destination.root!r} was built, and its damaged index does not tell what is missing: "
-            "restore the images, or remove the cache and build it again"
+            f"{destination.root!r} was built, and its damaged index does not tell what is missing",
+            hint="restore the images, or remove the cache and build it again",
         )
     levels = tuple(replace(level, shards=()) for level in manifest.levels)
     skips = bool(manifest.skipped)

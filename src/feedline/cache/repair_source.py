@@ -108,8 +108,8 @@ class RepairSource:
         label = np.asarray(self.label(sample), self.label_field.dtype)
         if checksum(copy, sample, label) != self._checksums[sample]:
             raise ImageError(
-                f"it has changed in {self._source.where!r} since the cache was built; "
-                "`feedline cache build` updates the cache"
+                f"it has changed in {self._source.where!r} since the cache was built: update the "
+                "cache with `feedline cache build`"
             )
 
     def _row(self, key: int) -> int | None:

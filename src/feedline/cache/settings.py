@@ -121,8 +121,8 @@ class BuildSettings:
             differences = (f"{name} {others[name]}, not {mine[name]}" for name in different)
             folder = str(spec.unfinished) if spec.adds_level else spec.root
             raise UsageError(
-                f"{folder!r} holds an unfinished build with {'; '.join(differences)}. Use those "
-                "settings to continue it, or remove the folder"
+                f"{folder!r} holds an unfinished build with {'; '.join(differences)}",
+                hint="use those settings to continue it, or remove the folder",
             )
         return before
 

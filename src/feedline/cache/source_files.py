@@ -147,7 +147,8 @@ class RemoteFiles:
         if len(data) > length:
             raise DatasetError(
                 f"requested {length} bytes of {self.path(name)!r}, got {len(data)}: its server "
-                "does not support range requests. Copy the files to a disk, or to an object store"
+                "does not support range requests",
+                hint="copy the files to a disk, or to an object store",
             )
         if len(data) < length:
             raise ImageError(

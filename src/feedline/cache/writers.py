@@ -164,8 +164,8 @@ class LmdbWriter:
             import lmdb
         except ImportError as error:
             raise UsageError(
-                "format lmdb needs the package lmdb: "
-                'pip install "feedline[cache]"; or use the format webdataset'
+                "format lmdb needs the package lmdb",
+                hint='pip install "feedline[cache]", or use the format webdataset',
             ) from error
         self._lmdb = lmdb
         self._root = root
@@ -195,8 +195,8 @@ class LmdbWriter:
                     environment.set_mapsize(2 * environment.info()["map_size"])
         except self._lmdb.Error as error:
             raise ResourceError(
-                f"cannot write the LMDB of {part}: {error}. Is the disk full? Finished shards are "
-                "kept; run the same build again to continue"
+                f"cannot write the LMDB of {part}: {error}. Finished shards are kept",
+                hint="run the same build again to continue when the disk has space",
             ) from error
         sync_names(self._root, (folder / LMDB_FILE for folder in self._folders))
         for part in parts:

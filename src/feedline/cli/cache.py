@@ -160,7 +160,7 @@ def verify(
     workers: options.Workers = None,
     json: options.JsonFile = None,
 ) -> None:
-    """Verify every copy by its checksum, and tar headers; exit status 1 if one is damaged.
+    """Verify the checksum of every copy and the tar headers; exit status 1 if one is damaged.
 
     All copies of a cache at a URL are downloaded, and none are stored.
 

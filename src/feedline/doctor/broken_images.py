@@ -57,7 +57,7 @@ def _check(files: Sequence[Path], piece: SampleRange) -> BrokenSamples:
             decoder.open(files[sample].read_bytes())
             decoder.read()
         except ImageError as error:
-            broken.append((sample, str(error)))
+            broken.append((sample, error.message))
         except OSError as error:
             broken.append((sample, error.strerror or str(error)))
     return broken

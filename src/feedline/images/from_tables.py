@@ -114,7 +114,7 @@ class FromTables:
         try:
             return cls(table.images, table.labels, transform, root=root, **options)
         except UsageError as error:  # DatasetError is one
-            raise type(error)(f"{table.where}: {error}") from error
+            raise type(error).of(error, str(table.where)) from error
 
 
 def _folder_of(path: str | os.PathLike[str]) -> str:

@@ -123,7 +123,7 @@ class RemoteImages(FileStore[Paths]):
         try:
             return self.had(sample)
         except RemoteError as error:
-            raise ImageError(str(error)) from error
+            raise ImageError.of(error) from error
 
     def had(self, sample: int) -> bytes:
         """Bytes of a sample's file, kept or fetched.
@@ -275,6 +275,8 @@ def images_in(
     try:
         found = class_folders(there, endings)
     except DatasetError as error:
-        raise DatasetError(f"{no_cache}. It is not a folder of images either: {error}") from error
+        raise DatasetError.of(
+            error, f"{no_cache.message}. It is not a folder of images either"
+        ) from error
     folders = [os.fsencode(f"{there.url}/{folder}/") for folder in found.folders]
     return RemoteImages(found.images, folders, files, room, found.status)

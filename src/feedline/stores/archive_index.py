@@ -125,8 +125,8 @@ def _scanned(
     if len(classes) == 1 and all(folders):
         some = ", ".join(sorted({folder.partition("/")[0] for folder in folders})[:5])
         raise DatasetError(
-            f"{where!r} contains one folder, {classes[0]!r}, with sub-folders ({some}): if those "
-            f"are the classes, use {os.path.join(where, classes[0])!r}"
+            f"{where!r} contains one folder, {classes[0]!r}, with sub-folders ({some})",
+            hint=f"if those are the classes, use {os.path.join(where, classes[0])!r}",
         )
     warn_left_out(where, names.left_out)
     index = folder_index(classes, (of_class[name] for name in classes))
@@ -158,7 +158,7 @@ def _members(
     for found in tar_members(file, size, called, names.wanted):
         if found.link:
             raise DatasetError(
-                f"{called} contains {found.name!r} as a link to another file: pack it again with "
-                "tar's options --dereference --hard-dereference"
+                f"{called} contains {found.name!r} as a link to another file",
+                hint="pack it again with tar's options --dereference --hard-dereference",
             )
         yield found.name, (found.first, found.length, found.length, TAR, 0)

@@ -31,7 +31,8 @@ def check_name(called: str, name: str, holds: str) -> None:
     if _ABSOLUTE.match(name) or ".." in name.split("/") or "\\" in name or "\0" in name:
         raise DatasetError(
             f"{called} contains the name {name!r:.200}, which is absolute, or has '..', a "
-            f"backslash or a zero byte: pack it again, from within the folder with {holds}"
+            "backslash or a zero byte",
+            hint=f"pack it again, from within the folder with {holds}",
         )
 
 

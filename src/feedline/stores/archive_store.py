@@ -47,8 +47,8 @@ def check_no_archive(url: str) -> None:
     """
     if url.partition("?")[0].lower().endswith(_ENDINGS):
         raise UsageError(
-            f"archives must be local, but {url!r} is remote: download it, or unpack it there and "
-            "pass the URL of the folder"
+            f"archives must be local, but {url!r} is remote",
+            hint="download it, or unpack it there and pass the URL of the folder",
         )
 
 

@@ -86,7 +86,7 @@ def _opened(path: str) -> np.ndarray[Any, Any]:
         raise DatasetError(f"no such file: {path}") from None
     except (OSError, ValueError) as error:
         raise DatasetError(
-            f"{path} cannot be read as an .npy array: {error}. Write it with numpy.save"
+            f"{path} cannot be read as an .npy array: {error}", hint="write it with numpy.save"
         ) from error
 
 
@@ -94,12 +94,14 @@ def _checked_images(images: object) -> Pixels:
     if not isinstance(images, np.ndarray):
         raise UsageError(
             "images must be a numpy array or the path of an .npy file, got "
-            f"{type(images).__name__}; for a tensor, pass tensor.numpy()"
+            f"{type(images).__name__}",
+            hint="for a tensor, pass tensor.numpy()",
         )
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
         raise UsageError(
             "images must be uint8 of shape (n, height, width, 3), got "
-            f"{images.dtype} of shape {images.shape}{_cure(images)}"
+            f"{images.dtype} of shape {images.shape}",
+            hint=_cure(images),
         )
     if 0 in images.shape:
         raise DatasetError(f"images of shape {images.shape} are empty")
@@ -108,9 +110,9 @@ def _checked_images(images: object) -> Pixels:
 
 def _cure(images: np.ndarray[Any, Any]) -> str:
     if images.ndim == 4 and images.shape[1] == 3:
-        return "; channels come first: pass images.transpose(0, 2, 3, 1)"
+        return "channels come first: pass images.transpose(0, 2, 3, 1)"
     if images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 1):
-        return "; for greyscale images pass numpy.repeat(images.reshape(n, h, w, 1), 3, axis=3)"
+        return "for greyscale images pass numpy.repeat(images.reshape(n, h, w, 1), 3, axis=3)"
     return ""
 
 

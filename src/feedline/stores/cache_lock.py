@@ -45,8 +45,8 @@ def only_builder(root: str, patience_s: float | None = None) -> Iterator[str]:
         descriptor = os.open(path, _FLAGS | os.O_CREAT, 0o644)
     except OSError as error:
         raise ResourceError(
-            f"cannot write to the cache folder {root!r}: {error}. Use a folder that can be created "
-            "and written to"
+            f"cannot write to the cache folder {root!r}: {error}",
+            hint="use a folder that can be created and written to",
         ) from error
     try:
         deadline = time.monotonic() + (_PATIENCE_S if patience_s is None else patience_s)
@@ -56,8 +56,8 @@ def only_builder(root: str, patience_s: float | None = None) -> Iterator[str]:
                 continue
             said = read_at(descriptor, _MOST_BYTES, 0).decode("ascii", "replace").split()
             raise UsageError(
-                f"another build is running in {root!r} (process {said[0] if said else 'unknown'}): "
-                "wait for it, or use another folder"
+                f"another build is running in {root!r} (process {said[0] if said else 'unknown'})",
+                hint="wait for it, or use another folder",
             )
         token = secrets.token_hex(16)
         os.ftruncate(descriptor, 0)

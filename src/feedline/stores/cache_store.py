@@ -8,6 +8,7 @@ Relies on: a `CacheLocation`, local or remote.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,8 +78,9 @@ class CacheStore:
         sides = ", ".join(str(level.side) for level in self.manifest.levels)
         raise UsageError(
             f"images of {side} px are needed, but the cache {self.root!r} has copies of {sides} px",
-            hint=f"add larger copies, `feedline cache add-size {self.root} {side}`, or, in Python, "
-            "enlarge smaller ones with enlarge=True",
+            hint=f"feedline cache add-size {shlex.quote(self.root)} {side}; to enlarge smaller "
+            "copies",
+            fix={"enlarge": True},
         )
 
     def check_exif(self, exif: bool) -> None:
@@ -90,9 +92,11 @@ class CacheStore:
         if bool(exif) != self.manifest.exif:
             made = "with" if self.manifest.exif else "without"
             raise UsageError(
-                f"exif={exif!r} does not match the cache {self.root!r}, which was built {made} "
-                f"rotating images by their Exif orientation; pass exif={self.manifest.exif}, or "
-                "build another cache"
+                f"{exif!r} does not match the cache {self.root!r}, which was built {made} "
+                "rotating images by their Exif orientation",
+                argument="exif",
+                hint="build another cache, or pass",
+                fix={"exif": self.manifest.exif},
             )
 
     def reader(self, level: Level) -> LevelReader:
@@ -169,7 +173,7 @@ class CacheStore:
         self.__dict__.update(state)
         if not self.location.still_holds(self.manifest):
             raise DatasetError(
-                f"the cache {self.root!r} was rebuilt after this dataset was created; create the "
-                "dataset again"
+                f"the cache {self.root!r} was rebuilt after this dataset was created",
+                hint="create the dataset again",
             )
         self._begin()

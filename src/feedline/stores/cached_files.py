@@ -129,7 +129,7 @@ def _rows(paths: bytes, cache: CacheStore) -> range | np.ndarray[Any, np.dtype[n
         some = ", ".join(map(repr, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
         raise UsageError(
             f"the cache {cache.root!r} has no copies of {len(missing)} of {len(names)} images, "
-            f"{some}. It was made from {cache.manifest.source[1]!r}: build it again from the "
-            "current folder, or remove these images from the dataset"
+            f"{some}. It was made from {cache.manifest.source[1]!r}",
+            hint="build it again from the current folder, or remove these images from the dataset",
         )
     return np.array([_BROKEN if place is None else place for place in places], np.int64)

@@ -214,12 +214,13 @@ def check_classes(root: str, classes: Sequence[str], image: str) -> None:
     if image:
         raise DatasetError(
             f"{root!r} has no class folders: images such as {image!r} lie directly in it. Each "
-            f"class needs a folder, e.g. {os.path.join(os.path.basename(root), 'cats', image)!r}: "
-            "move them there, or pass the parent folder, if this one is a class"
+            f"class needs a folder, e.g. {os.path.join(os.path.basename(root), 'cats', image)!r}",
+            hint="move them there, or pass the parent folder, if this one is a class",
         )
     raise DatasetError(
         f"{root!r} has no class folders. It should have one folder per class with that class's "
-        "images: check the path, and whether an archive was unpacked"
+        "images",
+        hint="check the path, and whether an archive was unpacked",
     )
 
 
@@ -244,8 +245,9 @@ def _refuse(error: OSError) -> NoReturn:
     folder = error.filename
     if isinstance(error, FileNotFoundError):
         raise DatasetError(
-            f"no such folder: {folder!r}. The path may be misspelt, a disk not mounted, or the "
-            f"path relative to another working directory (this one is {os.getcwd()!r})"
+            f"no such folder: {folder!r}",
+            hint="the path may be misspelt, a disk not mounted, or the path relative to another "
+            f"working directory (this one is {os.getcwd()!r})",
         ) from None
     if isinstance(error, NotADirectoryError):
         raise DatasetError(
@@ -255,7 +257,8 @@ def _refuse(error: OSError) -> NoReturn:
         ) from None
     raise DatasetError(
         f"the folder {folder!r} cannot be listed: {error.strerror or error}. Its samples would be "
-        "missing: change its permissions, or move it out of the dataset"
+        "missing",
+        hint="change its permissions, or move it out of the dataset",
     ) from error
 
 
@@ -306,17 +309,15 @@ def without_images(
         some += f" and {len(empty) - _NAMED_IN_ERRORS} more"
     message = (
         f"class folders in {root!r} without images, {len(empty)} of {classes}: {some}. Looked for "
-        f"names ending in {', '.join(endings)}. "
+        f"names ending in {', '.join(endings)}"
     )
     if other:
         return DatasetError(
-            message
-            + (
-                f"There are other files such as {other!r}: if they are images, pass their "
-                "extension in extensions=(...); otherwise move the folder elsewhere"
-            )
+            f"{message}; there are other files such as {other!r}",
+            hint="if they are images, pass their extension in extensions=(...); otherwise move the "
+            "folder elsewhere",
         )
     return DatasetError(
-        message
-        + "An empty folder would be a class without samples: remove it, or copy the missing images"
+        f"{message}. An empty folder would be a class without samples",
+        hint="remove it, or copy the missing images",
     )

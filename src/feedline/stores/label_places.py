@@ -48,8 +48,8 @@ def label_places(given: Any) -> tuple[LabelPlace, ...]:
             break
         if ending == "json" and not fields:
             raise UsageError(
-                f"label={given!r:.200} would make a class of each whole JSON text: name the field "
-                'with the label, e.g. "json:label" or "json:about.label"'
+                f"label={given!r:.200} would make a class of each whole JSON text",
+                hint='name the field with the label, e.g. "json:label" or "json:about.label"',
             )
         places.append((ending, fields))
     if not places:

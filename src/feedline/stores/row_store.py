@@ -108,11 +108,13 @@ def rows_of(dataset: Any, image: str, label: str) -> tuple[Any, Any, list[str] |
         raise UsageError(f"expected a Hugging Face datasets.Dataset, got {kind.__name__}")
     if isinstance(dataset, dict):
         some = ", ".join(map(repr, list(dataset)[:5]))
-        raise UsageError(f"expected one split, got a {kind.__name__} of {some}: pass one of them")
+        raise UsageError(
+            f"expected one split, got a {kind.__name__} of {some}", hint="pass one of them"
+        )
     if not isinstance(dataset, package.Dataset):
         raise UsageError(
-            f"expected a datasets.Dataset with random access, got {kind.__name__}: load it without "
-            "streaming=True"
+            f"expected a datasets.Dataset with random access, got {kind.__name__}",
+            hint="load it without streaming=True",
         )
     features = dataset.features
     for name in (image, label):
@@ -125,8 +127,8 @@ def rows_of(dataset: Any, image: str, label: str) -> tuple[Any, Any, list[str] |
             )
     if not isinstance(features[image], package.Image):
         raise UsageError(
-            f"the column {image!r} is {features[image]!r}, but images need the feature Image: "
-            f"convert it with dataset.cast_column({image!r}, datasets.Image())"
+            f"the column {image!r} is {features[image]!r}, but images need the feature Image",
+            hint=f"convert it with dataset.cast_column({image!r}, datasets.Image())",
         )
     if not len(dataset):
         raise DatasetError("the dataset has no rows")

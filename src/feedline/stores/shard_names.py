@@ -50,16 +50,16 @@ def shard_paths(given: Any) -> list[str]:
         some = ", ".join(map(repr, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
         hint = ""
         if os.path.isdir(missing[0]):
-            hint = f". For all shards in a folder use {os.path.join(missing[0], '*.tar')!r}"
+            hint = f"for all shards in a folder use {os.path.join(missing[0], '*.tar')!r}"
         raise DatasetError(
-            f"{len(missing)} of {len(found)} shards are missing or not files: {some}{hint}"
+            f"{len(missing)} of {len(found)} shards are missing or not files: {some}", hint=hint
         )
     for path in found:
         if path.lower().endswith(COMPRESSED):
             raise DatasetError(
-                f"the shard {path!r} is compressed, so single images cannot be read from it: "
-                "decompress it to a .tar file first, with `gunzip`, `unxz` or `unzstd`; images are "
-                "compressed already, so it hardly grows"
+                f"the shard {path!r} is compressed, so single images cannot be read from it",
+                hint="decompress it to a .tar file first, with `gunzip`, `unxz` or `unzstd`; it "
+                "hardly grows, as images are compressed already",
             )
     return found
 
@@ -67,8 +67,9 @@ def shard_paths(given: Any) -> list[str]:
 def _files_of(pattern: str) -> list[str]:
     if "://" in pattern or pattern.startswith("pipe:"):
         raise UsageError(
-            f"shards must be local, but {pattern!r} is remote: download them, or make smaller "
-            "copies of the images with feedline.build_cache, which reads shards at URLs"
+            f"shards must be local, but {pattern!r} is remote",
+            hint="download them, or make smaller copies of the images with feedline.build_cache, "
+            "which reads shards at URLs",
         )
     pattern = os.path.abspath(os.path.expanduser(pattern))
     found = []
@@ -108,8 +109,8 @@ def _expanded(text: str, whole: str) -> list[str]:
             break
     if depth:
         raise UsageError(
-            f"unmatched {text[first]!r} in {whole!r}; write a brace that is part of the name as "
-            r"'\{' or '\}'"
+            f"unmatched {text[first]!r} in {whole!r}",
+            hint=r"write a brace that is part of the name as '\{' or '\}'",
         )
     inside = text[first + 1 : last]
     parts = _parts(inside)

@@ -19,6 +19,7 @@ from feedline.errors import DatasetError
 __all__ = ["TarMember", "tar_members"]
 
 _BLOCK = 512  # bytes
+_COPY_AGAIN = "copy or download it again"
 _MOST_BYTES = 16 << 20
 """Maximum size of a header's additional data, such as a long name."""
 
@@ -54,7 +55,8 @@ def tar_members(
     if packed:
         raise DatasetError(
             f"{called} is compressed by {packed}, although its name says otherwise, so single "
-            "images cannot be read from it: decompress it first"
+            "images cannot be read from it",
+            hint="decompress it first",
         )
     with _opened(file, called) as tar:
         while True:
@@ -66,7 +68,8 @@ def tar_members(
             if info.size < 0 or info.offset_data + info.size > size:
                 raise DatasetError(
                     f"{called} is truncated: it ends at byte {size}, before the end of "
-                    f"{info.name!r:.200}; copy or download it again"
+                    f"{info.name!r:.200}",
+                    hint=_COPY_AGAIN,
                 )
             link = info.islnk() or info.issym()
             name = f"{info.name}/" if info.isdir() else info.name
@@ -74,8 +77,8 @@ def tar_members(
                 continue
             if info.issparse():
                 raise DatasetError(
-                    f"{called} contains {info.name!r:.200} as a sparse file: pack it again without "
-                    "tar's option --sparse"
+                    f"{called} contains {info.name!r:.200} as a sparse file",
+                    hint="pack it again without tar's option --sparse",
                 )
             yield TarMember(info.name, info.offset_data, info.size, link)
         end = tar.offset
@@ -84,7 +87,8 @@ def tar_members(
     if file.read(_BLOCK) != bytes(_BLOCK):
         raise DatasetError(
             f"{called} is truncated or damaged at byte {end} of {size}, where neither a file "
-            "begins nor the tar file ends: copy or download it again"
+            "begins nor the tar file ends",
+            hint=_COPY_AGAIN,
         )
 
 
@@ -114,5 +118,5 @@ def _damage_told(called: str) -> Iterator[None]:
         raise
     except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
         raise DatasetError(
-            f"{called} is damaged, or not a tar file: {error}. Copy or download it again"
+            f"{called} is damaged, or not a tar file: {error}", hint=_COPY_AGAIN
         ) from error

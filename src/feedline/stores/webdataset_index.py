@@ -167,8 +167,8 @@ def _scanned(
         labels.append(value)
     if not labels and not left_out:
         raise DatasetError(
-            f"the shard {path!r} contains no samples; its writer may have been interrupted. Remove "
-            "it, or write it again"
+            f"the shard {path!r} contains no samples; its writer may have been interrupted",
+            hint="remove it, or write it again",
         )
     return _Shard(
         np.frombuffer(bytes(names), np.uint8),

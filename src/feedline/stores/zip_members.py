@@ -92,13 +92,14 @@ def zip_members(
             continue
         if flags & _ENCRYPTED:
             raise DatasetError(
-                f"{called} contains {name!r} encrypted: unpack it with its password, and pack it "
-                "again without one"
+                f"{called} contains {name!r} encrypted",
+                hint="unpack it with its password, and pack it again without one",
             )
         if method not in (STORED, DEFLATED):
             raise DatasetError(
                 f"{called} contains {name!r} compressed by method {method}, but only deflate is "
-                "supported: pack it again, e.g. with zip -0, because images do not become smaller"
+                "supported",
+                hint="pack it again, e.g. with zip -0, because images do not become smaller",
             )
         if _FULL in (packed, unpacked_size, first):
             wide = _wide(data[extra : extra + extra_length])
@@ -174,8 +175,8 @@ def _directory(file: BinaryIO, size: int, called: str) -> tuple[int, int, int]:
         at = tail.rfind(_END, 0, at)
     if at < 0:
         raise DatasetError(
-            f"{called} has no directory at its end: it is not a zip file, or truncated; copy or "
-            "download it again"
+            f"{called} has no directory at its end: it is not a zip file, or truncated",
+            hint="copy or download it again",
         )
     _, disk, first_disk, here, count, length, start, _ = found
     end = tail_at + at
