@@ -29,7 +29,7 @@ from bare_row import Kept, decoded
 from feedline.images.crops import TrainCrop
 from feedline.images.folder import ImageFolder
 from feedline.images.resize import fill
-from feedline.plan.row import Item
+from feedline.order.batch_spec import Item
 
 
 def main():

@@ -28,7 +28,7 @@ from report import spread
 from feedline.cache.level_encoder import RESTARTS
 from feedline.images import _jpeg
 from feedline.images.crops import TrainCrop
-from feedline.plan.row import Item
+from feedline.order.batch_spec import Item
 
 
 def copy(jpeg: bytes, side: int, quality: int, restarts: int) -> bytes:

@@ -44,7 +44,7 @@ from cache_accuracy_table import Interval, interval
 from report import begun, save, table
 
 from feedline.images.demo_set import DemoSet, write_demo_set
-from feedline.plan.schedule import Schedule
+from feedline.order.schedule import Schedule
 from feedline.system import usable_cores
 
 PACKAGES = ("feedline", "torch", "timm", "numpy", "simplejpeg", "pillow")

@@ -25,7 +25,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from feedline.images.lut import apply_lut
-from feedline.plan.row import Item
+from feedline.order.batch_spec import Item
 from feedline.recognition.recognise import recognise
 
 ROUNDS = 10

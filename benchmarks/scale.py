@@ -50,8 +50,8 @@ from report import machine, save, versions
 from scale_table import picture, tables
 
 from feedline import ImageFolder, TrainCrop
-from feedline.plan.order import epoch_order
-from feedline.plan.seeds import Stream
+from feedline.order.planned_order import epoch_order
+from feedline.order.seeds import Stream
 from feedline.system import usable_cores
 
 PACKAGES = ("feedline", "torch", "numpy", "simplejpeg")

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from feedline.loader import DataLoader
-from feedline.plan.batches import Plan
-from feedline.plan.row import Item
-from feedline.plan.seeds import mix
+from feedline.order.batch_spec import Item
+from feedline.order.planned_order import Order
+from feedline.order.seeds import mix
 from sources import row_pixels
 
 __all__ = ["Seen", "planned", "planned_epoch", "read", "seen"]
@@ -47,7 +47,7 @@ def read(batches: Iterable[tuple[torch.Tensor, ...]]) -> list[Seen]:
     return [seen(batch) for batch in batches]
 
 
-def planned(plan: Plan, epoch: int, step: int, size: int | None = None) -> Seen:
+def planned(plan: Order, epoch: int, step: int, size: int | None = None) -> Seen:
     """What a batch must be, made here without an engine; `size` overrides the schedule's."""
     batch = plan.batch(epoch, step)
     side = size or batch.image_size

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from feedline import ImageFolder
-from feedline.plan.row import Item
+from feedline.order.batch_spec import Item
 
 __all__ = ["made"]
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from feedline.request import image_size
+from feedline.order.requested_size import image_size
 
 
 class Made(Dataset[Any]):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.engine.source import Row
-from feedline.plan.row import Field, Item
+from feedline.order.batch_spec import Field, Item
 
 __all__ = ["Breaking", "Rows", "row_pixels"]
 

@@ -12,11 +12,11 @@ from feedline.engine.messages import Failure
 from feedline.engine.slots import Slots
 from feedline.errors import SampleError
 from feedline.loader.failure_policy import samples_to_skip
-from feedline.plan.batches import Batch
-from feedline.plan.schedule import Phase
+from feedline.order.batch_spec import BatchSpec
+from feedline.order.schedule import Phase
 from sources import Rows
 
-BATCH = Batch(
+BATCH = BatchSpec(
     epoch=1,
     step=2,
     phase=Phase(size=4, epochs=1),

@@ -15,7 +15,7 @@ import torch
 from feedline.errors import ClosedError, ImageError, SampleError, UsageError
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
-from feedline.plan.schedule import Phase
+from feedline.order.schedule import Phase
 from loader_reading import planned, planned_epoch, read, seen
 from processes import eventually, gone, whole_crew
 from sources import Breaking, Rows

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from feedline import DataLoader, ImageArray, ImageFolder, build_cache, system
-from feedline.plan.row import Field, Item
+from feedline.order.batch_spec import Field, Item
 from feedline.randomness import fingerprint
 from processes import descriptors
 from slow import slow

@@ -13,7 +13,7 @@ from torch import Tensor
 from feedline import DataLoader, ImageArray, TrainCrop
 from feedline.device.normalise import Normalise
 from feedline.errors import UsageError
-from feedline.plan.batches import Batch
+from feedline.order.batch_spec import BatchSpec
 
 
 def images() -> ImageArray:
@@ -21,12 +21,12 @@ def images() -> ImageArray:
     return ImageArray(pixels, np.arange(20) % 10, transform=TrainCrop())
 
 
-def darker(images: Tensor, batch: Batch) -> Tensor:
+def darker(images: Tensor, batch: BatchSpec) -> Tensor:
     assert images.dtype == torch.uint8
     return images // 2
 
 
-def noisy(images: Tensor, labels: Tensor, *, batch: Batch) -> tuple[Tensor, Tensor]:
+def noisy(images: Tensor, labels: Tensor, *, batch: BatchSpec) -> tuple[Tensor, Tensor]:
     seed = batch.whole_seed & (1 << 63) - 1
     drawn = torch.rand(images.shape, generator=torch.Generator().manual_seed(seed))
     return images + drawn, torch.nn.functional.one_hot(labels, 10).float()
@@ -114,7 +114,7 @@ def test_what_they_give_is_checked(workers: int, options: dict[str, Any], said: 
 def test_an_error_of_theirs_is_raised_and_the_batch_comes_again() -> None:
     calls = []
 
-    def sometimes(images: Tensor, labels: Tensor, *, batch: Batch) -> tuple[Tensor, Tensor]:
+    def sometimes(images: Tensor, labels: Tensor, *, batch: BatchSpec) -> tuple[Tensor, Tensor]:
         calls.append(batch.step)
         if len(calls) == 2:
             raise ArithmeticError("no")

@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 
 import feedline
 from feedline.errors import ImageError, UsageError
-from feedline.request import Request
+from feedline.order.requested_size import Request
 from pair_inputs import Scenes, preset, usual, write_pairs
 
 Pairs = list[tuple[Path, Path]]

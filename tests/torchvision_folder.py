@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from feedline.plan.row import Item
+from feedline.order.batch_spec import Item
 
 __all__ = ["IMAGES", "image", "item_row", "pixel_error", "write_images"]
 

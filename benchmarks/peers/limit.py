@@ -48,7 +48,7 @@ def _sources(work: Work) -> list[tuple[Any, int, int]]:
 def _steps(work: Work) -> list[Step]:
     """Some epochs of shuffled images and their crops."""
     from feedline import TrainCrop
-    from feedline.plan.seeds import Stream
+    from feedline.order.seeds import Stream
 
     crop, order, sources = TrainCrop(scale=SCALE, ratio=RATIO), random.Random(0), _sources(work)
     steps: list[Step] = []

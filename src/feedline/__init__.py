@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from feedline.images.folder import ImageFolder
     from feedline.images.image_list import ImageList
     from feedline.loader import DataLoader
-    from feedline.plan.schedule import Phase, Schedule
+    from feedline.order.requested_size import augmentation_strength, image_size, per_size
+    from feedline.order.schedule import Phase, Schedule
     from feedline.recognition.compiled import compile, views
     from feedline.recognition.pair import pair
-    from feedline.request import augmentation_strength, image_size, per_size
     from feedline.train.history import TrainReport
     from feedline.train.recipe import Recipe, TrainPhase
     from feedline.train.run import train_model
@@ -71,21 +71,21 @@ _HOMES = {
     "ImageArray": "feedline.images.array",
     "ImageFolder": "feedline.images.folder",
     "ImageList": "feedline.images.image_list",
-    "Phase": "feedline.plan.schedule",
+    "Phase": "feedline.order.schedule",
     "Recipe": "feedline.train.recipe",
     "RunSettings": "feedline.train.run_settings",
-    "Schedule": "feedline.plan.schedule",
+    "Schedule": "feedline.order.schedule",
     "TrainCrop": "feedline.images.crops",
     "TrainPhase": "feedline.train.recipe",
     "TrainReport": "feedline.train.history",
-    "augmentation_strength": "feedline.request",
+    "augmentation_strength": "feedline.order.requested_size",
     "build_cache": "feedline.cache.build",
     "ceiling": "feedline.watching.ceiling",
     "compile": "feedline.recognition.compiled",
     "find_batch_size": "feedline.tuning.find_batch_size",
-    "image_size": "feedline.request",
+    "image_size": "feedline.order.requested_size",
     "pair": "feedline.recognition.pair",
-    "per_size": "feedline.request",
+    "per_size": "feedline.order.requested_size",
     "plan_cache": "feedline.bench.plan_cache",
     "repair_cache": "feedline.cache.repair",
     "train_model": "feedline.train.run",

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from feedline.plan.seeds import extend
+from feedline.order.seeds import extend
 
 __all__ = ["fingerprint", "put_back_later", "seed_all", "seeded", "unbroken"]
 

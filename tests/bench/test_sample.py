@@ -13,7 +13,7 @@ from feedline.bench.survey import ImageSample
 from feedline.errors import ImageError
 from feedline.images.drawn import drawn
 from feedline.images.folder import ImageFolder
-from feedline.plan.row import Item
+from feedline.order.batch_spec import Item
 
 
 def test_drawing_gives_each_image_once_with_its_own_label(folder: ImageFolder) -> None:

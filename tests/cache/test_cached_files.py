@@ -21,7 +21,7 @@ from caches import photo
 from feedline import ImageFolder, TrainCrop, views
 from feedline.cache.build import build_cache
 from feedline.errors import ImageError, UsageError
-from feedline.plan.row import Item
+from feedline.order.batch_spec import Item
 from feedline.recognition.recognise import recognise
 from feedline.remote.open_location import open_cache
 from feedline.stores.index import scan_folder

@@ -23,7 +23,7 @@ from feedline.cache.choice import (
     useful_choices,
 )
 from feedline.forecast.text import duration
-from feedline.plan.schedule import Schedule
+from feedline.order.schedule import Schedule
 from feedline.stores.cache_layout import Level
 
 GB = 10**9

@@ -19,7 +19,7 @@ from feedline import ImageFolder
 from feedline.cache.build import build_cache
 from feedline.cache.open_source import open_source
 from feedline.errors import DatasetError, ImageError
-from feedline.plan.row import Field
+from feedline.order.batch_spec import Field
 from feedline.stores.store import Pixels
 from torchvision_folder import write_images
 

@@ -19,7 +19,7 @@ from feedline.control.controller import Controller
 from feedline.control.decision import Decision
 from feedline.control.limits import Limits
 from feedline.control.window import Window, error_of
-from feedline.plan.pieces import divide, rows_per_piece
+from feedline.order.batch_spec import divide, rows_per_piece
 
 HAND_OVER_MS = 0.2
 """Of a piece or a batch, of a worker's time."""

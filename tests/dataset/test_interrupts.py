@@ -24,8 +24,8 @@ from torch.utils.data import Dataset, RandomSampler
 import feedline
 from feedline import DataLoader
 from feedline.errors import StateError
+from feedline.order.requested_size import requested
 from feedline.randomness import fingerprint, seeded
-from feedline.request import requested
 
 _HOME = str(Path(feedline.__file__).parent)
 _HANDED_OUT = {"delivered", "__next__"}

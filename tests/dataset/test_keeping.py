@@ -18,8 +18,8 @@ from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.messages import Failure
 from feedline.engine.slots import GrowingSlots
 from feedline.loader import DataLoader
-from feedline.plan.batches import Plan
-from feedline.plan.schedule import Schedule
+from feedline.order.planned_order import Order
+from feedline.order.schedule import Schedule
 from sets import Made, as_it_is
 from slow import slow
 
@@ -185,7 +185,7 @@ def test_a_dataset_may_hold_a_batch_of_another_loader() -> None:
 def test_batches_of_which_nothing_came_leave_their_slots_to_others() -> None:
     slots = GrowingSlots(2)
     carrier = WholeBatchCarrier(slots, spare=1, pin=False)
-    batch = Plan(length=8, schedule=Schedule.parse("4x1"), batch_size=4).batch(0, 1)
+    batch = Order(length=8, schedule=Schedule.parse("4x1"), batch_size=4).batch(0, 1)
     for _ in range(5):
         slot = slots.acquire()
         assert slot is not None, "the workers have run out of slots"

@@ -29,9 +29,8 @@ from feedline.engine.space import Space
 from feedline.engine.tasks import BatchTasks
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
-from feedline.plan.batches import Batch
-from feedline.plan.row import Item
-from feedline.plan.schedule import Phase
+from feedline.order.batch_spec import BatchSpec, Item
+from feedline.order.schedule import Phase
 from feedline.recognition.recognise import recognise
 from feedline.trace import RECORD_SWITCH
 from sets import Drawing, Made, Sized
@@ -147,7 +146,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     random.setstate(states[2])
 
 
-def in_worker(source: DatasetFetcher, batch: Batch) -> Any:
+def in_worker(source: DatasetFetcher, batch: BatchSpec) -> Any:
     """A batch as a worker makes it, sent there and back."""
     tasks = BatchTasks(GrowingSlots(1), kept=0, shares_memory=False)
     task = tasks.task(1, InFlightBatch(0, batch, 0), (0, batch.rows))
@@ -209,7 +208,7 @@ class Numbers:
         return "made", item.sample
 
 
-def drawn(keys: list[Any]) -> Batch:
+def drawn(keys: list[Any]) -> BatchSpec:
     loader = DataLoader(Anything(), batch_sampler=[keys], collate_fn=list)
     next(iter(loader))
     assert loader.batch is not None

@@ -11,7 +11,7 @@ import torch
 
 from feedline.errors import StateError
 from feedline.loader import DataLoader
-from feedline.request import image_size
+from feedline.order.requested_size import image_size
 from sets import Drawing, Made, Sized, plain, through_json
 
 SCHEDULE = "8x1@4,12x2@6"

@@ -14,9 +14,8 @@ from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.layout import PAGE_BYTES
 from feedline.engine.messages import Failure
 from feedline.engine.slots import FixedSlots
-from feedline.plan.batches import Batch
-from feedline.plan.row import Field
-from feedline.plan.schedule import Phase
+from feedline.order.batch_spec import BatchSpec, Field
+from feedline.order.schedule import Phase
 
 __all__ = ["Made", "WatchedSlots", "make"]
 
@@ -68,7 +67,7 @@ def make(
     images, labels = slots.view(slot, fields, rows)
     images[:] = np.random.default_rng(number).integers(0, 256, images.shape)
     labels[:] = 100 * number + np.arange(rows)
-    batch = Batch(0, number, Phase(size=size, epochs=1), size, labels.copy(), 0, 0)
+    batch = BatchSpec(0, number, Phase(size=size, epochs=1), size, labels.copy(), 0, 0)
     failures = [Failure(row, "ValueError", "broken") for row in sorted(failed)]
     keep = [row for row in range(rows) if row not in failed]
     pixels = torch.from_numpy(images[keep]).permute(0, 3, 1, 2)

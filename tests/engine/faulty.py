@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from feedline.plan.row import Field, Item
+from feedline.order.batch_spec import Field, Item
 
 
 class Steady:

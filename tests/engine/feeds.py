@@ -16,22 +16,23 @@ from feedline.engine.slots import FixedSlots
 from feedline.engine.source import Source
 from feedline.engine.start_method import start_crew
 from feedline.engine.tasks import PieceTasks
-from feedline.plan.batches import Batch, Plan
-from feedline.plan.planned_cursor import PlannedCursor
-from feedline.plan.schedule import Schedule
+from feedline.order.batch_spec import BatchSpec
+from feedline.order.planned_order import Order
+from feedline.order.position import PlannedPosition
+from feedline.order.schedule import Schedule
 
 SIZE_PX = 4
 
 
-def plan_of(source: Source, batch_size: int, *, seed: int = 3, epochs: int = 1) -> Plan:
+def plan_of(source: Source, batch_size: int, *, seed: int = 3, epochs: int = 1) -> Order:
     """A shuffled plan at one small image size."""
     schedule = Schedule.parse(f"{SIZE_PX}x{epochs}")
-    return Plan(length=len(source), schedule=schedule, batch_size=batch_size, seed=seed)
+    return Order(length=len(source), schedule=schedule, batch_size=batch_size, seed=seed)
 
 
-def planned(plan: Plan) -> Iterator[Batch]:
+def planned(plan: Order) -> Iterator[BatchSpec]:
     """All batches of a plan."""
-    return PlannedCursor(plan, endless=False).ahead()
+    return PlannedPosition(plan, endless=False).ahead()
 
 
 def slot_bytes(source: Source, batch_size: int) -> int:
@@ -79,7 +80,7 @@ def take(feed: Feed, source: Source, batches: int | None = None) -> list[tuple[b
     return taken
 
 
-def expected(source: Source, plan: Plan) -> list[tuple[bytes, ...]]:
+def expected(source: Source, plan: Order) -> list[tuple[bytes, ...]]:
     """What all of a plan's batches hold, made in this process."""
     with working(source, plan.batch_size, slots=1, workers=0) as feed:
         feed.start(planned(plan))

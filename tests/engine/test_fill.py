@@ -14,8 +14,7 @@ from feedline.engine.fill import fill
 from feedline.engine.layout import arrays, batch_bytes
 from feedline.engine.messages import Piece
 from feedline.engine.source import Row
-from feedline.plan.pieces import divide
-from feedline.plan.row import Item
+from feedline.order.batch_spec import Item, divide
 from sources import Breaking, Rows
 
 SIZE_PX = 4

@@ -14,8 +14,8 @@ from feedline.engine.feed import Feed
 from feedline.engine.live_settings import LiveSettings
 from feedline.engine.source import Row
 from feedline.errors import UsageError
-from feedline.plan.planned_cursor import PlannedCursor
-from feedline.plan.row import Item
+from feedline.order.batch_spec import Item
+from feedline.order.position import PlannedPosition
 from sources import Rows
 
 SOURCE = Rows(150)
@@ -130,7 +130,7 @@ def test_there_are_never_more_batches_under_way_than_slots() -> None:
 
 def test_workers_come_and_go_with_the_settings() -> None:
     with working(SOURCE, 5, workers=1) as feed:
-        feed.start(PlannedCursor(plan_of(SOURCE, 5), endless=True).ahead())
+        feed.start(PlannedPosition(plan_of(SOURCE, 5), endless=True).ahead())
         for workers in (3, 1, 2):
             feed.apply(replace(feed.settings, workers=workers))
             assert feed.settings.workers == workers

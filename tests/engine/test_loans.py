@@ -22,11 +22,11 @@ from feedline.engine.layout import batch_bytes
 from feedline.engine.memory import Memfd
 from feedline.engine.slots import FixedSlots, GrowingSlots, OwnFork, Slots
 from feedline.engine.space import Space
-from feedline.plan.batches import Plan
-from feedline.plan.schedule import Schedule
+from feedline.order.planned_order import Order
+from feedline.order.schedule import Schedule
 from sources import Rows
 
-PLAN = Plan(length=80, schedule=Schedule.parse("4x1"), batch_size=8)
+PLAN = Order(length=80, schedule=Schedule.parse("4x1"), batch_size=8)
 
 
 class Child:

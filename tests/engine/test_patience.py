@@ -18,7 +18,7 @@ from feedline.engine.patience import Patience, Place
 from feedline.errors import LoadTimeoutError, SampleError, WorkerError
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
-from feedline.plan.row import Item
+from feedline.order.batch_spec import Item
 from processes import eventually
 from sets import Made
 

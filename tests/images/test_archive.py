@@ -20,7 +20,7 @@ import torch
 
 from feedline import DataLoader, EvalCrop, ImageFolder
 from feedline.errors import DatasetError, FeedlineError, ImageError, UsageError
-from feedline.plan.row import Item
+from feedline.order.batch_spec import Item
 from feedline.stores import archive_index, kept_index, zip_members
 from slow import slow
 

@@ -12,7 +12,7 @@ from PIL import Image
 import feedline
 from feedline import EvalCrop, ImageArray, ImageFolder, TrainCrop
 from feedline.errors import DatasetError, UsageError
-from feedline.plan.row import Item
+from feedline.order.batch_spec import Item
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from torchvision.transforms import CenterCrop, RandomResizedCrop, Resize
 from feedline.errors import UsageError
 from feedline.images.crops import EvalCrop, TrainCrop
 from feedline.images.placement import Box, cut
-from feedline.plan.row import Item
-from feedline.plan.seeds import Stream
+from feedline.order.batch_spec import Item
+from feedline.order.seeds import Stream
 
 SIDES = st.integers(1, 5000)
 SEEDS = st.integers(0, 2**64 - 1)

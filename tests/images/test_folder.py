@@ -18,7 +18,7 @@ from torchvision.transforms import CenterCrop, Compose, Resize
 from feedline.errors import DatasetError, ImageError, SampleError, UsageError
 from feedline.images.crops import EvalCrop, TrainCrop
 from feedline.images.folder import ImageFolder
-from feedline.plan.row import Field, Item
+from feedline.order.batch_spec import Field, Item
 
 
 def photograph(seed, width=90, height=70):

@@ -11,7 +11,7 @@ import torch
 
 from feedline import DataLoader, EvalCrop, ImageFolder, ImageList
 from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.plan.row import Field, Item
+from feedline.order.batch_spec import Field, Item
 
 datasets = pytest.importorskip("datasets")
 

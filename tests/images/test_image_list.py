@@ -14,7 +14,7 @@ import torch
 
 from feedline import DataLoader, EvalCrop, ImageFolder, ImageList, build_cache
 from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.plan.row import Field, Item
+from feedline.order.batch_spec import Field, Item
 from feedline.stores.cache_layout import read_manifest
 from slow import slow
 

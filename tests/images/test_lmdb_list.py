@@ -16,7 +16,7 @@ import torch
 
 from feedline import DataLoader, EvalCrop, ImageFolder, ImageList, build_cache
 from feedline.errors import DatasetError, FeedlineError, ImageError, UsageError
-from feedline.plan.row import Item
+from feedline.order.batch_spec import Item
 
 lmdb = pytest.importorskip("lmdb")
 

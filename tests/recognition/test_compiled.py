@@ -21,8 +21,8 @@ from torchvision.transforms import v2
 import feedline
 from feedline.dataset import timed_steps
 from feedline.errors import ImageError, UsageError
-from feedline.plan.row import Item
-from feedline.plan.seeds import extend
+from feedline.order.batch_spec import Item
+from feedline.order.seeds import extend
 from feedline.recognition.compiled import Compiled
 from feedline.recognition.replacements import Replacements
 from feedline.recognition.transform_reader import read

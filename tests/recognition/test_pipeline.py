@@ -21,7 +21,7 @@ from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.datasets.folder import pil_loader
 
 from feedline.errors import ImageError
-from feedline.plan.row import Item
+from feedline.order.batch_spec import Item
 from feedline.recognition.recognise import recognise
 from feedline.recognition.samples import folder_fingerprint
 from slow import slow

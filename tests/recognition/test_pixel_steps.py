@@ -15,7 +15,7 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from feedline.plan.row import Item
+from feedline.order.batch_spec import Item
 from feedline.randomness import fingerprint, seed_all
 from feedline.recognition import pixel_steps
 from feedline.recognition.pixel_steps import pixel_step

@@ -19,7 +19,7 @@ from torchvision.transforms.functional import InterpolationMode
 import feedline
 from feedline.images import lut
 from feedline.images.crops import TrainCrop
-from feedline.plan.row import Field, Item
+from feedline.order.batch_spec import Field, Item
 from feedline.recognition.recognise import recognise
 from feedline.recognition.window_crop import WindowCrop
 from torchvision_folder import IMAGES, item_row, pixel_error, write_images

@@ -20,7 +20,7 @@ from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.datasets.folder import default_loader, pil_loader
 
 from feedline import DataLoader
-from feedline.plan.row import Item
+from feedline.order.batch_spec import Item
 from feedline.recognition.recognise import recognise
 from feedline.recognition.samples import class_names, folder_fingerprint
 from torchvision_folder import pixel_error, write_images

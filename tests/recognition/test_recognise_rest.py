@@ -19,8 +19,8 @@ from torchvision.transforms import v2
 
 import feedline
 from feedline.errors import SampleError, UsageError
-from feedline.plan.row import Field, Item
-from feedline.plan.seeds import extend
+from feedline.order.batch_spec import Field, Item
+from feedline.order.seeds import extend
 from feedline.randomness import seeded
 from feedline.recognition import pixel_steps
 from feedline.recognition.pipeline import STEPS

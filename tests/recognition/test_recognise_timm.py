@@ -11,7 +11,7 @@ from PIL import Image
 from timm.data import auto_augment, create_transform, transforms
 from torchvision.datasets import ImageFolder
 
-from feedline.plan.row import Item
+from feedline.order.batch_spec import Item
 from feedline.recognition.recognise import recognise
 from torchvision_folder import item_row, pixel_error, write_images
 

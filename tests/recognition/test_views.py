@@ -15,8 +15,8 @@ import feedline
 from feedline.errors import ImageError, UsageError
 from feedline.images.decode import Decoder
 from feedline.images.placement import Box, Window
-from feedline.plan.row import Item
-from feedline.plan.seeds import extend
+from feedline.order.batch_spec import Item
+from feedline.order.seeds import extend
 from feedline.recognition.replacements import Replacements
 from feedline.recognition.transform_reader import read
 from feedline.recognition.view_crops import PlacedViews, ViewCrops

@@ -13,7 +13,7 @@ from feedline.images.crops import EvalCrop
 from feedline.images.placement import Box, Window
 from feedline.images.resize import fill
 from feedline.images.shape import scaled
-from feedline.plan.row import Item
+from feedline.order.batch_spec import Item
 from feedline.recognition.window_crop import WindowCrop
 
 SIZES = [(90, 120), (131, 97), (33, 33), (201, 40), (57, 300)]

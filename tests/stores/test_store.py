@@ -14,7 +14,7 @@ import feedline
 from feedline import EvalCrop, ImageArray, ImageFolder, TrainCrop
 from feedline.errors import ImageError
 from feedline.images.rows import RowPipeline, without_addresses
-from feedline.plan.row import Field, Item
+from feedline.order.batch_spec import Field, Item
 from feedline.stores.array_store import ArrayStore
 from feedline.stores.file_store import FileStore
 from feedline.stores.path_table import LabelledPaths, starts_of

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from feedline.plan.batches import Plan
-from feedline.plan.schedule import Schedule
+from feedline.order.planned_order import Order
+from feedline.order.schedule import Schedule
 from feedline.train.augment import BatchAugmentation, apply_policy, erase_and_mix
 from feedline.train.recipe import Recipe, TrainPhase
 
@@ -120,7 +120,7 @@ def test_no_random_state_changes() -> None:
 def test_a_batch_is_changed_by_its_phase_and_its_seed() -> None:
     recipe = Recipe(schedule="16x1,32x1", mixup=0.4, reprob=1.0, aa="trivial")
     augmentation = BatchAugmentation(recipe, classes=4)
-    plan = Plan(length=12, schedule=Schedule.parse("16x1,32x1"), batch_size=6, seed=3)
+    plan = Order(length=12, schedule=Schedule.parse("16x1,32x1"), batch_size=6, seed=3)
     images, labels = batch()
     early, late = plan.batch(0, 0), plan.batch(1, 0)
     assert augmentation.batch(images, labels, batch=early)[0] is images

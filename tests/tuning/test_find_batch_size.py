@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import feedline
 from feedline.errors import UsageError
-from feedline.plan.schedule import Phase, Schedule
+from feedline.order.schedule import Phase, Schedule
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from feedline.errors import UsageError
-from feedline.plan.schedule import Schedule
+from feedline.order.schedule import Schedule
 from feedline.tuning.batch_search import BatchTrial
 from feedline.tuning.batch_sizes import BatchSizes
 from feedline.tuning.batch_trials import BatchTrials

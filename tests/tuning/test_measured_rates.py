@@ -16,7 +16,7 @@ from feedline import DataLoader, ImageArray, ImageFolder, build_cache
 from feedline.errors import UsageError
 from feedline.forecast.rates import Rates
 from feedline.forecast.schedule import forecast
-from feedline.plan.schedule import Phase, Schedule
+from feedline.order.schedule import Phase, Schedule
 from feedline.trace.stage_timings import StageTimings
 from feedline.tuning.feedline_loader import TunableFeedlineLoader
 from feedline.tuning.rates import feedline_rates

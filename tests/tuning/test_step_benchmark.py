@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from feedline.errors import ResourceError
-from feedline.plan.schedule import Phase
+from feedline.order.schedule import Phase
 from feedline.trace.stage_timings import StageTimings
 from feedline.tuning import step_benchmark
 from feedline.tuning import tune as tune_module

@@ -31,8 +31,8 @@ from feedline.cache.open_source import open_source
 from feedline.errors import ResourceError
 from feedline.images.crops import Transform, wanted_side
 from feedline.images.folder import ImageFolder
-from feedline.plan.row import Item
-from feedline.plan.seeds import mix
+from feedline.order.batch_spec import Item
+from feedline.order.seeds import mix
 from feedline.stores.cache_layout import Level
 from feedline.stores.cache_store import CacheStore
 

@@ -28,8 +28,8 @@ from feedline.engine.source import Source
 from feedline.errors import SampleError, UsageError, WorkerError
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
-from feedline.plan.row import Item
-from feedline.plan.seeds import extend, mix
+from feedline.order.batch_spec import Item
+from feedline.order.seeds import extend, mix
 
 __all__ = [
     "FORMS",

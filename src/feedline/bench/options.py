@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from feedline.errors import UsageError
-from feedline.plan.schedule import MAX_SIZE_PX
+from feedline.order.schedule import MAX_SIZE_PX
 
 __all__ = ["BenchmarkOptions"]
 

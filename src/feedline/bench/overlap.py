@@ -21,8 +21,8 @@ from torch.utils.data import Dataset, get_worker_info
 from feedline.bench.run import ProgressListener
 from feedline.images.folder import ImageFolder
 from feedline.loader.dataloader import DataLoader
-from feedline.plan.row import Item
-from feedline.plan.seeds import mix
+from feedline.order.batch_spec import Item
+from feedline.order.seeds import mix
 from feedline.report.overlap import LoopTimes, Overlap, OverlapSettings
 from feedline.trace.run import Event, TimelineSample
 

@@ -25,8 +25,8 @@ from feedline.bench.pool import ProcessState, Send
 from feedline.images.decode import Decoder
 from feedline.images.folder import ImageFolder
 from feedline.images.resize import fill
-from feedline.plan.row import Item
-from feedline.plan.seeds import mix
+from feedline.order.batch_spec import Item
+from feedline.order.seeds import mix
 from feedline.stores import page_cache
 from feedline.stores.read_file import read_file
 

@@ -19,7 +19,7 @@ from feedline.bench.pool import ProcessPool, ProcessState, Send
 from feedline.errors import DatasetError, ImageError
 from feedline.images.decode import Decoder
 from feedline.images.folder import ImageFolder
-from feedline.plan.row import Field, Item
+from feedline.order.batch_spec import Field, Item
 from feedline.stores.read_file import read_file
 
 __all__ = ["ImageSample", "Survey", "SurveyedImage", "survey_images"]

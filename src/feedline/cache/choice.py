@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-from feedline.plan.schedule import Schedule
+from feedline.order.schedule import Schedule
 from feedline.stores.cache_layout import Level
 
 __all__ = [

@@ -18,7 +18,7 @@ from PIL import Image
 
 from feedline.cache.source import IMAGE_NAMES, LABEL_NAMES, Stamp, first_existing, spread_evenly
 from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.plan.row import Field
+from feedline.order.batch_spec import Field
 from feedline.recognition.folders import Chosen
 from feedline.recognition.samples import store_of
 from feedline.recognition.steps import NotRecognised

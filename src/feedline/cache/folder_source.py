@@ -15,7 +15,7 @@ from typing import Any
 
 from feedline.cache.source import Stamp, make_stamp, spread_evenly
 from feedline.errors import UsageError
-from feedline.plan.row import Field
+from feedline.order.batch_spec import Field
 from feedline.stores.file_store import FileStore
 from feedline.stores.store import Pixels, SampleStore
 

@@ -31,7 +31,7 @@ from feedline.cache.source import (
 )
 from feedline.cache.source_files import SourceFiles
 from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.plan.row import Field
+from feedline.order.batch_spec import Field
 
 __all__ = ["ParquetIndex", "ParquetSource", "index_parquet", "open_parquet"]
 

@@ -15,7 +15,7 @@ from feedline.cache.source import Stamp, make_stamp, spread_evenly
 from feedline.cache.source_files import ImagePrefetcher
 from feedline.errors import ImageError
 from feedline.images.headers import sniff
-from feedline.plan.row import Field
+from feedline.order.batch_spec import Field
 from feedline.remote.class_folders import class_folders
 from feedline.remote.error import Altered, RemoteError
 from feedline.remote.folder import RemoteFolder

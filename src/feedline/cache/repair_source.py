@@ -16,7 +16,7 @@ from feedline.cache.records import encode_name
 from feedline.cache.source import CacheSource, Stamp, spread_evenly
 from feedline.errors import DatasetError, ImageError
 from feedline.images.decode import DEFAULT_MAX_PIXELS
-from feedline.plan.row import Field
+from feedline.order.batch_spec import Field
 from feedline.stores.cache_index import CacheIndex, checksum
 from feedline.stores.cache_layout import Level, Manifest
 from feedline.stores.store import Pixels

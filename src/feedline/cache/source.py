@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import xxhash
 
-from feedline.plan.row import Field
+from feedline.order.batch_spec import Field
 from feedline.stores.store import Pixels
 
 __all__ = [

@@ -24,7 +24,7 @@ import numpy as np
 from feedline.cache.source import Stamp, make_stamp, spread_evenly
 from feedline.cache.source_files import ImagePrefetcher, SourceFiles
 from feedline.errors import DatasetError
-from feedline.plan.row import Field
+from feedline.order.batch_spec import Field
 from feedline.stores.path_table import LabelledPaths
 from feedline.stores.shard_samples import ShardMember, content_of, shard_samples
 

@@ -12,7 +12,7 @@ from feedline.cli import options
 from feedline.cli.output import complain, write_json, write_text
 from feedline.cli.what_if import check_changes, parse_changes, predict_changes
 from feedline.errors import UsageError
-from feedline.plan.schedule import Schedule
+from feedline.order.schedule import Schedule
 from feedline.tuning.arguments import check_budget, check_step_ms
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from feedline.dataset.attributes import class_of_any, parts
-from feedline.plan.seeds import extend
+from feedline.order.seeds import extend
 
 __all__ = ["classes", "restore", "seed", "state"]
 

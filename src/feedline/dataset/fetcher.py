@@ -32,9 +32,9 @@ from feedline.dataset.worker_init import WorkerInit
 from feedline.engine.messages import BatchTask, said
 from feedline.engine.space import Space
 from feedline.errors import note
-from feedline.plan.batches import Batch
+from feedline.order.batch_spec import BatchSpec
+from feedline.order.requested_size import Request, requested, stand_at
 from feedline.randomness import fingerprint, put_back_later, seed_all, seeded, unbroken
-from feedline.request import Request, requested, stand_at
 from feedline.trace import is_recording_enabled, stage_timer
 
 __all__ = ["DatasetFetcher", "Told"]
@@ -127,7 +127,7 @@ class DatasetFetcher:
         except (Exception, SystemExit) as error:
             return lay(WorkerException.of(error, self._place), space)
 
-    def make_here(self, batch: Batch) -> Any:
+    def make_here(self, batch: BatchSpec) -> Any:
         """Make a batch in the training process, equal to a worker's.
 
         All random states, including the dataset's own, and the current request are restored

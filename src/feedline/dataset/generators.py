@@ -24,7 +24,7 @@ import torch
 
 from feedline.dataset import albumentations_state as albumentations
 from feedline.dataset.attributes import class_of_any, parts
-from feedline.plan.seeds import extend
+from feedline.order.seeds import extend
 from feedline.randomness import put_back_later
 
 __all__ = ["OwnGenerator", "describe", "find", "seed_own", "seed_own_meanwhile"]

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from feedline.plan.batches import Batch
+from feedline.order.batch_spec import BatchSpec
 
 __all__ = ["key_in_words", "sample_bytes", "sample_path"]
 
@@ -50,7 +50,7 @@ def _path(dataset: Any, number: int) -> str | None:
     return None
 
 
-def key_in_words(dataset: Any, batch: Batch, row: int) -> tuple[Any, str]:
+def key_in_words(dataset: Any, batch: BatchSpec, row: int) -> tuple[Any, str]:
     """Key of a batch's sample (None if unknown), and its description with the path."""
     keys = batch.asked if isinstance(batch.asked, (list, tuple)) else [batch.asked]
     if hasattr(dataset, "__getitems__") or row >= len(keys):

@@ -15,9 +15,9 @@ import torch
 
 from feedline.engine.messages import BatchTask
 from feedline.errors import UsageError
-from feedline.plan.row import Item
-from feedline.plan.seeds import extend, mix
-from feedline.request import Request
+from feedline.order.batch_spec import Item
+from feedline.order.requested_size import Request
+from feedline.order.seeds import extend, mix
 
 __all__ = ["One", "Samples", "by_samples", "check"]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from feedline.device.on_device import is_image
 from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.slots import FixedSlots
-from feedline.plan.row import Field
+from feedline.order.batch_spec import Field
 from feedline.trace.split import Timing
 
 __all__ = ["Carrier", "Tensors", "good_rows", "in_layout", "to_tensor"]

@@ -13,12 +13,11 @@ from typing import Protocol
 import torch
 
 from feedline.errors import UsageError
-from feedline.plan.batches import Batch
-from feedline.plan.row import Field
+from feedline.order.batch_spec import BatchSpec, Field
 
 __all__ = ["BatchTransform", "Constants", "OnDevice", "PixelTransform", "ToValues", "is_image"]
 
-PixelTransform = Callable[[torch.Tensor, Batch], torch.Tensor]
+PixelTransform = Callable[[torch.Tensor, BatchSpec], torch.Tensor]
 """Function of a batch's images, uint8 (N, 3, H, W) on the device, and its plan. Returns images."""
 
 BatchTransform = Callable[..., "tuple[torch.Tensor, ...]"]
@@ -66,7 +65,7 @@ class OnDevice:
         self,
         tensors: Sequence[torch.Tensor],
         fields: Sequence[Field],
-        batch: Batch,
+        batch: BatchSpec,
         constants: Constants,
     ) -> tuple[torch.Tensor, ...]:
         """Transform a batch's tensors.
@@ -101,7 +100,7 @@ class OnDevice:
             )
         return tuple(given)
 
-    def _changed(self, images: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def _changed(self, images: torch.Tensor, batch: BatchSpec) -> torch.Tensor:
         assert self.pixels is not None, "no pixel_transform is set"
         given = self.pixels(images, batch)
         kept = isinstance(given, torch.Tensor) and given.dtype == torch.uint8

@@ -11,7 +11,7 @@ from feedline.doctor.check import CheckResult, Status
 from feedline.engine.defaults import DEFAULT_PREFETCH, slots_for
 from feedline.engine.layout import batch_bytes
 from feedline.engine.start_method import crew_bytes, default_start_method
-from feedline.plan.row import Field
+from feedline.order.batch_spec import Field
 from feedline.system import MemoryLimits
 
 __all__ = [

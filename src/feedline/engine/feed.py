@@ -28,7 +28,7 @@ from feedline.engine.patience import CHECK_S, Patience, Place
 from feedline.engine.slots import SlotTooSmall
 from feedline.engine.tasks import PieceTasks, Span, Tasks
 from feedline.errors import LoadTimeoutError
-from feedline.plan.batches import Batch
+from feedline.order.batch_spec import BatchSpec
 from feedline.trace.stage_timings import StageTimings, read_pages
 
 __all__ = ["Feed"]
@@ -39,7 +39,7 @@ _FIRST_ROW_NS = 1_000_000.0  # a full ImageNet photograph takes about that long
 _NEW_WEIGHT = 0.1  # of the latest piece in the mean time of a row
 
 
-def _sample(batch: Batch, row: int) -> tuple[Any, str]:
+def _sample(batch: BatchSpec, row: int) -> tuple[Any, str]:
     sample = int(batch.samples[row])
     return sample, f"sample {sample}"
 
@@ -71,7 +71,7 @@ class Feed:
         in_order: bool = True,
         replaces: bool = True,
         ahead: bool = True,
-        sample: Callable[[Batch, int], tuple[Any, str]] = _sample,
+        sample: Callable[[BatchSpec, int], tuple[Any, str]] = _sample,
     ) -> None:
         self._in_order = in_order
         self._ahead = ahead
@@ -80,7 +80,7 @@ class Feed:
         self._crew = crew
         self.slots = tasks.slots
         self.settings = settings
-        self._batches: Iterator[Batch] = iter(())
+        self._batches: Iterator[BatchSpec] = iter(())
         self._flights: deque[InFlightBatch] = deque()
         self._too_small: SlotTooSmall | None = None  # for the next batch: no more are begun
         self._number = 0
@@ -120,7 +120,7 @@ class Feed:
         block = self._crew.block
         return read_pages(pages_of(block)) if len(block) else {}
 
-    def start(self, batches: Iterator[Batch]) -> None:
+    def start(self, batches: Iterator[BatchSpec]) -> None:
         """Continue with other batches; batches in flight are cancelled."""
         self._recall()
         for flight in self._flights:
@@ -133,7 +133,7 @@ class Feed:
         self._batches, self._too_small = batches, None
         self._pump()
 
-    def restart(self, batches: Iterator[Batch]) -> None:
+    def restart(self, batches: Iterator[BatchSpec]) -> None:
         """Like `start`, with new workers and without the state of the old ones."""
         self._crew.restart()
         self._flights.clear()

@@ -16,8 +16,8 @@ from feedline.engine.board import ROW, SINCE
 from feedline.engine.layout import arrays
 from feedline.engine.messages import Failure, Piece, Report
 from feedline.engine.source import Source
-from feedline.plan.row import Item
-from feedline.plan.seeds import extend, mix
+from feedline.order.batch_spec import Item
+from feedline.order.seeds import extend, mix
 from feedline.stores.reading import reading
 from feedline.trace import stage_timer
 from feedline.trace.stage_timings import StagePage

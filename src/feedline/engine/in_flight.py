@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from feedline.engine.messages import Failure
-from feedline.plan.batches import Batch
-from feedline.plan.row import Field
+from feedline.order.batch_spec import BatchSpec, Field
 
 __all__ = ["InFlightBatch"]
 
@@ -29,7 +28,7 @@ class InFlightBatch:
     """
 
     number: int
-    batch: Batch
+    batch: BatchSpec
     slot: int
     fields: tuple[Field, ...] = ()
     used: int = 0

@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.plan.row import Field
+from feedline.order.batch_spec import Field
 
 __all__ = ["LINE_BYTES", "PAGE_BYTES", "align", "arrays", "batch_bytes"]
 

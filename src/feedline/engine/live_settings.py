@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from feedline.engine.board import MAX_SEATS
 from feedline.engine.defaults import DEFAULT_PREFETCH_FACTOR
 from feedline.errors import UsageError
-from feedline.plan.pieces import PIECE_NS
+from feedline.order.batch_spec import PIECE_NS
 
 __all__ = ["LiveSettings"]
 

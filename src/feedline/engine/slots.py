@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from feedline.engine.board import BOARD_BYTES
 from feedline.engine.layout import arrays
 from feedline.engine.memory import Memfd
-from feedline.plan.row import Field
+from feedline.order.batch_spec import Field
 
 __all__ = ["FixedSlots", "GrowingSlots", "OwnFork", "SlotTooSmall", "Slots"]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from feedline.engine.messages import BatchTask
 from feedline.engine.space import Space
-from feedline.plan.row import Field, Item
+from feedline.order.batch_spec import Field, Item
 
 __all__ = ["AnySource", "BatchSource", "Given", "Row", "Source", "packs"]
 

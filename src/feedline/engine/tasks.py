@@ -26,9 +26,7 @@ from feedline.engine.memory import Memfd
 from feedline.engine.messages import MAX_KEY_BYTES, BatchTask, Piece, Report
 from feedline.engine.slots import FixedSlots, GrowingSlots, SlotTooSmall
 from feedline.errors import ResourceError, UsageError
-from feedline.plan.batches import NO_NUMBER, Batch
-from feedline.plan.pieces import divide, rows_per_piece
-from feedline.plan.row import Field
+from feedline.order.batch_spec import NO_NUMBER, BatchSpec, Field, divide, rows_per_piece
 
 __all__ = ["BatchTasks", "PieceTasks", "Span", "Tasks"]
 
@@ -182,7 +180,7 @@ class BatchTasks:
         return [] if hopeless else [span]
 
 
-def _indexed(batch: Batch) -> Batch:
+def _indexed(batch: BatchSpec) -> BatchSpec:
     """Batch whose keys are used as list indices, as True and False can be.
 
     Raises:

@@ -18,8 +18,7 @@ from feedline.forecast.changes import Changes
 from feedline.forecast.rates import Rates, rates_at
 from feedline.forecast.text import align_columns, duration, phase_name, wrap_text
 from feedline.forecast.what_if import LevelRates, PhasePrediction, what_if
-from feedline.plan.schedule import Phase, Schedule
-from feedline.plan.state import is_count
+from feedline.order.schedule import Phase, Schedule, is_count
 
 __all__ = ["Forecast", "PhaseForecast", "break_even", "forecast"]
 

@@ -16,8 +16,8 @@ from typing import ClassVar, Protocol, get_args
 from feedline.errors import UsageError
 from feedline.images.placement import Box, Placement, Window
 from feedline.images.resample_filter import Filter
-from feedline.plan.row import Item
-from feedline.plan.seeds import Stream
+from feedline.order.batch_spec import Item
+from feedline.order.seeds import Stream
 
 __all__ = [
     "EvalCrop",

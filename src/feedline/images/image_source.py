@@ -19,7 +19,7 @@ from feedline.errors import UsageError, note
 from feedline.images.given_transform import GivenTransform, given_transform, is_crop
 from feedline.images.placement import Window
 from feedline.images.rows import RowPipeline, Store
-from feedline.plan.row import Field, Item
+from feedline.order.batch_spec import Field, Item
 from feedline.stores.cache_store import CacheStore
 from feedline.stores.store import Pixels
 

@@ -21,7 +21,7 @@ from feedline.images.decode import DEFAULT_MAX_PIXELS, ThreadsDecoder
 from feedline.images.placement import Placement, cut
 from feedline.images.resize import fill
 from feedline.images.stable_repr import without_addresses
-from feedline.plan.row import Field, Item
+from feedline.order.batch_spec import Field, Item
 from feedline.stores.cache_layout import level_size, repair_command
 from feedline.stores.cache_store import CacheStore
 from feedline.stores.cached_files import CachedFiles, cache_within

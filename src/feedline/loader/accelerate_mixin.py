@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset
 from feedline.errors import UsageError
 from feedline.loader.checks import is_native
 from feedline.loader.skip_first_batches import BUILDS_STOCK, SkipFirstBatches
-from feedline.plan.batches import Plan
+from feedline.order.planned_order import Order
 from feedline.sampling.samplers import chain
 
 __all__ = ["TOLD_BY_ACCELERATE", "Accelerated"]
@@ -62,7 +62,7 @@ class Accelerated:
         raise NotImplementedError
 
     @property
-    def plan(self) -> Plan | None:
+    def plan(self) -> Order | None:
         """Order planned by feedline; None if samplers or the dataset define it."""
         raise NotImplementedError
 

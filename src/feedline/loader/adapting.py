@@ -27,8 +27,8 @@ from feedline.engine.live_settings import LiveSettings
 from feedline.engine.start_method import WORKER_BYTES
 from feedline.loader.backends.backend import Backend
 from feedline.loader.settings import Settings
-from feedline.plan.batches import Batch
-from feedline.plan.planned_cursor import PlannedCursor
+from feedline.order.batch_spec import BatchSpec
+from feedline.order.position import PlannedPosition
 from feedline.system import available_memory_bytes, usable_cores
 from feedline.trace.stage_timings import StageTimings
 
@@ -132,7 +132,7 @@ class Adapting:
             if len(self._steps_ns) >= _LEAST_STEPS and self._passed_ns >= _LEAST_NS:
                 self._look(batch)
 
-    def _look(self, batch: Batch) -> None:
+    def _look(self, batch: BatchSpec) -> None:
         backend, spent = self._session.backend, self._spent()
         live = backend.live
         if live is not None and backend.workers and len(backend.pids) == backend.workers:
@@ -156,10 +156,10 @@ class Adapting:
             error=error_of(self._steps_ns),
         )
 
-    def _for_next_phase(self, batch: Batch) -> Decision | None:
+    def _for_next_phase(self, batch: BatchSpec) -> Decision | None:
         """Change for the next phase, if its first batches are near."""
         cursor = self._session.cursor
-        if not isinstance(cursor, PlannedCursor) or cursor.position.image_size is not None:
+        if not isinstance(cursor, PlannedPosition) or cursor.position.image_size is not None:
             return None
         now, then = batch.phase, cursor.phase_in(batch.epoch + 1)
         # As many steps as a window has: the next look might come too late.

@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import Any, TypeGuard
 
 from feedline.errors import UsageError
-from feedline.plan.pieces import PIECE_NS
+from feedline.order.batch_spec import PIECE_NS
 
 __all__ = ["check_no_factor", "check_prefetch", "check_prefetch_factor", "is_whole", "piece_ns_of"]
 

@@ -23,9 +23,8 @@ from feedline.loader.check_ahead import (
     piece_ns_of,
 )
 from feedline.loader.check_samples import check_length
-from feedline.plan.order import window_of
-from feedline.plan.schedule import MAX_SIZE_PX, Schedule
-from feedline.plan.state import is_size
+from feedline.order.planned_order import window_of
+from feedline.order.schedule import MAX_SIZE_PX, Schedule, is_size
 from feedline.recognition.steps import NotRecognised
 from feedline.recognition.subsets import has_images, unwrapped
 

@@ -19,9 +19,9 @@ from feedline.loader.planning import plan_of
 from feedline.loader.rank_agreement import RankAgreement
 from feedline.loader.session import Session
 from feedline.loader.settings import Asked, Settings, settings_of
-from feedline.plan.batches import Batch, Plan
-from feedline.plan.schedule import Phase
-from feedline.plan.state import is_count
+from feedline.order.batch_spec import BatchSpec
+from feedline.order.planned_order import Order
+from feedline.order.schedule import Phase, is_count
 from feedline.report.print_why import print_why
 from feedline.sampling.samplers import share_of
 from feedline.trace.recorder import Recorder
@@ -47,14 +47,14 @@ class Controls(LiveControls):
         """Settings from the current attributes."""
         return settings_of(self, self._asked, self._plan_now())
 
-    def _plan_now(self) -> Plan | None:
+    def _plan_now(self) -> Order | None:
         """Plan for the current length of the dataset and the current ranks."""
         if self._planned_batches is None or self.batch_sampler is not self._planned_batches:
             return None  # a framework has put another batch sampler in its place
         return plan_of(self._asked, self._arguments)
 
     @property
-    def plan(self) -> Plan | None:
+    def plan(self) -> Order | None:
         """Order planned by feedline; None if samplers or the dataset define it."""
         return self._session.settings.plan
 
@@ -83,12 +83,12 @@ class Controls(LiveControls):
         plan = self._current_plan()
         return plan.steps(epoch) if plan else self._session.cursor.steps(epoch)
 
-    def _current_plan(self) -> Plan | None:
+    def _current_plan(self) -> Order | None:
         """Plan of the current epoch, or of the next one."""
         return self.plan if self._session.given else self._plan_now()
 
     @property
-    def batch(self) -> Batch | None:
+    def batch(self) -> BatchSpec | None:
         """Plan of the last delivered batch: sample indices, size, padding."""
         return self._session.batch
 

@@ -1,6 +1,6 @@
 """Cursors: the position of a loader, and the following batches.
 
-There are two with the same methods: `plan.planned_cursor.PlannedCursor`, a pure plan from a seed,
+There are two with the same methods: `order.position.PlannedPosition`, a pure order from a seed,
 and `sampling.sampled_cursor.SampledCursor`, which draws from torch's samplers. torch's own engine,
 which knows no batches ahead, is its own cursor: `backends.torch_engine.TorchBackend`.
 """
@@ -11,14 +11,14 @@ from typing import TypeAlias
 
 from feedline.errors import UsageError
 from feedline.loader.settings import Settings
-from feedline.plan.planned_cursor import PlannedCursor
+from feedline.order.position import PlannedPosition
 from feedline.sampling.sampled_cursor import SampledCursor
 from feedline.sampling.samplers import share_of
 
 __all__ = ["BatchCursor", "check_length", "open_cursor"]
 
 
-BatchCursor: TypeAlias = PlannedCursor | SampledCursor
+BatchCursor: TypeAlias = PlannedPosition | SampledCursor
 """A cursor that knows the upcoming batches."""
 
 
@@ -26,7 +26,7 @@ def open_cursor(settings: Settings) -> BatchCursor:
     """Create a cursor at the beginning, for a map-style dataset."""
     asked = settings.asked
     if settings.plan is not None:
-        return PlannedCursor(settings.plan, endless=asked.schedule is None)
+        return PlannedPosition(settings.plan, endless=asked.schedule is None)
     return SampledCursor(
         settings.sampler,
         settings.generator,
@@ -43,7 +43,7 @@ def check_length(cursor: object, before: Settings, settings: Settings) -> None:
     Raises:
         UsageError: it is at the position of a state with a dataset of another length.
     """
-    if isinstance(cursor, PlannedCursor) and cursor.restored and before.plan and settings.plan:
+    if isinstance(cursor, PlannedPosition) and cursor.restored and before.plan and settings.plan:
         had, has = before.plan.length, settings.plan.length
         if had != has:
             raise UsageError(

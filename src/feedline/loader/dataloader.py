@@ -34,7 +34,7 @@ from feedline.loader.rank_agreement import RankAgreement
 from feedline.loader.saved_settings import naming_file, warn_of_useless, with_saved
 from feedline.loader.session import Session
 from feedline.loader.settings import Asked, settings_of
-from feedline.plan.schedule import Phase, Schedule
+from feedline.order.schedule import Phase, Schedule
 
 __all__ = ["DataLoader"]
 

@@ -10,8 +10,8 @@ from feedline.loader.forecast import forecast_of
 from feedline.loader.levels import copies_in_words
 from feedline.loader.predict import in_memory, measured, predicted
 from feedline.loader.settings import Settings
-from feedline.plan.order import in_words
-from feedline.plan.pieces import PIECE_NS
+from feedline.order.batch_spec import PIECE_NS
+from feedline.order.planned_order import in_words
 from feedline.sampling.samplers import describe
 from feedline.trace.run import Run
 

@@ -8,7 +8,7 @@ from feedline.engine.slots import Slots
 from feedline.engine.source import Source
 from feedline.errors import ImageError, SampleError
 from feedline.loader.backends.backend import Skipped
-from feedline.plan.batches import Batch
+from feedline.order.batch_spec import BatchSpec
 
 __all__ = ["row_in_words", "samples_to_skip"]
 
@@ -57,7 +57,7 @@ def samples_to_skip(
     raise SampleError(f"{what}\n{first.trace}".rstrip(), hint=hint, fix=fix)
 
 
-def row_in_words(source: Source, batch: Batch, row: int) -> tuple[int, str]:
+def row_in_words(source: Source, batch: BatchSpec, row: int) -> tuple[int, str]:
     """Index of a batch's sample, and its description with its name."""
     sample = int(batch.samples[row])
     return sample, f"sample {sample}, {_name(source, sample)}"

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from feedline.errors import StateError
 from feedline.loader.cursor import BatchCursor
 from feedline.loader.rank_agreement import RankAgreement
-from feedline.plan.batches import Plan
-from feedline.plan.state import is_count
+from feedline.order.planned_order import Order
+from feedline.order.schedule import is_count
 from feedline.remote.filesystem import is_url
 from feedline.stores.cache_layout import is_finished
 
@@ -48,7 +48,7 @@ class Filling:
         self._filler: Filler | None = None  # that was just started
         self._copies = root is None or is_finished(root)
 
-    def agree(self, agreement: RankAgreement, plan: Plan) -> None:
+    def agree(self, agreement: RankAgreement, plan: Order) -> None:
         """Begin with copies only if all ranks do."""
         if self._root is not None and not self._chosen:
             self._copies = agreement.all_say(self._copies, plan)

@@ -7,14 +7,13 @@ from typing import Any
 
 from feedline.errors import UsageError
 from feedline.loader.settings import Asked
-from feedline.plan.batches import Plan
-from feedline.plan.order import SEQUENTIAL, SHUFFLED, WEIGHTED, WEIGHTED_ONCE
+from feedline.order.planned_order import SEQUENTIAL, SHUFFLED, WEIGHTED, WEIGHTED_ONCE, Order
 from feedline.system import rank_and_world
 
 __all__ = ["plan_of"]
 
 
-def plan_of(asked: Asked, given: Mapping[str, Any]) -> Plan | None:
+def plan_of(asked: Asked, given: Mapping[str, Any]) -> Order | None:
     """Plan of the order made by feedline; None if samplers or the dataset define it.
 
     Args:
@@ -27,7 +26,7 @@ def plan_of(asked: Asked, given: Mapping[str, Any]) -> Plan | None:
     batch_size, rank, world_size = given["batch_size"], given["rank"], given["world_size"]
     if asked.seed is not None and not (asked.sampled or asked.iterable or batch_size is None):
         rank_found, world_found = rank_and_world() if None in (rank, world_size) else (0, 1)
-        return Plan(
+        return Order(
             length=len(given["dataset"]),
             schedule=asked.phases,
             batch_size=batch_size,

@@ -26,9 +26,9 @@ from feedline.engine.messages import Failure, Piece, Report
 from feedline.loader.decide import Decision
 from feedline.loader.levels import cache_of
 from feedline.loader.settings import Settings
-from feedline.plan.row import Item
-from feedline.plan.schedule import Phase
-from feedline.plan.seeds import extend
+from feedline.order.batch_spec import Item
+from feedline.order.schedule import Phase
+from feedline.order.seeds import extend
 from feedline.stores.cache_layout import Level
 from feedline.stores.cache_store import CacheStore
 from feedline.stores.cached_files import CachedFiles

@@ -18,8 +18,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from feedline.errors import UsageError
-from feedline.plan.batches import Plan
-from feedline.plan.order import SEQUENTIAL
+from feedline.order.planned_order import SEQUENTIAL, Order
 from feedline.sampling.draws import draws_for_feedline
 
 __all__ = ["PlannedSampler", "PublicBatchSampler"]
@@ -34,14 +33,14 @@ class PlannedSampler(DistributedSampler[Any]):
         loader: loader whose epoch it follows, and whose `set_epoch` it calls.
     """
 
-    def __init__(self, plan: Plan, dataset: Any, loader: Any) -> None:
+    def __init__(self, plan: Order, dataset: Any, loader: Any) -> None:
         self.follow(plan, dataset)
         self._first_plan = plan
         self._loader: weakref.ref[Any] = weakref.ref(loader)
         self._telling = False
         self._drawn: int | None = None  # the epoch that was last drawn for another loader
 
-    def follow(self, plan: Plan, dataset: Any) -> None:
+    def follow(self, plan: Order, dataset: Any) -> None:
         """Set the attributes of a DistributedSampler from a plan."""
         epoch = getattr(self, "epoch", 0)
         super().__init__(
@@ -55,7 +54,7 @@ class PlannedSampler(DistributedSampler[Any]):
         self.epoch = epoch
 
     @property
-    def _plan(self) -> Plan:
+    def _plan(self) -> Order:
         """Current plan of the loader; the first one if the loader is gone."""
         return getattr(self._loader(), "plan", None) or self._first_plan
 

@@ -22,8 +22,8 @@ from typing import Any
 import torch.distributed as dist
 
 from feedline.errors import UsageError
-from feedline.plan.batches import Plan
-from feedline.plan.state import Position
+from feedline.order.planned_order import Order
+from feedline.order.position import Position
 from feedline.sampling.samplers import drawn_by
 from feedline.system import rank_and_world
 
@@ -39,7 +39,7 @@ class RankAgreement:
     """Last comparison of the ranks for one loader."""
 
     def __init__(self) -> None:
-        self._plan: Plan | None = None
+        self._plan: Order | None = None
         self._loader: int | None = None  # its number among those that were compared
         self._times = itertools.count()
         self._warned = False
@@ -48,7 +48,7 @@ class RankAgreement:
         """Compare again when the next iteration begins, because the position has changed."""
         self._plan = None
 
-    def check(self, plan: Plan, position: Position, dataset: object) -> None:
+    def check(self, plan: Order, position: Position, dataset: object) -> None:
         """Compare a plan with those of the other ranks; does nothing without a process group.
 
         Raises:
@@ -99,7 +99,7 @@ class RankAgreement:
             stacklevel=5,
         )
 
-    def all_say(self, mine: bool, plan: Plan) -> bool:
+    def all_say(self, mine: bool, plan: Order) -> bool:
         """Return True if all ranks that `check` has just compared pass True.
 
         Args:
@@ -113,7 +113,7 @@ class RankAgreement:
         return mine and all(map(json.loads, theirs.values()))
 
 
-def _said(plan: Plan, position: Position, dataset: object) -> dict[str, Any]:
+def _said(plan: Order, position: Position, dataset: object) -> dict[str, Any]:
     """Values that must be equal on every rank, by the names users know."""
     return {
         "dataset": type(dataset).__name__,

@@ -42,9 +42,9 @@ from feedline.loader.identity import compare_made_by, made_by, warn_of
 from feedline.loader.iteration import Iteration
 from feedline.loader.recording import Recording
 from feedline.loader.settings import Settings
-from feedline.plan.batches import Batch
-from feedline.plan.planned_cursor import PlannedCursor
-from feedline.plan.state import check_state, is_size
+from feedline.order.batch_spec import BatchSpec
+from feedline.order.position import PlannedPosition, check_state
+from feedline.order.schedule import is_size
 from feedline.sampling.sampled_cursor import SampledCursor
 from feedline.trace.split import Timing
 from feedline.trace.stage_timings import StageTimings
@@ -68,7 +68,7 @@ class Session:
         self.settings = settings
         self.cursor: BatchCursor | TorchBackend = engine or open_cursor(settings)
         self.timing = Timing()
-        self.batch: Batch | None = None
+        self.batch: BatchSpec | None = None
         self.backend: Backend = IDLE
         self._current_decision = CurrentDecision()
         self._at_work: Decision | None = None  # with which the backend was built
@@ -183,10 +183,10 @@ class Session:
         if not self._said_kept and is_kept_by_schedule(self.settings, decision):
             self._said_kept = True
             _log.info("schedule= keeps the workers for all epochs; %s", REFRESH)
-        if isinstance(self.cursor, PlannedCursor) and self.settings.asked.schedule is None:
+        if isinstance(self.cursor, PlannedPosition) and self.settings.asked.schedule is None:
             # Workers that end with the epoch would make batches of the next one for nothing.
             self.cursor.endless = self._lives_on
-        if isinstance(self.cursor, PlannedCursor):
+        if isinstance(self.cursor, PlannedPosition):
             self.cursor.by_epoch = self._shares_memory(decision)
         self.filling.start(decision.to_fill)
         if not isinstance(self.cursor, TorchBackend):
@@ -317,7 +317,7 @@ class Session:
         """
         check_length(self.cursor, self.settings, settings)
         before, self.settings = self.settings, settings
-        if isinstance(self.cursor, PlannedCursor) and settings.plan is not None:
+        if isinstance(self.cursor, PlannedPosition) and settings.plan is not None:
             if settings.plan != before.plan:
                 self.cursor.replan(settings.plan)
                 self.backend.restart_prefetch()

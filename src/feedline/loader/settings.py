@@ -26,9 +26,8 @@ from feedline.engine.start_method import default_start_method
 from feedline.errors import UsageError
 from feedline.loader.check_ahead import piece_ns_of
 from feedline.loader.checks import check_arguments, is_native, worker_count
-from feedline.plan.batches import Plan
-from feedline.plan.schedule import Phase, Schedule
-from feedline.plan.weights import Weights
+from feedline.order.planned_order import Order, Weights
+from feedline.order.schedule import Phase, Schedule
 from feedline.remote.filesystem import is_url
 
 __all__ = ["Asked", "Settings", "prefetch_factor_of", "settings_of"]
@@ -188,7 +187,7 @@ class Settings:
     generator: torch.Generator | None
     batched: bool
     sampler: Iterable[Any]
-    plan: Plan | None
+    plan: Order | None
     batch_size: int | None
     drop_last: bool
     max_rows: int
@@ -205,7 +204,7 @@ class Settings:
     persistent: bool
 
 
-def settings_of(loader: Any, asked: Asked, plan: Plan | None) -> Settings:
+def settings_of(loader: Any, asked: Asked, plan: Order | None) -> Settings:
     """Settings of a loader from its current attributes: most may be set at any time, as in torch.
 
     Args:

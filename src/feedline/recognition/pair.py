@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from feedline.errors import ImageError, UsageError, note
 from feedline.images.shape import shape_in_words
+from feedline.order.requested_size import Request, augmentation_strength, image_size, requested
 from feedline.recognition.fused import in_lines
 from feedline.recognition.given import FileBytes, file_of, has_rgb_pixels, opened
 from feedline.recognition.mask_image import MaskImage, check_size, mask_image, name_of, size_of
@@ -26,7 +27,6 @@ from feedline.recognition.pair_reader import fuse_pair
 from feedline.recognition.picture import Picture
 from feedline.recognition.recognised_pair import RecognisedPair
 from feedline.recognition.steps import words
-from feedline.request import Request, augmentation_strength, image_size, requested
 from feedline.trace import stage_timer
 
 __all__ = ["Pair", "pair"]

@@ -20,13 +20,13 @@ from feedline.images.crops import Transform
 from feedline.images.image_source import sample_label
 from feedline.images.rows import RowPipeline
 from feedline.images.shape import shape_in_words
-from feedline.plan.row import Field, Item
-from feedline.plan.seeds import extend
+from feedline.order.batch_spec import Field, Item
+from feedline.order.requested_size import Request
+from feedline.order.seeds import extend
 from feedline.randomness import seeded, unbroken
 from feedline.recognition.pillow_reading import read_with_pillow
 from feedline.recognition.reading import Reading
 from feedline.recognition.recognised_transform import RecognisedTransform
-from feedline.request import Request
 from feedline.stores.file_store import FileStore
 from feedline.stores.store import Pixels, SampleStore
 from feedline.trace import stage_timer

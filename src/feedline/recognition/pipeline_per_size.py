@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from feedline.errors import UsageError
-from feedline.plan.row import Field, Item
+from feedline.order.batch_spec import Field, Item
 from feedline.recognition.pipeline import SamplePipeline
 from feedline.recognition.steps import NotRecognised
 from feedline.stores.store import SampleStore

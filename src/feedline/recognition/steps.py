@@ -17,9 +17,9 @@ from torch import nn
 from torch.nn.modules import module as modules
 
 from feedline.images.stable_repr import without_addresses
+from feedline.order.requested_size import PerSize, Request
 from feedline.randomness import seeded, unbroken
 from feedline.recognition.replacements import Replacements
-from feedline.request import PerSize, Request
 
 __all__ = [
     "AtSize",

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from feedline.images.crops import Transform, wanted_side
 from feedline.images.placement import Part, Placement, cut
-from feedline.plan.row import Item
-from feedline.plan.seeds import extend
+from feedline.order.batch_spec import Item
+from feedline.order.seeds import extend
 from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.stores.store import Pixels
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from feedline.errors import ImageError, UsageError, note
-from feedline.plan.row import Item
+from feedline.order.batch_spec import Item
+from feedline.order.requested_size import Request, augmentation_strength, image_size, requested
 from feedline.recognition.fused import FAST_INPUTS, Fused, fuse, in_lines
 from feedline.recognition.given import (
     FileBytes,
@@ -30,7 +31,6 @@ from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.steps import words
 from feedline.recognition.view_crops import ViewCrops, crops_of
 from feedline.recognition.view_form import Wrapped, arranged
-from feedline.request import Request, augmentation_strength, image_size, requested
 from feedline.stores.store import Pixels
 from feedline.trace import stage_timer
 

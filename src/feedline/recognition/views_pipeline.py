@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 from feedline.images.crops import Transform
-from feedline.plan.row import Item
-from feedline.plan.seeds import extend
+from feedline.order.batch_spec import Item
+from feedline.order.requested_size import Request
+from feedline.order.seeds import extend
 from feedline.recognition.pipeline import STEPS, SamplePipeline
 from feedline.recognition.reading import Reading
 from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.view_crops import PlacedViews, crops_of
 from feedline.recognition.view_form import Form, arranged, in_words
-from feedline.request import Request
 from feedline.stores.store import SampleStore
 
 __all__ = ["ViewsPipeline"]

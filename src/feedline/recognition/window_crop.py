@@ -13,8 +13,8 @@ from feedline.images.crops import centred, resized
 from feedline.images.placement import Box, Placement, Window
 from feedline.images.resample_filter import Filter
 from feedline.images.shape import Shape, scaled
-from feedline.plan.row import Item
-from feedline.plan.seeds import Stream
+from feedline.order.batch_spec import Item
+from feedline.order.seeds import Stream
 
 __all__ = ["WindowCrop"]
 

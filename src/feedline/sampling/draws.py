@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.plan.batches import NO_NUMBER
+from feedline.order.batch_spec import NO_NUMBER
 from feedline.sampling.key_bytes import key_bytes
 from feedline.sampling.samplers import epoch_mark, stateful_part
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from feedline.errors import StateError
-from feedline.plan.state import Position, is_count
+from feedline.order.position import Position
+from feedline.order.schedule import is_count
 from feedline.sampling.draws import Draw, Draws
 from feedline.sampling.random_states import RandomStates
 

@@ -18,10 +18,11 @@ import torch
 
 from feedline.engine.messages import said
 from feedline.errors import StateError
-from feedline.plan.state import Position, is_count
+from feedline.order.position import Position
+from feedline.order.schedule import is_count
+from feedline.order.seeds import EpochSeeds
 from feedline.sampling.draws import Draws, ask
 from feedline.sampling.epoch import Epoch, Standing
-from feedline.sampling.epoch_seeds import EpochSeeds
 from feedline.sampling.random_states import RandomStates
 from feedline.sampling.samplers import describe, draws_nothing, epoch_mark, set_epoch, stateful_part
 

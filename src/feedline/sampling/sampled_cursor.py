@@ -20,19 +20,18 @@ from typing import Any
 import torch
 
 from feedline.errors import StateError
-from feedline.plan.batches import Batch
-from feedline.plan.schedule import Phase, Schedule
-from feedline.plan.seeds import mix
-from feedline.plan.state import (
+from feedline.order.batch_spec import BatchSpec
+from feedline.order.position import (
     STATE_VERSION,
     Position,
     check_same_run,
     check_state,
     position_in,
 )
+from feedline.order.schedule import Phase, Schedule
+from feedline.order.seeds import EpochSeeds, mix
 from feedline.sampling.draws import Draw
 from feedline.sampling.epoch import Epoch, check_record
-from feedline.sampling.epoch_seeds import EpochSeeds
 from feedline.sampling.opening import Sampling
 from feedline.sampling.random_states import RandomStates
 from feedline.sampling.samplers import describe, epoch_mark, set_epoch
@@ -143,7 +142,7 @@ class SampledCursor:
             state, self.position, comparable=True, begin=at_beginning
         )
 
-    def delivered(self, batch: Batch) -> None:
+    def delivered(self, batch: BatchSpec) -> None:
         """Record the delivery of a batch, or of the exception raised instead.
 
         Ctrl-C leaves it either recorded or not.
@@ -215,7 +214,7 @@ class SampledCursor:
         """
         return len(self._sampling.sampler)  # type: ignore[arg-type]
 
-    def ahead(self) -> Iterator[Batch]:
+    def ahead(self) -> Iterator[BatchSpec]:
         """Remaining batches of this epoch, in order."""
         self._mend()
         epoch = self._open
@@ -230,9 +229,9 @@ class SampledCursor:
         """Phase at the position."""
         return self._schedule.phase_at(self.position.epoch)
 
-    def _batch(self, epoch: Epoch, step: int, draw: Draw) -> Batch:
+    def _batch(self, epoch: Epoch, step: int, draw: Draw) -> BatchSpec:
         phase = self.phase
-        return Batch(
+        return BatchSpec(
             epoch=self.position.epoch,
             step=step,
             phase=phase,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 
 from feedline.errors import ImageError, UsageError
-from feedline.plan.row import Field
+from feedline.order.batch_spec import Field
 from feedline.stores.archive_index import TAR, ArchiveIndex
 from feedline.stores.open_files import OpenFiles
 from feedline.stores.originals import NamedOriginals

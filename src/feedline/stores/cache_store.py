@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.plan.row import Field
+from feedline.order.batch_spec import Field
 from feedline.stores.cache_index import load_entries
 from feedline.stores.cache_layout import Level, Manifest
 from feedline.stores.cache_level import LevelReader

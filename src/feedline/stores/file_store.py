@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from feedline.plan.row import Field
+from feedline.order.batch_spec import Field
 from feedline.stores.index import FolderIndex
 from feedline.stores.originals import NamedOriginals, Paths
 from feedline.stores.path_table import LabelledPaths

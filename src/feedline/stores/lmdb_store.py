@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from feedline.errors import ImageError
-from feedline.plan.row import Field
+from feedline.order.batch_spec import Field
 from feedline.stores.lmdb_keys import as_text
 from feedline.stores.open_lmdb import OpenLmdb, open_lmdb
 from feedline.stores.originals import NamedOriginals

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.plan.row import Field
+from feedline.order.batch_spec import Field
 from feedline.stores.originals import Originals, hash_of_images
 from feedline.stores.read_file import read_file
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from feedline.plan.row import Field
+from feedline.order.batch_spec import Field
 
 __all__ = ["Pixels", "SampleStore"]
 

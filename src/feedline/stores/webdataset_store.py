@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from feedline.errors import ImageError
-from feedline.plan.row import Field
+from feedline.order.batch_spec import Field
 from feedline.stores.open_files import OpenFiles
 from feedline.stores.originals import NamedOriginals
 from feedline.stores.path_table import LabelledPaths, printable

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from feedline.plan.batches import Batch
-from feedline.plan.seeds import mix
+from feedline.order.batch_spec import BatchSpec
+from feedline.order.seeds import mix
 from feedline.randomness import seeded
 from feedline.train.recipe import Recipe, TrainPhase
 
@@ -30,13 +30,13 @@ class BatchAugmentation:
         self._recipe = recipe
         self._classes = classes
 
-    def pixels(self, images: Tensor, batch: Batch) -> Tensor:
+    def pixels(self, images: Tensor, batch: BatchSpec) -> Tensor:
         """Apply the policy to uint8 images (N, 3, H, W)."""
         phase = self._recipe.phase_at(batch.epoch)
         seed = mix(batch.whole_seed, _POLICY)
         return apply_policy(images, self._recipe.aa, phase.aa_strength or 0.0, seed)
 
-    def batch(self, images: Tensor, labels: Tensor, *, batch: Batch) -> tuple[Tensor, Tensor]:
+    def batch(self, images: Tensor, labels: Tensor, *, batch: BatchSpec) -> tuple[Tensor, Tensor]:
         """Erase, then mix normalised images (N, 3, H, W) and their labels (N,)."""
         phase = self._recipe.phase_at(batch.epoch)
         seed = mix(batch.whole_seed, _WHOLE)

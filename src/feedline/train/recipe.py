@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from feedline.errors import UsageError
-from feedline.plan.schedule import MAX_SIZE_PX, Phase, Schedule
+from feedline.order.schedule import MAX_SIZE_PX, Phase, Schedule
 
 __all__ = [
     "REGULARISATION",

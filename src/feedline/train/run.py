@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from feedline.bench.machine import machine, versions
-from feedline.plan.seeds import mix
+from feedline.order.seeds import mix
 from feedline.trace.machine import device_name
 from feedline.train.checkpoint import BEST_NAME, CHECKPOINT_NAME
 from feedline.train.config import Assignment, as_toml

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from feedline.plan.schedule import Phase, Schedule
+from feedline.order.schedule import Phase, Schedule
 from feedline.tuning.batch_search import BatchTrial
 
 __all__ = ["BatchSizes", "PhaseBatch"]

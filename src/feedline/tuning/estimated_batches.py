@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from feedline.errors import UsageError
-from feedline.plan.schedule import Phase, Schedule
+from feedline.order.schedule import Phase, Schedule
 from feedline.tuning.batch_search import round_down
 from feedline.tuning.batch_sizes import BatchSizes, PhaseBatch
 from feedline.tuning.measured_batches import SHARE

@@ -15,9 +15,9 @@ from feedline.engine.defaults import DEFAULT_PREFETCH, DEFAULT_PREFETCH_FACTOR
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from feedline.loader.session import Session
-from feedline.plan.pieces import PIECE_NS
-from feedline.plan.planned_cursor import PlannedCursor
-from feedline.plan.schedule import Phase, Schedule
+from feedline.order.batch_spec import PIECE_NS
+from feedline.order.position import PlannedPosition
+from feedline.order.schedule import Phase, Schedule
 from feedline.trace.stage_timings import StageTimings
 from feedline.tuning.search import SearchSpace
 from feedline.tuning.trial import LoaderSetting
@@ -171,7 +171,7 @@ def _set_phase(session: Session, phase: Phase | None) -> None:
     Without an end workers continue over epochs, as within a schedule.
     """
     cursor, plan = session.cursor, session.settings.plan
-    if isinstance(cursor, PlannedCursor) and plan is not None:
+    if isinstance(cursor, PlannedPosition) and plan is not None:
         cursor.replan(plan if phase is None else replace(plan, schedule=Schedule((phase,))))
         cursor.endless = phase is not None or session.settings.asked.schedule is None
         session.backend.restart_prefetch()

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from feedline.errors import UsageError
-from feedline.plan.schedule import Phase, Schedule
+from feedline.order.schedule import Phase, Schedule
 from feedline.tuning.batch_search import BatchTrial
 from feedline.tuning.batch_sizes import BatchSizes
 from feedline.tuning.device_memory import CudaMemory

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from feedline.errors import UsageError
-from feedline.plan.schedule import Phase, Schedule
+from feedline.order.schedule import Phase, Schedule
 from feedline.system import rank_and_world
 from feedline.tuning.batch_search import BatchSearch, BatchTrial, next_smaller
 from feedline.tuning.batch_sizes import BatchSizes, PhaseBatch

@@ -23,7 +23,7 @@ from feedline.dataset.torch_workers import TorchWorkers
 from feedline.engine.process import interrupt_held
 from feedline.errors import ResourceError, UsageError
 from feedline.loader.checks import worker_count
-from feedline.plan.schedule import Phase
+from feedline.order.schedule import Phase
 from feedline.trace.stage_timings import StageTimings
 from feedline.tuning.search import SearchSpace
 from feedline.tuning.trial import LoaderSetting

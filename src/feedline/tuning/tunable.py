@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from feedline.plan.schedule import Phase
+from feedline.order.schedule import Phase
 from feedline.trace.stage_timings import StageTimings
 from feedline.tuning.search import SearchSpace
 from feedline.tuning.trial import LoaderSetting

@@ -19,7 +19,7 @@ from feedline.engine.start_method import WORKER_BYTES
 from feedline.errors import ResourceError, UsageError
 from feedline.forecast.rates import Rates
 from feedline.loader import DataLoader
-from feedline.plan.schedule import Phase
+from feedline.order.schedule import Phase
 from feedline.system import available_memory_bytes, usable_cores
 from feedline.tuning.arguments import check_budget, check_step_ms
 from feedline.tuning.feedline_loader import TunableFeedlineLoader

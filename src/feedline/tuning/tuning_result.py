@@ -14,7 +14,7 @@ from feedline.forecast.rates import Rates
 from feedline.forecast.schedule import Forecast, forecast
 from feedline.forecast.what_if import LevelRates, WhatIf, what_if
 from feedline.loader.saved_settings import SavedSettings
-from feedline.plan.schedule import Schedule
+from feedline.order.schedule import Schedule
 from feedline.tuning.step_benchmark import UserCodeFailure
 from feedline.tuning.trial import LoaderSetting, LoaderTrial
 from feedline.tuning.tuned_phase import TunedPhase, phase_dict, phase_names

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from feedline.engine.live_settings import LiveSettings
 from feedline.loader.backends.worker_handle import WorkerHandle
-from feedline.plan.batches import Batch
+from feedline.order.batch_spec import BatchSpec
 from feedline.trace.stage_timings import StageTimings
 
 __all__ = ["IDLE", "Backend", "Skipped"]
@@ -28,7 +28,7 @@ class Backend:
     """
 
     def __init__(self) -> None:
-        self.batch: Batch | None = None  # what was planned for the batch that `next` gave last
+        self.batch: BatchSpec | None = None  # what was planned for the batch that `next` gave last
         self.skipped: list[Skipped] = []  # samples left out so far
 
     @property

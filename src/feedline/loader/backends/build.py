@@ -35,7 +35,7 @@ from feedline.loader.cursor import BatchCursor
 from feedline.loader.decide import Decision
 from feedline.loader.failure_policy import row_in_words, samples_to_skip
 from feedline.loader.settings import Settings
-from feedline.plan.batches import Batch
+from feedline.order.batch_spec import BatchSpec
 from feedline.recognition.tensors import batched_tensors
 from feedline.trace.split import Timing
 
@@ -213,7 +213,7 @@ def _in_process(
     """Build an engine that makes batches in this process on request."""
     pinned = pins(settings.pin)
 
-    def make(batch: Batch) -> Any:
+    def make(batch: BatchSpec) -> Any:
         made = None
         if decision.kind == "tensors":
             # Looked at for each batch: in this process a change shows at once, as torch's does.

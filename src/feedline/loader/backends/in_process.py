@@ -16,7 +16,7 @@ import numpy as np
 from feedline.dataset.worker_exception import SkippedBatch, say_notes
 from feedline.loader.backends.backend import Backend, Skipped
 from feedline.loader.cursor import BatchCursor
-from feedline.plan.batches import Batch
+from feedline.order.batch_spec import BatchSpec
 from feedline.trace import is_recording_enabled, stage_timer
 from feedline.trace.split import Timing
 from feedline.trace.stage_timings import PAGE_WORDS, StagePage, StageTimings, read_page
@@ -36,7 +36,9 @@ class InProcessBackend(Backend):
         timing: receives the times of steps.
     """
 
-    def __init__(self, make: Callable[[Batch], Any], cursor: BatchCursor, timing: Timing) -> None:
+    def __init__(
+        self, make: Callable[[BatchSpec], Any], cursor: BatchCursor, timing: Timing
+    ) -> None:
         super().__init__()
         self._make = make
         self._cursor = cursor
@@ -51,7 +53,7 @@ class InProcessBackend(Backend):
         """Time per stage of this process, as if it were a worker."""
         return {0: read_page(self._memory)}
 
-    def _made(self, batch: Batch) -> Any:
+    def _made(self, batch: BatchSpec) -> Any:
         """Make a batch, and record its time; of tiny ones every 64th."""
         stage_timer.drop_task(self._page)
         if self._page is None or (self._quick > _QUICK and self._quick % _QUICK):

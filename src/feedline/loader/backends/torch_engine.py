@@ -22,15 +22,14 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from feedline.dataset.torch_workers import TorchWorkers
 from feedline.errors import LoadTimeoutError, StateError, UsageError
 from feedline.loader.backends.backend import Backend
-from feedline.plan.schedule import Phase
-from feedline.plan.state import (
+from feedline.order.position import (
     STATE_VERSION,
     Position,
     check_same_run,
     check_state,
-    is_count,
     position_in,
 )
+from feedline.order.schedule import Phase, is_count
 from feedline.sampling.random_states import RandomStates
 from feedline.trace import is_recording_enabled
 from feedline.trace.stage_timings import StageTimings

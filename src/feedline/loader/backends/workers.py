@@ -21,7 +21,7 @@ from feedline.engine.live_settings import LiveSettings
 from feedline.errors import SampleError, UsageError
 from feedline.loader.backends.backend import Backend, Skipped
 from feedline.loader.cursor import BatchCursor
-from feedline.plan.batches import Batch
+from feedline.order.batch_spec import BatchSpec
 from feedline.trace.stage_timings import StageTimings
 
 __all__ = ["WorkerBackend"]
@@ -53,7 +53,7 @@ class WorkerBackend(Backend):
         self.carrier = carrier
         self._cursor = cursor
         self._policy = policy
-        self._ahead: list[tuple[Batch, list[Skipped]]] = []  # sent and not yet handed out
+        self._ahead: list[tuple[BatchSpec, list[Skipped]]] = []  # sent and not yet handed out
         self._left_out: list[Skipped] = []  # of the latest batch; `delivered` counts them
         self._failed_ahead = False  # the batch after those in `_ahead` could not be made
         self._disturbed = False

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from plans import batch_equals
+from orders import batch_equals
 
-from feedline.plan.batches import Batch, Plan
-from feedline.plan.planned_cursor import PlannedCursor
-from feedline.plan.schedule import Schedule
-from feedline.plan.state import Position
+from feedline.order.batch_spec import BatchSpec
+from feedline.order.planned_order import Order
+from feedline.order.position import PlannedPosition, Position
+from feedline.order.schedule import Schedule
 
-PLAN = Plan(length=7, schedule=Schedule.parse("8x2@3,16x1@2"), batch_size=1)
+PLAN = Order(length=7, schedule=Schedule.parse("8x2@3,16x1@2"), batch_size=1)
 STEPS = (3, 3, 4)  # of epochs 0 and 1, then of epoch 2 and all beyond
 epochs = st.integers(0, 5)
 sizes = st.none() | st.integers(1, 20)
@@ -34,8 +34,8 @@ class Follows(RuleBasedStateMachine):
 
     @initialize(endless=st.booleans())
     def start(self, endless: bool) -> None:
-        self.journey = PlannedCursor(PLAN, endless=endless)
-        self.given_out: Iterator[Batch] = self.journey.ahead()
+        self.journey = PlannedPosition(PLAN, endless=endless)
+        self.given_out: Iterator[BatchSpec] = self.journey.ahead()
         # The model: where it stands, and whether its epoch was begun and must not be again.
         self.epoch, self.step, self.size = 0, 0, None
         self.begun = False
@@ -122,29 +122,29 @@ Follows.TestCase.settings = settings(max_examples=250, stateful_step_count=40, d
 TestFollows = Follows.TestCase
 
 
-def places(batches: Iterator[Batch]) -> list[tuple[int, int]]:
+def places(batches: Iterator[BatchSpec]) -> list[tuple[int, int]]:
     return [(batch.epoch, batch.step) for batch in batches]
 
 
 def test_ahead_lies_the_whole_schedule_across_epochs_and_phases() -> None:
     expected = [(epoch, step) for epoch in range(3) for step in range(STEPS[epoch])]
-    assert places(PlannedCursor(PLAN, endless=False).ahead()) == expected
+    assert places(PlannedPosition(PLAN, endless=False).ahead()) == expected
 
 
 def test_without_a_schedule_the_way_ahead_has_no_end() -> None:
-    ahead = places(islice(PlannedCursor(PLAN, endless=True).ahead(), 14))
+    ahead = places(islice(PlannedPosition(PLAN, endless=True).ahead(), 14))
     assert ahead[-4:] == [(3, 0), (3, 1), (3, 2), (3, 3)]
 
 
 def test_beyond_the_schedule_the_way_ahead_is_one_epoch() -> None:
-    journey = PlannedCursor(PLAN, endless=False)
+    journey = PlannedPosition(PLAN, endless=False)
     journey.restore(Position(epoch=7, step=1))
     assert places(journey.ahead()) == [(7, 1), (7, 2), (7, 3)]
 
 
 def test_an_iteration_that_begins_beyond_what_was_given_out_says_so() -> None:
     for endless in (False, True):
-        journey = PlannedCursor(PLAN, endless=endless)
+        journey = PlannedPosition(PLAN, endless=endless)
         journey.ahead()
         for _ in range(3):
             assert not journey.begin()
@@ -156,7 +156,7 @@ def test_an_iteration_that_begins_beyond_what_was_given_out_says_so() -> None:
 
 
 def test_a_change_of_size_covers_all_that_lies_ahead() -> None:
-    journey = PlannedCursor(PLAN, endless=False)
+    journey = PlannedPosition(PLAN, endless=False)
     assert journey.set_image_size(5)
     assert {batch.image_size for batch in journey.ahead()} == {5}
     assert journey.set_image_size(None)
@@ -165,7 +165,7 @@ def test_a_change_of_size_covers_all_that_lies_ahead() -> None:
 
 @pytest.mark.parametrize("epoch", [0, 1, 2, 9])
 def test_what_was_restored_within_an_epoch_survives_set_epoch_of_that_epoch(epoch: int) -> None:
-    journey = PlannedCursor(PLAN, endless=False)
+    journey = PlannedPosition(PLAN, endless=False)
     journey.restore(Position(epoch=epoch, step=2))
     assert not journey.set_epoch(epoch)
     assert journey.position.step == 2

@@ -7,19 +7,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import batch_equals, every_rank, global_rows, plans
+from orders import batch_equals, every_rank, global_rows, plans
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from feedline.errors import UsageError
-from feedline.plan.batches import Plan
-from feedline.plan.order import epoch_order
-from feedline.plan.schedule import Phase, Schedule
+from feedline.order.planned_order import Order, epoch_order
+from feedline.order.schedule import Phase, Schedule
 
 EPOCHS = 4
 
 
 @given(plans(), st.integers(0, EPOCHS))
-def test_over_all_ranks_an_epoch_holds_each_sample_exactly_once(plan: Plan, epoch: int) -> None:
+def test_over_all_ranks_an_epoch_holds_each_sample_exactly_once(plan: Order, epoch: int) -> None:
     ranks = every_rank(plan)
     steps = range(plan.steps(epoch))
     rows = [int(row) for step in steps for row in global_rows(ranks, epoch, step)]
@@ -32,7 +31,7 @@ def test_over_all_ranks_an_epoch_holds_each_sample_exactly_once(plan: Plan, epoc
 
 @given(plans(), st.integers(0, EPOCHS))
 def test_padding_counts_exactly_the_rows_that_stand_for_a_sample_again(
-    plan: Plan, epoch: int
+    plan: Order, epoch: int
 ) -> None:
     ranks = every_rank(plan)
     batches = [rank.batch(epoch, step) for step in range(plan.steps(epoch)) for rank in ranks]
@@ -45,7 +44,7 @@ def test_padding_counts_exactly_the_rows_that_stand_for_a_sample_again(
 
 
 @given(plans(worlds=9), st.integers(0, EPOCHS))
-def test_padding_is_counted_on_the_ranks_whose_rows_it_is(plan: Plan, epoch: int) -> None:
+def test_padding_is_counted_on_the_ranks_whose_rows_it_is(plan: Order, epoch: int) -> None:
     for step in range(plan.steps(epoch)):
         full = plan.global_batch(epoch)
         real = min(full, plan.length - step * full)
@@ -57,7 +56,7 @@ def test_padding_is_counted_on_the_ranks_whose_rows_it_is(plan: Plan, epoch: int
 
 @given(plans(worlds=9), st.integers(0, EPOCHS))
 def test_without_shuffling_each_rank_gets_what_distributed_sampler_gives_it(
-    plan: Plan, epoch: int
+    plan: Order, epoch: int
 ) -> None:
     for rank in every_rank(replace(plan, order="sequential")):
         sampler = DistributedSampler(
@@ -74,7 +73,7 @@ def test_without_shuffling_each_rank_gets_what_distributed_sampler_gives_it(
 
 
 @given(plans(), st.integers(0, EPOCHS))
-def test_at_every_step_all_ranks_have_equal_rows_of_one_size(plan: Plan, epoch: int) -> None:
+def test_at_every_step_all_ranks_have_equal_rows_of_one_size(plan: Order, epoch: int) -> None:
     phase = plan.schedule.phase_at(epoch)
     ranks = every_rank(plan)
     assert len({rank.steps(epoch) for rank in ranks}) == 1
@@ -90,7 +89,7 @@ def test_at_every_step_all_ranks_have_equal_rows_of_one_size(plan: Plan, epoch: 
 
 
 @given(plans(), st.integers(0, EPOCHS), st.randoms(use_true_random=False))
-def test_a_batch_depends_on_nothing_but_its_place(plan: Plan, epoch: int, random: object) -> None:
+def test_a_batch_depends_on_nothing_but_its_place(plan: Order, epoch: int, random: object) -> None:
     steps = list(range(plan.steps(epoch)))
     first = [plan.batch(epoch, step) for step in steps]
     random.shuffle(steps)  # type: ignore[attr-defined]
@@ -103,7 +102,7 @@ def test_a_batch_depends_on_nothing_but_its_place(plan: Plan, epoch: int, random
 
 @given(plans(), st.integers(0, EPOCHS))
 def test_what_the_phases_before_were_does_not_change_an_epochs_order(
-    plan: Plan, epoch: int
+    plan: Order, epoch: int
 ) -> None:
     phase = plan.schedule.phase_at(epoch)
     alone = replace(plan, schedule=Schedule((phase,)))
@@ -121,7 +120,7 @@ def test_the_world_size_does_not_change_a_global_batch(
 ) -> None:
     world_size, batch_size = world_and_batch
     length += 24 * drop_last
-    one = Plan(length=length, schedule=Schedule.parse("8x1"), batch_size=24, drop_last=drop_last)
+    one = Order(length=length, schedule=Schedule.parse("8x1"), batch_size=24, drop_last=drop_last)
     many = every_rank(replace(one, world_size=world_size, batch_size=batch_size))
     assert one.steps(3) == many[0].steps(3)
     for step in range(one.steps(3)):
@@ -130,20 +129,20 @@ def test_the_world_size_does_not_change_a_global_batch(
 
 
 def test_seeds_and_orders_differ_between_epochs_and_between_seeds() -> None:
-    plan = Plan(length=64, schedule=Schedule.parse("8x1"), batch_size=64)
+    plan = Order(length=64, schedule=Schedule.parse("8x1"), batch_size=64)
     batches = [replace(plan, seed=seed).batch(epoch, 0) for seed in range(5) for epoch in range(5)]
     assert len({batch.seed for batch in batches}) == 25
     assert len({batch.samples.tobytes() for batch in batches}) == 25
 
 
 @given(plans())
-def test_total_steps_is_the_sum_over_the_schedules_epochs(plan: Plan) -> None:
+def test_total_steps_is_the_sum_over_the_schedules_epochs(plan: Order) -> None:
     assert plan.total_steps == sum(plan.steps(epoch) for epoch in range(plan.schedule.epochs))
 
 
 @given(plans(), st.integers(0, EPOCHS), st.integers(0, 3))
 def test_a_step_that_an_epoch_does_not_have_is_an_index_error(
-    plan: Plan, epoch: int, beyond: int
+    plan: Order, epoch: int, beyond: int
 ) -> None:
     steps = plan.steps(epoch)
     with pytest.raises(IndexError, match=f"epoch {epoch} has {steps} steps"):
@@ -153,7 +152,7 @@ def test_a_step_that_an_epoch_does_not_have_is_an_index_error(
 
 
 def test_the_tail_that_drop_last_drops_is_no_step() -> None:
-    plan = Plan(length=10, schedule=Schedule.parse("8x1"), batch_size=4, drop_last=True)
+    plan = Order(length=10, schedule=Schedule.parse("8x1"), batch_size=4, drop_last=True)
     assert plan.steps(0) == 2
     with pytest.raises(IndexError, match="epoch 0 has 2 steps, got step 2"):
         plan.batch(0, 2)
@@ -185,18 +184,18 @@ def test_the_tail_that_drop_last_drops_is_no_step() -> None:
 def test_a_value_out_of_range_is_named_and_shown(name: str, value: object) -> None:
     good = {"length": 10, "schedule": Schedule.parse("8x1"), "batch_size": 2, "world_size": 2}
     with pytest.raises(UsageError, match=f"{name} must be .*got {value!r}"):
-        Plan(**{**good, name: value})  # type: ignore[arg-type]
+        Order(**{**good, name: value})  # type: ignore[arg-type]
 
 
 def test_dropping_every_batch_of_any_phase_is_refused_with_the_numbers() -> None:
     schedule = Schedule((Phase(size=8, epochs=1), Phase(size=9, epochs=1, batch_size=6)))
     with pytest.raises(UsageError, match=r"drop_last=True.* 12 .* 10 samples"):
-        Plan(length=10, schedule=schedule, batch_size=2, world_size=2, drop_last=True)
+        Order(length=10, schedule=schedule, batch_size=2, world_size=2, drop_last=True)
 
 
 @pytest.mark.parametrize("seed", [-1, 0, 2**64, 2**200])
 def test_any_whole_number_will_do_as_a_seed(seed: int) -> None:
-    plan = Plan(length=10, schedule=Schedule.parse("8x1"), batch_size=10, seed=seed)
+    plan = Order(length=10, schedule=Schedule.parse("8x1"), batch_size=10, seed=seed)
     assert sorted(plan.batch(0, 0).samples.tolist()) == list(range(10))
 
 
@@ -204,4 +203,4 @@ def test_an_order_that_has_no_name_is_refused() -> None:
     with pytest.raises(
         UsageError, match="order must be one of shuffled, sequential, window:N, got 'random'"
     ):
-        Plan(length=3, schedule=Schedule.parse("8x1"), batch_size=1, order="random")
+        Order(length=3, schedule=Schedule.parse("8x1"), batch_size=1, order="random")

@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import every_rank, global_rows
+from orders import every_rank, global_rows
 
 from feedline.errors import StateError, UsageError
-from feedline.plan.batches import Plan
-from feedline.plan.order import WEIGHTED, WEIGHTED_ONCE, epoch_order
-from feedline.plan.schedule import Schedule
-from feedline.plan.state import Position, resume, snapshot
-from feedline.plan.weights import Weights
+from feedline.order.planned_order import WEIGHTED, WEIGHTED_ONCE, Order, Weights, epoch_order
+from feedline.order.position import Position, resume, snapshot
+from feedline.order.schedule import Schedule
 
 
-def plan(weights: list[float], **fields: object) -> Plan:
-    base = Plan(
+def plan(weights: list[float], **fields: object) -> Order:
+    base = Order(
         length=len(weights),
         schedule=Schedule.parse("8x2"),
         batch_size=3,

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from feedline.plan.batches import Batch, Plan
-from feedline.plan.order import ORDERS
-from feedline.plan.schedule import Phase, Schedule
+from feedline.order.batch_spec import BatchSpec
+from feedline.order.planned_order import ORDERS, Order
+from feedline.order.schedule import Phase, Schedule
 
 __all__ = [
     "ORDER_NAMES",
@@ -39,12 +39,12 @@ schedules = _schedules(phases) | _schedules(_phases(st.none()))
 
 
 @st.composite
-def plans(draw: st.DrawFn, worlds: int = 5) -> Plan:
+def plans(draw: st.DrawFn, worlds: int = 5) -> Order:
     """Rank 0's plan of a small run; every epoch of it has a batch."""
     schedule, batch_size = draw(schedules), draw(st.integers(1, 12))
     world_size, drop_last = draw(st.integers(1, worlds)), draw(st.booleans())
     largest = world_size * max(phase.batch_size or batch_size for phase in schedule.phases)
-    return Plan(
+    return Order(
         length=draw(st.integers(largest if drop_last else 1, 120)),
         schedule=schedule,
         batch_size=batch_size,
@@ -55,21 +55,21 @@ def plans(draw: st.DrawFn, worlds: int = 5) -> Plan:
     )
 
 
-def every_rank(plan: Plan) -> list[Plan]:
+def every_rank(plan: Order) -> list[Order]:
     """The plans of all ranks of a run."""
     return [replace(plan, rank=rank) for rank in range(plan.world_size)]
 
 
-def global_rows(ranks: list[Plan], epoch: int, step: int) -> NDArray[np.int64]:
+def global_rows(ranks: list[Order], epoch: int, step: int) -> NDArray[np.int64]:
     """The rows of all ranks at a step, dealt back together in their order, without padding."""
     batches = [plan.batch(epoch, step) for plan in ranks]
     together = np.stack([batch.samples for batch in batches], axis=1).ravel()
     return together[: len(together) - sum(batch.padding for batch in batches)]
 
 
-def batch_equals(one: Batch, other: Batch) -> bool:
+def batch_equals(one: BatchSpec, other: BatchSpec) -> bool:
     """Whether two batches say the same."""
     return all(
         np.array_equal(getattr(one, field.name), getattr(other, field.name))
-        for field in fields(Batch)
+        for field in fields(BatchSpec)
     )

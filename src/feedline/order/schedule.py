@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from feedline.errors import ScheduleError
 
-__all__ = ["MAX_SIZE_PX", "Phase", "Schedule"]
+__all__ = ["MAX_SIZE_PX", "Phase", "Schedule", "is_count", "is_size"]
 
 MAX_SIZE_PX = 16_384
 _OWN = "own"
@@ -148,3 +149,13 @@ class Schedule:
 
     def __str__(self) -> str:
         return ",".join(str(phase) for phase in self.phases)
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Return True if a value is a whole number of at least 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def is_size(value: object) -> TypeGuard[int]:
+    """Return True if a value is a valid image side in pixels."""
+    return is_count(value) and 1 <= value <= MAX_SIZE_PX

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.plan.pieces import MAX_ROWS_PER_PIECE, divide, rows_per_piece
+from feedline.order.batch_spec import MAX_ROWS_PER_PIECE, divide, rows_per_piece
 
 rows = st.integers(0, 3000)
 piece_rows = st.integers(1, 64)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.plan.seeds import Stream, mix
+from feedline.order.seeds import Stream, mix
 
 seeds = st.integers(0, 2**64 - 1)
 parts = st.lists(seeds, min_size=1, max_size=4)

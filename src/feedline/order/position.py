@@ -1,30 +1,195 @@
-"""Position of a loader in its planned epochs.
+"""Position of a loader in its planned order, and the JSON-able state of it.
 
 Guarantees: each iteration is one epoch; each batch is delivered once; upcoming batches are known
-across epoch and phase edges. Pure bookkeeping: no process, no clock.
+across epoch and phase edges. A state that is accepted continues with exactly the samples not yet
+delivered, in the same order and with the same pixels; any other state is rejected, with each
+difference named. Pure bookkeeping: no process, no clock.
 
 Rules: an iteration begins at the position. When it ends, the next epoch follows. Leaving it after
 some batches ends it too: the next iteration begins a new epoch, as torch's DataLoader draws a new
 permutation. Leaving it before the first batch has no effect. The next iteration continues a
 restored position within an epoch.
+
+Relies on: the state contains everything that affects the remaining batches.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from feedline.plan.batches import Batch, Plan
-from feedline.plan.schedule import Phase
-from feedline.plan.seeds import mix
-from feedline.plan.state import Position, resume, snapshot
+from feedline.errors import StateError, UsageError
+from feedline.order.batch_spec import BatchSpec
+from feedline.order.planned_order import Order
+from feedline.order.schedule import Phase, is_count, is_size
+from feedline.order.seeds import mix
 
-__all__ = ["PlannedCursor"]
+__all__ = [
+    "STATE_VERSION",
+    "PlannedPosition",
+    "Position",
+    "check_same_run",
+    "check_state",
+    "position_in",
+    "resume",
+    "snapshot",
+]
+
+STATE_VERSION = 2
 
 
-class PlannedCursor:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """Position of the next batch: `step` batches of `epoch` have been delivered.
+
+    `image_size` overrides the schedule's size from here on; None follows the schedule.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    image_size: int | None = None
+
+    def at(self, step: int) -> Position:
+        """Same position at another step of the epoch."""
+        return Position(epoch=self.epoch, step=step, image_size=self.image_size)
+
+    def later(self, step: int) -> Position:
+        """Same position at a later step, for an epoch without delivered batches.
+
+        Raises:
+            UsageError: the step is an earlier one.
+        """
+        if step < self.step:
+            raise UsageError(
+                f"cannot begin at step {step}: a loaded state is at step {self.step} of epoch "
+                f"{self.epoch}; iterate the loader, or call set_epoch first"
+            )
+        return self.at(step)
+
+
+def _identity(plan: Order, dataset: str) -> dict[str, Any]:
+    """Everything that affects the remaining batches, independent of the number of ranks."""
+    weights = {} if plan.weights is None else {"weights": plan.weights.digest}
+    return {
+        "dataset": dataset,
+        "length": plan.length,
+        "seed": plan.seed,
+        "order": plan.order,
+        **weights,
+        "drop_last": plan.drop_last,
+        "schedule": [
+            {
+                "size": phase.size,
+                "epochs": phase.epochs,
+                "global_batch": plan.global_batch_of(phase),
+                "strength": phase.strength,
+            }
+            for phase in plan.schedule.phases
+        ],
+    }
+
+
+def snapshot(plan: Order, position: Position, dataset: str) -> dict[str, Any]:
+    """State of a run: JSON-able, a few hundred bytes, the same on every rank.
+
+    Args:
+        plan: plan of the run.
+        position: position of the next batch.
+        dataset: fingerprint of the source.
+    """
+    return {
+        "version": STATE_VERSION,
+        "epoch": position.epoch,
+        "step": position.step,
+        "image_size": position.image_size,
+        **_identity(plan, dataset),
+    }
+
+
+def resume(state: Mapping[str, Any], plan: Order, dataset: str) -> Position:
+    """Return the position at which `plan` continues from a state.
+
+    Raises:
+        StateError: the state is not a loader state, or belongs to another dataset, seed, order or
+            schedule; the message names each difference.
+    """
+    check_state(state)
+    check_same_run(state, _identity(plan, dataset))
+    position = position_in(state)
+    steps = plan.steps(position.epoch)
+    if position.step > steps:
+        raise StateError(
+            f"cannot resume: the state is at step {position.step} of an epoch with {steps} steps"
+        )
+    return position
+
+
+def check_state(state: Mapping[str, Any]) -> None:
+    """Check that a state comes from a loader.
+
+    Raises:
+        StateError: it is not a loader state, or has another version.
+    """
+    found = state.get("version") if isinstance(state, Mapping) else type(state).__name__
+    if _differs(found, STATE_VERSION):
+        raise StateError(
+            f"cannot resume: expected a loader state of version {STATE_VERSION}, got {found!r}; "
+            "pass the value of DataLoader.state_dict()"
+        )
+
+
+def check_same_run(
+    state: Mapping[str, Any],
+    mine: Mapping[str, Any],
+    remedy: str = "Build the loader with the arguments the state was saved with (with several "
+    "ranks, batch_size times world_size must stay the same), or start from the beginning",
+) -> None:
+    """Check that a state belongs to the same run.
+
+    Args:
+        state: saved state.
+        mine: values that must be equal in the state.
+        remedy: sentence about how to fix differences.
+
+    Raises:
+        StateError: something differs; the message names each difference.
+    """
+    differences = [
+        f"{name} was {state.get(name)!r}, is {mine[name]!r}"
+        for name in mine
+        if _differs(state.get(name), mine[name])
+    ]
+    if differences:
+        raise StateError(
+            f"cannot resume: the state belongs to another run ({'; '.join(differences)}). {remedy}"
+        )
+
+
+def position_in(state: Mapping[str, Any]) -> Position:
+    """Return the position in a state.
+
+    Raises:
+        StateError: the state has no valid position.
+    """
+    epoch, step, size = state.get("epoch"), state.get("step"), state.get("image_size")
+    if not (is_count(epoch) and is_count(step) and (size is None or is_size(size))):
+        raise StateError(
+            f"cannot resume: damaged position, epoch {epoch!r}, step {step!r}, image size {size!r}"
+        )
+    return Position(epoch=epoch, step=step, image_size=size)
+
+
+def _differs(found: object, mine: object) -> bool:
+    """Return True if two values differ or cannot be compared."""
+    try:
+        return type(found) is not type(mine) or bool(found != mine)
+    except Exception:  # e.g. an array, whose comparison has no one truth
+        return True
+
+
+class PlannedPosition:
     """Position of one loader.
 
     Args:
@@ -33,7 +198,7 @@ class PlannedCursor:
             iterated beyond it continues one epoch at a time.
     """
 
-    def __init__(self, plan: Plan, *, endless: bool) -> None:
+    def __init__(self, plan: Order, *, endless: bool) -> None:
         self._plan = plan
         self.endless = endless
         """Whether batches beyond the schedule are upcoming, too; used by the next `ahead`."""
@@ -47,7 +212,7 @@ class PlannedCursor:
         """Number of batches at the beginning of the next epoch that `set_step` skips."""
         self.position = Position()
 
-    def replan(self, plan: Plan) -> None:
+    def replan(self, plan: Order) -> None:
         """Continue from the same position with another plan, for another share."""
         self._plan = plan
 
@@ -67,7 +232,7 @@ class PlannedCursor:
         """True if the epoch has no batches left."""
         return self.position.step >= self._plan.steps(self.position.epoch)
 
-    def delivered(self, batch: Batch) -> None:
+    def delivered(self, batch: BatchSpec) -> None:
         """Record the delivery of a batch. Ctrl-C leaves it either recorded or not."""
         size = self.position.image_size
         behind = Position(epoch=batch.epoch, step=batch.step + 1, image_size=size)
@@ -142,7 +307,7 @@ class PlannedCursor:
         """Restore the position of a state. Raises the same errors as `resume`."""
         self.restore(resume(state, self._plan, identity["dataset"]))
 
-    def fork(self) -> PlannedCursor | None:
+    def fork(self) -> PlannedPosition | None:
         """Create a cursor for an iteration that continues on its own; None before its first batch.
 
         An iteration without a delivered batch begins the next epoch when it continues.
@@ -154,7 +319,7 @@ class PlannedCursor:
         step = position.step
         self._begun, self.to_leave_out, self.position, self.restored_step = False, 0, position, step
 
-    def ahead(self) -> Iterator[Batch]:
+    def ahead(self) -> Iterator[BatchSpec]:
         """Upcoming batches from the position on, in order."""
         position = self.position
         if self.by_epoch:
@@ -163,7 +328,7 @@ class PlannedCursor:
         self._horizon = max(self._plan.schedule.epochs, position.epoch + 1)
         return self._walk(position, None if self.endless else self._horizon)
 
-    def _walk(self, position: Position, horizon: int | None) -> Iterator[Batch]:
+    def _walk(self, position: Position, horizon: int | None) -> Iterator[BatchSpec]:
         epoch, step, size = position.epoch, position.step, position.image_size
         while horizon is None or epoch < horizon:
             for k in range(step, self._plan.steps(epoch)):

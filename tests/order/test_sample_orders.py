@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from plans import ORDER_NAMES
+from orders import ORDER_NAMES
 
 from feedline.errors import UsageError
-from feedline.plan.order import BLOCK, epoch_order, in_words, order_named, share, window_of
+from feedline.order.planned_order import BLOCK, epoch_order, in_words, order_named, share, window_of
 
 lengths = st.integers(1, 300)
 seeds = st.integers(0, 2**64 - 1)

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from plans import phases, schedules
+from orders import phases, schedules
 
 from feedline.errors import ScheduleError
-from feedline.plan.schedule import MAX_SIZE_PX, Phase, Schedule
+from feedline.order.schedule import MAX_SIZE_PX, Phase, Schedule
 
 
 @given(schedules)

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import batch_equals, every_rank, global_rows, plans
+from orders import batch_equals, every_rank, global_rows, plans
 
 from feedline.errors import StateError
-from feedline.plan.batches import Plan
-from feedline.plan.planned_cursor import PlannedCursor
-from feedline.plan.schedule import MAX_SIZE_PX, Phase, Schedule
-from feedline.plan.state import Position, resume, snapshot
+from feedline.order.planned_order import Order
+from feedline.order.position import PlannedPosition, Position, resume, snapshot
+from feedline.order.schedule import MAX_SIZE_PX, Phase, Schedule
 
-PLAN = Plan(length=20, schedule=Schedule.parse("8x2@4,16x1@5"), batch_size=3, seed=7)
+PLAN = Order(length=20, schedule=Schedule.parse("8x2@4,16x1@5"), batch_size=3, seed=7)
 
 
 def state_at(epoch: int = 0, step: int = 0, size: int | None = None) -> dict[str, Any]:
@@ -25,7 +24,7 @@ def state_at(epoch: int = 0, step: int = 0, size: int | None = None) -> dict[str
 
 
 @st.composite
-def positions(draw: st.DrawFn, plan: Plan) -> Position:
+def positions(draw: st.DrawFn, plan: Order) -> Position:
     epoch = draw(st.integers(0, 6))
     return Position(
         epoch=epoch,
@@ -36,7 +35,7 @@ def positions(draw: st.DrawFn, plan: Plan) -> Position:
 
 @given(st.data(), plans())
 def test_a_state_goes_through_json_and_back_to_its_position(
-    data: st.DataObject, plan: Plan
+    data: st.DataObject, plan: Order
 ) -> None:
     position = data.draw(positions(plan))
     text = json.dumps(snapshot(plan, position, "data"), allow_nan=False)
@@ -45,16 +44,16 @@ def test_a_state_goes_through_json_and_back_to_its_position(
 
 
 @given(st.data(), plans())
-def test_resuming_anywhere_gives_exactly_the_remainder(data: st.DataObject, plan: Plan) -> None:
+def test_resuming_anywhere_gives_exactly_the_remainder(data: st.DataObject, plan: Order) -> None:
     plan = replace(plan, rank=data.draw(st.integers(0, plan.world_size - 1)))
-    whole = list(PlannedCursor(plan, endless=False).ahead())
+    whole = list(PlannedPosition(plan, endless=False).ahead())
     done = data.draw(st.integers(0, len(whole) - 1))
-    journey = PlannedCursor(plan, endless=False)
+    journey = PlannedPosition(plan, endless=False)
     journey.begin()
     for batch in whole[:done]:
         journey.delivered(batch)
     state = json.loads(json.dumps(snapshot(plan, journey.position, "data")))
-    fresh = PlannedCursor(replace(plan), endless=False)
+    fresh = PlannedPosition(replace(plan), endless=False)
     fresh.restore(resume(state, plan, "data"))
     remainder = list(fresh.ahead())
     assert len(remainder) == len(whole) - done
@@ -65,7 +64,7 @@ def test_resuming_anywhere_gives_exactly_the_remainder(data: st.DataObject, plan
 def test_a_state_resumes_on_other_ranks_at_the_same_global_batch(
     length: int, drop_last: bool, data: st.DataObject
 ) -> None:
-    four = Plan(
+    four = Order(
         length=length,
         schedule=Schedule((Phase(size=8, epochs=1), Phase(size=16, epochs=2, batch_size=4))),
         batch_size=8,
@@ -205,7 +204,7 @@ def test_a_step_beyond_its_epoch_is_refused_with_the_number_of_steps(step: int) 
 
 def test_an_epoch_far_beyond_the_schedule_resumes_in_its_last_phase() -> None:
     position = resume({**state_at(), "epoch": 10**30}, PLAN, "data")
-    journey = PlannedCursor(PLAN, endless=False)
+    journey = PlannedPosition(PLAN, endless=False)
     journey.restore(position)
     assert next(journey.ahead()).image_size == 16
 

@@ -1,0 +1,144 @@
+"""Specification of a batch, its rows and their layout, and its division into tasks.
+
+A `BatchSpec` names the samples, the image size and the seed of a batch. The engine and a source of
+rows share only `Field` and `Item`: the engine knows no images, and a source knows no slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.order.schedule import Phase
+from feedline.order.seeds import mix
+
+__all__ = ["NO_NUMBER", "PIECE_NS", "BatchSpec", "Field", "Item", "divide", "rows_per_piece"]
+
+NO_NUMBER = -(1 << 63)
+"""Sample number of a key that is not a number, as user-defined samplers may give them."""
+
+PIECE_NS = 50_000_000
+"""Default work per task: the 0.2 ms for its message are 0.4% of it."""
+
+MAX_ROWS_PER_PIECE = 256
+"""Upper limit of rows per task, which keeps messages small."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchSpec:
+    """Specification of one batch of one rank.
+
+    Args:
+        epoch: epoch, counted from 0.
+        step: step within the epoch, counted from 0; the same on every rank.
+        phase: phase of the schedule.
+        image_size: side of the images in pixels; None if no size is set.
+        samples: sample indices, shape (rows,), int64.
+        padding: number of rows at the end that repeat samples of other rows.
+        seed: 64-bit seed of the epoch. A row's seed is mix(seed, sample), or, if a sample may occur
+            twice, mix(seed, sample, place + row * stride).
+        place: place of the first row in the epoch's order.
+        stride: distance between the places of two rows; 0 if row seeds do not depend on the place.
+        rank: rank the batch belongs to.
+        drawn: True if the batch comes from a user-defined sampler.
+        keys: keys the sampler returned.
+    """
+
+    epoch: int
+    step: int
+    phase: Phase
+    image_size: int | None
+    samples: NDArray[np.int64]
+    padding: int
+    seed: int
+    rank: int = 0
+    drawn: bool = False
+    keys: object = None
+    place: int = 0
+    stride: int = 0
+
+    @property
+    def asked(self) -> Any:
+        """Keys or indices to request from a dataset to make the whole batch."""
+        return self.keys if self.drawn else self.samples.tolist()
+
+    @property
+    def whole_seed(self) -> int:
+        """Seed for randomness of the batch as a whole, 64 bits."""
+        return mix(self.seed, self.step, self.rank)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of the batch on this rank."""
+        return len(self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Layout of one array of a batch, for one row.
+
+    Args:
+        name: name of the array, e.g. "image".
+        dtype: numpy dtype string, e.g. "uint8".
+        shape: shape of one row; () for a scalar.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Item(NamedTuple):
+    """Request for one row.
+
+    Args:
+        sample: sample index, in 0 .. len(source) - 1.
+        image_size: side of the square image, in pixels; None if no size is set.
+        seed: 64 bits derived from (seed, epoch, sample). Every random choice for the row follows
+            from it, so a row is the same in every worker, however often it is made.
+        strength: augmentation strength, 0 (none) to 1 (as configured in the transform).
+    """
+
+    sample: int
+    image_size: int | None
+    seed: int
+    strength: float
+
+    @property
+    def side(self) -> int:
+        """`image_size` of an item that has one."""
+        assert self.image_size is not None, "an image is made at a size"
+        return self.image_size
+
+
+def rows_per_piece(
+    batch_rows: int, workers: int, row_ns: float, batches: int = 1, piece_ns: int = PIECE_NS
+) -> int:
+    """Rows of a task: about `piece_ns` of work, but few enough that every worker has some.
+
+    If rows are quick, messages and waking up dominate, so tasks are as long as possible: with
+    `batches` in flight every worker has a task and a queued one even if each batch is a single
+    task, as long as there are few workers.
+
+    Args:
+        batch_rows: rows of the batch.
+        workers: number of workers.
+        row_ns: time per row, as measured recently, in ns.
+        batches: number of similar batches in the queue.
+        piece_ns: target work per task, in ns.
+    """
+    workers = max(1, workers)
+    share = max(-(-batch_rows // workers), batch_rows * batches // (workers + 1))
+    enough = round(piece_ns / max(1.0, row_ns))
+    return max(1, min(batch_rows, share, enough, MAX_ROWS_PER_PIECE))
+
+
+def divide(rows: int, piece_rows: int) -> list[tuple[int, int]]:
+    """Split rows 0 .. rows into (start, count) runs of at most piece_rows, nearly equal."""
+    pieces = -(-rows // piece_rows)
+    edges = [rows * k // pieces for k in range(pieces + 1)] if pieces else []
+    return [(start, stop - start) for start, stop in pairwise(edges)]
