@@ -139,7 +139,7 @@ def other_rows(data: ImageFolder, wanted: list[Item], resize: Resize, move: bool
         place = data.transform.place(*pixels.shape[:2], item)
         if move:
             place = moved(place, pixels.shape[1])
-        yield row_by(resize, pixels, place, item.side)
+        yield row_by(resize, pixels, place, item.required_image_size)
 
 
 def measure_yardsticks(folder: Path, samples: list[int], crops: int) -> list[Found]:

@@ -72,7 +72,7 @@ def measure(originals: Path, scratch: Path, options: argparse.Namespace) -> dict
     build_cache(many, scratch / "cache", levels, format=options.format)
     read_once(scratch)
     phases = Schedule.parse(options.schedule).phases
-    largest = f"{phases[-1].size}x{sum(phase.epochs for phase in phases)}"
+    largest = f"{phases[-1].image_size}x{sum(phase.epochs for phase in phases)}"
 
     def work(folder: Path, schedule: str) -> Work:
         return Work(

@@ -40,7 +40,7 @@ def by_contestant(found: Found, speed: float | None) -> dict[str, list[Found]]:
 
 
 def sizes(found: Found) -> list[int]:
-    return [phase.size for phase in Schedule.parse(found["settings"]["schedule"]).phases]
+    return [phase.image_size for phase in Schedule.parse(found["settings"]["schedule"]).phases]
 
 
 def title(found: Found, speed: float | None) -> str:

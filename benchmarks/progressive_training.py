@@ -133,7 +133,7 @@ def summary(found: Found, *, markdown: bool = False) -> str:
     last = last_epoch(schedule)
     for name, figure, digits in (
         ("seconds of all epochs", seconds, 1),
-        (f"seconds of an epoch at {schedule.phases[-1].size} px", last, 2),
+        (f"seconds of an epoch at {schedule.phases[-1].image_size} px", last, 2),
         ("top-1 %, last epoch", top1, 1),
         ("validation loss, last epoch", loss, 3),
     ):
@@ -156,7 +156,7 @@ def run_all(options: argparse.Namespace, scratch: Path) -> Found:
         folder = scratch / "demo-data"
         write_demo_set(folder, DemoSet(val_per_class=32))
     schedule = Schedule.parse(options.schedule)
-    fixed = f"{schedule.phases[-1].size}x{schedule.epochs}"
+    fixed = f"{schedule.phases[-1].image_size}x{schedule.epochs}"
     settings = {
         "folder": folder.resolve().name,
         "schedule": str(schedule),

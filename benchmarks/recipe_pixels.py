@@ -95,7 +95,7 @@ def _wanted(views: Views, path: str) -> list[torch.Tensor]:
     with Image.open(path) as opened:
         image = opened.convert("RGB")
     item, crops = views._item(), views._crops
-    sides = crops.sides_at(item.side)
+    sides = crops.sides_at(item.required_image_size)
     parts = [
         _shown(image, crops.placed(view, image.height, image.width, item), sides[view])
         for view in range(len(views.fused))

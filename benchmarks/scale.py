@@ -51,7 +51,7 @@ from scale_table import picture, tables
 
 from feedline import ImageFolder, TrainCrop
 from feedline.order.planned_order import epoch_order
-from feedline.order.seeds import Stream
+from feedline.order.seeds import RandomStream
 from feedline.system import usable_cores
 
 PACKAGES = ("feedline", "torch", "numpy", "simplejpeg")
@@ -95,7 +95,7 @@ def enlarged(work: Work) -> dict[str, float]:
     paths = {Path(path).stat().st_ino: path for path, _ in work.files()}.values()
     for number, path in enumerate(paths):
         with Image.open(path) as image:
-            box = crop.box(image.height, image.width, Stream(number))
+            box = crop.box(image.height, image.width, RandomStream(number))
         grown += max(box.height, box.width) <= work.size
     return {"enlarged_percent": 100 * grown / len(paths)}
 

@@ -35,7 +35,7 @@ def intervals(loader: DataLoader, step_s: float) -> Intervals:
             now = time.perf_counter()
             times.append(now - last)
             last = now
-        epochs.append((loader.phase.size, times))
+        epochs.append((loader.phase.image_size, times))
     return epochs
 
 
@@ -63,11 +63,11 @@ def main() -> None:
         spent = {}
         for name in ("progressive", "alone") if turn % 2 else ("alone", "progressive"):
             # The same epochs of the same permutation: the last phase's own.
-            plan = options.schedule if name == "progressive" else f"{last.size}x{schedule.epochs}"
+            alone = f"{last.image_size}x{schedule.epochs}"
             with DataLoader(
                 data,
                 options.batch_size,
-                schedule=plan,
+                schedule=options.schedule if name == "progressive" else alone,
                 num_workers=options.workers,
                 drop_last=True,
             ) as loader:
@@ -87,7 +87,7 @@ def main() -> None:
         ratios.append(spent["progressive"] / spent["alone"])
     print(f"interval at a switch / usual interval of the new size: {spread(switches)}")
     print(f"interval at an epoch's edge / usual interval:          {spread(edges)}")
-    print(f"epoch at {last.size} px, progressive / alone:                 {spread(ratios)}")
+    print(f"epoch at {last.image_size} px, progressive / alone:                 {spread(ratios)}")
 
 
 if __name__ == "__main__":

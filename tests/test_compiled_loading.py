@@ -104,14 +104,14 @@ def test_a_strength_is_followed_by_random_crops_and_an_error_elsewhere(paths: li
     crop = v2.Compose([v2.RandomResizedCrop(16, ratio=(1, 1)), v2.ToImage()])
     data = Pictures([paths[0]] * 4, feedline.compile(crop))
     for strength, differ in ((0.0, 1), (1.0, 4)):
-        phase = feedline.Phase(epochs=1, size=16, strength=strength)
+        phase = feedline.Phase(epochs=1, image_size=16, strength=strength)
         schedule = feedline.Schedule((phase,))
         with feedline.DataLoader(data, 4, schedule=schedule, num_workers=0) as loader:
             (batch,) = loader
         # Without augmentation it is the largest square in the middle.
         assert len({row.numpy().tobytes() for row in batch}) == differ
     fixed = Pictures(paths, feedline.compile(usual_pipeline()))
-    schedule = feedline.Schedule((feedline.Phase(epochs=1, size=32, strength=0.5),))
+    schedule = feedline.Schedule((feedline.Phase(epochs=1, image_size=32, strength=0.5),))
     with (
         feedline.DataLoader(fixed, 4, schedule=schedule, num_workers=0) as loader,
         pytest.raises(UsageError, match="nothing in Pictures asked for it"),

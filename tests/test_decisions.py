@@ -81,7 +81,7 @@ def test_a_recognised_pipeline_follows_the_schedule_whatever_becomes_of_its_samp
         assert kind(loader) == expected
         for size in (8, 12):
             for batch in loader:
-                assert batch[0].shape[-1] == loader.phase.size == size
+                assert batch[0].shape[-1] == loader.phase.image_size == size
 
 
 def test_batches_out_of_order_are_made_by_the_recognised_pipeline_too(folder: ImageFolder) -> None:
@@ -136,7 +136,7 @@ def test_a_size_that_is_set_later_has_to_be_asked_for_too() -> None:
 
 
 def test_a_strength_that_nothing_heeds_is_an_error(folder: ImageFolder) -> None:
-    weak = [feedline.Phase(size=8, epochs=1, strength=0.5)]
+    weak = [feedline.Phase(image_size=8, epochs=1, strength=0.5)]
     central = [transforms.Resize(24), transforms.CenterCrop(24), transforms.ToTensor()]
     data = ImageFolder(folder.root, transforms.Compose(central))
     with pytest.raises(UsageError, match="strength other than 1"):
@@ -358,7 +358,7 @@ def test_the_death_of_a_worker_is_logged(caplog: pytest.LogCaptureFixture) -> No
 def test_a_schedule_without_sizes_sets_batch_sizes_alone() -> None:
     with DataLoader(Scaled(), schedule="ownx1@2,ownx1@4", shuffle=False, num_workers=0) as loader:
         assert [[len(batch) for batch in loader] for _ in range(2)] == [[2, 2], [4]]
-        assert loader.phase.size is None
+        assert loader.phase.image_size is None
         assert "1 epoch at the dataset's own size, batch size 2, then" in loader.explain()
         state = loader.state_dict()
     with DataLoader(Scaled(), schedule="ownx1@2,ownx1@4", shuffle=False, num_workers=0) as loader:

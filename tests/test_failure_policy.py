@@ -19,7 +19,7 @@ from sources import Rows
 BATCH = BatchSpec(
     epoch=1,
     step=2,
-    phase=Phase(size=4, epochs=1),
+    phase=Phase(image_size=4, epochs=1),
     image_size=4,
     samples=np.array([30, 10, 50, 20, 40], np.int64),
     padding=0,

@@ -76,8 +76,8 @@ def test_batches_are_the_plans_on_the_spawn_road() -> None:
 
 
 def test_the_strength_of_a_phase_reaches_the_source() -> None:
-    weak = Phase(size=4, epochs=1, strength=0.25)
-    strong = Phase(size=4, epochs=1)
+    weak = Phase(image_size=4, epochs=1, strength=0.25)
+    strong = Phase(image_size=4, epochs=1)
     with DataLoader(Rows(6), 6, schedule=[weak, strong], num_workers=1, shuffle=False) as loader:
         assert read(loader) == planned_epoch(loader, 0)
         assert read(loader) == planned_epoch(loader, 1)
@@ -369,7 +369,7 @@ def test_beyond_its_end_a_schedule_goes_on_as_in_its_last_phase() -> None:
         for epoch in range(5):
             assert read(loader) == planned_epoch(loader, epoch)
         assert planned_epoch(loader, 4) != planned_epoch(loader, 3)
-        assert loader.phase == Phase(size=6, epochs=1, batch_size=5)
+        assert loader.phase == Phase(image_size=6, epochs=1, batch_size=5)
 
 
 def test_len_is_of_the_epoch_under_way_and_then_of_the_next() -> None:
@@ -394,13 +394,13 @@ def test_len_is_of_the_epoch_under_way_and_then_of_the_next() -> None:
 def test_what_was_planned_for_a_batch_can_be_seen_beside_it() -> None:
     loader = DataLoader(Rows(10), 4, schedule="8x1,6x1@5", num_workers=0)
     assert loader.batch is None
-    assert loader.phase.size == 8
+    assert loader.phase.image_size == 8
     for epoch in range(2):
         for step, (images, labels) in enumerate(loader):
             assert loader.batch is not None
             assert (loader.batch.epoch, loader.batch.step) == (epoch, step)
             assert loader.batch.samples.tolist() == labels.tolist()
-            assert loader.phase.size == loader.batch.image_size == images.shape[-1]
+            assert loader.phase.image_size == loader.batch.image_size == images.shape[-1]
 
 
 # Workers

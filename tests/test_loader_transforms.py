@@ -27,7 +27,7 @@ def darker(images: Tensor, batch: BatchSpec) -> Tensor:
 
 
 def noisy(images: Tensor, labels: Tensor, *, batch: BatchSpec) -> tuple[Tensor, Tensor]:
-    seed = batch.whole_seed & (1 << 63) - 1
+    seed = batch.batch_seed & (1 << 63) - 1
     drawn = torch.rand(images.shape, generator=torch.Generator().manual_seed(seed))
     return images + drawn, torch.nn.functional.one_hot(labels, 10).float()
 

@@ -15,12 +15,12 @@ from torch.utils.data import DistributedSampler, IterableDataset
 
 from feedline.errors import StateError, UsageError
 from feedline.loader import DataLoader
-from feedline.order.planned_order import BLOCK
+from feedline.order.planned_order import BLOCK_SIZE
 from loader_reading import planned_epoch, read
 from slow import slow
 from sources import Rows
 
-SAMPLES = 4 * BLOCK + 76
+SAMPLES = 4 * BLOCK_SIZE + 76
 WINDOW = "window:512"
 
 
@@ -38,7 +38,7 @@ def flat(batches: list[list[int]]) -> list[int]:
 
 
 def blocks(samples: list[int]) -> set[int]:
-    return {sample // BLOCK for sample in samples}
+    return {sample // BLOCK_SIZE for sample in samples}
 
 
 def test_a_batch_is_of_its_windows_blocks_and_an_epoch_of_all() -> None:
@@ -70,7 +70,7 @@ def test_a_state_saved_at_any_step_goes_on_with_the_remainder_on_any_number_of_w
 @pytest.mark.parametrize("shuffle", ["window:513", True, False])
 def test_a_state_of_another_order_is_refused_by_name(shuffle: bool | str) -> None:
     state = loader().state_dict()
-    assert state["order"] == WINDOW
+    assert state["sample_order"] == WINDOW
     with pytest.raises(StateError, match=f"order was '{WINDOW}', is '"):
         loader(shuffle=shuffle).load_state_dict(state)
 
@@ -87,7 +87,7 @@ def test_two_ranks_share_each_epoch_without_overlap_as_one_would_read_it() -> No
 def test_a_schedule_brings_the_seed_that_an_order_in_windows_needs(name: str) -> None:
     made = DataLoader(Rows(SAMPLES), 128, name, schedule="4x1,8x1", num_workers=0)  # type: ignore[arg-type]
     state = json.loads(json.dumps(made.state_dict()))
-    assert (state["order"], state["seed"]) == (WINDOW, 0)
+    assert (state["sample_order"], state["seed"]) == (WINDOW, 0)
     next(iter(made))
     made.load_state_dict(state)
     assert read(made) == planned_epoch(made, 0)
@@ -113,7 +113,9 @@ def test_frameworks_see_a_sampler_that_shares_out_and_shuffles() -> None:
 
 
 def test_explain_says_how_large_the_windows_are() -> None:
-    assert f"shuffled in windows of 512 samples, blocks of {BLOCK}, seed 5" in loader().explain()
+    assert (
+        f"shuffled in windows of 512 samples, blocks of {BLOCK_SIZE}, seed 5" in loader().explain()
+    )
 
 
 @pytest.mark.parametrize("shuffle", ["windows", "window:0", "window:16k", "shuffled", "True", ""])

@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 
 import feedline
 from feedline.errors import ImageError, UsageError
-from feedline.order.requested_size import Request
+from feedline.order.requested_size import SampleRequest
 from pair_inputs import Scenes, preset, usual, write_pairs
 
 Pairs = list[tuple[Path, Path]]
@@ -99,7 +99,7 @@ def test_all_numbers_keep_their_proportion(pairs: Pairs) -> None:
     joint, half = feedline.pair(pipeline(1)), feedline.pair(pipeline(2))
     for seed, (path, mask) in enumerate(pairs):
         torch.manual_seed(seed)
-        with Request(20):
+        with SampleRequest(20):
             image, ours = joint(path, mask)
         torch.manual_seed(seed)
         their_image, theirs = half(path, mask)
@@ -112,7 +112,7 @@ def test_a_strength_weakens_crops_of_random_size(pairs: Pairs) -> None:
     crop = v2.Compose([v2.RandomResizedCrop(16, ratio=(1, 1)), v2.ToImage()])
     data = Scenes([pairs[3]] * 4, feedline.pair(crop))  # a square
     for strength, differ in ((0.0, 1), (1.0, 4)):
-        schedule = feedline.Schedule((feedline.Phase(epochs=1, size=16, strength=strength),))
+        schedule = feedline.Schedule((feedline.Phase(epochs=1, image_size=16, strength=strength),))
         with feedline.DataLoader(data, 4, schedule=schedule, num_workers=0) as loader:
             ((images, _),) = list(loader)
         assert len({image.numpy().tobytes() for image in images}) == differ

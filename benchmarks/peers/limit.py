@@ -48,14 +48,14 @@ def _sources(work: Work) -> list[tuple[Any, int, int]]:
 def _steps(work: Work) -> list[Step]:
     """Some epochs of shuffled images and their crops."""
     from feedline import TrainCrop
-    from feedline.order.seeds import Stream
+    from feedline.order.seeds import RandomStream
 
     crop, order, sources = TrainCrop(scale=SCALE, ratio=RATIO), random.Random(0), _sources(work)
     steps: list[Step] = []
     for _ in range(_EPOCHS):
         order.shuffle(sources)
         for what, height, width in sources:
-            steps.append((what, crop.box(height, width, Stream(order.getrandbits(64)))))
+            steps.append((what, crop.box(height, width, RandomStream(order.getrandbits(64)))))
     return steps
 
 

@@ -43,7 +43,7 @@ class Work:
     def stages(self) -> list[Stage]:
         """The phases in order."""
         return [
-            Stage(phase.size, phase.epochs, phase.batch_size or self.batch_size)
+            Stage(phase.image_size, phase.epochs, phase.batch_size or self.batch_size)
             for phase in Schedule.parse(self.schedule).phases
         ]
 

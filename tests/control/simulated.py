@@ -19,7 +19,7 @@ from feedline.control.controller import Controller
 from feedline.control.decision import Decision
 from feedline.control.limits import Limits
 from feedline.control.window import Window, error_of
-from feedline.order.batch_spec import divide, rows_per_piece
+from feedline.order.batch_spec import divide_rows, rows_per_task
 
 HAND_OVER_MS = 0.2
 """Of a piece or a batch, of a worker's time."""
@@ -249,8 +249,8 @@ class Stepped(Training):
         spans = [(0, len(rows))]
         if not self.for_each:
             piece_ns = round(1e6 * self.piece_ms)
-            longest = rows_per_piece(len(rows), self.workers, self._row_ns, self.ahead, piece_ns)
-            spans = divide(len(rows), longest)
+            longest = rows_per_task(len(rows), self.workers, self._row_ns, self.ahead, piece_ns)
+            spans = divide_rows(len(rows), longest)
         ready = 0.0
         for start, count in spans:
             took = sum(rows[start : start + count])

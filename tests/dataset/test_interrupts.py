@@ -1,7 +1,7 @@
 """Ctrl-C at any line of feedline's own: which batches come afterwards.
 
-Python hears signals between calls. What comes behind the last call of `delivered` is as good as the
-user's own next line: a batch that is interrupted there was handed out.
+Python hears signals between calls. After the last call in `delivered`, an interrupt is like
+one in the user's next line: the batch was handed out.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from torch.utils.data import Dataset, RandomSampler
 import feedline
 from feedline import DataLoader
 from feedline.errors import StateError
-from feedline.order.requested_size import requested
+from feedline.order.requested_size import current_request
 from feedline.randomness import fingerprint, seeded
 
 _HOME = str(Path(feedline.__file__).parent)
-_HANDED_OUT = {"delivered", "__next__"}
+_HANDED_OUT = {"delivered", "record_delivery", "__next__"}
 _SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]  # each interrupt costs a start of workers
 
 
@@ -208,7 +208,7 @@ def test_an_interrupt_at_any_line_leaves_the_random_states_alone() -> None:
             _, where = interrupted(lambda: next(batches), line)
             assert np.random.get_bit_generator() is global_one, where  # type: ignore[attr-defined]
             assert (fingerprint(), data.own.bit_generator.state) == states, where
-            assert requested() is None, where
+            assert current_request() is None, where
             with ThreadPoolExecutor(1) as another:  # it gets its turn
                 another.submit(take_a_turn).result(10)
             if where is None:

@@ -193,4 +193,4 @@ def test_batches_of_which_nothing_came_leave_their_slots_to_others() -> None:
         carrier.send(InFlightBatch(0, batch, slot, failures=failures))
         made = carrier.receive()
         assert isinstance(made, WorkerException)
-        assert f"{batch.asked[1]!r} (epoch 1, step 2): the worker died" in made.message
+        assert f"{batch.dataset_keys[1]!r} (epoch 1, step 2): the worker died" in made.message

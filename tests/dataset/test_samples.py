@@ -37,7 +37,7 @@ from sets import Drawing, Made, Sized
 from torchvision_folder import write_images
 
 NOT_ASKED = r"nothing in Drawing asked for the size: .* 8 px\. Use feedline\.per_size"
-WEAK = [Phase(size=8, epochs=1, strength=0.5)]
+WEAK = [Phase(image_size=8, epochs=1, strength=0.5)]
 
 
 def collate_at_size(samples: list[Any]) -> Any:

@@ -67,7 +67,7 @@ def make(
     images, labels = slots.view(slot, fields, rows)
     images[:] = np.random.default_rng(number).integers(0, 256, images.shape)
     labels[:] = 100 * number + np.arange(rows)
-    batch = BatchSpec(0, number, Phase(size=size, epochs=1), size, labels.copy(), 0, 0)
+    batch = BatchSpec(0, number, Phase(image_size=size, epochs=1), size, labels.copy(), 0, 0)
     failures = [Failure(row, "ValueError", "broken") for row in sorted(failed)]
     keep = [row for row in range(rows) if row not in failed]
     pixels = torch.from_numpy(images[keep]).permute(0, 3, 1, 2)

@@ -32,7 +32,7 @@ def plan_of(source: Source, batch_size: int, *, seed: int = 3, epochs: int = 1) 
 
 def planned(plan: Order) -> Iterator[BatchSpec]:
     """All batches of a plan."""
-    return PlannedPosition(plan, endless=False).ahead()
+    return PlannedPosition(plan, endless=False).upcoming()
 
 
 def slot_bytes(source: Source, batch_size: int) -> int:

@@ -14,7 +14,7 @@ from feedline.engine.fill import fill
 from feedline.engine.layout import arrays, batch_bytes
 from feedline.engine.messages import Piece
 from feedline.engine.source import Row
-from feedline.order.batch_spec import Item, divide
+from feedline.order.batch_spec import Item, divide_rows
 from sources import Breaking, Rows
 
 SIZE_PX = 4
@@ -25,7 +25,7 @@ def filled(samples: list[int], piece_rows: int, *, by_place: bool) -> list[NDArr
     source = Rows(1000)
     nbytes = batch_bytes(source.fields(SIZE_PX), len(samples))
     block = np.zeros(nbytes, np.uint8)
-    for id, (start, count) in enumerate(divide(len(samples), piece_rows), 1):
+    for id, (start, count) in enumerate(divide_rows(len(samples), piece_rows), 1):
         piece = Piece(
             id=id,
             slot_bytes=nbytes,

@@ -130,7 +130,7 @@ def test_there_are_never_more_batches_under_way_than_slots() -> None:
 
 def test_workers_come_and_go_with_the_settings() -> None:
     with working(SOURCE, 5, workers=1) as feed:
-        feed.start(PlannedPosition(plan_of(SOURCE, 5), endless=True).ahead())
+        feed.start(PlannedPosition(plan_of(SOURCE, 5), endless=True).upcoming())
         for workers in (3, 1, 2):
             feed.apply(replace(feed.settings, workers=workers))
             assert feed.settings.workers == workers

@@ -16,7 +16,7 @@ from feedline.errors import UsageError
 from feedline.images.crops import EvalCrop, TrainCrop
 from feedline.images.placement import Box, cut
 from feedline.order.batch_spec import Item
-from feedline.order.seeds import Stream
+from feedline.order.seeds import RandomStream
 
 SIDES = st.integers(1, 5000)
 SEEDS = st.integers(0, 2**64 - 1)
@@ -25,7 +25,7 @@ SEEDS = st.integers(0, 2**64 - 1)
 @given(SIDES, SIDES, SEEDS, st.floats(0, 1), st.floats(0.01, 1), st.floats(0.1, 10))
 def test_a_training_crop_lies_inside_the_image(height, width, seed, strength, low, ratio):
     crop = TrainCrop(scale=(low, 1.0), ratio=(ratio, ratio * 1.5))
-    box = crop.box(height, width, Stream(seed), strength)
+    box = crop.box(height, width, RandomStream(seed), strength)
     assert box.height >= 1
     assert box.width >= 1
     assert 0 <= box.top <= box.top + box.height <= height
@@ -40,7 +40,7 @@ def test_the_same_seed_gives_the_same_crop(height, width, seed):
 
 @given(SIDES, SIDES, SEEDS, st.integers(1, 600), st.integers(1, 600))
 def test_a_crop_found_again_on_a_copy_lies_inside_it(height, width, seed, low, narrow):
-    box = TrainCrop().box(height, width, Stream(seed)).on(low, narrow, of=(height, width))
+    box = TrainCrop().box(height, width, RandomStream(seed)).on(low, narrow, of=(height, width))
     assert 0 <= box.top < box.top + box.height <= low
     assert 0 <= box.left < box.left + box.width <= narrow
 
@@ -58,7 +58,7 @@ def test_the_distribution_is_torchvisions(height, width, scale):
             [RandomResizedCrop.get_params(image, list(scale), [3 / 4, 4 / 3]) for _ in range(count)]
         )
     crop = TrainCrop(scale=scale)
-    ours = np.array([crop.box(height, width, Stream(seed))[:4] for seed in range(count)])
+    ours = np.array([crop.box(height, width, RandomStream(seed))[:4] for seed in range(count)])
     # Two-sample Kolmogorov-Smirnov: 1.95 stands for a chance of 1 in 1000, and seeds are fixed.
     allowed = 1.95 * math.sqrt(2 / count)
     for draw in (
@@ -77,14 +77,14 @@ def test_the_distribution_is_torchvisions(height, width, scale):
 def test_half_of_the_crops_are_mirrored_or_as_many_as_asked():
     for flip in (0.0, 0.2, 0.5, 1.0):
         crop = TrainCrop(flip=flip)
-        flips = sum(crop.box(100, 100, Stream(seed)).flip for seed in range(4000))
+        flips = sum(crop.box(100, 100, RandomStream(seed)).flip for seed in range(4000))
         assert abs(flips / 4000 - flip) < 0.03
 
 
 def test_an_image_too_long_for_any_ratio_gives_its_centre_as_torchvision_does():
     crop = TrainCrop(scale=(0.9, 1.0))
-    assert crop.box(10, 1000, Stream(3))[:4] == (0, 493, 10, 13)
-    assert crop.box(1000, 10, Stream(3))[:4] == (493, 0, 13, 10)
+    assert crop.box(10, 1000, RandomStream(3))[:4] == (0, 493, 10, 13)
+    assert crop.box(1000, 10, RandomStream(3))[:4] == (493, 0, 13, 10)
     assert RandomResizedCrop.get_params(torch.zeros(3, 10, 1000), [0.9, 1], [3 / 4, 4 / 3]) == (
         0, 493, 10, 13,
     )  # fmt: skip
@@ -93,7 +93,7 @@ def test_an_image_too_long_for_any_ratio_gives_its_centre_as_torchvision_does():
 @pytest.mark.parametrize("flip", [0.0, 0.2, 1.0])
 def test_the_centre_of_such_an_image_is_mirrored_as_often_as_any(flip):
     crop = TrainCrop(scale=(0.9, 1.0), flip=flip)
-    boxes = [crop.box(10, 1000, Stream(seed)) for seed in range(2000)]
+    boxes = [crop.box(10, 1000, RandomStream(seed)) for seed in range(2000)]
     assert {box[:4] for box in boxes} == {(0, 493, 10, 13)}
     assert abs(sum(box.flip for box in boxes) / 2000 - flip) < 0.04
 
@@ -104,7 +104,7 @@ def test_strength_raises_the_smallest_area(strength):
     lowest = 1 - strength * (1 - 0.08)
     areas = [
         box.height * box.width / 500**2
-        for box in (crop.box(500, 500, Stream(seed), strength) for seed in range(2000))
+        for box in (crop.box(500, 500, RandomStream(seed), strength) for seed in range(2000))
     ]
     assert min(areas) > lowest - 0.01
     assert min(areas) < lowest + 0.1
@@ -112,7 +112,7 @@ def test_strength_raises_the_smallest_area(strength):
 
 def test_strength_never_turns_the_scale_around():
     crop = TrainCrop(scale=(0.1, 0.4))
-    box = crop.box(1000, 1000, Stream(1), 0.0)
+    box = crop.box(1000, 1000, RandomStream(1), 0.0)
     assert 0.39 < box.height * box.width / 1e6 < 0.41
 
 
@@ -166,7 +166,7 @@ def test_the_window_is_where_torchvision_resizes_and_crops(height, width, size, 
 
 @given(SIDES, SIDES, st.integers(1, 500), SEEDS)
 def test_no_crop_is_decoded_smaller_than_its_row(height, width, size, seed):
-    box = TrainCrop().box(height, width, Stream(seed))
+    box = TrainCrop().box(height, width, RandomStream(seed))
     by = box.shrink(height, width, size)
     assert by in (1, 2, 4, 8)
     assert by == 1 or min(box.height, box.width) >= size * by
@@ -186,7 +186,7 @@ def test_a_box_is_unchanged_on_the_original():
 
 @given(SIDES, SIDES, st.integers(1, 600), st.integers(1, 600), SEEDS)
 def test_a_box_on_a_copy_has_its_edges_where_they_were(height, width, to_height, to_width, seed):
-    box = TrainCrop().box(height, width, Stream(seed))
+    box = TrainCrop().box(height, width, RandomStream(seed))
     there = box.on(to_height, to_width, of=(height, width))
     assert 0 <= there.top < there.top + there.height <= to_height
     assert 0 <= there.left < there.left + there.width <= to_width

@@ -1,15 +1,18 @@
-"""Plans for the tests: hypothesis strategies and the plans of all ranks."""
+"""Orders for the tests: hypothesis strategies, the orders of all ranks, and states of positions."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from feedline.order.batch_spec import BatchSpec
-from feedline.order.planned_order import ORDERS, Order
+from feedline.order.planned_order import SEQUENTIAL, SHUFFLED, Order
+from feedline.order.position import PlannedPosition, Position
 from feedline.order.schedule import Phase, Schedule
 
 __all__ = [
@@ -17,17 +20,21 @@ __all__ = [
     "batch_equals",
     "every_rank",
     "global_rows",
+    "orders",
     "phases",
-    "plans",
+    "resume",
     "schedules",
+    "snapshot",
 ]
 
-ORDER_NAMES = [*sorted(ORDERS), "window:7", "window:300"]
+ORDER_NAMES = [SEQUENTIAL, SHUFFLED, "window:7", "window:300"]
 
 
-def _phases(size: st.SearchStrategy[int | None]) -> st.SearchStrategy[Phase]:
+def _phases(image_sizes: st.SearchStrategy[int | None]) -> st.SearchStrategy[Phase]:
     batch_sizes = st.none() | st.integers(1, 12)
-    return st.builds(Phase, size=size, epochs=st.integers(1, 3), batch_size=batch_sizes)
+    return st.builds(
+        Phase, image_size=image_sizes, epochs=st.integers(1, 3), batch_size=batch_sizes
+    )
 
 
 def _schedules(phases: st.SearchStrategy[Phase]) -> st.SearchStrategy[Schedule]:
@@ -39,8 +46,8 @@ schedules = _schedules(phases) | _schedules(_phases(st.none()))
 
 
 @st.composite
-def plans(draw: st.DrawFn, worlds: int = 5) -> Order:
-    """Rank 0's plan of a small run; every epoch of it has a batch."""
+def orders(draw: st.DrawFn, worlds: int = 5) -> Order:
+    """Order of rank 0 of a small run; every epoch has a batch."""
     schedule, batch_size = draw(schedules), draw(st.integers(1, 12))
     world_size, drop_last = draw(st.integers(1, worlds)), draw(st.booleans())
     largest = world_size * max(phase.batch_size or batch_size for phase in schedule.phases)
@@ -48,28 +55,42 @@ def plans(draw: st.DrawFn, worlds: int = 5) -> Order:
         length=draw(st.integers(largest if drop_last else 1, 120)),
         schedule=schedule,
         batch_size=batch_size,
-        order=draw(st.sampled_from(ORDER_NAMES)),
+        sample_order=draw(st.sampled_from(ORDER_NAMES)),
         drop_last=drop_last,
         seed=draw(st.integers(0, 2**64 - 1)),
         world_size=world_size,
     )
 
 
-def every_rank(plan: Order) -> list[Order]:
-    """The plans of all ranks of a run."""
-    return [replace(plan, rank=rank) for rank in range(plan.world_size)]
+def every_rank(order: Order) -> list[Order]:
+    """Orders of all ranks of a run."""
+    return [replace(order, rank=rank) for rank in range(order.world_size)]
 
 
 def global_rows(ranks: list[Order], epoch: int, step: int) -> NDArray[np.int64]:
-    """The rows of all ranks at a step, dealt back together in their order, without padding."""
-    batches = [plan.batch(epoch, step) for plan in ranks]
+    """Rows of all ranks at a step, in the order of the global batch, without padding."""
+    batches = [order.batch(epoch, step) for order in ranks]
     together = np.stack([batch.samples for batch in batches], axis=1).ravel()
     return together[: len(together) - sum(batch.padding for batch in batches)]
 
 
 def batch_equals(one: BatchSpec, other: BatchSpec) -> bool:
-    """Whether two batches say the same."""
+    """Return True if two batch specifications are equal."""
     return all(
         np.array_equal(getattr(one, field.name), getattr(other, field.name))
         for field in fields(BatchSpec)
     )
+
+
+def snapshot(order: Order, position: Position) -> dict[str, Any]:
+    """State of a loader at a position of an order."""
+    planned = PlannedPosition(order, endless=False)
+    planned.restore(position)
+    return planned.state({"dataset": "data"})
+
+
+def resume(state: Mapping[str, Any], order: Order, dataset: str = "data") -> Position:
+    """Position of a loader that has loaded a state."""
+    planned = PlannedPosition(order, endless=False)
+    planned.load_state(state, {"dataset": dataset})
+    return planned.current

@@ -15,7 +15,7 @@ from feedline.order.planned_order import Order
 from feedline.order.position import PlannedPosition, Position
 from feedline.order.schedule import Schedule
 
-PLAN = Order(length=7, schedule=Schedule.parse("8x2@3,16x1@2"), batch_size=1)
+ORDER = Order(length=7, schedule=Schedule.parse("8x2@3,16x1@2"), batch_size=1)
 STEPS = (3, 3, 4)  # of epochs 0 and 1, then of epoch 2 and all beyond
 epochs = st.integers(0, 5)
 sizes = st.none() | st.integers(1, 20)
@@ -25,26 +25,26 @@ def steps_in(epoch: int) -> int:
     return STEPS[min(epoch, 2)]
 
 
-class Follows(RuleBasedStateMachine):
-    """A journey and its reader, against a model that writes every rule out.
+class PositionModel(RuleBasedStateMachine):
+    """A position and a loader that follows it, against a model of every rule.
 
-    `given_out` is what workers were told to make. It is renewed only where the journey says
-    that something else lies ahead, so it goes wrong where the journey says so too seldom.
+    `prefetched` is replaced only if the position reports that it is stale, so it is wrong if the
+    position reports that too seldom.
     """
 
     @initialize(endless=st.booleans())
     def start(self, endless: bool) -> None:
-        self.journey = PlannedPosition(PLAN, endless=endless)
-        self.given_out: Iterator[BatchSpec] = self.journey.ahead()
-        # The model: where it stands, and whether its epoch was begun and must not be again.
+        self.position = PlannedPosition(ORDER, endless=endless)
+        self.prefetched: Iterator[BatchSpec] = self.position.upcoming()
+        # The model: its position, and whether its epoch has begun.
         self.epoch, self.step, self.size = 0, 0, None
         self.begun = False
         self.iterating = False
 
     def restart_prefetch(self) -> None:
-        self.given_out = self.journey.ahead()
+        self.prefetched = self.position.upcoming()
 
-    def at_end(self) -> bool:
+    def model_is_at_end(self) -> bool:
         return self.step == steps_in(self.epoch)
 
     @rule()
@@ -52,25 +52,25 @@ class Follows(RuleBasedStateMachine):
         if self.begun:
             self.epoch, self.step = self.epoch + 1, 0
         self.begun, self.iterating = False, True
-        if self.journey.begin():
+        if self.position.begin():
             self.restart_prefetch()
 
-    @precondition(lambda self: self.iterating and not self.at_end())
+    @precondition(lambda self: self.iterating and not self.model_is_at_end())
     @rule()
     def deliver(self) -> None:
-        batch = next(self.given_out)
-        expected = PLAN.batch(self.epoch, self.step)
+        batch = next(self.prefetched)
+        expected = ORDER.batch(self.epoch, self.step)
         if self.size is not None:
             expected = replace(expected, image_size=self.size)
         assert batch_equals(batch, expected)
-        self.journey.delivered(batch)
+        self.position.record_delivery(batch)
         self.step += 1
         self.begun = True
 
-    @precondition(lambda self: self.iterating and self.at_end())
+    @precondition(lambda self: self.iterating and self.model_is_at_end())
     @rule()
     def finish(self) -> None:
-        self.journey.finish()
+        self.position.finish()
         self.epoch, self.step = self.epoch + 1, 0
         self.begun = self.iterating = False
 
@@ -80,14 +80,14 @@ class Follows(RuleBasedStateMachine):
         if not stays:
             self.epoch, self.step = epoch, 0
             self.begun = self.iterating = False
-        changed = self.journey.set_epoch(epoch)
+        changed = self.position.set_epoch(epoch)
         assert changed != stays
         if changed:
             self.restart_prefetch()
 
     @rule(size=sizes)
     def set_image_size(self, size: int | None) -> None:
-        changed = self.journey.set_image_size(size)
+        changed = self.position.set_image_size(size)
         assert changed == (size != self.size)
         self.size = size
         if changed:
@@ -97,29 +97,29 @@ class Follows(RuleBasedStateMachine):
     def restore(self, epoch: int, share: int, size: int | None) -> None:
         self.epoch, self.step, self.size = epoch, min(share, steps_in(epoch)), size
         self.begun = False
-        self.journey.restore(Position(epoch=epoch, step=self.step, image_size=size))
+        self.position.restore(Position(epoch=epoch, step=self.step, image_size=size))
         self.restart_prefetch()
 
     @rule(count=st.integers(1, 12))
     def look_ahead(self, count: int) -> None:
         """What lies ahead can be given out at any time; that does not move the position."""
-        seen = list(islice(self.journey.ahead(), count))
+        seen = list(islice(self.position.upcoming(), count))
         self.restart_prefetch()
         places = [(batch.epoch, batch.step) for batch in seen]
         assert places == sorted(places)
         assert len(set(places)) == len(places)
-        if not self.at_end():
+        if not self.model_is_at_end():
             assert places[0] == (self.epoch, self.step)
 
     @invariant()
     def the_position_is_the_models(self) -> None:
         position = Position(epoch=self.epoch, step=self.step, image_size=self.size)
-        assert self.journey.position == position
-        assert self.journey.at_end() == self.at_end()
+        assert self.position.current == position
+        assert self.position.is_at_end() == self.model_is_at_end()
 
 
-Follows.TestCase.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)
-TestFollows = Follows.TestCase
+PositionModel.TestCase.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)
+TestPosition = PositionModel.TestCase
 
 
 def places(batches: Iterator[BatchSpec]) -> list[tuple[int, int]]:
@@ -128,46 +128,46 @@ def places(batches: Iterator[BatchSpec]) -> list[tuple[int, int]]:
 
 def test_ahead_lies_the_whole_schedule_across_epochs_and_phases() -> None:
     expected = [(epoch, step) for epoch in range(3) for step in range(STEPS[epoch])]
-    assert places(PlannedPosition(PLAN, endless=False).ahead()) == expected
+    assert places(PlannedPosition(ORDER, endless=False).upcoming()) == expected
 
 
 def test_without_a_schedule_the_way_ahead_has_no_end() -> None:
-    ahead = places(islice(PlannedPosition(PLAN, endless=True).ahead(), 14))
+    ahead = places(islice(PlannedPosition(ORDER, endless=True).upcoming(), 14))
     assert ahead[-4:] == [(3, 0), (3, 1), (3, 2), (3, 3)]
 
 
 def test_beyond_the_schedule_the_way_ahead_is_one_epoch() -> None:
-    journey = PlannedPosition(PLAN, endless=False)
-    journey.restore(Position(epoch=7, step=1))
-    assert places(journey.ahead()) == [(7, 1), (7, 2), (7, 3)]
+    position = PlannedPosition(ORDER, endless=False)
+    position.restore(Position(epoch=7, step=1))
+    assert places(position.upcoming()) == [(7, 1), (7, 2), (7, 3)]
 
 
-def test_an_iteration_that_begins_beyond_what_was_given_out_says_so() -> None:
+def test_an_iteration_that_begins_beyond_what_was_prefetched_says_so() -> None:
     for endless in (False, True):
-        journey = PlannedPosition(PLAN, endless=endless)
-        journey.ahead()
+        position = PlannedPosition(ORDER, endless=endless)
+        position.upcoming()
         for _ in range(3):
-            assert not journey.begin()
-            journey.finish()
+            assert not position.begin()
+            position.finish()
         for _ in range(2):
-            assert journey.begin() != endless
-            journey.ahead()
-            journey.finish()
+            assert position.begin() != endless
+            position.upcoming()
+            position.finish()
 
 
 def test_a_change_of_size_covers_all_that_lies_ahead() -> None:
-    journey = PlannedPosition(PLAN, endless=False)
-    assert journey.set_image_size(5)
-    assert {batch.image_size for batch in journey.ahead()} == {5}
-    assert journey.set_image_size(None)
-    assert [batch.image_size for batch in journey.ahead()] == [8] * 6 + [16] * 4
+    position = PlannedPosition(ORDER, endless=False)
+    assert position.set_image_size(5)
+    assert {batch.image_size for batch in position.upcoming()} == {5}
+    assert position.set_image_size(None)
+    assert [batch.image_size for batch in position.upcoming()] == [8] * 6 + [16] * 4
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 2, 9])
 def test_what_was_restored_within_an_epoch_survives_set_epoch_of_that_epoch(epoch: int) -> None:
-    journey = PlannedPosition(PLAN, endless=False)
-    journey.restore(Position(epoch=epoch, step=2))
-    assert not journey.set_epoch(epoch)
-    assert journey.position.step == 2
-    assert journey.set_epoch(epoch + 1)
-    assert journey.position == Position(epoch=epoch + 1, step=0)
+    position = PlannedPosition(ORDER, endless=False)
+    position.restore(Position(epoch=epoch, step=2))
+    assert not position.set_epoch(epoch)
+    assert position.current.step == 2
+    assert position.set_epoch(epoch + 1)
+    assert position.current == Position(epoch=epoch + 1, step=0)

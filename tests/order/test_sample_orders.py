@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from orders import ORDER_NAMES
 
 from feedline.errors import UsageError
-from feedline.order.planned_order import BLOCK, epoch_order, in_words, order_named, share, window_of
+from feedline.order.planned_order import (
+    BLOCK_SIZE,
+    check_sample_order,
+    describe_sample_order,
+    epoch_order,
+    rank_share,
+    window_size,
+)
 
 lengths = st.integers(1, 300)
 seeds = st.integers(0, 2**64 - 1)
@@ -90,15 +97,17 @@ def test_all_orders_are_those_that_saved_states_rely_on() -> None:
     assert digest == "cc29744d9dca2a5a7b6712d9e4527411"
 
 
-windows = st.integers(1, 3 * BLOCK) | st.sampled_from([BLOCK, 4 * BLOCK, 10**9, 10**12 - 1])
+windows = st.integers(1, 3 * BLOCK_SIZE) | st.sampled_from(
+    [BLOCK_SIZE, 4 * BLOCK_SIZE, 10**9, 10**12 - 1]
+)
 
 
-@given(st.integers(0, 5 * BLOCK), seeds, epochs, windows)
+@given(st.integers(0, 5 * BLOCK_SIZE), seeds, epochs, windows)
 @example(0, 0, 0, 1)
 @example(1, 0, 0, 1)
-@example(BLOCK, 0, 0, BLOCK)
-@example(BLOCK + 1, 0, 0, BLOCK - 1)
-@example(4 * BLOCK - 1, 0, 0, 2 * BLOCK)
+@example(BLOCK_SIZE, 0, 0, BLOCK_SIZE)
+@example(BLOCK_SIZE + 1, 0, 0, BLOCK_SIZE - 1)
+@example(4 * BLOCK_SIZE - 1, 0, 0, 2 * BLOCK_SIZE)
 def test_an_order_in_windows_holds_every_sample_exactly_once(
     length: int, seed: int, epoch: int, window: int
 ) -> None:
@@ -111,46 +120,46 @@ def blocks_of_windows(length: int, window: int) -> list[list[int]]:
     """The blocks that each window of an epoch has samples of."""
     samples = epoch_order(length, 3, 1, f"window:{window}")
     parts = [samples[start : start + window] for start in range(0, length, window)]
-    return [np.unique(part // BLOCK).tolist() for part in parts]
+    return [np.unique(part // BLOCK_SIZE).tolist() for part in parts]
 
 
 @given(st.integers(1, 6), st.integers(1, 6))
 def test_a_window_of_whole_blocks_holds_all_samples_of_each(count: int, blocks: int) -> None:
-    found = blocks_of_windows(count * blocks * BLOCK, blocks * BLOCK)
+    found = blocks_of_windows(count * blocks * BLOCK_SIZE, blocks * BLOCK_SIZE)
     assert [len(each) for each in found] == [blocks] * count
     assert sorted(block for each in found for block in each) == list(range(count * blocks))
 
 
-@given(st.integers(1, 20 * BLOCK), st.integers(BLOCK, 8 * BLOCK))
+@given(st.integers(1, 20 * BLOCK_SIZE), st.integers(BLOCK_SIZE, 8 * BLOCK_SIZE))
 def test_a_block_is_read_within_one_window_or_two_that_follow_one_another(
     length: int, window: int
 ) -> None:
     places: dict[int, list[int]] = {}
     for place, blocks in enumerate(blocks_of_windows(length, window)):
-        assert len(blocks) <= window // BLOCK + 3  # parts at both ends, and the short one
+        assert len(blocks) <= window // BLOCK_SIZE + 3  # parts at both ends, and the short one
         for block in blocks:
             places.setdefault(block, []).append(place)
     assert all(found[-1] - found[0] == len(found) - 1 <= 1 for found in places.values())
 
 
-@pytest.mark.parametrize("window", [1, 10, BLOCK, 3 * BLOCK])
+@pytest.mark.parametrize("window", [1, 10, BLOCK_SIZE, 3 * BLOCK_SIZE])
 def test_the_blocks_come_in_another_order_in_each_epoch(window: int) -> None:
-    length = 40 * BLOCK
+    length = 40 * BLOCK_SIZE
     firsts = [epoch_order(length, 0, epoch, f"window:{window}")[:window] for epoch in range(10)]
-    assert len({tuple(np.unique(first // BLOCK).tolist()) for first in firsts}) > 5
+    assert len({tuple(np.unique(first // BLOCK_SIZE).tolist()) for first in firsts}) > 5
 
 
 def test_the_samples_of_a_window_are_mixed() -> None:
-    samples = epoch_order(8 * BLOCK, 0, 0, f"window:{4 * BLOCK}")
-    for start in range(0, 8 * BLOCK, BLOCK):
-        batch = samples[start : start + BLOCK]
-        assert len(np.unique(batch // BLOCK)) == 4
+    samples = epoch_order(8 * BLOCK_SIZE, 0, 0, f"window:{4 * BLOCK_SIZE}")
+    for start in range(0, 8 * BLOCK_SIZE, BLOCK_SIZE):
+        batch = samples[start : start + BLOCK_SIZE]
+        assert len(np.unique(batch // BLOCK_SIZE)) == 4
         assert 0.3 < np.mean(np.diff(batch) > 0) < 0.7  # about half of the steps go up
 
 
 def test_a_window_of_one_sample_leaves_each_block_as_it_is() -> None:
-    samples = epoch_order(4 * BLOCK, 0, 0, "window:1").reshape(4, BLOCK)
-    assert (samples == samples[:, :1] + np.arange(BLOCK)).all()
+    samples = epoch_order(4 * BLOCK_SIZE, 0, 0, "window:1").reshape(4, BLOCK_SIZE)
+    assert (samples == samples[:, :1] + np.arange(BLOCK_SIZE)).all()
     assert samples[:, 0].tolist() != sorted(samples[:, 0].tolist())
 
 
@@ -205,15 +214,15 @@ def test_all_orders_in_windows_are_those_that_saved_states_rely_on() -> None:
     ],
 )
 def test_a_name_in_another_spelling_is_no_order(name: str) -> None:
-    assert window_of(name) is None
+    assert window_size(name) is None
     with pytest.raises(UsageError, match="order must be one of shuffled, sequential, window:N"):
-        order_named(name)
+        check_sample_order(name)
 
 
 def test_an_order_is_said_in_words() -> None:
     said = "shuffled in windows of 16384 samples, blocks of 256"
-    assert in_words("window:16384") == said
-    assert in_words("shuffled") == "shuffled"
+    assert describe_sample_order("window:16384") == said
+    assert describe_sample_order("shuffled") == "shuffled"
 
 
 @given(st.integers(1, 60), st.integers(0, 59), st.integers(1, 60), st.integers(1, 8))
@@ -223,7 +232,7 @@ def test_the_shares_of_all_ranks_are_the_rows_and_then_padding_from_the_start(
     order = epoch_order(length, 3, 1, "shuffled")
     start = min(start, length - 1)
     stop = min(start + rows, length)
-    shares = [share(order, start, stop, rank, world_size) for rank in range(world_size)]
+    shares = [rank_share(order, start, stop, rank, world_size) for rank in range(world_size)]
     assert len({len(each) for each in shares}) == 1
     together = np.stack(shares, axis=1).ravel().tolist()
     real = order[start:stop].tolist()

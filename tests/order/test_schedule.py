@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from orders import phases, schedules
 
 from feedline.errors import ScheduleError
-from feedline.order.schedule import MAX_SIZE_PX, Phase, Schedule
+from feedline.order.schedule import MAX_IMAGE_SIZE, Phase, Schedule
 
 
 @given(schedules)
@@ -23,14 +23,14 @@ def test_the_text_of_a_schedule_reads_back_to_the_same_schedule(schedule: Schedu
 )
 def test_blanks_and_capitals_do_not_matter(text: str) -> None:
     assert Schedule.parse(text) == Schedule(
-        (Phase(size=112, epochs=10, batch_size=512), Phase(size=160, epochs=2))
+        (Phase(image_size=112, epochs=10, batch_size=512), Phase(image_size=160, epochs=2))
     )
 
 
 def test_phases_without_a_size_are_written_as_own_and_all_of_them_are() -> None:
     schedule = Schedule.parse("ownx2@512, ownx1")
     assert schedule.phases == (Phase(epochs=2, batch_size=512), Phase(epochs=1))
-    assert (str(schedule), schedule.sizes) == ("ownx2@512,ownx1", ())
+    assert (str(schedule), schedule.image_sizes) == ("ownx2@512,ownx1", ())
     with pytest.raises(ScheduleError, match="size, got 8x1,ownx2"):
         Schedule.parse("8x1,ownx2")
 
@@ -54,9 +54,9 @@ def test_a_part_that_cannot_be_read_is_named_with_the_form_it_should_have(
 @pytest.mark.parametrize(
     ("part", "name"),
     [
-        ("0x1", "size"),
-        (f"{MAX_SIZE_PX + 1}x1", "size"),
-        ("9" * 30 + "x1", "size"),
+        ("0x1", "image_size"),
+        (f"{MAX_IMAGE_SIZE + 1}x1", "image_size"),
+        ("9" * 30 + "x1", "image_size"),
         ("8x0", "epochs"),
         ("8x1000001", "epochs"),
         ("8x1@0", "batch_size"),
@@ -75,8 +75,8 @@ def test_a_number_of_more_digits_than_python_reads_is_refused_as_a_schedule() ->
 
 
 def test_the_bounds_themselves_are_allowed() -> None:
-    schedule = Schedule.parse(f"1x1@1,{MAX_SIZE_PX}x1000000@16777216")
-    assert [phase.size for phase in schedule.phases] == [1, MAX_SIZE_PX]
+    schedule = Schedule.parse(f"1x1@1,{MAX_IMAGE_SIZE}x1000000@16777216")
+    assert [phase.image_size for phase in schedule.phases] == [1, MAX_IMAGE_SIZE]
 
 
 @example("0x0@0")
@@ -92,12 +92,12 @@ def test_any_text_is_a_valid_schedule_or_a_schedule_error(text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("size", 0),
-        ("size", -1),
-        ("size", MAX_SIZE_PX + 1),
-        ("size", 2.0),
-        ("size", True),
-        ("size", "8"),
+        ("image_size", 0),
+        ("image_size", -1),
+        ("image_size", MAX_IMAGE_SIZE + 1),
+        ("image_size", 2.0),
+        ("image_size", True),
+        ("image_size", "8"),
         ("epochs", 0),
         ("epochs", float("nan")),
         ("batch_size", 0),
@@ -110,13 +110,13 @@ def test_any_text_is_a_valid_schedule_or_a_schedule_error(text: str) -> None:
     ],
 )
 def test_a_phase_out_of_range_says_what_and_what_it_got(name: str, value: object) -> None:
-    good = {"size": 8, "epochs": 1, "batch_size": 4, "strength": 0.5}
+    good = {"image_size": 8, "epochs": 1, "batch_size": 4, "strength": 0.5}
     with pytest.raises(ScheduleError, match=f"phase's {name} must be .*got {value!r}"):
         Phase(**{**good, name: value})  # type: ignore[arg-type]
 
 
 def test_a_schedule_is_taken_in_every_form_a_user_writes() -> None:
-    phase = Phase(size=8, epochs=2)
+    phase = Phase(image_size=8, epochs=2)
     schedule = Schedule((phase,))
     for form in (schedule, "8x2", phase, [phase], (phase,), iter([phase])):
         assert Schedule.of(form) == schedule

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.order.seeds import Stream, mix
+from feedline.order.seeds import RandomStream, mix
 
 seeds = st.integers(0, 2**64 - 1)
 parts = st.lists(seeds, min_size=1, max_size=4)
@@ -11,7 +11,7 @@ parts = st.lists(seeds, min_size=1, max_size=4)
 
 def test_a_stream_is_splitmix64() -> None:
     # The reference implementation's first outputs for seed 1234567 (prng.di.unimi.it).
-    stream = Stream(1234567)
+    stream = RandomStream(1234567)
     assert [stream.bits() for _ in range(5)] == [
         6457827717110365317,
         3203168211198807973,
@@ -30,7 +30,7 @@ def test_mix_gives_the_numbers_that_saved_states_rely_on() -> None:
 
 
 def test_a_stream_gives_the_numbers_that_augmentation_relies_on() -> None:
-    stream = Stream(12345)
+    stream = RandomStream(12345)
     assert [stream.uniform() for _ in range(3)] == [
         0.1330796686614273,
         0.20481663336165912,
@@ -39,7 +39,7 @@ def test_a_stream_gives_the_numbers_that_augmentation_relies_on() -> None:
     pair, triple = stream.pair(), stream.triple()
     bits = [int(pair[0] * 2**32), int(pair[1] * 2**32)]
     bits += [int(triple[0] * 2**24), int(triple[1] * 2**24), int(triple[2] * 2**16)]
-    other = Stream(12345)
+    other = RandomStream(12345)
     words = [other.bits() for _ in range(5)][3:]
     assert (bits[0] << 32) + bits[1] == words[0]
     assert (bits[2] << 40) + (bits[3] << 16) + bits[4] == words[1]
@@ -64,12 +64,12 @@ def test_neighbouring_seeds_differ_in_about_half_their_bits() -> None:
 
 @given(seeds)
 def test_uniform_is_from_0_and_below_1(seed: int) -> None:
-    stream = Stream(seed)
+    stream = RandomStream(seed)
     for _ in range(20):
         assert all(0.0 <= x < 1.0 for x in (stream.uniform(), *stream.pair(), *stream.triple()))
 
 
 @given(seeds)
 def test_streams_of_one_seed_are_equal_and_independent(seed: int) -> None:
-    one, other = Stream(seed), Stream(seed)
+    one, other = RandomStream(seed), RandomStream(seed)
     assert [one.bits() for _ in range(4)] == [other.bits() for _ in range(4)]

@@ -9,53 +9,53 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from orders import batch_equals, every_rank, global_rows, plans
+from orders import batch_equals, every_rank, global_rows, orders, resume, snapshot
 
 from feedline.errors import StateError
 from feedline.order.planned_order import Order
-from feedline.order.position import PlannedPosition, Position, resume, snapshot
-from feedline.order.schedule import MAX_SIZE_PX, Phase, Schedule
+from feedline.order.position import PlannedPosition, Position
+from feedline.order.schedule import MAX_IMAGE_SIZE, Phase, Schedule
 
-PLAN = Order(length=20, schedule=Schedule.parse("8x2@4,16x1@5"), batch_size=3, seed=7)
+ORDER = Order(length=20, schedule=Schedule.parse("8x2@4,16x1@5"), batch_size=3, seed=7)
 
 
 def state_at(epoch: int = 0, step: int = 0, size: int | None = None) -> dict[str, Any]:
-    return snapshot(PLAN, Position(epoch=epoch, step=step, image_size=size), "data")
+    return snapshot(ORDER, Position(epoch=epoch, step=step, image_size=size))
 
 
 @st.composite
-def positions(draw: st.DrawFn, plan: Order) -> Position:
+def positions(draw: st.DrawFn, order: Order) -> Position:
     epoch = draw(st.integers(0, 6))
     return Position(
         epoch=epoch,
-        step=draw(st.integers(0, plan.steps(epoch))),
+        step=draw(st.integers(0, order.steps(epoch))),
         image_size=draw(st.none() | st.integers(1, 512)),
     )
 
 
-@given(st.data(), plans())
+@given(st.data(), orders())
 def test_a_state_goes_through_json_and_back_to_its_position(
-    data: st.DataObject, plan: Order
+    data: st.DataObject, order: Order
 ) -> None:
-    position = data.draw(positions(plan))
-    text = json.dumps(snapshot(plan, position, "data"), allow_nan=False)
+    position = data.draw(positions(order))
+    text = json.dumps(snapshot(order, position), allow_nan=False)
     assert len(text) < 1000
-    assert resume(json.loads(text), plan, "data") == position
+    assert resume(json.loads(text), order) == position
 
 
-@given(st.data(), plans())
-def test_resuming_anywhere_gives_exactly_the_remainder(data: st.DataObject, plan: Order) -> None:
-    plan = replace(plan, rank=data.draw(st.integers(0, plan.world_size - 1)))
-    whole = list(PlannedPosition(plan, endless=False).ahead())
+@given(st.data(), orders())
+def test_resuming_anywhere_gives_exactly_the_remainder(data: st.DataObject, order: Order) -> None:
+    order = replace(order, rank=data.draw(st.integers(0, order.world_size - 1)))
+    whole = list(PlannedPosition(order, endless=False).upcoming())
     done = data.draw(st.integers(0, len(whole) - 1))
-    journey = PlannedPosition(plan, endless=False)
-    journey.begin()
+    position = PlannedPosition(order, endless=False)
+    position.begin()
     for batch in whole[:done]:
-        journey.delivered(batch)
-    state = json.loads(json.dumps(snapshot(plan, journey.position, "data")))
-    fresh = PlannedPosition(replace(plan), endless=False)
-    fresh.restore(resume(state, plan, "data"))
-    remainder = list(fresh.ahead())
+        position.record_delivery(batch)
+    state = json.loads(json.dumps(position.state({"dataset": "data"})))
+    fresh = PlannedPosition(replace(order), endless=False)
+    fresh.load_state(state, {"dataset": "data"})
+    remainder = list(fresh.upcoming())
     assert len(remainder) == len(whole) - done
     assert all(map(batch_equals, remainder, whole[done:]))
 
@@ -66,14 +66,18 @@ def test_a_state_resumes_on_other_ranks_at_the_same_global_batch(
 ) -> None:
     four = Order(
         length=length,
-        schedule=Schedule((Phase(size=8, epochs=1), Phase(size=16, epochs=2, batch_size=4))),
+        schedule=Schedule(
+            (Phase(image_size=8, epochs=1), Phase(image_size=16, epochs=2, batch_size=4))
+        ),
         batch_size=8,
         drop_last=drop_last,
         world_size=4,
     )
     two = replace(
         four,
-        schedule=Schedule((Phase(size=8, epochs=1), Phase(size=16, epochs=2, batch_size=8))),
+        schedule=Schedule(
+            (Phase(image_size=8, epochs=1), Phase(image_size=16, epochs=2, batch_size=8))
+        ),
         batch_size=16,
         world_size=2,
     )
@@ -81,17 +85,17 @@ def test_a_state_resumes_on_other_ranks_at_the_same_global_batch(
     step = data.draw(st.integers(0, four.steps(epoch)))
     before = every_rank(four)
     delivered = [row for k in range(step) for row in global_rows(before, epoch, k).tolist()]
-    states = [snapshot(plan, Position(epoch=epoch, step=step), "data") for plan in before]
+    states = [snapshot(order, Position(epoch=epoch, step=step)) for order in before]
     assert all(state == states[0] for state in states)
     after = every_rank(two)
-    found = [resume(states[0], plan, "data") for plan in after]
+    found = [resume(states[0], order) for order in after]
     assert found == [Position(epoch=epoch, step=step)] * 2
     rest = [
         row
         for k in range(found[0].step, two.steps(epoch))
         for row in global_rows(after, epoch, k).tolist()
     ]
-    dropped = length % four.global_batch(epoch) if drop_last else 0
+    dropped = length % four.global_batch_size(four.schedule.phase_at(epoch)) if drop_last else 0
     assert len(delivered + rest) == len(set(delivered + rest)) == length - dropped
 
 
@@ -100,8 +104,8 @@ def test_a_state_resumes_on_other_ranks_at_the_same_global_batch(
     [
         ({"length": 21}, "length was 20, is 21"),
         ({"seed": 8}, "seed was 7, is 8"),
-        ({"order": "sequential"}, "order was 'shuffled', is 'sequential'"),
-        ({"order": "window:8"}, "order was 'shuffled', is 'window:8'"),
+        ({"sample_order": "sequential"}, "sample_order was 'shuffled', is 'sequential'"),
+        ({"sample_order": "window:8"}, "order was 'shuffled', is 'window:8'"),
         ({"drop_last": True}, "drop_last was False, is True"),
         (
             {"schedule": Schedule.parse("8x2@4,16x2@5")},
@@ -109,62 +113,65 @@ def test_a_state_resumes_on_other_ranks_at_the_same_global_batch(
         ),
         (
             {"schedule": Schedule.parse("8x2@4,17x1@5")},
-            "schedule was .*'size': 16.* is .*'size': 17",
+            "schedule was .*'image_size': 16.* is .*'image_size': 17",
         ),
-        ({"schedule": Schedule.parse("8x2@4,16x1@6")}, "'global_batch': 5.*'global_batch': 6"),
-        ({"world_size": 2}, "'global_batch': 4.*'global_batch': 8"),
+        (
+            {"schedule": Schedule.parse("8x2@4,16x1@6")},
+            "'global_batch_size': 5.*'global_batch_size': 6",
+        ),
+        ({"world_size": 2}, "'global_batch_size': 4.*'global_batch_size': 8"),
     ],
 )
 def test_a_state_of_another_run_is_refused_with_the_difference(
     other: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(StateError, match=said):
-        resume(state_at(), replace(PLAN, **other), "data")
+        resume(state_at(), replace(ORDER, **other))
 
 
 def test_a_state_of_an_order_in_windows_names_it_and_goes_on_in_no_other() -> None:
-    plan = replace(PLAN, order="window:8")
-    state = json.loads(json.dumps(snapshot(plan, Position(step=3), "data")))
-    assert state["order"] == "window:8"
-    assert resume(state, plan, "data") == Position(step=3)
+    order = replace(ORDER, sample_order="window:8")
+    state = json.loads(json.dumps(snapshot(order, Position(step=3))))
+    assert state["sample_order"] == "window:8"
+    assert resume(state, order) == Position(step=3)
     for other in ("window:9", "shuffled", "sequential"):
         with pytest.raises(StateError, match=f"order was 'window:8', is '{other}'"):
-            resume(state, replace(PLAN, order=other), "data")
+            resume(state, replace(ORDER, sample_order=other))
 
 
 def test_another_strength_is_another_run() -> None:
-    phases = [replace(phase, strength=0.5) for phase in PLAN.schedule.phases]
+    phases = [replace(phase, strength=0.5) for phase in ORDER.schedule.phases]
     with pytest.raises(StateError, match=r"'strength': 1\.0.*'strength': 0\.5"):
-        resume(state_at(), replace(PLAN, schedule=Schedule(tuple(phases))), "data")
+        resume(state_at(), replace(ORDER, schedule=Schedule(tuple(phases))))
 
 
 def test_another_dataset_is_named() -> None:
     with pytest.raises(StateError, match="dataset was 'data', is 'other'"):
-        resume(state_at(), PLAN, "other")
+        resume(state_at(), ORDER, dataset="other")
 
 
 def test_all_differences_are_named_at_once() -> None:
     with pytest.raises(StateError, match=r"length was 20.*seed was 7"):
-        resume(state_at(), replace(PLAN, length=21, seed=8), "data")
+        resume(state_at(), replace(ORDER, length=21, seed=8))
 
 
 def test_a_phase_without_a_batch_size_is_the_same_as_one_that_names_the_loaders() -> None:
-    unnamed = replace(PLAN, schedule=Schedule.parse("8x3"), batch_size=5)
-    named = replace(PLAN, schedule=Schedule.parse("8x3@5"), batch_size=1)
-    state = snapshot(unnamed, Position(epoch=1, step=2), "data")
-    assert resume(state, named, "data") == Position(epoch=1, step=2)
+    unnamed = replace(ORDER, schedule=Schedule.parse("8x3"), batch_size=5)
+    named = replace(ORDER, schedule=Schedule.parse("8x3@5"), batch_size=1)
+    state = snapshot(unnamed, Position(epoch=1, step=2))
+    assert resume(state, named) == Position(epoch=1, step=2)
 
 
 @pytest.mark.parametrize("garbage", [None, 5, "state", b"", [], [("version", 1)], {}, object()])
 def test_what_is_no_state_is_refused(garbage: Any) -> None:
     with pytest.raises(StateError, match="expected a loader state of version 2"):
-        resume(garbage, PLAN, "data")
+        resume(garbage, ORDER)
 
 
 @pytest.mark.parametrize("version", [0, 1, 3, "1", "2", None, True, 1.0, 1.5, math.nan, [1]])
 def test_a_state_of_another_version_is_refused(version: object) -> None:
     with pytest.raises(StateError, match="version 2, got"):
-        resume({**state_at(), "version": version}, PLAN, "data")
+        resume({**state_at(), "version": version}, ORDER)
 
 
 @pytest.mark.parametrize("key", sorted(state_at()))
@@ -172,10 +179,10 @@ def test_a_state_that_lacks_any_key_but_the_size_is_refused(key: str) -> None:
     state = state_at(1, 2)
     del state[key]
     if key == "image_size":
-        assert resume(state, PLAN, "data") == Position(epoch=1, step=2)
+        assert resume(state, ORDER) == Position(epoch=1, step=2)
     else:
         with pytest.raises(StateError, match="cannot resume"):
-            resume(state, PLAN, "data")
+            resume(state, ORDER)
 
 
 WRONG_COUNTS = [-1, True, False, 1.0, math.nan, math.inf, "1", b"1", [1], {}, np.int64(1)]
@@ -185,28 +192,27 @@ WRONG_COUNTS = [-1, True, False, 1.0, math.nan, math.inf, "1", b"1", [1], {}, np
 @pytest.mark.parametrize("value", WRONG_COUNTS, ids=repr)
 def test_a_position_that_is_no_whole_number_is_refused_and_shown(key: str, value: object) -> None:
     with pytest.raises(StateError, match="damaged position") as caught:
-        resume({**state_at(), key: value}, PLAN, "data")
+        resume({**state_at(), key: value}, ORDER)
     assert repr(value) in str(caught.value)
 
 
-@pytest.mark.parametrize("size", [0, MAX_SIZE_PX + 1, 10**30])
+@pytest.mark.parametrize("size", [0, MAX_IMAGE_SIZE + 1, 10**30])
 def test_a_size_that_no_image_can_have_is_refused(size: int) -> None:
     with pytest.raises(StateError, match=f"image size {size}"):
-        resume({**state_at(), "image_size": size}, PLAN, "data")
+        resume({**state_at(), "image_size": size}, ORDER)
 
 
 @pytest.mark.parametrize("step", [6, 10**30])
 def test_a_step_beyond_its_epoch_is_refused_with_the_number_of_steps(step: int) -> None:
-    assert resume(state_at(0, 5), PLAN, "data").step == 5
+    assert resume(state_at(0, 5), ORDER).step == 5
     with pytest.raises(StateError, match=rf"step {step} .*5 steps"):
-        resume({**state_at(), "step": step}, PLAN, "data")
+        resume({**state_at(), "step": step}, ORDER)
 
 
 def test_an_epoch_far_beyond_the_schedule_resumes_in_its_last_phase() -> None:
-    position = resume({**state_at(), "epoch": 10**30}, PLAN, "data")
-    journey = PlannedPosition(PLAN, endless=False)
-    journey.restore(position)
-    assert next(journey.ahead()).image_size == 16
+    position = PlannedPosition(ORDER, endless=False)
+    position.load_state({**state_at(), "epoch": 10**30}, {"dataset": "data"})
+    assert next(position.upcoming()).image_size == 16
 
 
 junk = st.recursive(
@@ -224,12 +230,12 @@ junk = st.recursive(
 @given(st.dictionaries(st.sampled_from(sorted(state_at())), junk))
 def test_a_damaged_state_is_refused_or_is_a_position_that_exists(damage: dict[str, Any]) -> None:
     try:
-        found = resume({**state_at(), **damage}, PLAN, "data")
+        found = resume({**state_at(), **damage}, ORDER)
     except StateError:
         return
     assert found.epoch >= 0
-    assert 0 <= found.step <= PLAN.steps(found.epoch)
-    assert found.image_size is None or 1 <= found.image_size <= MAX_SIZE_PX
+    assert 0 <= found.step <= ORDER.steps(found.epoch)
+    assert found.image_size is None or 1 <= found.image_size <= MAX_IMAGE_SIZE
 
 
 def test_the_form_of_a_state_is_what_version_2_says() -> None:
@@ -241,10 +247,10 @@ def test_the_form_of_a_state_is_what_version_2_says() -> None:
         "dataset": "data",
         "length": 20,
         "seed": 7,
-        "order": "shuffled",
+        "sample_order": "shuffled",
         "drop_last": False,
         "schedule": [
-            {"size": 8, "epochs": 2, "global_batch": 4, "strength": 1.0},
-            {"size": 16, "epochs": 1, "global_batch": 5, "strength": 1.0},
+            {"image_size": 8, "epochs": 2, "global_batch_size": 4, "strength": 1.0},
+            {"image_size": 16, "epochs": 1, "global_batch_size": 5, "strength": 1.0},
         ],
     }

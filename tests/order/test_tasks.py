@@ -3,58 +3,58 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.order.batch_spec import MAX_ROWS_PER_PIECE, divide, rows_per_piece
+from feedline.order.batch_spec import MAX_ROWS_PER_TASK, divide_rows, rows_per_task
 
 rows = st.integers(0, 3000)
-piece_rows = st.integers(1, 64)
+task_rows = st.integers(1, 64)
 
 
-@given(rows, piece_rows)
-def test_pieces_cover_every_row_exactly_once_in_order(rows: int, piece_rows: int) -> None:
+@given(rows, task_rows)
+def test_tasks_cover_every_row_exactly_once_in_order(rows: int, task_rows: int) -> None:
     covered = [
-        row for start, count in divide(rows, piece_rows) for row in range(start, start + count)
+        row for start, count in divide_rows(rows, task_rows) for row in range(start, start + count)
     ]
     assert covered == list(range(rows))
 
 
-@given(rows, piece_rows)
-def test_no_piece_is_empty_or_above_the_limit(rows: int, piece_rows: int) -> None:
-    assert all(1 <= count <= piece_rows for _, count in divide(rows, piece_rows))
+@given(rows, task_rows)
+def test_no_task_is_empty_or_above_the_limit(rows: int, task_rows: int) -> None:
+    assert all(1 <= count <= task_rows for _, count in divide_rows(rows, task_rows))
 
 
-@given(rows, piece_rows)
-def test_pieces_are_as_few_and_as_equal_as_can_be(rows: int, piece_rows: int) -> None:
-    counts = [count for _, count in divide(rows, piece_rows)]
-    assert len(counts) == -(-rows // piece_rows)
+@given(rows, task_rows)
+def test_tasks_are_as_few_and_as_equal_as_can_be(rows: int, task_rows: int) -> None:
+    counts = [count for _, count in divide_rows(rows, task_rows)]
+    assert len(counts) == -(-rows // task_rows)
     assert max(counts, default=0) - min(counts, default=0) <= 1
 
 
 @given(st.integers(1, 5000), st.integers(0, 512), st.floats(0, 1e12))
-def test_every_worker_gets_a_piece_where_there_are_rows_enough(
+def test_every_worker_gets_a_task_where_there_are_rows_enough(
     batch: int, workers: int, row_ns: float
 ) -> None:
-    size = rows_per_piece(batch, workers, row_ns)
-    assert 1 <= size <= MAX_ROWS_PER_PIECE
-    assert len(divide(batch, size)) >= min(batch, workers) // 2
+    size = rows_per_task(batch, workers, row_ns)
+    assert 1 <= size <= MAX_ROWS_PER_TASK
+    assert len(divide_rows(batch, size)) >= min(batch, workers) // 2
 
 
-def test_slow_rows_make_small_pieces_and_quick_rows_large_ones() -> None:
-    assert rows_per_piece(256, 2, row_ns=1e9) == 1
-    assert rows_per_piece(256, 2, row_ns=1e6) == 50
-    assert rows_per_piece(256, 2, row_ns=1e3) == 128
+def test_slow_rows_make_small_tasks_and_quick_rows_large_ones() -> None:
+    assert rows_per_task(256, 2, row_ns=1e9) == 1
+    assert rows_per_task(256, 2, row_ns=1e6) == 50
+    assert rows_per_task(256, 2, row_ns=1e3) == 128
 
 
 @given(st.integers(1, 5000), st.integers(1, 512), st.floats(0, 1e12), st.integers(1, 8))
-def test_batches_queued_together_hold_a_piece_for_every_worker(
+def test_batches_queued_together_hold_a_task_for_every_worker(
     batch: int, workers: int, row_ns: float, batches: int
 ) -> None:
-    size = rows_per_piece(batch, workers, row_ns, batches)
-    assert 1 <= size <= min(batch, MAX_ROWS_PER_PIECE)
-    assert batches * len(divide(batch, size)) >= min(batch, workers) // 2
+    size = rows_per_task(batch, workers, row_ns, batches)
+    assert 1 <= size <= min(batch, MAX_ROWS_PER_TASK)
+    assert batches * len(divide_rows(batch, size)) >= min(batch, workers) // 2
 
 
-def test_quick_batches_stay_whole_while_that_leaves_a_piece_to_go_on_with() -> None:
-    assert rows_per_piece(64, 2, row_ns=1e3, batches=3) == 64
-    assert rows_per_piece(64, 3, row_ns=1e3, batches=3) == 48
-    assert rows_per_piece(64, 8, row_ns=1e3, batches=3) == 21
-    assert rows_per_piece(64, 2, row_ns=1e3, batches=1) == 32
+def test_quick_batches_stay_whole_while_that_leaves_a_task_to_go_on_with() -> None:
+    assert rows_per_task(64, 2, row_ns=1e3, batches=3) == 64
+    assert rows_per_task(64, 3, row_ns=1e3, batches=3) == 48
+    assert rows_per_task(64, 8, row_ns=1e3, batches=3) == 21
+    assert rows_per_task(64, 2, row_ns=1e3, batches=1) == 32

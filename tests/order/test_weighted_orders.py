@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from orders import every_rank, global_rows
+from orders import every_rank, global_rows, resume, snapshot
 
 from feedline.errors import StateError, UsageError
 from feedline.order.planned_order import WEIGHTED, WEIGHTED_ONCE, Order, Weights, epoch_order
-from feedline.order.position import Position, resume, snapshot
+from feedline.order.position import Position
 from feedline.order.schedule import Schedule
 
 
@@ -21,7 +21,7 @@ def plan(weights: list[float], **fields: object) -> Order:
         length=len(weights),
         schedule=Schedule.parse("8x2"),
         batch_size=3,
-        order=WEIGHTED,
+        sample_order=WEIGHTED,
         weights=Weights(weights),
     )
     return replace(base, **fields)  # type: ignore[arg-type]
@@ -67,8 +67,8 @@ def test_weights_of_any_magnitude_can_be_drawn_by(values: list[float]) -> None:
     st.sampled_from([WEIGHTED, WEIGHTED_ONCE]),
 )
 def test_ranks_together_have_the_epoch_of_one(values: list[float], world: int, order: str) -> None:
-    one = plan(values, batch_size=12, order=order)
-    ranks = every_rank(plan(values, batch_size=12 // world, world_size=world, order=order))
+    one = plan(values, batch_size=12, sample_order=order)
+    ranks = every_rank(plan(values, batch_size=12 // world, world_size=world, sample_order=order))
     for epoch in range(2):
         for step in range(one.steps(epoch)):
             assert (
@@ -88,19 +88,21 @@ def test_ranks_together_have_the_epoch_of_one(values: list[float], world: int, o
 
 def test_a_state_goes_on_with_the_same_weights_alone() -> None:
     one = plan([1, 2, 3, 4, 5, 6], batch_size=4)
-    state = snapshot(one, Position(epoch=1, step=1), "data")
+    state = snapshot(one, Position(epoch=1, step=1))
     shared = plan([1, 2, 3, 4, 5, 6], batch_size=2, world_size=2)
-    assert resume(state, shared, "data") == Position(epoch=1, step=1)
+    assert resume(state, shared) == Position(epoch=1, step=1)
     for other in (
         plan([1, 2, 3, 4, 5, 7], batch_size=4),
-        replace(one, order=WEIGHTED_ONCE),
-        replace(one, order="shuffled", weights=None),
+        replace(one, sample_order=WEIGHTED_ONCE),
+        replace(one, sample_order="shuffled", weights=None),
     ):
         with pytest.raises(StateError, match=r"weights was|order was"):
-            resume(state, other, "data")
+            resume(state, other)
     with pytest.raises(StateError, match="weights was None"):
         resume(
-            snapshot(replace(one, order="shuffled", weights=None), Position(), "data"), one, "data"
+            snapshot(replace(one, sample_order="shuffled", weights=None), Position()),
+            one,
+            "data",
         )
 
 
@@ -127,9 +129,9 @@ def test_weights_that_do_not_fit_a_plan_are_refused() -> None:
     with pytest.raises(UsageError, match="3 weights for 4 samples"):
         plan([1, 2, 3], length=4)
     with pytest.raises(UsageError, match="only 2 have a weight above 0"):
-        plan([1, 0, 3], order=WEIGHTED_ONCE)
+        plan([1, 0, 3], sample_order=WEIGHTED_ONCE)
     with pytest.raises(UsageError, match="order"):
-        plan([1, 2, 3], order="shuffled")
+        plan([1, 2, 3], sample_order="shuffled")
     with pytest.raises(UsageError, match="order"):
         replace(plan([1, 2, 3]), weights=None)
 

@@ -177,7 +177,7 @@ OTHERS: dict[str, Callable[[], DataLoader[Any]]] = {
     "length": lambda: DataLoader(Drawing(24), 4, shuffle=True),
     "dataset": lambda: DataLoader(Made(23, int), 4, shuffle=True),
     "sampler": lambda: DataLoader(DATA, 4),
-    "global_batch": lambda: DataLoader(DATA, 8, shuffle=True),
+    "global_batch_size": lambda: DataLoader(DATA, 8, shuffle=True),
     "drop_last": lambda: DataLoader(DATA, 4, shuffle=True, drop_last=True),
     "schedule": lambda: DataLoader(DATA, 4, shuffle=True, image_size=8),
 }

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import feedline
 from feedline.errors import UsageError
-from feedline.order.schedule import Phase, Schedule
+from feedline.order.schedule import Schedule
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -46,7 +46,10 @@ def test_an_estimate_needs_no_gpu_and_grows_with_the_memory() -> None:
         assert phase.peak_bytes <= found[2].usable_bytes
 
 
-@pytest.mark.parametrize("schedule", [64, "64x1", Phase(size=64, epochs=1), Schedule.parse("64x1")])
+SCHEDULE = Schedule.parse("64x1")
+
+
+@pytest.mark.parametrize("schedule", [64, "64x1", SCHEDULE.phases[0], SCHEDULE])
 def test_a_schedule_comes_in_any_form(schedule: Any) -> None:
     found = feedline.find_batch_size(small_model(), schedule, gpu_memory=2, max_batch_size=100)
     assert str(found.schedule) == "64x1@96"
@@ -126,8 +129,9 @@ def test_on_a_gpu_the_largest_is_found_and_runs_within_the_memory() -> None:
         assert torch.equal(torch.cuda.get_rng_state(), random)
         torch.cuda.reset_peak_memory_stats()
         for phase in [*found.phases, *found.phases]:
-            assert phase.phase.size is not None
-            images = torch.randn(phase.rows, 3, phase.phase.size, phase.phase.size, device="cuda")
+            size = phase.phase.image_size
+            assert size is not None
+            images = torch.randn(phase.rows, 3, size, size, device="cuda")
             labels = torch.zeros(phase.rows, dtype=torch.int64, device="cuda")
             with torch.autocast("cuda", torch.float16):
                 loss = functional.cross_entropy(model(images).float(), labels)

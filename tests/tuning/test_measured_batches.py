@@ -241,8 +241,8 @@ def test_sizes_that_fragment_the_memory_get_smaller_batches() -> None:
     with memory.here([]):
         memory.clear()
         for phase in [*found.phases, *found.phases]:
-            assert phase.phase.size is not None
-            images = torch.randn(phase.rows, 3, phase.phase.size, phase.phase.size)
+            assert phase.phase.image_size is not None
+            images = torch.randn(phase.rows, 3, phase.phase.image_size, phase.phase.image_size)
             functional.cross_entropy(
                 model(images), torch.zeros(phase.rows, dtype=torch.int64)
             ).backward()

@@ -58,7 +58,7 @@ def test_images_are_counted_and_what_they_wait_for_is_told_from_work() -> None:
 def looked_at(loader: DataLoader[Any], size: int) -> Rates:
     """A short look at one size."""
     own = TunableFeedlineLoader(loader)
-    own.begin(next(phase for phase in own.phases if phase.size == size))
+    own.begin(next(phase for phase in own.phases if phase.image_size == size))
     benchmark = StepBenchmark(own, lambda batch: time.sleep(0.005), size)
     trial = benchmark.trial(own.start, min_s=0.1, max_s=0.2)
     phase = TunedPhase.of_trial(trial, size=size, batch_size=own.batch_size, ceiling=200.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from feedline.errors import UsageError
-from feedline.order.schedule import MAX_SIZE_PX
+from feedline.order.schedule import MAX_IMAGE_SIZE
 
 __all__ = ["BenchmarkOptions"]
 
@@ -46,7 +46,7 @@ class BenchmarkOptions:
 
     def __post_init__(self) -> None:
         for name, value, most in (
-            ("image_size", self.size_px, MAX_SIZE_PX),
+            ("image_size", self.size_px, MAX_IMAGE_SIZE),
             ("batch_size", self.batch_size, _MAX_BATCH_SIZE),
         ):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:

@@ -214,12 +214,12 @@ def _required_sides(schedule: Schedule, crop: Transform) -> dict[int, int]:
     Raises:
         UsageError: the schedule has no sizes, or a size for which no level is large enough.
     """
-    if not schedule.sizes:
+    if not schedule.image_sizes:
         raise UsageError(
             f"the schedule {schedule} has no image sizes, which a cache plan needs; write them, "
             'e.g. "112x10,160x10,224x10"'
         )
-    wanted = {size: wanted_side(crop, size) for size in sorted(set(schedule.sizes))}
+    wanted = {size: wanted_side(crop, size) for size in sorted(set(schedule.image_sizes))}
     for size, side in wanted.items():
         if side > _MAX_SIDE_PX:
             raise UsageError(

@@ -209,7 +209,7 @@ def _phases(
     by_side = {level.side: level for level in levels}
     found = []
     for phase in measured.schedule.phases:
-        size = phase.size
+        size = phase.image_size
         assert size is not None, "the schedule has sizes"
         side = serving(by_side, measured.wanted[size])
         assert side is not None or not levels, "a resolution serves each phase"

@@ -33,7 +33,7 @@ from feedline.engine.messages import BatchTask, said
 from feedline.engine.space import Space
 from feedline.errors import note
 from feedline.order.batch_spec import BatchSpec
-from feedline.order.requested_size import Request, requested, stand_at
+from feedline.order.requested_size import SampleRequest, current_request, set_request
 from feedline.randomness import fingerprint, put_back_later, seed_all, seeded, unbroken
 from feedline.trace import is_recording_enabled, stage_timer
 
@@ -139,16 +139,16 @@ class DatasetFetcher:
         task = BatchTask(
             id=0,
             image_size=batch.image_size,
-            seed=batch.whole_seed,
+            seed=batch.batch_seed,
             row_seed=batch.seed,
             place=batch.place,
             stride=batch.stride,
             strength=batch.phase.strength,
         )
         with unbroken(), seeded(task.seed):
-            put_back_later(partial(stand_at, requested()))
+            put_back_later(partial(set_request, current_request()))
             seed_own_meanwhile(self._look(), task.seed)
-            return self._make(batch.asked, task, None, None)
+            return self._make(batch.dataset_keys, task, None, None)
 
     def _make(self, keys: Any, task: BatchTask, space: Space | None, at: Told | None) -> Any:
         """Make a batch.
@@ -159,7 +159,7 @@ class DatasetFetcher:
             space: memory to stack tensors into; None leaves everything to `collate_fn`.
             at: see `Told`; None if not needed.
         """
-        with Request(task.image_size, task.strength) as request:
+        with SampleRequest(task.image_size, task.strength) as request:
             one = None
             if self._recognised is not None:
                 one = by_samples(

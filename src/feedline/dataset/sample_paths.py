@@ -52,7 +52,9 @@ def _path(dataset: Any, number: int) -> str | None:
 
 def key_in_words(dataset: Any, batch: BatchSpec, row: int) -> tuple[Any, str]:
     """Key of a batch's sample (None if unknown), and its description with the path."""
-    keys = batch.asked if isinstance(batch.asked, (list, tuple)) else [batch.asked]
+    keys = batch.dataset_keys
+    if not isinstance(keys, (list, tuple)):
+        keys = [keys]
     if hasattr(dataset, "__getitems__") or row >= len(keys):
         return None, f"a batch of {len(keys)} samples"
     key = keys[row]

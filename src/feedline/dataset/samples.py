@@ -16,7 +16,7 @@ import torch
 from feedline.engine.messages import BatchTask
 from feedline.errors import UsageError
 from feedline.order.batch_spec import Item
-from feedline.order.requested_size import Request
+from feedline.order.requested_size import SampleRequest
 from feedline.order.seeds import extend, mix
 
 __all__ = ["One", "Samples", "by_samples", "check"]
@@ -40,7 +40,9 @@ One: TypeAlias = Callable[[int, Any], Any]
 """Function from a sample's place in its batch, and its key, to the sample."""
 
 
-def by_samples(samples: Samples, dataset: Any, keys: Any, task: BatchTask, request: Request) -> One:
+def by_samples(
+    samples: Samples, dataset: Any, keys: Any, task: BatchTask, request: SampleRequest
+) -> One:
     """Create the function that makes a batch's samples; the dataset makes those without index.
 
     Args:
@@ -59,7 +61,7 @@ def by_samples(samples: Samples, dataset: Any, keys: Any, task: BatchTask, reque
         number = _whole(key)
         if number is None:
             return dataset[key]
-        request.size_was_asked = request.strength_was_asked = True
+        request.image_size_was_read = request.strength_was_read = True
         own = extend(seed, number)  # as in `engine.fill`
         if task.stride:
             own = extend(own, task.place + place * task.stride)
@@ -78,20 +80,20 @@ def _whole(key: Any) -> int | None:
     return None
 
 
-def check(request: Request, dataset: object) -> None:
+def check(request: SampleRequest, dataset: object) -> None:
     """Check that a batch used the requested size and strength.
 
     Raises:
         UsageError: a size or a strength was requested, and nothing read it.
     """
     kind = type(dataset).__name__
-    if request.size is not None and not request.size_was_asked:
+    if request.image_size is not None and not request.image_size_was_read:
         raise UsageError(
             f"schedule= or image_size= is set, but nothing in {kind} asked for the size: the batch "
-            f"might not be at {request.size} px. Use feedline.per_size(...) or "
+            f"might not be at {request.image_size} px. Use feedline.per_size(...) or "
             "feedline.image_size() in the transform, or leave the size out of the schedule"
         )
-    if request.strength != 1 and not request.strength_was_asked:
+    if request.strength != 1 and not request.strength_was_read:
         raise UsageError(
             f"the schedule sets strength {request.strength:g}, but nothing in {kind} asked for it: "
             "the augmentation would have full strength. Use feedline.augmentation_strength() in "

@@ -54,7 +54,7 @@ class WholeBatchCarrier(CpuCarrier):
 def _failed(flight: InFlightBatch) -> WorkerException:
     """Error for a batch that failed in the engine, e.g. because it kills its workers."""
     batch, first = flight.batch, flight.failures[0]
-    keys = batch.asked
+    keys = batch.dataset_keys
     if not isinstance(keys, (list, tuple)):
         keys = [keys]
     known = first.row < len(keys)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from feedline.engine.board import MAX_SEATS
 from feedline.engine.defaults import DEFAULT_PREFETCH_FACTOR
 from feedline.errors import UsageError
-from feedline.order.batch_spec import PIECE_NS
+from feedline.order.batch_spec import TASK_NS
 
 __all__ = ["LiveSettings"]
 
@@ -33,7 +33,7 @@ class LiveSettings:
     prefetch: int | None = None
     prefetch_factor: int = DEFAULT_PREFETCH_FACTOR
     ahead: int = 0
-    piece_ns: int = PIECE_NS
+    piece_ns: int = TASK_NS
 
     def __post_init__(self) -> None:
         for name, value, least, most in (

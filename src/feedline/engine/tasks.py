@@ -26,7 +26,7 @@ from feedline.engine.memory import Memfd
 from feedline.engine.messages import MAX_KEY_BYTES, BatchTask, Piece, Report
 from feedline.engine.slots import FixedSlots, GrowingSlots, SlotTooSmall
 from feedline.errors import ResourceError, UsageError
-from feedline.order.batch_spec import NO_NUMBER, BatchSpec, Field, divide, rows_per_piece
+from feedline.order.batch_spec import NO_NUMBER, BatchSpec, Field, divide_rows, rows_per_task
 
 __all__ = ["BatchTasks", "PieceTasks", "Span", "Tasks"]
 
@@ -59,22 +59,22 @@ class PieceTasks:
         return settings.depth(self.slots.slots)
 
     def begin(self, flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
-        """Divide a batch as computed by `rows_per_piece`.
+        """Divide a batch as computed by `rows_per_task`.
 
         Raises:
             SlotTooSmall: the batch is larger than a slot.
             UsageError: the batch has keys that are not indices.
         """
         batch = flight.batch
-        if batch.drawn and NO_NUMBER in batch.samples:
+        if batch.is_sampled and NO_NUMBER in batch.samples:
             batch = flight.batch = _indexed(batch)
         flight.fields = self._fields(batch.image_size)
         if batch_bytes(flight.fields, batch.rows) > self.slots.slot_bytes:
             raise SlotTooSmall(batch_bytes(flight.fields, batch.rows))
         # One slot is with the user; the others are under way.
         ahead = settings.depth(max(1, self.slots.slots - 1))
-        rows = rows_per_piece(batch.rows, settings.workers, row_ns, ahead, settings.piece_ns)
-        return divide(batch.rows, rows)
+        rows = rows_per_task(batch.rows, settings.workers, row_ns, ahead, settings.piece_ns)
+        return divide_rows(batch.rows, rows)
 
     def task(self, id: int, flight: InFlightBatch, span: Span) -> Piece:
         """Create a task of rows."""
@@ -145,7 +145,7 @@ class BatchTasks:
         """Create a task of the whole batch."""
         batch = flight.batch
         # Pickled by this process for its own workers.
-        keys = pickle.dumps(batch.asked)
+        keys = pickle.dumps(batch.dataset_keys)
         kept = len(keys) if self._shares_memory and len(keys) > MAX_KEY_BYTES else 0
         if kept:
             self.slots.write(flight.slot, keys)
@@ -153,7 +153,7 @@ class BatchTasks:
             id=id,
             slot=flight.slot,
             image_size=batch.image_size,
-            seed=batch.whole_seed,
+            seed=batch.batch_seed,
             row_seed=batch.seed,
             place=batch.place,
             stride=batch.stride,

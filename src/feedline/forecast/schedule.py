@@ -132,8 +132,8 @@ def forecast(
     if images is not None and (not is_count(images) or images < 1):
         raise UsageError(f"images must be a whole number of at least 1, got {images!r}")
     Changes(workers=workers)  # checks the number
-    rates = [rates_at(measured, phase.size, phase.batch_size) for phase in phases]
-    largest = max(range(len(phases)), key=lambda number: phases[number].size or 0)
+    rates = [rates_at(measured, phase.image_size, phase.batch_size) for phase in phases]
+    largest = max(range(len(phases)), key=lambda number: phases[number].image_size or 0)
     free = [each.per_s(each.now.load.consume_ms) for each in rates]
     found = []
     for phase, each, compute_bound in zip(phases, rates, free, strict=True):
@@ -144,7 +144,7 @@ def forecast(
         uneven = load.late_ms > (_KEEPS_UP - 1) * load.consume_ms and then.limit != "step"
         found.append(
             PhaseForecast(
-                size=phase.size,
+                size=phase.image_size,
                 epochs=phase.epochs,
                 then=then,
                 free=compute_bound,
@@ -159,13 +159,13 @@ def forecast(
                 uneven=uneven,
             )
         )
-    one_size = len({phase.size for phase in phases}) == 1
+    one_size = len({phase.image_size for phase in phases}) == 1
     epochs = sum(phase.epochs for phase in phases)
     fixed_s = None if images is None else epochs * images / found[largest].then.then
     return Forecast(
         phases=tuple(found),
         images=images,
-        fixed_px=None if one_size else phases[largest].size,
+        fixed_px=None if one_size else phases[largest].image_size,
         fixed_s=None if one_size else fixed_s,
         unit=rates[0].unit,
     )

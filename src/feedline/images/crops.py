@@ -17,7 +17,7 @@ from feedline.errors import UsageError
 from feedline.images.placement import Box, Placement, Window
 from feedline.images.resample_filter import Filter
 from feedline.order.batch_spec import Item
-from feedline.order.seeds import Stream
+from feedline.order.seeds import RandomStream
 
 __all__ = [
     "EvalCrop",
@@ -106,9 +106,9 @@ class TrainCrop:
 
     def place(self, height: int, width: int, item: Item) -> Box:
         """Draw the crop for an item, in an image of (height, width) pixels."""
-        return self.box(height, width, Stream(item.seed), item.strength)
+        return self.box(height, width, RandomStream(item.seed), item.strength)
 
-    def box(self, height: int, width: int, stream: Stream, strength: float = 1.0) -> Box:
+    def box(self, height: int, width: int, stream: RandomStream, strength: float = 1.0) -> Box:
         """Draw a crop within an image of (height, width) pixels.
 
         The number of draws from the stream varies; the strength is 0 to 1, as above.
@@ -135,7 +135,7 @@ class TrainCrop:
         flip = stream.uniform() < self.flip
         return Box((height - h) // 2, (width - w) // 2, h, w, flip, None, self._filter(stream))
 
-    def _filter(self, stream: Stream) -> Filter:
+    def _filter(self, stream: RandomStream) -> Filter:
         if isinstance(self.filter, str):
             return self.filter
         return self.filter[int(stream.uniform() * len(self.filter))]
@@ -165,7 +165,7 @@ class EvalCrop:
 
     def place(self, height: int, width: int, item: Item) -> Window:
         """Place the central square in an image of (height, width) pixels; nothing is random."""
-        return self.window(height, width, item.side)
+        return self.window(height, width, item.required_image_size)
 
     def window(self, height: int, width: int, size: int) -> Window:
         """Place a central square of `size` px in a resized image of (height, width) pixels.

@@ -175,7 +175,7 @@ class RowPipeline(Generic[Store]):
         if not self._is_open:
             self.open(0, 1)
         try:
-            wanted = wanted_side(self.transform, item.side)
+            wanted = wanted_side(self.transform, item.required_image_size)
             with reading:
                 image = self.store.read(item.sample, wanted)
             if stage_timer.timed:
@@ -206,7 +206,7 @@ class RowPipeline(Generic[Store]):
         placement = self._placement(height, width, item)
         by = 1
         if self._scaled and decoder.reducible:
-            by = placement.shrink(height, width, item.side)
+            by = placement.shrink(height, width, item.required_image_size)
             placement = placement.on(-(-height // by), -(-width // by), of=(height, width))
         part = decoder.read(by, placement.part)
         if stage_timer.timed:

@@ -235,7 +235,8 @@ class Accelerated:
     def _unpadded(self) -> int:
         rows_a_batch = self.batch_size or getattr(self.batch_sampler, "batch_size", None)
         if self.plan is not None:
-            rows_a_batch = self.plan.global_batch(self.epoch) // self.ranks
+            phase = self.plan.schedule.phase_at(self.epoch)
+            rows_a_batch = self.plan.global_batch_size(phase) // self.ranks
         if not isinstance(rows_a_batch, int) or not hasattr(self.dataset, "__len__"):
             return -1
         if self.drop_last:

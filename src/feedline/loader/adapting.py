@@ -46,7 +46,7 @@ _TO_FILL = 4  # times as many batches as may be ahead: workers are that little f
 class _Session(Protocol):
     """Attributes of `session.Session` that are read."""
 
-    cursor: Any
+    position: Any
     settings: Settings
 
     @property
@@ -158,17 +158,19 @@ class Adapting:
 
     def _for_next_phase(self, batch: BatchSpec) -> Decision | None:
         """Change for the next phase, if its first batches are near."""
-        cursor = self._session.cursor
-        if not isinstance(cursor, PlannedPosition) or cursor.position.image_size is not None:
+        position = self._session.position
+        if not isinstance(position, PlannedPosition) or position.current.image_size is not None:
             return None
-        now, then = batch.phase, cursor.phase_in(batch.epoch + 1)
+        now, then = batch.phase, position.phase_in(batch.epoch + 1)
         # As many steps as a window has: the next look might come too late.
-        if now == then or cursor.steps(batch.epoch) - batch.step - 1 > len(self._steps_ns):
+        if now == then or position.steps(batch.epoch) - batch.step - 1 > len(self._steps_ns):
             return None
         rows = self._session.settings.batch_size or batch.rows
         more = (then.batch_size or rows) / (now.batch_size or rows)
-        larger = (then.size / now.size) ** 2 if then.size and now.size else 1.0
-        return self._controller.prepare((then.size, then.batch_size), more * larger, more)
+        larger = 1.0
+        if then.image_size and now.image_size:
+            larger = (then.image_size / now.image_size) ** 2
+        return self._controller.prepare((then.image_size, then.batch_size), more * larger, more)
 
     def _follow(self, decision: Decision) -> None:
         self.decisions.append(decision)

@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import Any, TypeGuard
 
 from feedline.errors import UsageError
-from feedline.order.batch_spec import PIECE_NS
+from feedline.order.batch_spec import TASK_NS
 
 __all__ = ["check_no_factor", "check_prefetch", "check_prefetch_factor", "is_whole", "piece_ns_of"]
 
@@ -74,12 +74,12 @@ def piece_ns_of(piece_ms: object) -> int:
         UsageError: it is not a number above 0.
     """
     if piece_ms is None:
-        return PIECE_NS
+        return TASK_NS
     value: Any = piece_ms
     number = isinstance(piece_ms, Real) and not isinstance(piece_ms, bool)
     if not (number and 0 < value < math.inf):
         raise UsageError(
             "piece_ms (work per task) must be a number of milliseconds above 0, or None for "
-            f"{PIECE_NS / 1e6:g}, got {piece_ms!r}"
+            f"{TASK_NS / 1e6:g}, got {piece_ms!r}"
         )
     return max(1, round(1e6 * float(min(value, _MAX_PIECE_MS))))

@@ -23,8 +23,8 @@ from feedline.loader.check_ahead import (
     piece_ns_of,
 )
 from feedline.loader.check_samples import check_length
-from feedline.order.planned_order import window_of
-from feedline.order.schedule import MAX_SIZE_PX, Schedule, is_size
+from feedline.order.planned_order import window_size
+from feedline.order.schedule import MAX_IMAGE_SIZE, Schedule, is_image_size
 from feedline.recognition.steps import NotRecognised
 from feedline.recognition.subsets import has_images, unwrapped
 
@@ -186,7 +186,7 @@ def _check_effects(given: Mapping[str, Any], *, native: bool, sampled: bool) -> 
 def _check_values(given: Mapping[str, Any]) -> None:
     seed, timeout = given["seed"], given["timeout"]
     shuffle = given["shuffle"]
-    if isinstance(shuffle, str) and window_of(shuffle) is None:
+    if isinstance(shuffle, str) and window_size(shuffle) is None:
         raise UsageError(
             f'shuffle must be True, False, None or "window:N", e.g. "window:16384", got {shuffle!r}'
         )
@@ -234,8 +234,8 @@ def check_size(name: str, size: object) -> None:
     Raises:
         UsageError: it is invalid.
     """
-    if not is_size(size):
-        text = f"must be a whole number from 1 to {MAX_SIZE_PX}, got {size!r}"
+    if not is_image_size(size):
+        text = f"must be a whole number from 1 to {MAX_IMAGE_SIZE}, got {size!r}"
         raise UsageError(text, argument=name)
 
 

@@ -65,7 +65,7 @@ class Controls(LiveControls):
     @property
     def epoch(self) -> int:
         """Current epoch, or the epoch of the next iteration. Counted from 0."""
-        return self._session.cursor.position.epoch
+        return self._session.position.current.epoch
 
     @property
     def epochs(self) -> int | None:
@@ -81,7 +81,7 @@ class Controls(LiveControls):
     def steps_in(self, epoch: int) -> int:
         """Return the number of batches of an epoch."""
         plan = self._current_plan()
-        return plan.steps(epoch) if plan else self._session.cursor.steps(epoch)
+        return plan.steps(epoch) if plan else self._session.position.steps(epoch)
 
     def _current_plan(self) -> Order | None:
         """Plan of the current epoch, or of the next one."""
@@ -95,14 +95,14 @@ class Controls(LiveControls):
     @property
     def phase(self) -> Phase:
         """Phase of the last delivered batch; before the first batch, of the next one."""
-        return self.batch.phase if self.batch else self._session.cursor.phase
+        return self.batch.phase if self.batch else self._session.position.phase
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, or of the current one before its first batch."""
         self._session.ensure_usable()
         if not is_count(epoch):
             raise UsageError(f"epoch must be a whole number of at least 0, got {epoch!r}")
-        self._session.move(lambda cursor: cursor.set_epoch(epoch))
+        self._session.move(lambda position: position.set_epoch(epoch))
 
     def set_step(self, step: int) -> None:
         """Skip the first `step` batches of the next iteration's epoch, without making them.
@@ -120,21 +120,21 @@ class Controls(LiveControls):
         if not is_count(step):
             raise UsageError(f"step must be a whole number of at least 0, got {step!r}")
         self._adopt_before_epoch()
-        self._session.move(lambda cursor: cursor.set_step(step))
+        self._session.move(lambda position: position.set_step(step))
 
-    def set_image_size(self, size: int | None) -> None:
+    def set_image_size(self, image_size: int | None) -> None:
         """Set the image size of all following batches.
 
         Args:
-            size: side of the images in pixels; None returns to the schedule.
+            image_size: side of the images in pixels; None returns to the schedule.
 
         Raises:
             UsageError: larger than `max_image_size`, or the dataset's images have a fixed size.
         """
         self._session.ensure_usable()
-        if size is not None:
-            check_size("image_size", size)
-        self._session.set_image_size(size)
+        if image_size is not None:
+            check_size("image_size", image_size)
+        self._session.set_image_size(image_size)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as a state: small and JSON-able; with a seed or a schedule, the same

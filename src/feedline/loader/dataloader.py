@@ -116,7 +116,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
             changes a batch's images on the device, uint8 of shape (N, 3, H, W), before
             normalisation. Like `batch_transform` it runs on a stream of its own, in parallel with
             the previous step. `batch` is the plan of the batch: seed random draws with
-            `batch.whole_seed`, so that a resumed run repeats them; `batch.phase` is the schedule's
+            `batch.batch_seed`, so that a resumed run repeats them; `batch.phase` is the schedule's
             phase.
         batch_transform: for the same sources, with `device` only: `images, labels = f(images,
             labels, batch=batch)` changes a batch after normalisation, e.g. MixUp.
@@ -280,7 +280,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
             check_samples(self.dataset, sampled=self._asked.sampled)
         settings = self._settings()
         if settings.plan is not None:
-            self._agreement.check(settings.plan, self._session.cursor.position, self.dataset)
+            self._agreement.check(settings.plan, self._session.position.current, self.dataset)
             self._session.filling.agree(self._agreement, settings.plan)
         elif not (self._asked.iterable or self.in_a_wrapper):
             self._agreement.warn_of_draws(settings.sampler)

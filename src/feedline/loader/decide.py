@@ -280,7 +280,7 @@ def _recognised(
         from feedline.recognition.recognise import recognise
     except ImportError as error:
         return None, (), (), (f"Images cannot be decoded here: {error}.",)
-    found = recognise(settings.dataset, settings.asked.phases.sizes)
+    found = recognise(settings.dataset, settings.asked.phases.image_sizes)
     return found.pipeline, found.fast, found.as_is, found.refused
 
 
@@ -317,7 +317,7 @@ def _rows(settings: Settings, kind: Kind, source: Any, **known: Any) -> Decision
             "transform"
         )
     batches = [
-        (phase.size or source.image_size, phase.batch_size or settings.max_rows or 1)
+        (phase.image_size or source.image_size, phase.batch_size or settings.max_rows or 1)
         for phase in phases
     ]
     slot_bytes, largest = slot_size(source, batches, asked.max_image_size)
@@ -334,7 +334,7 @@ def _rows(settings: Settings, kind: Kind, source: Any, **known: Any) -> Decision
 
 
 def _tensors(settings: Settings) -> BatchedTensors:
-    if settings.asked.phases.sizes:
+    if settings.asked.phases.image_sizes:
         return BatchedTensors(None, "Tensors have a fixed size.")
     if not settings.batched:
         return BatchedTensors(None, "batch_size=None makes no batches.")

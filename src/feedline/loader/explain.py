@@ -10,8 +10,8 @@ from feedline.loader.forecast import forecast_of
 from feedline.loader.levels import copies_in_words
 from feedline.loader.predict import in_memory, measured, predicted
 from feedline.loader.settings import Settings
-from feedline.order.batch_spec import PIECE_NS
-from feedline.order.planned_order import in_words
+from feedline.order.batch_spec import TASK_NS
+from feedline.order.planned_order import describe_sample_order
 from feedline.sampling.samplers import describe
 from feedline.trace.run import Run
 
@@ -69,20 +69,20 @@ def _samples(settings: Settings) -> str:
 
 
 def _size(settings: Settings, decision: Decision) -> str:
-    if not settings.asked.phases.sizes or decision.honours_size:
+    if not settings.asked.phases.image_sizes or decision.honours_size:
         return ""
     return "read by your dataset, transform or collate_fn; a batch that never reads it is an error"
 
 
 def _schedule(settings: Settings) -> str:
     asked = settings.asked
-    if asked.schedule is None and not asked.phases.sizes:
+    if asked.schedule is None and not asked.phases.image_sizes:
         return "endless; no image size is set"
     said = []
     for phase in asked.phases.phases:
         epochs = "epoch" if phase.epochs == 1 else "epochs"
         length = "endless" if asked.schedule is None else f"{phase.epochs} {epochs}"
-        size = f"{phase.size} px" if phase.size else "the dataset's own size"
+        size = f"{phase.image_size} px" if phase.image_size else "the dataset's own size"
         rows = phase.batch_size or settings.batch_size or "set by the batch sampler"
         said.append(f"{length} at {size}, batch size {rows}")
     return ", then ".join(said)
@@ -91,7 +91,8 @@ def _schedule(settings: Settings) -> str:
 def _order(settings: Settings) -> str:
     plan = settings.plan
     if plan:
-        return f"{in_words(plan.order)}, seed {plan.seed}, rank {plan.rank} of {plan.world_size}"
+        name = describe_sample_order(plan.sample_order)
+        return f"{name}, seed {plan.seed}, rank {plan.rank} of {plan.world_size}"
     if settings.asked.iterable:
         return "the dataset's own"
     source = "a generator" if settings.generator else "torch's random state"
@@ -132,7 +133,7 @@ def _prefetch(settings: Settings, decision: Decision) -> str:
     if decision.rows is not None:
         ahead = settings.asked.prefetch if settings.prefetch is None else settings.prefetch
         said = f"{ahead} batches (prefetch)"
-        if settings.piece_ns != PIECE_NS:
+        if settings.piece_ns != TASK_NS:
             said += f", in tasks of {settings.piece_ns / 1e6:g} ms (piece_ms)"
         return said
     if settings.workers == 0 or decision.kind == "tensors":

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from feedline.errors import StateError
-from feedline.loader.cursor import BatchCursor
+from feedline.loader.position import LoaderPosition
 from feedline.loader.rank_agreement import RankAgreement
 from feedline.order.planned_order import Order
 from feedline.order.schedule import is_count
@@ -53,13 +53,13 @@ class Filling:
         if self._root is not None and not self._chosen:
             self._copies = agreement.all_say(self._copies, plan)
 
-    def begin(self, cursor: BatchCursor) -> None:
-        """Begin an iteration at the position of a cursor."""
+    def begin(self, position: LoaderPosition) -> None:
+        """Begin an iteration at the position of a loader."""
         self._chosen = True
-        if self._copies or cursor.restored_step:  # the rest of an epoch
+        if self._copies or position.restored_step:  # the rest of an epoch
             return
         try:
-            batches = cursor.steps(cursor.position.epoch)
+            batches = position.steps(position.current.epoch)
         except TypeError:  # only the sampler's end tells
             batches = 0
         self._copies = self._ended or 0 < batches <= self.given

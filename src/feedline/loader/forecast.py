@@ -35,7 +35,9 @@ def forecast_of(settings: Settings, decision: Decision, run: Run, rows: Rows | s
     schedule = settings.asked.schedule
     if schedule is None:
         return ""
-    known = [each for each in _trained(decision, run) if bool(each.size) == bool(schedule.sizes)]
+    known = [
+        each for each in _trained(decision, run) if bool(each.size) == bool(schedule.image_sizes)
+    ]
     if known:
         crew, images = settings.workers or None, _images(settings)
         return "; ".join(forecast(known, schedule, images=images, workers=crew).advice)
@@ -46,7 +48,7 @@ def forecast_of(settings: Settings, decision: Decision, run: Run, rows: Rows | s
             _untrained(size, image_s, phase.batch_size or settings.batch_size or 1, settings)
             for phase in schedule.phases
             for size, image_s in rows.image_s.items()
-            if phase.size in (None, size)
+            if phase.image_size in (None, size)
         ]
     )
 

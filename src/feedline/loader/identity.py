@@ -48,7 +48,7 @@ def fingerprint_of(dataset: object) -> str:
 def identity_of(settings: Settings, dataset: str) -> dict[str, Any]:
     """Values that a state and the resuming loader must have in common, JSON-able.
 
-    A plan's own values are added by `plan.state`.
+    `PlannedPosition.state` adds the values of a planned order.
 
     Args:
         settings: settings of the loader.
@@ -61,9 +61,9 @@ def identity_of(settings: Settings, dataset: str) -> dict[str, Any]:
     return {
         "dataset": dataset,
         "length": len(settings.dataset) if hasattr(settings.dataset, "__len__") else None,
-        "global_batch": None if settings.batch_size is None else settings.batch_size * ranks,
+        "global_batch_size": None if settings.batch_size is None else settings.batch_size * ranks,
         "drop_last": settings.drop_last,
-        "schedule": str(phases) if phases.sizes or settings.asked.schedule else None,
+        "schedule": str(phases) if phases.image_sizes or settings.asked.schedule else None,
     }
 
 

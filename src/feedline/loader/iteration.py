@@ -28,7 +28,7 @@ class _Session(Protocol):
     def backend(self) -> Backend: ...
 
     @property
-    def cursor(self) -> Any: ...
+    def position(self) -> Any: ...
 
     @property
     def recording(self) -> Recording: ...
@@ -153,7 +153,7 @@ class Iteration(_BaseDataLoaderIter):
 
     def at_end(self) -> bool:
         """True if no batches are left, for an order made or drawn by feedline."""
-        return bool(self.session.cursor.at_end())
+        return bool(self.session.position.is_at_end())
 
     def __reduce__(self) -> Any:
         raise NotImplementedError("an iterator cannot be pickled; pickle the loader")

@@ -44,7 +44,7 @@ def copies_in_words(settings: Settings, decision: Decision) -> str:
     level_at = getattr(source, "level_at", None)
     if level_at is None:
         return ""
-    sizes = [phase.size or source.image_size for phase in settings.asked.phases.phases]
+    sizes = [phase.image_size or source.image_size for phase in settings.asked.phases.phases]
     levels = {size: level_at(size) for size in sizes}
     said = [f"{level} for {size} px" for size, level in levels.items() if level]
     return f"{', '.join(said)} (cache {source.copies_from})" if said else ""

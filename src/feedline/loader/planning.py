@@ -30,7 +30,7 @@ def plan_of(asked: Asked, given: Mapping[str, Any]) -> Order | None:
             length=len(given["dataset"]),
             schedule=asked.phases,
             batch_size=batch_size,
-            order=_order(asked, given),
+            sample_order=_order(asked, given),
             weights=asked.weights,
             drop_last=given["drop_last"],
             seed=asked.seed,

@@ -136,7 +136,7 @@ def _sizes(settings: Settings, source: Any) -> dict[int, Phase]:
     own = int(getattr(source, "image_size", 0))
     found: dict[int, Phase] = {}
     for phase in settings.asked.phases.phases:
-        found.setdefault(own if phase.size is None else phase.size, phase)
+        found.setdefault(own if phase.image_size is None else phase.image_size, phase)
     return found
 
 

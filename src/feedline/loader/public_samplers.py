@@ -47,7 +47,7 @@ class PlannedSampler(DistributedSampler[Any]):
             dataset,
             num_replicas=plan.world_size,
             rank=plan.rank,
-            shuffle=plan.order != SEQUENTIAL,
+            shuffle=plan.sample_order != SEQUENTIAL,
             seed=plan.seed,
             drop_last=plan.drop_last,
         )

@@ -120,7 +120,7 @@ def _said(plan: Order, position: Position, dataset: object) -> dict[str, Any]:
         "length": plan.length,
         "seed": plan.seed,
         "batch_size": plan.batch_size,
-        "shuffle": plan.order,
+        "shuffle": plan.sample_order,
         "weights": None if plan.weights is None else plan.weights.digest,
         "drop_last": plan.drop_last,
         "schedule": str(plan.schedule),

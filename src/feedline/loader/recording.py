@@ -39,7 +39,7 @@ class _Session(Protocol):
 
     settings: Settings
     timing: Any
-    cursor: Any
+    position: Any
 
     @property
     def backend(self) -> Any: ...
@@ -110,9 +110,9 @@ class Recording:
         # Carriers know the copies, and the device's clock; torch's own engine knows neither.
         self._pass = recorder.begin(
             self._number,
-            session.cursor.position.epoch,
+            session.position.current.epoch,
             began_ns,
-            timed_elsewhere=not isinstance(session.cursor, TorchBackend),
+            timed_elsewhere=not isinstance(session.position, TorchBackend),
             device_clock=bool(getattr(carrier, "ahead", False)),
             before=self._pass if same else None,
         )

@@ -1,4 +1,4 @@
-"""A cursor and an engine, joined: the position of a loader, and what makes its batches from there.
+"""Running state of a loader: its position, and the engine that makes its batches from there.
 
 Guarantees: batches are made from the dataset as it is when an iteration begins, as far as `outline`
 detects changes. Workers live on from epoch to epoch with `persistent_workers=True`, with a
@@ -29,7 +29,6 @@ from feedline.loader.backends.backend import IDLE, Backend, Skipped
 from feedline.loader.backends.build import build
 from feedline.loader.backends.torch_engine import TorchBackend
 from feedline.loader.current_decision import CurrentDecision
-from feedline.loader.cursor import BatchCursor, check_length, open_cursor
 from feedline.loader.decide import (
     REFRESH,
     Decision,
@@ -40,12 +39,13 @@ from feedline.loader.ended_workers import EndedWorkers
 from feedline.loader.filling import Filling
 from feedline.loader.identity import compare_made_by, made_by, warn_of
 from feedline.loader.iteration import Iteration
+from feedline.loader.position import LoaderPosition, check_length, create_position
 from feedline.loader.recording import Recording
 from feedline.loader.settings import Settings
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.position import PlannedPosition, check_state
-from feedline.order.schedule import is_size
-from feedline.sampling.sampled_cursor import SampledCursor
+from feedline.order.schedule import is_image_size
+from feedline.sampling.sampled_position import SampledPosition
 from feedline.trace.split import Timing
 from feedline.trace.stage_timings import StageTimings
 
@@ -66,7 +66,7 @@ class Session:
 
     def __init__(self, settings: Settings, engine: TorchBackend | None = None) -> None:
         self.settings = settings
-        self.cursor: BatchCursor | TorchBackend = engine or open_cursor(settings)
+        self.position: LoaderPosition | TorchBackend = engine or create_position(settings)
         self.timing = Timing()
         self.batch: BatchSpec | None = None
         self.backend: Backend = IDLE
@@ -111,13 +111,13 @@ class Session:
         began_ns = time.monotonic_ns()
         self._detach()
         self.adopt(settings)
-        if not (engine := isinstance(self.cursor, TorchBackend)):
-            self.filling.begin(self.cursor)
+        if not (engine := isinstance(self.position, TorchBackend)):
+            self.filling.begin(self.position)
         decision = self.decision(whole=True)
         if not engine and (decision is not self._at_work or not self._lives_on):
             self._end_workers()
         self.given = False
-        restart = self.cursor.begin()
+        restart = self.position.begin()
         if self.backend is IDLE:
             self._start(decision)
         elif not engine:
@@ -139,7 +139,7 @@ class Session:
         return self.step()
 
     def step(self) -> Any:
-        """Return the next batch at the cursor, which stays there until `delivered`."""
+        """Return the next batch at the position, which stays there until `delivered`."""
         if self.backend is IDLE:  # this session was forked
             self.open()
         adapting, asked_ns = self.adapting, 0
@@ -162,7 +162,7 @@ class Session:
         return batch
 
     def delivered(self) -> None:
-        """Record that the batch of `step` is delivered, and advance the cursor."""
+        """Record that the batch of `step` is delivered, and advance the position."""
         given = self.filling.given_after_one_more()
         self.backend.delivered()
         # No call follows the move, because Ctrl-C is handled in calls.
@@ -170,8 +170,8 @@ class Session:
 
     def finish(self) -> None:
         """End the iteration after the epoch's last batch."""
-        if not isinstance(self.cursor, TorchBackend):
-            self.cursor.finish()
+        if not isinstance(self.position, TorchBackend):
+            self.position.finish()
         self.filling.ended()
         if not self._lives_on:
             self._end_workers()
@@ -183,16 +183,16 @@ class Session:
         if not self._said_kept and is_kept_by_schedule(self.settings, decision):
             self._said_kept = True
             _log.info("schedule= keeps the workers for all epochs; %s", REFRESH)
-        if isinstance(self.cursor, PlannedPosition) and self.settings.asked.schedule is None:
+        if isinstance(self.position, PlannedPosition) and self.settings.asked.schedule is None:
             # Workers that end with the epoch would make batches of the next one for nothing.
-            self.cursor.endless = self._lives_on
-        if isinstance(self.cursor, PlannedPosition):
-            self.cursor.by_epoch = self._shares_memory(decision)
+            self.position.endless = self._lives_on
+        if isinstance(self.position, PlannedPosition):
+            self.position.stops_after_epoch = self._shares_memory(decision)
         self.filling.start(decision.to_fill)
-        if not isinstance(self.cursor, TorchBackend):
-            self.backend = self._built(decision, self.settings, self.cursor)
+        if not isinstance(self.position, TorchBackend):
+            self.backend = self._built(decision, self.settings, self.position)
         else:
-            self.backend = self.cursor
+            self.backend = self.position
 
     def _shares_memory(self, decision: Decision) -> bool:
         """Return True if kept workers must not begin an epoch ahead of the training process."""
@@ -207,19 +207,19 @@ class Session:
             )
         return path is not None
 
-    def _built(self, decision: Decision, settings: Settings, cursor: BatchCursor) -> Backend:
+    def _built(self, decision: Decision, settings: Settings, position: LoaderPosition) -> Backend:
         if self._slot_bytes > decision.slot_bytes:
             decision = replace(decision, slot_bytes=self._slot_bytes)
-        return build(decision, settings, cursor, self.timing)
+        return build(decision, settings, position, self.timing)
 
     def _enlarge(self, nbytes: int) -> None:
-        """Continue at the cursor with larger slots and new workers.
+        """Continue at the position with larger slots and new workers.
 
         Raises:
             ResourceError: not enough memory on this machine.
         """
         assert self._at_work is not None
-        assert not isinstance(self.cursor, TorchBackend)
+        assert not isinstance(self.position, TorchBackend)
         old, live, before = self.backend, self.backend.live, self._slot_bytes
         assert live is not None, "slots of rows belong to workers"
         # Batches that grow a little each time must not have new workers each time.
@@ -229,7 +229,7 @@ class Session:
         )
         try:
             # Before the old ones end, as the last crew of a fork server takes that with it.
-            self.backend = self._built(self._at_work, settings, self.cursor)
+            self.backend = self._built(self._at_work, settings, self.position)
         except BaseException:
             self._slot_bytes = before
             raise
@@ -262,20 +262,20 @@ class Session:
         return None if current is None or current.ended else current
 
     def _detach(self) -> None:
-        """Let the current iteration continue independently: the cursor is about to move."""
+        """Let the current iteration continue independently: the position is about to move."""
         current, self._current = self._unfinished(), None
-        if current is not None and (cursor := self.cursor.fork()) is not None:
-            self._go_on_apart(current, cursor)
+        if current is not None and (position := self.position.fork()) is not None:
+            self._go_on_apart(current, position)
 
-    def _go_on_apart(self, iteration: Iteration, cursor: BatchCursor | TorchBackend) -> None:
+    def _go_on_apart(self, iteration: Iteration, position: LoaderPosition | TorchBackend) -> None:
         """Give an iteration its own session.
 
         Its workers start when its next batch is requested; torch's are already running, and go with
         it.
         """
         other = copy.copy(self)
-        other.cursor, other.timing = cursor, Timing()
-        other.backend = cursor if isinstance(cursor, TorchBackend) else IDLE
+        other.position, other.timing = position, Timing()
+        other.backend = position if isinstance(position, TorchBackend) else IDLE
         other._at_work, other.adapting = None, None
         other.filling = copy.copy(self.filling)
         other._current_decision = copy.copy(self._current_decision)
@@ -315,37 +315,37 @@ class Session:
             UsageError: the dataset has another length than in the loaded state from which this
                 epoch continues.
         """
-        check_length(self.cursor, self.settings, settings)
+        check_length(self.position, self.settings, settings)
         before, self.settings = self.settings, settings
-        if isinstance(self.cursor, PlannedPosition) and settings.plan is not None:
+        if isinstance(self.position, PlannedPosition) and settings.plan is not None:
             if settings.plan != before.plan:
-                self.cursor.replan(settings.plan)
+                self.position.replace_order(settings.plan)
                 self.backend.restart_prefetch()
-        elif isinstance(self.cursor, SampledCursor):
-            self.cursor.set_generator(settings.generator)
-        if settings.sampler is not before.sampler and not isinstance(self.cursor, TorchBackend):
+        elif isinstance(self.position, SampledPosition):
+            self.position.set_generator(settings.generator)
+        if settings.sampler is not before.sampler and not isinstance(self.position, TorchBackend):
             self._end_workers()
-            old_cursor, self.cursor = self.cursor, open_cursor(settings)
-            self.cursor.position = old_cursor.position.at(0)
-            self.cursor.to_leave_out = old_cursor.to_leave_out
+            old_position, self.position = self.position, create_position(settings)
+            self.position.current = old_position.current.at_step(0)
+            self.position.steps_to_skip = old_position.steps_to_skip
 
-    def move(self, how: Callable[[BatchCursor | TorchBackend], bool]) -> None:
-        """Move the cursor; `how` returns True if it moved. A started iteration continues
+    def move(self, how: Callable[[LoaderPosition | TorchBackend], bool]) -> None:
+        """Move the position; `how` returns True if it moved. A started iteration continues
         independently.
         """
         iteration = self._unfinished()
-        fork = self.cursor.fork() if self.given else None
-        if how(self.cursor):
+        fork = self.position.fork() if self.given else None
+        if how(self.position):
             if fork is not None and iteration is not None:
                 self._go_on_apart(iteration, fork)
                 self._current, self.given = None, False
             self.backend.restart_prefetch()
 
-    def set_image_size(self, size: int | None) -> None:
+    def set_image_size(self, image_size: int | None) -> None:
         """Set the image size of all following batches, if `check_size` allows it."""
-        if size is not None:
-            self.decision().check_size(size, "image size")
-        if self.cursor.set_image_size(size):
+        if image_size is not None:
+            self.decision().check_size(image_size, "image size")
+        if self.position.set_image_size(image_size):
             self.backend.restart_prefetch()
 
     # State
@@ -353,7 +353,7 @@ class Session:
     def state(self) -> dict[str, Any]:
         """State of the loader: position, dataset, order, and what determines its pixels."""
         decision = self.decision()  # first: it sees whether the dataset is another
-        state = self.cursor.state(self._current_decision.identity(self.settings))
+        state = self.position.state(self._current_decision.identity(self.settings))
         return state | {"made_by": made_by(decision)} | self.filling.state()
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -367,10 +367,10 @@ class Session:
         before, self.filling = self.filling, self.filling.after(state)
         try:
             decision = self.decision(whole=True)
-            if is_size(size := state.get("image_size")):
-                decision.check_size(size, "the state's image size")
+            if is_image_size(image_size := state.get("image_size")):
+                decision.check_size(image_size, "the state's image size")
             differences = compare_made_by(state, decision)
-            self.cursor.load(state, self._current_decision.identity(self.settings))
+            self.position.load_state(state, self._current_decision.identity(self.settings))
         except BaseException:
             self.filling = before
             raise

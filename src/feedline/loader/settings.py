@@ -84,8 +84,8 @@ class Asked:
         check_arguments(given, native=native, iterable=iterable, sampled=sampled)
         training = given["schedule"] is not None
         schedule = Schedule.of(given["schedule"]) if training else None
-        phases = schedule or Schedule((Phase(size=size, epochs=1),))
-        if native and not phases.sizes:
+        phases = schedule or Schedule((Phase(image_size=size, epochs=1),))
+        if native and not phases.image_sizes:
             raise UsageError(
                 f"{type(dataset).__name__} needs an image size: set image_size=224, or a schedule "
                 'such as schedule="112x10,160x10,224x10"'
@@ -128,9 +128,9 @@ def _batches_bytes(given: Mapping[str, Any], phases: Schedule) -> int:
     """Memory of batches of uint8 images, at the given sizes; 0 without a size."""
     prefetch, larger = given["prefetch"], given["max_image_size"]
     images = (
-        max(phase.size, larger or 0) ** 2 * (phase.batch_size or given["batch_size"] or 1)
+        max(phase.image_size, larger or 0) ** 2 * (phase.batch_size or given["batch_size"] or 1)
         for phase in phases.phases
-        if phase.size
+        if phase.image_size
     )
     slots = slots_for(DEFAULT_PREFETCH if prefetch is None else prefetch)
     return 3 * max(images, default=0) * slots

@@ -83,7 +83,7 @@ def to_fill(settings: Settings, source: Any) -> ToFill:
         kind = "files" if root is None else "folder"
         classes = class_names(folders)
     where = os.path.abspath(where)
-    sizes = [phase.size or source.image_size for phase in asked.phases.phases]
+    sizes = [phase.image_size or source.image_size for phase in asked.phases.phases]
     sizes += [] if asked.max_image_size is None else [asked.max_image_size]
     wanted = {source.wanted_side(size) for size in sizes}
     check_place(asked.cache, where if kind == "folder" else None)

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from feedline.order.schedule import Phase
 from feedline.order.seeds import mix
 
-__all__ = ["NO_NUMBER", "PIECE_NS", "BatchSpec", "Field", "Item", "divide", "rows_per_piece"]
+__all__ = ["NO_NUMBER", "TASK_NS", "BatchSpec", "Field", "Item", "divide_rows", "rows_per_task"]
 
 NO_NUMBER = -(1 << 63)
 """Sample number of a key that is not a number, as user-defined samplers may give them."""
 
-PIECE_NS = 50_000_000
+TASK_NS = 50_000_000
 """Default work per task: the 0.2 ms for its message are 0.4% of it."""
 
-MAX_ROWS_PER_PIECE = 256
+MAX_ROWS_PER_TASK = 256
 """Upper limit of rows per task, which keeps messages small."""
 
 
@@ -36,7 +36,7 @@ class BatchSpec:
         epoch: epoch, counted from 0.
         step: step within the epoch, counted from 0; the same on every rank.
         phase: phase of the schedule.
-        image_size: side of the images in pixels; None if no size is set.
+        image_size: side of the square images, in pixels; None if no size is set.
         samples: sample indices, shape (rows,), int64.
         padding: number of rows at the end that repeat samples of other rows.
         seed: 64-bit seed of the epoch. A row's seed is mix(seed, sample), or, if a sample may occur
@@ -44,7 +44,7 @@ class BatchSpec:
         place: place of the first row in the epoch's order.
         stride: distance between the places of two rows; 0 if row seeds do not depend on the place.
         rank: rank the batch belongs to.
-        drawn: True if the batch comes from a user-defined sampler.
+        is_sampled: True if the batch comes from a user-defined sampler.
         keys: keys the sampler returned.
     """
 
@@ -56,19 +56,19 @@ class BatchSpec:
     padding: int
     seed: int
     rank: int = 0
-    drawn: bool = False
+    is_sampled: bool = False
     keys: object = None
     place: int = 0
     stride: int = 0
 
     @property
-    def asked(self) -> Any:
-        """Keys or indices to request from a dataset to make the whole batch."""
-        return self.keys if self.drawn else self.samples.tolist()
+    def dataset_keys(self) -> Any:
+        """Keys or sample indices that a dataset makes the whole batch from."""
+        return self.keys if self.is_sampled else self.samples.tolist()
 
     @property
-    def whole_seed(self) -> int:
-        """Seed for randomness of the batch as a whole, 64 bits."""
+    def batch_seed(self) -> int:
+        """Seed of random choices for the batch as a whole, 64 bits."""
         return mix(self.seed, self.step, self.rank)
 
     @property
@@ -109,16 +109,16 @@ class Item(NamedTuple):
     strength: float
 
     @property
-    def side(self) -> int:
-        """`image_size` of an item that has one."""
-        assert self.image_size is not None, "an image is made at a size"
+    def required_image_size(self) -> int:
+        """Image size, for a source of images: its items always have one."""
+        assert self.image_size is not None, "an image is requested at a size"
         return self.image_size
 
 
-def rows_per_piece(
-    batch_rows: int, workers: int, row_ns: float, batches: int = 1, piece_ns: int = PIECE_NS
+def rows_per_task(
+    batch_rows: int, workers: int, row_ns: float, batches: int = 1, task_ns: int = TASK_NS
 ) -> int:
-    """Rows of a task: about `piece_ns` of work, but few enough that every worker has some.
+    """Rows of a task: about `task_ns` of work, but few enough that every worker has some.
 
     If rows are quick, messages and waking up dominate, so tasks are as long as possible: with
     `batches` in flight every worker has a task and a queued one even if each batch is a single
@@ -129,16 +129,16 @@ def rows_per_piece(
         workers: number of workers.
         row_ns: time per row, as measured recently, in ns.
         batches: number of similar batches in the queue.
-        piece_ns: target work per task, in ns.
+        task_ns: target work per task, in ns.
     """
     workers = max(1, workers)
     share = max(-(-batch_rows // workers), batch_rows * batches // (workers + 1))
-    enough = round(piece_ns / max(1.0, row_ns))
-    return max(1, min(batch_rows, share, enough, MAX_ROWS_PER_PIECE))
+    enough = round(task_ns / max(1.0, row_ns))
+    return max(1, min(batch_rows, share, enough, MAX_ROWS_PER_TASK))
 
 
-def divide(rows: int, piece_rows: int) -> list[tuple[int, int]]:
-    """Split rows 0 .. rows into (start, count) runs of at most piece_rows, nearly equal."""
-    pieces = -(-rows // piece_rows)
-    edges = [rows * k // pieces for k in range(pieces + 1)] if pieces else []
+def divide_rows(rows: int, task_rows: int) -> list[tuple[int, int]]:
+    """Divide `rows` rows into nearly equal tasks: (start, count) of each, count <= task_rows."""
+    tasks = -(-rows // task_rows)
+    edges = [rows * k // tasks for k in range(tasks + 1)] if tasks else []
     return [(start, stop - start) for start, stop in pairwise(edges)]

@@ -1,4 +1,4 @@
-"""Planned order: which samples make which batch, at which image size and with which seed.
+"""Planned order: the samples, image size and seed of each batch, as a pure function.
 
 Guarantees: `Order.batch(epoch, step)` depends on its arguments and the order's fields alone, so
 it is the same in every process, after every restart and on any number of workers. Over all
@@ -14,11 +14,9 @@ legacy RandomState, whose stream is frozen (NEP 19), unlike the newer Generator'
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
-from types import MappingProxyType
-from typing import TypeAlias
+from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -30,21 +28,30 @@ from feedline.order.schedule import Phase, Schedule
 from feedline.order.seeds import mix
 
 __all__ = [
-    "BLOCK",
-    "ORDERS",
+    "BLOCK_SIZE",
     "SEQUENTIAL",
     "SHUFFLED",
     "WEIGHTED",
     "WEIGHTED_ONCE",
     "Order",
-    "SampleOrder",
     "Weights",
+    "check_sample_order",
+    "describe_sample_order",
     "epoch_order",
-    "in_words",
-    "order_named",
-    "share",
-    "window_of",
+    "rank_share",
+    "window_size",
 ]
+
+
+SHUFFLED, SEQUENTIAL = "shuffled", "sequential"
+WEIGHTED, WEIGHTED_ONCE = "weighted", "weighted without replacement"
+
+BLOCK_SIZE = 256
+"""Consecutive samples that an order in windows keeps together. As JPEGs of 256 px and 25 kB they
+are 6 MB: a disk of 150 MB/s reads them in 43 ms, four times its seek time. Part of the definition
+of "window:N", so it never changes."""
+
+_WINDOW = re.compile("window:([1-9][0-9]{0,11})")  # one spelling for each order
 
 
 class Weights:
@@ -106,131 +113,102 @@ class Weights:
         """End of each sample's interval in the cumulative weights."""
         return np.cumsum(self._scaled)
 
-    def with_replacement(self, state: np.random.RandomState) -> NDArray[np.int64]:
-        """Draw a sample for each place of an epoch by weight, with replacement, shape (length,)."""
+    def draw(self, state: np.random.RandomState, *, replacement: bool) -> NDArray[np.int64]:
+        """Draw a sample by weight for each place of an epoch, shape (length,).
+
+        With replacement a sample may be drawn several times; without, each is drawn once.
+        """
+        return self._with_replacement(state) if replacement else self._without_replacement(state)
+
+    def _with_replacement(self, state: np.random.RandomState) -> NDArray[np.int64]:
         points = state.random_sample(len(self))
         points *= self._ends[-1]
         # To sort, look up and shuffle takes a third of the time of looking up in random order.
         points.sort()
         samples = np.searchsorted(self._ends, points, side="right").astype(np.int64, copy=False)
-        # A point may be rounded up to the very end of the line.
+        # A point may be rounded up to the end of the last interval.
         np.minimum(samples, np.searchsorted(self._ends, self._ends[-1]), out=samples)
         state.shuffle(samples)
         return samples
 
-    def without_replacement(self, state: np.random.RandomState) -> NDArray[np.int64]:
-        """Draw each sample once by weight, without replacement, shape (length,).
-
-        By exponential keys (Efraimidis, Spirakis: "Weighted random sampling with a reservoir",
-        2006): the smallest of E/w is that of a sample with a probability in proportion to w.
-        """
+    def _without_replacement(self, state: np.random.RandomState) -> NDArray[np.int64]:
+        # Efraimidis, Spirakis: "Weighted random sampling with a reservoir", 2006. The smallest of
+        # the exponential keys E/w is that of a sample with a probability in proportion to w.
         keys = state.standard_exponential(len(self))
         with np.errstate(divide="ignore", over="ignore"):  # with far larger weights
             keys /= self._scaled
         return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
 
 
-SampleOrder: TypeAlias = Callable[[int, int, int], NDArray[np.int64]]
-"""Function of length, seed and epoch: the sample at each place, shape (length,), int64."""
+def window_size(sample_order: str) -> int | None:
+    """Number of samples in a window of the order "window:N"; None for any other name."""
+    match = _WINDOW.fullmatch(sample_order)
+    return None if match is None else int(match[1])
 
 
-BLOCK = 256
-"""Consecutive samples that an order in windows keeps together. As JPEGs of 256 px and 25 kB they
-are 6 MB: a disk of 150 MB/s reads them in 43 ms, four times its seek time. Part of the definition
-of "window:N", so it never changes."""
+def check_sample_order(sample_order: str, weights: Weights | None = None) -> None:
+    """Check the name of a sample order.
 
-_WINDOW = re.compile("window:([1-9][0-9]{0,11})")  # one spelling for each order
+    Args:
+        sample_order: "shuffled", "sequential" or "window:N"; with weights "weighted" or "weighted
+            without replacement".
+        weights: weights of the samples; None for an order that uses none.
+
+    Raises:
+        UsageError: unknown name, with or without weights.
+    """
+    names = [SHUFFLED, SEQUENTIAL] if weights is None else [WEIGHTED, WEIGHTED_ONCE]
+    if sample_order not in names and (weights is not None or window_size(sample_order) is None):
+        names += ["window:N"] if weights is None else []
+        raise UsageError(f"order must be one of {', '.join(names)}, got {sample_order!r}")
 
 
-def _random_state(length: int, seed: int, epoch: int) -> np.random.RandomState:
-    bits = mix(seed, epoch, length)
-    return np.random.RandomState([bits & 0xFFFFFFFF, bits >> 32])
+def describe_sample_order(sample_order: str) -> str:
+    """Description of a sample order, for `explain`."""
+    window = window_size(sample_order)
+    if window is None:
+        return sample_order
+    return f"shuffled in windows of {window} samples, blocks of {BLOCK_SIZE}"
 
 
-def _shuffled(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    state = _random_state(length, seed, epoch)
-    return state.permutation(length).astype(np.int64, copy=False)
+@lru_cache(maxsize=3)
+def epoch_order(
+    length: int, seed: int, epoch: int, sample_order: str, weights: Weights | None = None
+) -> NDArray[np.int64]:
+    """Sample at each place of an epoch. Read-only, shape (length,), int64.
+
+    Raises the same errors as `check_sample_order`.
+    """
+    check_sample_order(sample_order, weights)
+    if sample_order == SEQUENTIAL:
+        samples = np.arange(length, dtype=np.int64)
+    else:
+        bits = mix(seed, epoch, length)
+        state = np.random.RandomState([bits & 0xFFFFFFFF, bits >> 32])
+        if weights is not None:
+            samples = weights.draw(state, replacement=sample_order == WEIGHTED)
+        elif (window := window_size(sample_order)) is not None:
+            samples = _in_windows(state, length, window)
+        else:
+            samples = state.permutation(length).astype(np.int64, copy=False)
+    samples.flags.writeable = False
+    return samples
 
 
-def _in_windows(window: int, length: int, seed: int, epoch: int) -> NDArray[np.int64]:
+def _in_windows(state: np.random.RandomState, length: int, window: int) -> NDArray[np.int64]:
     """Shuffle blocks, cut them into windows, and shuffle each window.
 
     Of 1,281,167 samples in windows of 16384 a batch of 256 has samples of 63 blocks on average.
     """
-    state = _random_state(length, seed, epoch)
-    blocks = state.permutation(-(-length // BLOCK)).astype(np.int64, copy=False)
-    samples = (blocks[:, None] * BLOCK + np.arange(BLOCK, dtype=np.int64)).ravel()
+    blocks = state.permutation(-(-length // BLOCK_SIZE)).astype(np.int64, copy=False)
+    samples = (blocks[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE, dtype=np.int64)).ravel()
     samples = samples[samples < length]  # the last block may be short
     for start in range(0, length, window):
         state.shuffle(samples[start : start + window])
     return samples
 
 
-def _sequential(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    return np.arange(length, dtype=np.int64)
-
-
-def _weighted(weights: Weights, length: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    return weights.with_replacement(_random_state(length, seed, epoch))
-
-
-def _weighted_once(weights: Weights, length: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    return weights.without_replacement(_random_state(length, seed, epoch))
-
-
-SHUFFLED, SEQUENTIAL = "shuffled", "sequential"
-WEIGHTED, WEIGHTED_ONCE = "weighted", "weighted without replacement"
-ORDERS: Mapping[str, SampleOrder] = MappingProxyType({SHUFFLED: _shuffled, SEQUENTIAL: _sequential})
-"""Orders by name: a new permutation each epoch, or the samples' own order; plus "window:N"."""
-_BY_WEIGHT = {WEIGHTED: _weighted, WEIGHTED_ONCE: _weighted_once}
-
-
-def window_of(name: str) -> int | None:
-    """Number of samples in a window of the order "window:N"; None for any other name."""
-    found = _WINDOW.fullmatch(name)
-    return None if found is None else int(found[1])
-
-
-def order_named(name: str, weights: Weights | None = None) -> SampleOrder:
-    """Return the order of a name.
-
-    Args:
-        name: name of the order.
-        weights: weights of the samples, for an order by weight; None for any other order.
-
-    Raises:
-        UsageError: unknown name, with or without weights.
-    """
-    if weights is not None:
-        if name not in _BY_WEIGHT:
-            raise UsageError(f"order must be one of {', '.join(_BY_WEIGHT)}, got {name!r}")
-        return partial(_BY_WEIGHT[name], weights)
-    if (window := window_of(name)) is not None:
-        return partial(_in_windows, window)
-    if name not in ORDERS:
-        raise UsageError(f"order must be one of {', '.join(ORDERS)}, window:N, got {name!r}")
-    return ORDERS[name]
-
-
-def in_words(name: str) -> str:
-    """Describe an order for `explain`."""
-    window = window_of(name)
-    if window is None:
-        return name
-    return f"shuffled in windows of {window} samples, blocks of {BLOCK}"
-
-
-@lru_cache(maxsize=3)
-def epoch_order(
-    length: int, seed: int, epoch: int, order: str, weights: Weights | None = None
-) -> NDArray[np.int64]:
-    """Order of an epoch, by name; see `order_named`. Read-only, shape (length,), int64."""
-    samples = order_named(order, weights)(length, seed, epoch)
-    samples.flags.writeable = False
-    return samples
-
-
-def share(
+def rank_share(
     order: NDArray[np.int64], start: int, stop: int, rank: int, world_size: int
 ) -> NDArray[np.int64]:
     """Rows of one rank in the global batch order[start:stop].
@@ -255,7 +233,7 @@ class Order:
         length: number of samples.
         schedule: phases.
         batch_size: rows per rank, if a phase sets none.
-        order: name of the order of samples in an epoch; see `order_named`.
+        sample_order: name of the order of samples in an epoch; see `check_sample_order`.
         weights: weights of the samples, for an order by weight; None for any other order.
         drop_last: drop the last batch of an epoch if it is not full on every rank.
         seed: seed of all randomness.
@@ -269,7 +247,7 @@ class Order:
     length: int
     schedule: Schedule
     batch_size: int
-    order: str = SHUFFLED
+    sample_order: str = SHUFFLED
     drop_last: bool = False
     seed: int = 0
     rank: int = 0
@@ -285,7 +263,7 @@ class Order:
                 )
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise UsageError(f"seed must be a whole number, got {self.seed!r}")
-        order_named(self.order, self.weights)  # refuses what names none
+        check_sample_order(self.sample_order, self.weights)
         self._check_weights()
         whole = isinstance(self.rank, int) and not isinstance(self.rank, bool)
         if not whole or not 0 <= self.rank < self.world_size:
@@ -293,7 +271,7 @@ class Order:
                 f"rank must be from 0 to world_size - 1 = {self.world_size - 1}, got {self.rank!r}"
             )
         for phase in self.schedule.phases:
-            rows = self.global_batch_of(phase)
+            rows = self.global_batch_size(phase)
             if self.drop_last and rows > self.length:
                 raise UsageError(
                     f"drop_last=True with a global batch size of {rows} drops all {self.length} "
@@ -309,24 +287,20 @@ class Order:
                 f"expected one weight per sample: got {len(weights)} weights for {self.length} "
                 "samples"
             )
-        if self.order == WEIGHTED_ONCE and weights.positive < self.length:
+        if self.sample_order == WEIGHTED_ONCE and weights.positive < self.length:
             raise UsageError(
                 f"replacement=False draws each of the {self.length} samples once, but only "
                 f"{weights.positive} have a weight above 0. Use replacement=True, or a "
                 "torch.utils.data.Subset of the samples with a positive weight"
             )
 
-    def global_batch_of(self, phase: Phase) -> int:
+    def global_batch_size(self, phase: Phase) -> int:
         """Rows of a full batch of a phase, over all ranks."""
         return (phase.batch_size or self.batch_size) * self.world_size
 
-    def global_batch(self, epoch: int) -> int:
-        """Rows of a full batch, over all ranks."""
-        return self.global_batch_of(self.schedule.phase_at(epoch))
-
     def steps(self, epoch: int) -> int:
         """Batches of an epoch; the same on every rank."""
-        full, rest = divmod(self.length, self.global_batch(epoch))
+        full, rest = divmod(self.length, self.global_batch_size(self.schedule.phase_at(epoch)))
         return full + (rest > 0 and not self.drop_last)
 
     @property
@@ -341,23 +315,48 @@ class Order:
     def batch(self, epoch: int, step: int) -> BatchSpec:
         """Return the batch at a step of an epoch; `step` must be below steps(epoch)."""
         phase = self.schedule.phase_at(epoch)
-        rows = self.global_batch_of(phase)
+        rows = self.global_batch_size(phase)
         start, stop = step * rows, min((step + 1) * rows, self.length)
         if not 0 <= step < self.steps(epoch):
             raise IndexError(f"epoch {epoch} has {self.steps(epoch)} steps, got step {step}")
-        samples = epoch_order(self.length, self.seed, epoch, self.order, self.weights)
+        samples = epoch_order(self.length, self.seed, epoch, self.sample_order, self.weights)
         missing = -(stop - start) % self.world_size
         return BatchSpec(
             epoch=epoch,
             step=step,
             phase=phase,
-            image_size=phase.size,
-            samples=share(samples, start, stop, self.rank, self.world_size),
+            image_size=phase.image_size,
+            samples=rank_share(samples, start, stop, self.rank, self.world_size),
             # Fewer rows are missing than there are ranks: each of the last ranks pads one.
             padding=int(self.rank >= self.world_size - missing),
             seed=mix(self.seed, epoch),
             rank=self.rank,
             # Places in the epoch, so that a row is the same on any number of ranks.
             place=start + self.rank,
-            stride=self.world_size if self.order == WEIGHTED else 0,
+            stride=self.world_size if self.sample_order == WEIGHTED else 0,
         )
+
+    def identity(self, dataset: str) -> dict[str, Any]:
+        """Everything that determines the batches, JSON-able and independent of the number of ranks.
+
+        Args:
+            dataset: fingerprint of the dataset.
+        """
+        weights = {} if self.weights is None else {"weights": self.weights.digest}
+        return {
+            "dataset": dataset,
+            "length": self.length,
+            "seed": self.seed,
+            "sample_order": self.sample_order,
+            **weights,
+            "drop_last": self.drop_last,
+            "schedule": [
+                {
+                    "image_size": phase.image_size,
+                    "epochs": phase.epochs,
+                    "global_batch_size": self.global_batch_size(phase),
+                    "strength": phase.strength,
+                }
+                for phase in self.schedule.phases
+            ],
+        }

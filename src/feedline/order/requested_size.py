@@ -1,4 +1,4 @@
-"""The image size and augmentation strength that a sample is requested at, for any dataset.
+"""Image size and augmentation strength that a sample is requested at, for any dataset.
 
 Guarantees: while a loader makes a sample, in a worker or not, `image_size()` and
 `augmentation_strength()` return the values of the sample's batch, also for prefetched batches: both
@@ -16,57 +16,57 @@ from feedline.errors import UsageError
 
 __all__ = [
     "PerSize",
-    "Request",
+    "SampleRequest",
     "augmentation_strength",
+    "current_request",
     "image_size",
     "per_size",
-    "requested",
-    "stand_at",
+    "set_request",
 ]
 
 
-class Request:
+class SampleRequest:
     """Image size and augmentation strength of the samples made within a `with`.
 
     Does not use contextlib, which modifies the traceback of exceptions, and some users' exceptions
     allow no change.
 
     Args:
-        size: side of the images in pixels; None if the loader was given no size.
+        image_size: side of the images in pixels; None if the loader was given no size.
         strength: augmentation strength, 0 (none) to 1 (as configured in the transform).
     """
 
-    __slots__ = ("_token", "size", "size_was_asked", "strength", "strength_was_asked")
+    __slots__ = ("_token", "image_size", "image_size_was_read", "strength", "strength_was_read")
 
-    def __init__(self, size: int | None, strength: float = 1.0) -> None:
-        self.size = size
+    def __init__(self, image_size: int | None, strength: float = 1.0) -> None:
+        self.image_size = image_size
         self.strength = strength
-        self.size_was_asked = False
-        self.strength_was_asked = False
+        self.image_size_was_read = False
+        self.strength_was_read = False
 
-    def __enter__(self) -> Request:
+    def __enter__(self) -> SampleRequest:
         self._token = _current.set(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         _current.reset(self._token)
 
-    def heard(self, within: Request) -> None:
-        """Merge what was read of a nested request."""
-        self.size_was_asked |= within.size_was_asked
-        self.strength_was_asked |= within.strength_was_asked
+    def merge(self, nested: SampleRequest) -> None:
+        """Mark everything as read that was read of a nested request."""
+        self.image_size_was_read |= nested.image_size_was_read
+        self.strength_was_read |= nested.strength_was_read
 
 
-_current: ContextVar[Request | None] = ContextVar("feedline_request", default=None)
+_current: ContextVar[SampleRequest | None] = ContextVar("feedline_request", default=None)
 
 
-def requested() -> Request | None:
+def current_request() -> SampleRequest | None:
     """Current request; None if no loader is making a sample."""
     return _current.get()
 
 
-def stand_at(request: Request | None) -> None:
-    """Set the current request; see `requested`."""
+def set_request(request: SampleRequest | None) -> None:
+    """Set the current request; see `current_request`."""
     _current.set(request)
 
 
@@ -86,17 +86,16 @@ def image_size(default: int | None = None) -> int:
         UsageError: no loader is making a sample, or it has no size, and no default is given.
     """
     request = _current.get()
-    size = default
-    if request is not None and request.size is not None:
-        request.size_was_asked = True
-        size = request.size
-    if size is None:
+    if request is not None and request.image_size is not None:
+        request.image_size_was_read = True
+        return request.image_size
+    if default is None:
         raise UsageError(
             "image_size() was called, but no size is known: no loader is making this sample, or "
             "its loader has no image size. Build the loader with schedule= or image_size=, or call "
             "image_size(default=224)"
         )
-    return size
+    return default
 
 
 def augmentation_strength() -> float:
@@ -107,38 +106,41 @@ def augmentation_strength() -> float:
     request = _current.get()
     if request is None:
         return 1.0
-    request.strength_was_asked = True
+    request.strength_was_read = True
     return request.strength
 
 
 class PerSize:
     """Transform that is created once per image size; see `per_size`."""
 
-    def __init__(self, make: Callable[[int], Callable[..., Any]], default: int | None) -> None:
-        self._make = make
+    def __init__(
+        self, make_transform: Callable[[int], Callable[..., Any]], default: int | None
+    ) -> None:
+        self._make_transform = make_transform
         self.default = default
-        self._made: dict[int, Callable[..., Any]] = {}
+        self._transforms: dict[int, Callable[..., Any]] = {}
 
-    def at(self, size: int) -> Callable[..., Any]:
-        """Return the transform for a size in pixels."""
-        if size not in self._made:
-            self._made[size] = self._make(size)
-        return self._made[size]
+    def at(self, image_size: int) -> Callable[..., Any]:
+        """Return the transform for an image size in pixels."""
+        if image_size not in self._transforms:
+            self._transforms[image_size] = self._make_transform(image_size)
+        return self._transforms[image_size]
 
-    def forget(self, size: int | None) -> None:
-        """Drop the transform for a size, so that it is created again on the next call."""
-        if size is not None:
-            self._made.pop(size, None)
+    def forget(self, image_size: int | None) -> None:
+        """Drop the transform for an image size, so that it is created again on the next call."""
+        if image_size is not None:
+            self._transforms.pop(image_size, None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Apply the transform of the requested size."""
+        """Apply the transform of the requested image size."""
         return self.at(image_size(self.default))(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_made": {}}
+        return {**self.__dict__, "_transforms": {}}
 
     def __repr__(self) -> str:
-        return f"per_size({getattr(self._make, '__qualname__', self._make)!s})"
+        make = self._make_transform
+        return f"per_size({getattr(make, '__qualname__', make)!s})"
 
 
 def per_size(
@@ -146,8 +148,8 @@ def per_size(
 ) -> PerSize:
     """Create a transform whose size follows the loader's schedule.
 
-        def transform(size):
-            return v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), ...])
+        def transform(image_size):
+            return v2.Compose([v2.RandomResizedCrop(image_size), v2.RandomHorizontalFlip(), ...])
 
         data = SomeDataset(transform=feedline.per_size(transform))
         loader = feedline.DataLoader(data, 256, schedule="112x10,160x10,224x10")
@@ -157,16 +159,17 @@ def per_size(
     do not depend on the size needs no `per_size`: it follows the schedule.
 
     Args:
-        make_transform: function from a size in pixels to a transform, called once per size in each
-            process. Define it at the top level of a module, so that it can be sent to workers.
-        default: size to use outside of a loader.
+        make_transform: function from an image size in pixels to a transform, called once per size
+            in each process. Define it at the top level of a module, so that it can be sent to
+            workers.
+        default: image size outside of a loader.
 
     Raises:
         UsageError: `make_transform` is not callable; or, when called, no size is known.
     """
     if not callable(make_transform):
         raise UsageError(
-            "per_size expects a function from a size in pixels to a transform, e.g. "
-            f"per_size(lambda size: Resize(size)), got {make_transform!r}"
+            "per_size expects a function from an image size in pixels to a transform, e.g. "
+            f"per_size(lambda image_size: Resize(image_size)), got {make_transform!r}"
         )
     return PerSize(make_transform, default)

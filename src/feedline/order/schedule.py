@@ -1,4 +1,4 @@
-"""The schedule: phases of training, each at one image size.
+"""Schedule of a training: phases, each with one image size, batch size and strength.
 
 Guarantees: a Schedule object is valid; parsing its text form returns an equal schedule (strengths
 other than 1 have no text form and are given as objects).
@@ -13,12 +13,14 @@ from typing import TypeGuard
 
 from feedline.errors import ScheduleError
 
-__all__ = ["MAX_SIZE_PX", "Phase", "Schedule", "is_count", "is_size"]
+__all__ = ["MAX_IMAGE_SIZE", "Phase", "Schedule", "is_count", "is_image_size"]
 
-MAX_SIZE_PX = 16_384
+MAX_IMAGE_SIZE = 16_384
+"""Largest side of an image, in pixels."""
+
 _OWN = "own"
 _ITEM = re.compile(
-    r"(?P<size>\d+|own)\s*[xX]\s*(?P<epochs>\d+)(?:\s*@\s*(?P<batch>\d+))?", re.ASCII
+    r"(?P<image_size>\d+|own)\s*[xX]\s*(?P<epochs>\d+)(?:\s*@\s*(?P<batch>\d+))?", re.ASCII
 )
 _FORM = 'SIZExEPOCHS[@BATCH], comma separated, e.g. "112x10@512,160x10@384,224x10@256"'
 
@@ -28,7 +30,8 @@ class Phase:
     """Part of a training with one image size, batch size and augmentation strength.
 
     Args:
-        size: side of the square image, in pixels; None ("own" in text) leaves it to the dataset.
+        image_size: side of the square image, in pixels; None ("own" in text) leaves it to the
+            dataset.
         epochs: length of the phase in epochs, at least 1.
         batch_size: rows per batch on each rank; None uses the loader's.
         strength: augmentation strength, 0 (none) to 1 (as configured in the transform).
@@ -37,15 +40,15 @@ class Phase:
         ScheduleError: a value is out of range.
     """
 
-    size: int | None = None
+    image_size: int | None = None
     epochs: int
     batch_size: int | None = None
     strength: float = 1.0
 
     def __post_init__(self) -> None:
         bounds = [("epochs", self.epochs, 1_000_000)]
-        if self.size is not None:
-            bounds.append(("size", self.size, MAX_SIZE_PX))
+        if self.image_size is not None:
+            bounds.append(("image_size", self.image_size, MAX_IMAGE_SIZE))
         if self.batch_size is not None:
             bounds.append(("batch_size", self.batch_size, 1 << 24))
         for name, value, most in bounds:
@@ -58,7 +61,7 @@ class Phase:
 
     def __str__(self) -> str:
         batch = "" if self.batch_size is None else f"@{self.batch_size}"
-        return f"{self.size or _OWN}x{self.epochs}{batch}"
+        return f"{self.image_size or _OWN}x{self.epochs}{batch}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class Schedule:
         phases: phases in order.
 
     Raises:
-        ScheduleError: there is no phase, or only some phases have a size.
+        ScheduleError: there is no phase, or only some phases have an image size.
     """
 
     phases: tuple[Phase, ...]
@@ -81,8 +84,8 @@ class Schedule:
         for phase in self.phases:
             if not isinstance(phase, Phase):
                 raise ScheduleError(f"a schedule consists of feedline.Phase objects, got {phase!r}")
-        if len({phase.size is None for phase in self.phases}) > 1:
-            raise ScheduleError(f"either all phases or none must have a size, got {self}")
+        if len({phase.image_size is None for phase in self.phases}) > 1:
+            raise ScheduleError(f"either all phases or none must have an image_size, got {self}")
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
@@ -104,7 +107,7 @@ class Schedule:
             batch = match["batch"]
             try:
                 phase = Phase(
-                    size=None if match["size"] == _OWN else int(match["size"]),
+                    image_size=None if match["image_size"] == _OWN else int(match["image_size"]),
                     epochs=int(match["epochs"]),
                     batch_size=None if batch is None else int(batch),
                 )
@@ -130,9 +133,9 @@ class Schedule:
         return cls(tuple(schedule))
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def image_sizes(self) -> tuple[int, ...]:
         """Image size of each phase, in pixels; empty if no size is set."""
-        return tuple(phase.size for phase in self.phases if phase.size is not None)
+        return tuple(phase.image_size for phase in self.phases if phase.image_size is not None)
 
     @property
     def epochs(self) -> int:
@@ -156,6 +159,6 @@ def is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def is_size(value: object) -> TypeGuard[int]:
+def is_image_size(value: object) -> TypeGuard[int]:
     """Return True if a value is a valid image side in pixels."""
-    return is_count(value) and 1 <= value <= MAX_SIZE_PX
+    return is_count(value) and 1 <= value <= MAX_IMAGE_SIZE

@@ -1,4 +1,4 @@
-"""Randomness that depends on position alone.
+"""Seeds that depend on the position alone, and random numbers from them.
 
 splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014):
 a few integer operations on 64 bits, the same on every platform and with every numpy, which does
@@ -13,7 +13,7 @@ from typing import Any
 from feedline.errors import StateError
 from feedline.order.schedule import is_count
 
-__all__ = ["EpochSeeds", "Stream", "extend", "mix"]
+__all__ = ["EpochSeeds", "RandomStream", "extend", "mix"]
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -38,7 +38,7 @@ def mix(*parts: int) -> int:
     return z
 
 
-class Stream:
+class RandomStream:
     """Endless stream of random numbers from one 64-bit seed; cheap to create."""
 
     __slots__ = ("_state",)
@@ -71,48 +71,53 @@ class Stream:
 
 
 class EpochSeeds:
-    """Seeds of a loader's epochs.
+    """Seeds of the epochs of a loader that draws from samplers.
+
+    A seed set by the user determines all epochs. Without one, seeds are drawn as torch draws them:
+    for each epoch, or, with persistent workers, once; those of later epochs are derived from it.
 
     Args:
-        given: seed set by the user; None to draw.
+        seed: seed set by the user; None to draw.
         once: draw for the first epoch only, like torch with persistent workers.
     """
 
-    def __init__(self, given: int | None, *, once: bool) -> None:
-        self.given = given
-        self.kept: int | None = None
-        """Seed drawn for the first epoch, if it is used for later ones too."""
+    def __init__(self, seed: int | None, *, once: bool) -> None:
+        self.seed = seed
+        self.base: int | None = None
+        """Seed drawn for the first epoch, if later ones are derived from it."""
         self._once = once
-        self._first: int | None = None  # the epoch that it was drawn for
+        self._base_epoch: int | None = None
 
-    def of(self, epoch: int) -> int | None:
+    def seed_of(self, epoch: int) -> int | None:
         """Return the seed of an epoch; None if it must be drawn."""
-        if self.given is not None:
-            return mix(self.given, epoch)
-        if self.kept is None or not self._once or epoch == self._first:
+        if self.seed is not None:
+            return mix(self.seed, epoch)
+        if self.base is None or not self._once or epoch == self._base_epoch:
             return None
-        return mix(self.kept, epoch)
+        return mix(self.base, epoch)
 
-    def opened(self, epoch: int, seed: int) -> None:
-        """Record the seed of an opened epoch."""
-        if self._once and self.given is None and self.kept is None:
-            self.kept, self._first = seed, epoch
+    def record(self, epoch: int, seed: int) -> None:
+        """Record the seed that an epoch was opened with."""
+        if self._once and self.seed is None and self.base is None:
+            self.base, self._base_epoch = seed, epoch
 
-    def restored(self, state: Mapping[str, Any], epoch: int) -> int | None:
+    def seed_in_state(self, state: Mapping[str, Any], epoch: int) -> int | None:
         """Return the seed of a state's epoch; None if it was, or must be, drawn in that epoch.
 
         Raises:
             StateError: the state is damaged.
         """
-        kept = state.get("kept_seed")
-        if not (kept is None or is_count(kept)):
-            raise StateError(f"cannot resume: damaged position: seed {kept!r}")
-        if self.given is not None or kept is None:
-            return None if self.given is None else mix(self.given, epoch)
-        later = mix(kept, epoch)
-        return later if state.get("drawn_seed") in (None, later) else None
+        base = state.get("kept_seed")
+        if not (base is None or is_count(base)):
+            raise StateError(f"cannot resume: damaged position: seed {base!r}")
+        if self.seed is not None:
+            return mix(self.seed, epoch)
+        if base is None:
+            return None
+        derived = mix(base, epoch)
+        return derived if state.get("drawn_seed") in (None, derived) else None
 
-    def go_on(self, state: Mapping[str, Any], epoch: int) -> None:
-        """Continue from a state's epoch."""
-        self.kept = state.get("kept_seed")
-        self._first = epoch if self.kept == state.get("drawn_seed") else None
+    def load_state(self, state: Mapping[str, Any], epoch: int) -> None:
+        """Continue from the epoch of a state."""
+        self.base = state.get("kept_seed")
+        self._base_epoch = epoch if self.base == state.get("drawn_seed") else None

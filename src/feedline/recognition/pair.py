@@ -19,7 +19,12 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from feedline.errors import ImageError, UsageError, note
 from feedline.images.shape import shape_in_words
-from feedline.order.requested_size import Request, augmentation_strength, image_size, requested
+from feedline.order.requested_size import (
+    SampleRequest,
+    augmentation_strength,
+    current_request,
+    image_size,
+)
 from feedline.recognition.fused import in_lines
 from feedline.recognition.given import FileBytes, file_of, has_rgb_pixels, opened
 from feedline.recognition.mask_image import MaskImage, check_size, mask_image, name_of, size_of
@@ -118,15 +123,15 @@ class Pair:
             UsageError: an open file was given, or the loader's image size cannot be followed.
             Exception: any error of a step.
         """
-        outer = requested()
-        if outer is None or outer.size is None:
+        outer = current_request()
+        if outer is None or outer.image_size is None:
             return self._named(sample, named)
-        with Request(outer.size, outer.strength) as own:
+        with SampleRequest(outer.image_size, outer.strength) as own:
             made = self._named(sample, named)
-        outer.heard(own)
-        if self._fused.recognised is not None and not own.size_was_asked:
+        outer.merge(own)
+        if self._fused.recognised is not None and not own.image_size_was_read:
             raise UsageError(
-                f"the loader's image size is {outer.size} px, but the output of "
+                f"the loader's image size is {outer.image_size} px, but the output of "
                 f"{words(self.transforms)} for "
                 f"{type(sample[0]).__name__ if sample else 'named arguments'} has its own size: it "
                 "ran unchanged, or does not crop or resize all images to one size. Use "

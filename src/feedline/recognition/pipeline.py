@@ -21,7 +21,7 @@ from feedline.images.image_source import sample_label
 from feedline.images.rows import RowPipeline
 from feedline.images.shape import shape_in_words
 from feedline.order.batch_spec import Field, Item
-from feedline.order.requested_size import Request
+from feedline.order.requested_size import SampleRequest
 from feedline.order.seeds import extend
 from feedline.randomness import seeded, unbroken
 from feedline.recognition.pillow_reading import read_with_pillow
@@ -119,7 +119,7 @@ class SamplePipeline(RowPipeline[SampleStore]):
         """Label of a sample."""
         if self.target_transform is None:
             return sample_label(number)
-        request = Request(item.image_size, item.strength)
+        request = SampleRequest(item.image_size, item.strength)
         with request, unbroken(), seeded(extend(item.seed, _TARGET)):
             made = self.target_transform(sample_label(number))
         if stage_timer.timed:
@@ -245,7 +245,7 @@ class ImagePipeline(SamplePipeline):
         tail = self.recognised.tail
         if not tail.draws:
             return tail.run(pixels, 0), self._target(number, item)
-        with Request(item.image_size, item.strength):
+        with SampleRequest(item.image_size, item.strength):
             made = tail.run(pixels, extend(item.seed, STEPS))
         return made, self._target(number, item)
 
@@ -253,7 +253,7 @@ class ImagePipeline(SamplePipeline):
         """Visible part, uint8 (height, width, 3), in `into` or its own memory; and the label."""
         item = self._counted(item)
         image, placement = self._part(item)
-        pixels = self.recognised.resized(image, placement, item.side, into)
+        pixels = self.recognised.resized(image, placement, item.required_image_size, into)
         return pixels, self.store.label(item.sample)
 
     def transform_identity(self) -> str:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.modules import module as modules
 
 from feedline.images.stable_repr import without_addresses
-from feedline.order.requested_size import PerSize, Request
+from feedline.order.requested_size import PerSize, SampleRequest
 from feedline.randomness import seeded, unbroken
 from feedline.recognition.replacements import Replacements
 
@@ -96,13 +96,13 @@ class AtSize:
                     "image_size=."
                 )
             try:
-                with unbroken(), seeded(size), Request(size) as request:
+                with unbroken(), seeded(size), SampleRequest(size) as request:
                     made = transform.at(size)
             except Exception as error:
                 raise NotRecognised(
                     f"{words(transform)} raised {said(error)} at {size} px."
                 ) from error
-            if request.strength_was_asked:
+            if request.strength_was_read:
                 raise NotRecognised(
                     f"The function of {words(transform)} calls augmentation_strength(), so there "
                     "are several transforms per size: call it in a step, when an image is "

@@ -103,12 +103,15 @@ class ViewCrops:
         """Draw each view of an image of (height, width) pixels."""
         views = range(len(self.crops))
         placements = tuple(self.placed(view, height, width, item) for view in views)
-        return PlacedViews(placements, self.sides_at(item.side))
+        return PlacedViews(placements, self.sides_at(item.required_image_size))
 
     def placed(self, view: int, height: int, width: int, item: Item) -> Placement:
         """Draw one view of an image of (height, width) pixels, from a seed of its own."""
         own = Item(
-            item.sample, self._side_at(view, item.side), extend(item.seed, view), item.strength
+            item.sample,
+            self._side_at(view, item.required_image_size),
+            extend(item.seed, view),
+            item.strength,
         )
         return self.crops[view].place(height, width, own)
 

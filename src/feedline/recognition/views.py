@@ -16,7 +16,12 @@ import torch
 
 from feedline.errors import ImageError, UsageError, note
 from feedline.order.batch_spec import Item
-from feedline.order.requested_size import Request, augmentation_strength, image_size, requested
+from feedline.order.requested_size import (
+    SampleRequest,
+    augmentation_strength,
+    current_request,
+    image_size,
+)
 from feedline.recognition.fused import FAST_INPUTS, Fused, fuse, in_lines
 from feedline.recognition.given import (
     FileBytes,
@@ -97,7 +102,7 @@ class Views:
             except ImageError as error:
                 resized, why = None, error
             if resized is not None:
-                sides = self._crops.sides_at(item.side)
+                sides = self._crops.sides_at(item.required_image_size)
                 return [
                     _run(each.recognised, pixels, side)
                     for each, pixels, side in zip(self.fused, resized, sides, strict=True)
@@ -141,7 +146,7 @@ class Views:
         if stage_timer.timed:
             stage_timer.end_stage("decode")
             stage_timer.note_decoded(height, width)
-        sides = self._crops.sides_at(item.side)
+        sides = self._crops.sides_at(item.required_image_size)
         return [
             each.recognised.resized(own, placement, side)
             for each, side, (own, placement) in zip(
@@ -155,7 +160,7 @@ class Views:
         image.load()
         if stage_timer.timed:
             stage_timer.end_stage("decode")
-        recognised = iter(enumerate(self._crops.sides_at(item.side)))
+        recognised = iter(enumerate(self._crops.sides_at(item.required_image_size)))
         made = []
         for each in self.fused:
             if each.recognised is None:
@@ -169,17 +174,17 @@ class Views:
 
     def _as_it_is(self, fused: Fused, images: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Output of the pipeline itself for the given input."""
-        outer = requested()
-        if outer is None or outer.size is None:
+        outer = current_request()
+        if outer is None or outer.image_size is None:
             return fused.transform(*images, **named)
-        with Request(outer.size, outer.strength) as own:
+        with SampleRequest(outer.image_size, outer.strength) as own:
             made = fused.transform(*images, **named)
-        outer.heard(own)
-        if self._crops.crops and not own.size_was_asked:
+        outer.merge(own)
+        if self._crops.crops and not own.image_size_was_read:
             raise UsageError(
-                f"the loader's image size is {outer.size} px, but {words(fused.transform)} ran "
-                f"unchanged on {type(images[0]).__name__ if images else 'named arguments'} and did "
-                "not ask for a size: its images may have another. Pass RGB images or their paths, "
+                f"the loader's image size is {outer.image_size} px, but {words(fused.transform)} "
+                f"ran unchanged on {type(images[0]).__name__ if images else 'named arguments'} and "
+                "did not ask for a size: its images may have another. Pass RGB images or their paths, "
                 "use feedline.per_size(...), or leave the size out of the schedule"
             )
         return made
@@ -214,10 +219,10 @@ class Views:
 def _run(recognised: RecognisedTransform | None, pixels: Pixels, side: int) -> Any:
     """Apply the steps after the resize, with the current random states."""
     assert recognised is not None, "this view was resized"
-    outer = requested()
+    outer = current_request()
     if outer is None or not recognised.tail.as_is:
         return recognised.tail.run(pixels, None)
-    with Request(None if outer.size is None else side, outer.strength) as own:
+    with SampleRequest(None if outer.image_size is None else side, outer.strength) as own:
         made = recognised.tail.run(pixels, None)
-    outer.heard(own)
+    outer.merge(own)
     return made

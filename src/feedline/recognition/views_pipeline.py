@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 
 from feedline.images.crops import Transform
 from feedline.order.batch_spec import Item
-from feedline.order.requested_size import Request
+from feedline.order.requested_size import SampleRequest
 from feedline.order.seeds import extend
 from feedline.recognition.pipeline import STEPS, SamplePipeline
 from feedline.recognition.reading import Reading
@@ -63,7 +63,7 @@ class ViewsPipeline(SamplePipeline):
         """
         asked, item = item.image_size, self._counted(item)
         image, placed = self._part(item)
-        sides = self._crops.sides_at(item.side)
+        sides = self._crops.sides_at(item.required_image_size)
         # All of them before any step of a user's runs, which may have another image decoded.
         resized = [
             view.resized(part, placement, side)
@@ -74,7 +74,7 @@ class ViewsPipeline(SamplePipeline):
         made = []
         for number, view in enumerate(self.recognised):
             seed = extend(extend(item.seed, number), STEPS)
-            with Request(None if asked is None else sides[number], item.strength):
+            with SampleRequest(None if asked is None else sides[number], item.strength):
                 made.append(view.tail.run(resized[number], seed))
         label = self._target(self.store.label(item.sample), item._replace(image_size=asked))
         return arranged(self.form, made), label

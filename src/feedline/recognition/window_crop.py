@@ -14,7 +14,7 @@ from feedline.images.placement import Box, Placement, Window
 from feedline.images.resample_filter import Filter
 from feedline.images.shape import Shape, scaled
 from feedline.order.batch_spec import Item
-from feedline.order.seeds import Stream
+from feedline.order.seeds import RandomStream
 
 __all__ = ["WindowCrop"]
 
@@ -50,10 +50,10 @@ class WindowCrop:
 
     def place(self, height: int, width: int, item: Item) -> Placement:
         """Place the crop in an image of (height, width) pixels for this item."""
-        stream = Stream(item.seed)
+        stream = RandomStream(item.seed)
         flip = bool(self.flip) and stream.uniform() < self.flip
-        rows, columns = scaled(self.crop, item.side, max(self.crop))
-        whole = self._whole(height, width, item.side)
+        rows, columns = scaled(self.crop, item.required_image_size, max(self.crop))
+        whole = self._whole(height, width, item.required_image_size)
         if whole == (rows, columns) and not isinstance(self.resize, int):
             return Box(0, 0, height, width, flip, None, self.filter)
         if self.random:

@@ -129,7 +129,7 @@ def check_record(state: Mapping[str, Any], position: Position) -> bool:
     early = state.get("early", [])
     whole = isinstance(early, list) and all(map(is_count, early))
     whole = whole and isinstance(state["start"], Mapping)
-    whole = whole and is_count(state.get("to_leave_out", 0))
+    whole = whole and is_count(state.get("steps_to_skip", 0))
     opened = is_count(state.get("drawn_seed"))
     unopened = state.get("drawn_seed", 0) is None and position.step == 0 and not early
     if not (whole and (opened or unopened)):

@@ -68,8 +68,8 @@ class Sampling:
             number: number of the epoch.
             then: random states to draw from; None for the current ones.
         """
-        epoch = self._open(self.seeds.of(number), then, None)
-        self.seeds.opened(number, epoch.seed)
+        epoch = self._open(self.seeds.seed_of(number), then, None)
+        self.seeds.record(number, epoch.seed)
         return epoch
 
     def _open(
@@ -129,7 +129,7 @@ class Sampling:
         """Reopen the epoch of a state at its step, from the sampler's state or by drawing again.
 
         Args:
-            state: from `feedline.sampling.sampled_cursor`.
+            state: from `feedline.sampling.sampled_position`.
             position: position in the state.
             comparable: the state is of the same share of the epoch, so digests must be equal.
             begin: an iteration begins with it: the sampler has its final settings, and if the
@@ -139,7 +139,7 @@ class Sampling:
         Raises:
             StateError: the sampler gives other batches, or the state is damaged.
         """
-        step, seed = position.step, self.seeds.restored(state, position.epoch)
+        step, seed = position.step, self.seeds.seed_in_state(state, position.epoch)
         with self._unchanged_by_errors():
             mark = state["start"].get("epoch")
             if mark is not None and not begin:
@@ -159,7 +159,7 @@ class Sampling:
                     return epoch
             epoch = self._again(state, state["start"].get("sampler"), seed, begin)
             if begin:
-                self.seeds.opened(position.epoch, epoch.seed)
+                self.seeds.record(position.epoch, epoch.seed)
             epoch.leave_out(step)
             if epoch.step < step:
                 raise StateError(

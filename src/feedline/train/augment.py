@@ -33,13 +33,13 @@ class BatchAugmentation:
     def pixels(self, images: Tensor, batch: BatchSpec) -> Tensor:
         """Apply the policy to uint8 images (N, 3, H, W)."""
         phase = self._recipe.phase_at(batch.epoch)
-        seed = mix(batch.whole_seed, _POLICY)
+        seed = mix(batch.batch_seed, _POLICY)
         return apply_policy(images, self._recipe.aa, phase.aa_strength or 0.0, seed)
 
     def batch(self, images: Tensor, labels: Tensor, *, batch: BatchSpec) -> tuple[Tensor, Tensor]:
         """Erase, then mix normalised images (N, 3, H, W) and their labels (N,)."""
         phase = self._recipe.phase_at(batch.epoch)
-        seed = mix(batch.whole_seed, _WHOLE)
+        seed = mix(batch.batch_seed, _WHOLE)
         return erase_and_mix(images, labels, phase, classes=self._classes, seed=seed)
 
 

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from feedline.errors import UsageError
-from feedline.order.schedule import MAX_SIZE_PX, Phase, Schedule
+from feedline.order.schedule import MAX_IMAGE_SIZE, Phase, Schedule
 
 __all__ = [
     "REGULARISATION",
@@ -54,7 +54,7 @@ Positive = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
 NotNegative = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 Count = Annotated[int, Meta(ge=0, le=1 << 24)]
 Rows = Annotated[int, Meta(ge=1, le=1 << 24)]
-Pixels = Annotated[int, Meta(ge=1, le=MAX_SIZE_PX)]
+Pixels = Annotated[int, Meta(ge=1, le=MAX_IMAGE_SIZE)]
 
 # Peak learning rates. AdamW's does not depend on the batch size; SGD's is 0.1 at 256 images and
 # grows linearly with the batch (Goyal et al., "Accurate, large minibatch SGD", 2017).
@@ -278,11 +278,11 @@ class Recipe:
         """The phases with the settings of the schedule alone."""
         if isinstance(self.schedule, str):
             parsed = Schedule.parse(self.schedule)
-            if not parsed.sizes:
+            if not parsed.image_sizes:
                 raise UsageError(f"each phase of the schedule needs an image size, got {parsed}")
             return tuple(
                 TrainPhase(size=size, epochs=phase.epochs, batch_size=phase.batch_size)
-                for size, phase in zip(parsed.sizes, parsed.phases, strict=True)
+                for size, phase in zip(parsed.image_sizes, parsed.phases, strict=True)
             )
         if not isinstance(self.schedule, Sequence):
             raise UsageError(
@@ -381,5 +381,5 @@ def _as_text(phases: Sequence[TrainPhase]) -> str:
 
 def _as_schedule(phases: Sequence[TrainPhase]) -> Schedule:
     return Schedule(
-        tuple(Phase(size=p.size, epochs=p.epochs, batch_size=p.batch_size) for p in phases)
+        tuple(Phase(image_size=p.size, epochs=p.epochs, batch_size=p.batch_size) for p in phases)
     )

@@ -74,7 +74,7 @@ class BatchSizes:
             "schedule": str(self.schedule),
             "phases": [
                 {
-                    "image_size": each.phase.size,
+                    "image_size": each.phase.image_size,
                     "batch_size": each.rows,
                     "peak_bytes": each.peak_bytes,
                     "bound": each.bound,
@@ -106,8 +106,8 @@ class BatchSizes:
             }[each.bound]
             tried = f", {len(each.trials)} trials" if each.trials else ""
             lines.append(
-                f"  {each.phase.size} px {each.rows:6} images, {each.peak_bytes / _GB:5.1f} GB "
-                f"({limit}{tried})"
+                f"  {each.phase.image_size} px {each.rows:6} images, "
+                f"{each.peak_bytes / _GB:5.1f} GB ({limit}{tried})"
             )
         lines.append(f"schedule={str(self.schedule)!r}")
         return "\n".join(lines)

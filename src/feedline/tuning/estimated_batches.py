@@ -80,12 +80,12 @@ def estimate_batch_sizes(
     counted: dict[int | None, StepBytes] = {}
     phases = []
     for phase in schedule.phases:
-        assert phase.size is not None, "checked by find_batch_size"
-        if phase.size not in counted:
-            counted[phase.size] = count_step_bytes(
-                model, phase.size, loss=loss, optimizer=optimizer, precision=precision
+        assert phase.image_size is not None, "checked by find_batch_size"
+        if phase.image_size not in counted:
+            counted[phase.image_size] = count_step_bytes(
+                model, phase.image_size, loss=loss, optimizer=optimizer, precision=precision
             )
-        phases.append(_phase(phase, counted[phase.size], gpu_memory, limit, max_rows))
+        phases.append(_phase(phase, counted[phase.image_size], gpu_memory, limit, max_rows))
     return BatchSizes(
         phases=tuple(phases),
         how="estimate",
@@ -102,7 +102,7 @@ def _phase(
     rows = phase.batch_size or largest
     if rows > largest or not rows:
         raise UsageError(
-            f"a batch of {rows or 1} at {phase.size} px needs about "
+            f"a batch of {rows or 1} at {phase.image_size} px needs about "
             f"{(counted.at(rows or 1) + _WORKSPACE) / _GB:.1f} GB, more than the "
             f"{limit / _GB:.1f} GB available to a batch on a GPU of {gpu_memory:g} GB; the largest "
             f"batch that fits is {largest}"

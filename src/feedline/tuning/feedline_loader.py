@@ -15,7 +15,7 @@ from feedline.engine.defaults import DEFAULT_PREFETCH, DEFAULT_PREFETCH_FACTOR
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from feedline.loader.session import Session
-from feedline.order.batch_spec import PIECE_NS
+from feedline.order.batch_spec import TASK_NS
 from feedline.order.position import PlannedPosition
 from feedline.order.schedule import Phase, Schedule
 from feedline.trace.stage_timings import StageTimings
@@ -78,7 +78,7 @@ class TunableFeedlineLoader:
             return LoaderSetting(workers=workers, prefetch=factor or DEFAULT_PREFETCH_FACTOR)
         # More may be allocated, for trials.
         depth = min(DEFAULT_PREFETCH, prefetch or self._loader._asked.prefetch)
-        return LoaderSetting(workers=workers, prefetch=depth, piece_ms=piece_ms or PIECE_NS / 1e6)
+        return LoaderSetting(workers=workers, prefetch=depth, piece_ms=piece_ms or TASK_NS / 1e6)
 
     @property
     def search_space(self) -> SearchSpace:
@@ -126,7 +126,7 @@ class TunableFeedlineLoader:
         """The first phase of each image size and batch size."""
         found: dict[tuple[int | None, int | None], Phase] = {}
         for phase in self._loader._asked.phases.phases:
-            found.setdefault((phase.size, phase.batch_size or self._loader.batch_size), phase)
+            found.setdefault((phase.image_size, phase.batch_size or self._loader.batch_size), phase)
         return list(found.values())
 
     def begin(self, phase: Phase) -> None:
@@ -170,10 +170,12 @@ def _set_phase(session: Session, phase: Phase | None) -> None:
 
     Without an end workers continue over epochs, as within a schedule.
     """
-    cursor, plan = session.cursor, session.settings.plan
-    if isinstance(cursor, PlannedPosition) and plan is not None:
-        cursor.replan(plan if phase is None else replace(plan, schedule=Schedule((phase,))))
-        cursor.endless = phase is not None or session.settings.asked.schedule is None
+    position, plan = session.position, session.settings.plan
+    if isinstance(position, PlannedPosition) and plan is not None:
+        position.replace_order(
+            plan if phase is None else replace(plan, schedule=Schedule((phase,)))
+        )
+        position.endless = phase is not None or session.settings.asked.schedule is None
         session.backend.restart_prefetch()
-    elif phase is not None and phase.size is not None:
-        session.set_image_size(phase.size)
+    elif phase is not None and phase.image_size is not None:
+        session.set_image_size(phase.image_size)

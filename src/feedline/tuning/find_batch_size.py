@@ -74,7 +74,7 @@ def find_batch_size(
         >>> loader = feedline.DataLoader(data, schedule=found.schedule)         # doctest: +SKIP
     """
     if isinstance(schedule, int):
-        schedule = Phase(size=schedule, epochs=1)
+        schedule = Phase(image_size=schedule, epochs=1)
     phases = Schedule.of(schedule)
     _check(model, phases, precision, max_batch_size)
     if gpu_memory is not None:
@@ -122,7 +122,7 @@ def find_batch_size(
 def _check(model: nn.Module, phases: Schedule, precision: torch.dtype, max_batch_size: int) -> None:
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if not phases.sizes:
+    if not phases.image_sizes:
         raise UsageError(f'each phase needs an image size, got {str(phases)!r}; write e.g. "224x1"')
     if precision not in _PRECISIONS:
         raise UsageError(f"precision must be float32, bfloat16 or float16, got {precision!r}")

@@ -140,7 +140,7 @@ def _loader(
 def _prefetch(options: FolderTuning) -> int:
     """Return the largest number of prefetched batches that fits into memory."""
     slot = max(
-        3 * (phase.size or 0) ** 2 * (phase.batch_size or options.batch_size)
+        3 * (phase.image_size or 0) ** 2 * (phase.batch_size or options.batch_size)
         for phase in options.phases.phases
     )
     fitting = int(_MEMORY_SHARE * available_memory_bytes()) // max(1, slot) - slots_for(0)

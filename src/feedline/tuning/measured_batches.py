@@ -114,14 +114,14 @@ def _measure_phases(
     """Return the batches of all phases, tried separately and then in sequence."""
     known: dict[tuple[int | None, int | None], PhaseBatch] = {}
     for phase in schedule.phases:
-        key = phase.size, phase.batch_size
+        key = phase.image_size, phase.batch_size
         if key not in known:
             known[key] = (
                 _largest(training, phase, trials, run_trial, max_rows)
                 if phase.batch_size is None
                 else _check_scheduled(phase, trials, run_trial)
             )
-    found = [_with_phase(known[each.size, each.batch_size], each) for each in schedule.phases]
+    found = [_with_phase(known[each.image_size, each.batch_size], each) for each in schedule.phases]
     while True:
         failing = trials.find_failing_phase([(_size(one.phase), one.rows) for one in found])
         if failing is None:
@@ -191,9 +191,9 @@ def _check_scheduled(phase: Phase, trials: BatchTrials, run_trial: RunTrial) -> 
             else f"it needs {trial.peak_bytes / 2**30:.1f} GB"
         )
         raise UsageError(
-            f"the batch size {phase.batch_size} of the schedule at {phase.size} px does not fit "
-            f"into {trials.usable_bytes / 2**30:.1f} GB of {trials.memory_bytes / 2**30:.1f} GB "
-            f"({cause}); remove @{phase.batch_size} to search for the largest"
+            f"the batch size {phase.batch_size} of the schedule at {phase.image_size} px does not "
+            f"fit into {trials.usable_bytes / 2**30:.1f} GB of {trials.memory_bytes / 2**30:.1f} "
+            f"GB ({cause}); remove @{phase.batch_size} to search for the largest"
         )
     return PhaseBatch(phase=phase, peak_bytes=trial.peak_bytes, bound="asked", trials=(trial,))
 
@@ -222,8 +222,8 @@ def _with_phase(found: PhaseBatch, phase: Phase) -> PhaseBatch:
 
 
 def _size(phase: Phase) -> int:
-    assert phase.size is not None, "checked by find_batch_size"
-    return phase.size
+    assert phase.image_size is not None, "checked by find_batch_size"
+    return phase.image_size
 
 
 def _tensor_bytes(tensors: list[nn.Parameter]) -> int:

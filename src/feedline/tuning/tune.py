@@ -125,14 +125,14 @@ def search_settings(
         else TunableTorchLoader(loader)
     )
     planned = tunable.phases
-    largest = max(phase.size or 0 for phase in planned)
+    largest = max(phase.image_size or 0 for phase in planned)
     start, phases, rates = tunable.start, list[TunedPhase](), list[Rates | None]()
     failure: UserCodeFailure | None = None
     try:
         for k, phase in enumerate(planned):
             left_s = budget_s - (time.monotonic() - started)
             until = time.monotonic() + left_s / (len(planned) - k)
-            metered = MeteredStep(step or sleeping_step(step_ms or 0.0, phase.size, largest))
+            metered = MeteredStep(step or sleeping_step(step_ms or 0.0, phase.image_size, largest))
             found, failure = _tune_phase(tunable, metered, phase, until, on_trial, warmup_batches)
             phases.append(found)
             if isinstance(loader, DataLoader):
@@ -178,7 +178,7 @@ def _tune_phase(
     """Search in one phase. Also return the exception of the user's code that ended the search."""
     ceiling, search, repeated, failure = None, None, None, None
     status: SearchStatus = "done"
-    benchmark = StepBenchmark(tunable, step, phase.size)
+    benchmark = StepBenchmark(tunable, step, phase.image_size)
     started, ready_s = time.monotonic(), 0.0
     try:
         tunable.begin(phase)
@@ -201,7 +201,7 @@ def _tune_phase(
             )
             search.add(trial)
             if on_trial is not None:
-                on_trial(phase.size, trial)
+                on_trial(phase.image_size, trial)
         if status == "done":
             repeated = RepeatedTrials(search.candidates)
             _repeat_trials(repeated, benchmark, 1 / ceiling, until)
@@ -221,7 +221,7 @@ def _tune_phase(
         search.trials.update(repeated.trials)
         best = repeated.best
     found = TunedPhase(
-        size=phase.size,
+        size=phase.image_size,
         batch_size=tunable.batch_size,
         ceiling=ceiling,
         trials=tuple(search.trials.values()) if search is not None else (),

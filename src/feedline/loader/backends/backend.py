@@ -22,7 +22,7 @@ Skipped: TypeAlias = tuple[str, str]
 
 
 class Backend:
-    """Makes batches in the order of a cursor, and moves its position.
+    """Makes the batches from a position on, and moves the position.
 
     The methods of this class are those of an engine without workers and without prefetch.
     """
@@ -83,7 +83,7 @@ class Backend:
         return {}
 
     def begin(self, restart: bool) -> object:
-        """Begin an iteration at the cursor. `restart`: prefetched batches are stale."""
+        """Begin an iteration at the position. `restart`: prefetched batches are stale."""
 
     def next(self) -> Any:
         """Return the batch at the position, which stays there until `delivered`.

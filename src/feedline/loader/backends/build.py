@@ -31,9 +31,9 @@ from feedline.engine.tasks import BatchTasks, PieceTasks
 from feedline.loader.backends.backend import Backend
 from feedline.loader.backends.in_process import InProcessBackend
 from feedline.loader.backends.workers import WorkerBackend
-from feedline.loader.cursor import BatchCursor
 from feedline.loader.decide import Decision
 from feedline.loader.failure_policy import row_in_words, samples_to_skip
+from feedline.loader.position import LoaderPosition
 from feedline.loader.settings import Settings
 from feedline.order.batch_spec import BatchSpec
 from feedline.recognition.tensors import batched_tensors
@@ -52,13 +52,15 @@ _KEPT_BY_USER = 2
 """Batches a user may hold without a copy, besides those made ahead."""
 
 
-def build(decision: Decision, settings: Settings, cursor: BatchCursor, timing: Timing) -> Backend:
-    """Build an engine that starts at the cursor's position.
+def build(
+    decision: Decision, settings: Settings, position: LoaderPosition, timing: Timing
+) -> Backend:
+    """Build an engine that starts at the position.
 
     Args:
         decision: chosen engine.
         settings: settings of the loader.
-        cursor: order of the batches.
+        position: position of the loader.
         timing: receives the times of steps.
 
     Raises:
@@ -66,9 +68,9 @@ def build(decision: Decision, settings: Settings, cursor: BatchCursor, timing: T
         ResourceError: not enough memory or processes on this machine.
     """
     if decision.rows is not None:
-        return _started(_rows_backend(decision, settings, cursor, timing))
+        return _started(_rows_backend(decision, settings, position, timing))
     # 63 bits, as a seed of torch's has.
-    init = WorkerInit(settings.dataset, settings.worker_init_fn, cursor.seed & (1 << 63) - 1)
+    init = WorkerInit(settings.dataset, settings.worker_init_fn, position.seed & (1 << 63) - 1)
     fetcher = DatasetFetcher(
         init,
         settings.collate_fn,
@@ -77,8 +79,8 @@ def build(decision: Decision, settings: Settings, cursor: BatchCursor, timing: T
         samples=decision.samples,
     )
     if settings.workers == 0 or decision.kind == "tensors":
-        return _in_process(fetcher, decision, settings, cursor, timing)
-    return _started(_whole_batches(fetcher, decision, settings, cursor, timing))
+        return _in_process(fetcher, decision, settings, position, timing)
+    return _started(_whole_batches(fetcher, decision, settings, position, timing))
 
 
 def _started(backend: WorkerBackend) -> WorkerBackend:
@@ -98,7 +100,7 @@ def _closed_on_error(thing: Crew | WorkerBackend) -> Iterator[None]:
 
 
 def _rows_backend(
-    decision: Decision, settings: Settings, cursor: BatchCursor, timing: Timing
+    decision: Decision, settings: Settings, position: LoaderPosition, timing: Timing
 ) -> WorkerBackend:
     """Build workers that share batches of rows of a known size."""
     asked, native = settings.asked, settings.asked.native
@@ -150,7 +152,7 @@ def _rows_backend(
             carrier = HostCarrier(slots, decision.on_device, form, pins(settings.pin))
         carrier.timing = timing
         policy = partial(samples_to_skip, source, slots, settings.on_error)
-        return WorkerBackend(feed, carrier, cursor, policy, skip_after_error=not native)
+        return WorkerBackend(feed, carrier, position, policy, skip_after_error=not native)
 
 
 def _needs_formats_of_the_script(decision: Decision) -> bool:
@@ -166,7 +168,7 @@ def _whole_batches(
     fetcher: DatasetFetcher,
     decision: Decision,
     settings: Settings,
-    cursor: BatchCursor,
+    position: LoaderPosition,
     timing: Timing,
 ) -> WorkerBackend:
     """Build workers that make whole batches, one each."""
@@ -200,14 +202,14 @@ def _whole_batches(
     )
     carrier = WholeBatchCarrier(slots, spare=_KEPT_BY_USER, pin=settings.pin)
     carrier.timing = timing
-    return WorkerBackend(feed, carrier, cursor, lambda flight: [])
+    return WorkerBackend(feed, carrier, position, lambda flight: [])
 
 
 def _in_process(
     fetcher: DatasetFetcher,
     decision: Decision,
     settings: Settings,
-    cursor: BatchCursor,
+    position: LoaderPosition,
     timing: Timing,
 ) -> InProcessBackend:
     """Build an engine that makes batches in this process on request."""
@@ -219,9 +221,9 @@ def _in_process(
             # Looked at for each batch: in this process a change shows at once, as torch's does.
             found = batched_tensors(settings.dataset, settings.collate_fn, settings.max_rows)
             with contextlib.suppress(Exception):  # samples have to be asked for, or say more
-                made = found.gather and found.gather(batch.asked)
+                made = found.gather and found.gather(batch.dataset_keys)
         if made is None:
             made = fetcher.make_here(batch)
         return pin_memory(made) if pinned else made
 
-    return InProcessBackend(make, cursor, timing)
+    return InProcessBackend(make, position, timing)

@@ -15,7 +15,7 @@ import numpy as np
 
 from feedline.dataset.worker_exception import SkippedBatch, say_notes
 from feedline.loader.backends.backend import Backend, Skipped
-from feedline.loader.cursor import BatchCursor
+from feedline.loader.position import LoaderPosition
 from feedline.order.batch_spec import BatchSpec
 from feedline.trace import is_recording_enabled, stage_timer
 from feedline.trace.split import Timing
@@ -32,16 +32,16 @@ class InProcessBackend(Backend):
 
     Args:
         make: makes a batch.
-        cursor: position of the loader.
+        position: position of the loader.
         timing: receives the times of steps.
     """
 
     def __init__(
-        self, make: Callable[[BatchSpec], Any], cursor: BatchCursor, timing: Timing
+        self, make: Callable[[BatchSpec], Any], position: LoaderPosition, timing: Timing
     ) -> None:
         super().__init__()
         self._make = make
-        self._cursor = cursor
+        self._position = position
         self._timing = timing
         self._handed_out_s = 0.0
         self._memory = np.zeros(PAGE_WORDS, np.int64)
@@ -73,21 +73,21 @@ class InProcessBackend(Backend):
         stage_timer.drop_task(self._page)
 
     def begin(self, restart: bool) -> None:
-        """Begin an iteration at the cursor."""
+        """Begin an iteration at the position."""
         self._handed_out_s = 0.0
 
     def next(self) -> Any:
         """Make the batch at the position."""
         asked_s = time.perf_counter()
-        self._cursor.order_changed()
-        if self._cursor.at_end():
+        self._position.order_changed()
+        if self._position.is_at_end():
             raise StopIteration
-        self.batch = batch = next(self._cursor.ahead())
+        self.batch = batch = next(self._position.upcoming())
         self._left_out = []
         try:
             made = self._made(batch)
         except StopIteration as error:
-            self._cursor.delivered(batch)
+            self._position.record_delivery(batch)
             notes = getattr(error, "__notes__", None) or ["Raised while a batch was made."]
             raise RuntimeError(
                 f"StopIteration in the dataset would end the epoch silently. {' '.join(notes)} "
@@ -95,7 +95,7 @@ class InProcessBackend(Backend):
                 "default"
             ) from error
         except Exception as error:
-            self._cursor.delivered(batch)
+            self._position.record_delivery(batch)
             if sys.version_info < (3, 11):
                 say_notes(error)
             raise
@@ -112,5 +112,5 @@ class InProcessBackend(Backend):
     def delivered(self) -> None:
         """Record the delivery of the batch; after Ctrl-C before this, it is made again."""
         assert self.batch is not None, "no batch was made"
-        self._cursor.delivered(self.batch)
+        self._position.record_delivery(self.batch)
         self.skipped += self._left_out

@@ -42,7 +42,7 @@ _ITERATOR, _DATASET = "iterator_state", "dataset_state"
 
 
 class TorchBackend(Backend):
-    """Cursor and engine in one, because torch's cannot be separated.
+    """Position and engine in one, because torch's cannot be separated.
 
     Args:
         loader: loader whose attributes torch's engine reads; referenced weakly.
@@ -51,7 +51,7 @@ class TorchBackend(Backend):
     def __init__(self, loader: TorchDataLoader[Any]) -> None:
         super().__init__()
         self._of = weakref.ref(loader)
-        self.position = Position()
+        self.current = Position()
         self._raised: list[int] = []  # the steps of the epoch that came to an exception
         self._iterator: Any = None
         self._apart = False  # of an earlier iteration: workers that persist are not its own
@@ -88,8 +88,8 @@ class TorchBackend(Backend):
 
     def begin(self, restart: bool = False) -> bool:
         """Begin an iteration."""
-        if self._restored is None and self.position.step:
-            self._go_to(self.position.epoch + 1)
+        if self._restored is None and self.current.step:
+            self._go_to(self.current.epoch + 1)
         self._open()
         return True
 
@@ -151,7 +151,7 @@ class TorchBackend(Backend):
 
     def _skip(self, iterator: Any) -> None:
         """Draw the delivered batches again; exceptions of then may be raised again."""
-        for step in range(self.position.step):
+        for step in range(self.current.step):
             before = _received(iterator)
             try:
                 if next(iterator, _END) is _END:
@@ -169,16 +169,16 @@ class TorchBackend(Backend):
         try:
             made = next(self._iterator)
         except StopIteration:
-            self._go_to(self.position.epoch + 1)
+            self._go_to(self.current.epoch + 1)
             raise
         except Exception as error:
             if _order_changed(self._iterator, before):
-                self._raised.append(self.position.step)
-                self.position = self.position.at(self.position.step + 1)
+                self._raised.append(self.current.step)
+                self.current = self.current.at_step(self.current.step + 1)
             elif type(error) is RuntimeError and str(error).startswith(_TIMED_OUT):
                 raise self._timed_out(error) from None
             raise
-        self.position = self.position.at(self.position.step + 1)
+        self.current = self.current.at_step(self.current.step + 1)
         return made
 
     def _timed_out(self, error: RuntimeError) -> LoadTimeoutError:
@@ -202,7 +202,7 @@ class TorchBackend(Backend):
         """Set the position to the beginning of an epoch that is not opened yet."""
         self._iterator = self._start = self._restored = None
         self._raised = []
-        self.position = Position(epoch=epoch)
+        self.current = Position(epoch=epoch)
 
     def fork(self) -> TorchBackend | None:
         """Current iteration, to continue apart from the next; None if there is none."""
@@ -219,8 +219,8 @@ class TorchBackend(Backend):
         start = self._start or RandomStates.now(None, self._loader.generator)
         state: dict[str, Any] = {
             "version": STATE_VERSION,
-            "epoch": self.position.epoch,
-            "step": self.position.step,
+            "epoch": self.current.epoch,
+            "step": self.current.step,
             **self._mine(identity),
             "raised": list(self._raised),
             "random": start.as_json(),
@@ -244,7 +244,7 @@ class TorchBackend(Backend):
             "num_workers": loader.num_workers,
         }
 
-    def load(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
         """Continue from a state with the next batch."""
         check_state(state)
         check_same_run(
@@ -262,7 +262,7 @@ class TorchBackend(Backend):
             raise StateError("cannot resume: the state is damaged: invalid 'raised'")
         self._restored = dict(state)
         self._raised = list(raised)
-        self.position = position
+        self.current = position
 
     def steps(self, epoch: int) -> int:
         """Number of batches of an epoch, if the dataset has a length."""
@@ -273,7 +273,7 @@ class TorchBackend(Backend):
         tell = getattr(self._loader.dataset, "set_epoch", None)
         if callable(tell):
             tell(epoch)
-        if epoch == self.position.epoch:
+        if epoch == self.current.epoch:
             return False
         self._go_to(epoch)
         return True
@@ -285,7 +285,7 @@ class TorchBackend(Backend):
             "samples in its __iter__, or load a state"
         )
 
-    def set_image_size(self, size: int | None) -> bool:
+    def set_image_size(self, image_size: int | None) -> bool:
         """Raise an error: torch's workers do not know image sizes."""
         raise UsageError(
             "an IterableDataset cannot be given an image size: torch's engine makes its batches "

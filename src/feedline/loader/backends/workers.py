@@ -20,7 +20,7 @@ from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.live_settings import LiveSettings
 from feedline.errors import SampleError, UsageError
 from feedline.loader.backends.backend import Backend, Skipped
-from feedline.loader.cursor import BatchCursor
+from feedline.loader.position import LoaderPosition
 from feedline.order.batch_spec import BatchSpec
 from feedline.trace.stage_timings import StageTimings
 
@@ -28,12 +28,12 @@ __all__ = ["WorkerBackend"]
 
 
 class WorkerBackend(Backend):
-    """A feed and a device transfer, at a cursor.
+    """A feed and a device transfer, at a position.
 
     Args:
         feed: makes the batches.
         carrier: transfers them to the device.
-        cursor: position of the loader.
+        position: position of the loader.
         policy: selects the samples to skip in a batch with failures, or raises.
         skip_after_error: after an error of a row, too, the next call returns the next batch.
     """
@@ -42,7 +42,7 @@ class WorkerBackend(Backend):
         self,
         feed: Feed,
         carrier: Carrier,
-        cursor: BatchCursor,
+        position: LoaderPosition,
         policy: Callable[[InFlightBatch], list[Skipped]],
         *,
         skip_after_error: bool = False,
@@ -51,7 +51,7 @@ class WorkerBackend(Backend):
         self._skip_after_error = skip_after_error
         self.feed = feed
         self.carrier = carrier
-        self._cursor = cursor
+        self._position = position
         self._policy = policy
         self._ahead: list[tuple[BatchSpec, list[Skipped]]] = []  # sent and not yet handed out
         self._left_out: list[Skipped] = []  # of the latest batch; `delivered` counts them
@@ -103,16 +103,16 @@ class WorkerBackend(Backend):
         return self.feed.spent()
 
     def begin(self, restart: bool) -> None:
-        """Begin an iteration at the cursor."""
+        """Begin an iteration at the position."""
         if restart:
             self.restart_prefetch()
         self.carrier.pause()
 
     def next(self) -> Any:
         """Return the batch at the position."""
-        if self._cursor.order_changed() or self._failed_ahead:
+        if self._position.order_changed() or self._failed_ahead:
             self.restart_prefetch()
-        if self._cursor.at_end():
+        if self._position.is_at_end():
             raise StopIteration
         self.recover()
         self._disturbed = True
@@ -133,7 +133,7 @@ class WorkerBackend(Backend):
     def delivered(self) -> None:
         """Record the delivery of the batch; after Ctrl-C before this, new workers make it again."""
         assert self.batch is not None, "no batch was made"
-        self._cursor.delivered(self.batch)
+        self._position.record_delivery(self.batch)
         self.skipped += self._left_out
         self._disturbed = False
 
@@ -149,14 +149,14 @@ class WorkerBackend(Backend):
         if not self._disturbed:
             self._disturbed = True
             self._forget_ahead()
-            self.feed.start(self._cursor.ahead())
+            self.feed.start(self._position.upcoming())
             self._disturbed = False
 
     def recover(self) -> None:
         """Start again with new workers after an interrupted operation."""
         if self._disturbed:
             self._forget_ahead()
-            self.feed.restart(self._cursor.ahead())
+            self.feed.restart(self._position.upcoming())
             self._disturbed = False
 
     def apply(self, **changes: int | None) -> None:
@@ -199,7 +199,7 @@ class WorkerBackend(Backend):
         except SampleError:
             if self._skip_after_error:
                 self.batch = flight.batch
-                self._cursor.delivered(flight.batch)
+                self._position.record_delivery(flight.batch)
             self._disturbed = False
             self.restart_prefetch()
             raise

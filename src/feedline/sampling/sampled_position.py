@@ -36,13 +36,13 @@ from feedline.sampling.opening import Sampling
 from feedline.sampling.random_states import RandomStates
 from feedline.sampling.samplers import describe, epoch_mark, set_epoch
 
-__all__ = ["SampledCursor"]
+__all__ = ["SampledPosition"]
 
 _AS_THEY_CAME = ["drawn", "early", "drawn_seed", "kept_seed", "start", "sampler_state", "upcoming"]
 """Entries of a loaded state that are kept until a batch is delivered."""
 
 
-class SampledCursor:
+class SampledPosition:
     """Position of a loader that draws from samplers.
 
     Args:
@@ -67,12 +67,12 @@ class SampledCursor:
         self._sampling = Sampling(sampler, generator, EpochSeeds(seed, once=persistent))
         self._schedule = schedule
         self._rank, self._world = share
-        self.position = Position()
+        self.current = Position()
         self._under_way = False  # an iteration has begun and not ended
         self._begun = False  # a batch was handed out since the position was come to
         self._open: Epoch | None = None
         self._restored: Mapping[str, Any] | None = None  # a state that waits for an iteration
-        self.to_leave_out = 0
+        self.steps_to_skip = 0
         """Number of batches at the beginning of the next epoch that `set_step` skips."""
 
     # Position
@@ -80,7 +80,7 @@ class SampledCursor:
     def begin(self) -> bool:
         """Begin an iteration: a new epoch, or the restored one."""
         if self._begun:
-            self._go_to(self.position.epoch + 1)
+            self._go_to(self.current.epoch + 1)
         self._under_way = True
         if self._restored is None:
             self._open_anew()
@@ -90,21 +90,21 @@ class SampledCursor:
 
     def _open_anew(self, then: RandomStates | None = None) -> None:
         """Open the epoch at its beginning; `then` are the random states to draw from."""
-        self._stand_in(self._sampling.open(self.position.epoch, then))
+        self._stand_in(self._sampling.open(self.current.epoch, then))
 
     def _open_restored(self) -> None:
         """Open the restored epoch; at its beginning with the sampler's current settings."""
         epoch = self._open
         if self._restored is not None and (epoch is None or not self._restored["step"]):
-            at = self.position.at(0)
+            at = self.current.at_step(0)
             epoch = self._sampling.reopen(self._restored, at, comparable=False, begin=True)
         assert epoch is not None, "a state in mid-epoch is opened when it is loaded"
         self._stand_in(epoch)
 
     def _stand_in(self, epoch: Epoch) -> None:
         """Set the position to that of an epoch, or after the batches to skip in it."""
-        epoch.leave_out(self.to_leave_out)
-        self._open, self.position = epoch, self.position.at(epoch.step)
+        epoch.leave_out(self.steps_to_skip)
+        self._open, self.current = epoch, self.current.at_step(epoch.step)
 
     @property
     def restored_step(self) -> int:
@@ -121,7 +121,7 @@ class SampledCursor:
         self._open_anew(epoch.random)
         return True
 
-    def at_end(self) -> bool:
+    def is_at_end(self) -> bool:
         """True if the epoch has no batches left; asks the sampler if that is unknown."""
         if self._open is None:
             return False
@@ -136,13 +136,11 @@ class SampledCursor:
         """
         if (epoch := self._open) is None or not epoch.draws.broken:
             return
-        state = {**epoch.record(), "kept_seed": self._sampling.seeds.kept}
+        state = {**epoch.record(), "kept_seed": self._sampling.seeds.base}
         at_beginning = not self._begun and self.restored_step == 0
-        self._open = self._sampling.reopen(
-            state, self.position, comparable=True, begin=at_beginning
-        )
+        self._open = self._sampling.reopen(state, self.current, comparable=True, begin=at_beginning)
 
-    def delivered(self, batch: BatchSpec) -> None:
+    def record_delivery(self, batch: BatchSpec) -> None:
         """Record the delivery of a batch, or of the exception raised instead.
 
         Ctrl-C leaves it either recorded or not.
@@ -150,21 +148,21 @@ class SampledCursor:
         epoch = self._open
         assert epoch is not None, "a batch was delivered before the epoch was opened"
         standing = epoch.after(batch.step)
-        behind = self.position.at(standing.step)
+        behind = self.current.at_step(standing.step)
         # No call between: an interrupt is heard in calls.
-        epoch.standing, self.position = standing, behind
-        self._begun, self._restored, self.to_leave_out = True, None, 0
+        epoch.standing, self.current = standing, behind
+        self._begun, self._restored, self.steps_to_skip = True, None, 0
 
     def finish(self) -> None:
         """End the iteration after the epoch's last batch."""
-        self._go_to(self.position.epoch + 1)
+        self._go_to(self.current.epoch + 1)
         self._under_way = False
 
     def _go_to(self, epoch: int) -> None:
         """Set the position to the beginning of an epoch that is not opened yet."""
         # All at once, as far as an interrupt can tell: it is heard in calls.
-        there = replace(self.position, epoch=epoch, step=0)
-        self._begun, self.to_leave_out, self.position = False, 0, there
+        there = replace(self.current, epoch=epoch, step=0)
+        self._begun, self.steps_to_skip, self.current = False, 0, there
         self._open = self._restored = None
 
     def set_epoch(self, epoch: int) -> bool:
@@ -173,12 +171,12 @@ class SampledCursor:
         A position restored within it stays, and so does a step set with `set_step`.
         """
         set_epoch(self._sampling.sampler, epoch)
-        if not self._begun and epoch == self.position.epoch:
+        if not self._begun and epoch == self.current.epoch:
             return False
         self._under_way = self._under_way and not self._begun
-        step = 0 if self._begun else self.to_leave_out
+        step = 0 if self._begun else self.steps_to_skip
         self._go_to(epoch)
-        self.to_leave_out = step
+        self.steps_to_skip = step
         if self._under_way:  # an iteration has begun and given nothing: it is this epoch's
             self._open_anew()
         return True
@@ -189,21 +187,21 @@ class SampledCursor:
         A state from the end of an epoch counts as one from the beginning of the next. Nothing is
         drawn before the iteration begins.
         """
-        back = step < self.restored_step == self.position.step
-        if self._begun or (back and self.at_end()):
+        back = step < self.restored_step == self.current.step
+        if self._begun or (back and self.is_at_end()):
             self._under_way = self._under_way and not self._begun
-            self._go_to(self.position.epoch + 1)
-        standing = self.position if self._under_way else self.position.at(self.restored_step)
-        self.to_leave_out = standing.later(step).step
+            self._go_to(self.current.epoch + 1)
+        standing = self.current if self._under_way else self.current.at_step(self.restored_step)
+        self.steps_to_skip = standing.skip_to(step).step
         if self._under_way and self._open is not None:
             self._mend()
             self._stand_in(self._open)
         return True
 
-    def set_image_size(self, size: int | None) -> bool:
+    def set_image_size(self, image_size: int | None) -> bool:
         """Set the image size of all following batches. None returns to the schedule."""
-        changed = size != self.position.image_size
-        self.position = replace(self.position, image_size=size)
+        changed = image_size != self.current.image_size
+        self.current = replace(self.current, image_size=image_size)
         return changed
 
     def steps(self, epoch: int) -> int:
@@ -214,7 +212,7 @@ class SampledCursor:
         """
         return len(self._sampling.sampler)  # type: ignore[arg-type]
 
-    def ahead(self) -> Iterator[BatchSpec]:
+    def upcoming(self) -> Iterator[BatchSpec]:
         """Remaining batches of this epoch, in order."""
         self._mend()
         epoch = self._open
@@ -227,20 +225,20 @@ class SampledCursor:
     @property
     def phase(self) -> Phase:
         """Phase at the position."""
-        return self._schedule.phase_at(self.position.epoch)
+        return self._schedule.phase_at(self.current.epoch)
 
     def _batch(self, epoch: Epoch, step: int, draw: Draw) -> BatchSpec:
         phase = self.phase
         return BatchSpec(
-            epoch=self.position.epoch,
+            epoch=self.current.epoch,
             step=step,
             phase=phase,
-            image_size=self.position.image_size or phase.size,
+            image_size=self.current.image_size or phase.image_size,
             samples=draw.samples,
             padding=0,
             seed=mix(epoch.seed, step),
             rank=self._rank,
-            drawn=True,
+            is_sampled=True,
             keys=draw.keys,
             stride=1,
         )
@@ -255,10 +253,10 @@ class SampledCursor:
         """Draw the seeds of the next epochs from another generator."""
         self._sampling.generator = generator
 
-    def fork(self) -> SampledCursor | None:
-        """Create a cursor for an iteration that continues on its own; None if none is active.
+    def fork(self) -> SampledPosition | None:
+        """Create a position for an iteration that continues on its own; None if none is active.
 
-        It takes over the draws of the open epoch: this cursor must begin another.
+        It takes over the draws of the open epoch: this position must begin another.
         """
         return None if self._open is None else copy.copy(self)
 
@@ -274,22 +272,22 @@ class SampledCursor:
             self._mend()
         state = {
             "version": STATE_VERSION,
-            "epoch": self.position.epoch,
-            "step": self.position.step,
+            "epoch": self.current.epoch,
+            "step": self.current.step,
             "early": [],
-            "image_size": self.position.image_size,
+            "image_size": self.current.image_size,
             **self._mine(identity),
             "rank": self._rank,
             "world": self._world,
             "drawn": 0,
             "drawn_seed": None,
-            "kept_seed": self._sampling.seeds.kept,
+            "kept_seed": self._sampling.seeds.base,
         }
-        if self.to_leave_out > self.position.step:
-            state["to_leave_out"] = self.to_leave_out
+        if self.steps_to_skip > self.current.step:
+            state["steps_to_skip"] = self.steps_to_skip
         epoch, restored = self._open, self._restored
         mark = epoch_mark(self._sampling.sampler)
-        still = self.position.step == self.restored_step
+        still = self.current.step == self.restored_step
         if restored and still and (epoch is None or restored["start"].get("epoch") == mark):
             return state | {name: restored[name] for name in _AS_THEY_CAME if name in restored}
         if epoch is None:
@@ -299,11 +297,11 @@ class SampledCursor:
     def _mine(self, identity: Mapping[str, Any]) -> dict[str, Any]:
         return {
             **identity,
-            "seed": self._sampling.seeds.given,
+            "seed": self._sampling.seeds.seed,
             "sampler": describe(self._sampling.sampler),
         }
 
-    def load(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
         """Continue with exactly the batches not yet delivered in a state.
 
         Raises:
@@ -321,9 +319,9 @@ class SampledCursor:
         opened = check_record(state, position)
         mine = opened and (state.get("rank"), state.get("world")) == (self._rank, self._world)
         epoch = self._sampling.reopen(state, position, comparable=mine)
-        self._sampling.seeds.go_on(state, position.epoch)
+        self._sampling.seeds.load_state(state, position.epoch)
         self._open, self._restored = epoch if opened else None, state
-        self._begun, self.to_leave_out = False, state.get("to_leave_out", 0)
-        self.position = position
+        self._begun, self.steps_to_skip = False, state.get("steps_to_skip", 0)
+        self.current = position
         if self._under_way:  # and goes on from here
             self._open_restored()

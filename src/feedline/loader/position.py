@@ -1,0 +1,57 @@
+"""Position of a loader, and its upcoming batches.
+
+There are two classes with the same methods: `order.position.PlannedPosition`, for an order planned
+from a seed, and `sampling.sampled_position.SampledPosition`, for torch's samplers. torch's own
+engine, which knows no batches ahead, has its position itself: `backends.torch_engine.TorchBackend`.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from feedline.errors import UsageError
+from feedline.loader.settings import Settings
+from feedline.order.position import PlannedPosition
+from feedline.sampling.sampled_position import SampledPosition
+from feedline.sampling.samplers import share_of
+
+__all__ = ["LoaderPosition", "check_length", "create_position"]
+
+
+LoaderPosition: TypeAlias = PlannedPosition | SampledPosition
+"""A position that knows the upcoming batches."""
+
+
+def create_position(settings: Settings) -> LoaderPosition:
+    """Create a position at the beginning, for a map-style dataset."""
+    asked = settings.asked
+    if settings.plan is not None:
+        return PlannedPosition(settings.plan, endless=asked.schedule is None)
+    return SampledPosition(
+        settings.sampler,
+        settings.generator,
+        asked.phases,
+        share=share_of(settings.sampler),
+        seed=asked.seed,
+        persistent=settings.persistent and settings.workers > 0,
+    )
+
+
+def check_length(position: object, before: Settings, settings: Settings) -> None:
+    """Check whether a position may continue with the dataset of other settings.
+
+    Raises:
+        UsageError: it is at the position of a state with a dataset of another length.
+    """
+    if (
+        isinstance(position, PlannedPosition)
+        and position.is_restored
+        and before.plan
+        and settings.plan
+    ):
+        had, has = before.plan.length, settings.plan.length
+        if had != has:
+            raise UsageError(
+                f"the dataset has {has} samples, but had {had} in the state from which this epoch "
+                "continues; restore the dataset, or start over with set_epoch"
+            )
