@@ -47,9 +47,9 @@ def read(batches: Iterable[tuple[torch.Tensor, ...]]) -> list[Seen]:
     return [seen(batch) for batch in batches]
 
 
-def planned(plan: Order, epoch: int, step: int, size: int | None = None) -> Seen:
+def planned(order: Order, epoch: int, step: int, size: int | None = None) -> Seen:
     """What a batch must be, made here without an engine; `size` overrides the schedule's."""
-    batch = plan.batch(epoch, step)
+    batch = order.batch(epoch, step)
     side = size or batch.image_size
     items = [
         Item(sample, side, mix(batch.seed, sample), batch.phase.strength)
@@ -61,5 +61,5 @@ def planned(plan: Order, epoch: int, step: int, size: int | None = None) -> Seen
 
 def planned_epoch(loader: DataLoader, epoch: int) -> list[Seen]:
     """What a loader's epoch must be, at the schedule's size."""
-    plan = loader.plan
-    return [planned(plan, epoch, step) for step in range(plan.steps(epoch))]
+    order = loader.order
+    return [planned(order, epoch, step) for step in range(order.steps(epoch))]

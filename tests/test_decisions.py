@@ -194,7 +194,7 @@ def test_a_state_names_pixels_that_were_made_in_another_way(folder: ImageFolder)
 def test_defaults_are_torchs_whatever_the_dataset(dataset: Any) -> None:
     size = {"image_size": 8} if isinstance(dataset, Rows) else {}
     loader = DataLoader(dataset, 4, **size)
-    assert (loader.num_workers, loader.plan, type(loader.batch_sampler)) == (0, None, BatchSampler)
+    assert (loader.num_workers, loader.order, type(loader.batch_sampler)) == (0, None, BatchSampler)
     batches = [batch[1] if size else batch for batch in loader]
     assert torch.cat(batches).tolist() == list(range(20))
 
@@ -292,9 +292,9 @@ def test_asking_for_the_length_plans_nothing() -> None:
     data = list(range(8))
     loader = DataLoader(data, 4, seed=1)
     data += range(4)
-    plan = loader.plan
+    order = loader.order
     assert len(loader) == 3
-    assert loader.plan is plan
+    assert loader.order is order
     assert len(list(loader)) == 3
 
 

@@ -118,12 +118,12 @@ def test_the_ranks_of_a_run_share_each_batch_out() -> None:
 def test_rank_and_world_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    plan = DataLoader(Rows(9), 1, image_size=4, num_workers=0, shuffle=True, seed=0).plan
-    assert (plan.rank, plan.world_size) == (2, 3)
-    plan = DataLoader(
+    order = DataLoader(Rows(9), 1, image_size=4, num_workers=0, shuffle=True, seed=0).order
+    assert (order.rank, order.world_size) == (2, 3)
+    order = DataLoader(
         Rows(9), 1, image_size=4, num_workers=0, rank=0, world_size=1, shuffle=True, seed=0
-    ).plan
-    assert (plan.rank, plan.world_size) == (0, 1)
+    ).order
+    assert (order.rank, order.world_size) == (0, 1)
 
 
 # Sizes
@@ -151,7 +151,7 @@ def test_a_new_size_holds_from_the_very_next_batch_and_loses_no_sample(shared: D
             shared.set_image_size(sizes[-1])
             got.append(seen(next(iteration)))
         assert next(iteration, None) is None
-        assert got == [planned(shared.plan, epoch, step, size) for step, size in enumerate(sizes)]
+        assert got == [planned(shared.order, epoch, step, size) for step, size in enumerate(sizes)]
     shared.set_image_size(None)
 
 
@@ -171,7 +171,7 @@ def test_whoever_changes_the_size_many_times_at_once_gets_the_last(method: str) 
         for step in range(len(loader)):
             for size in range(1, 33):
                 loader.set_image_size(size)
-            assert seen(next(iteration)) == planned(loader.plan, 0, step, 32)
+            assert seen(next(iteration)) == planned(loader.order, 0, step, 32)
 
 
 def test_a_size_outlives_the_epoch_it_was_set_in(shared: DataLoader) -> None:
@@ -215,7 +215,7 @@ def test_every_size_that_may_be_set_fits_in_every_phase(schedule: str, largest: 
         loader.set_image_size(size)
         for epoch in range(2):
             steps = range(loader.steps_in(epoch))
-            assert read(loader) == [planned(loader.plan, epoch, step, size) for step in steps]
+            assert read(loader) == [planned(loader.order, epoch, step, size) for step in steps]
 
 
 def test_memory_is_known_before_the_first_batch_and_grows_with_the_most_that_may_come() -> None:

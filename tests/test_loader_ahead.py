@@ -70,7 +70,7 @@ def test_a_size_change_drops_what_was_taken_ahead_and_loses_nothing() -> None:
     iteration = iter(made)
     for step, size in enumerate(sizes):
         made.set_image_size(size)
-        assert seen(next(iteration)) == planned(made.plan, 0, step, size)
+        assert seen(next(iteration)) == planned(made.order, 0, step, size)
     assert next(iteration, None) is None
 
 

@@ -118,7 +118,7 @@ def test_a_size_that_was_set_is_part_of_the_state() -> None:
         next(iteration)
         first.set_image_size(7)
         state = through_json(first.state_dict())
-        expected = [planned(first.plan, 0, step, 7) for step in range(1, len(first))]
+        expected = [planned(first.order, 0, step, 7) for step in range(1, len(first))]
         assert read(iteration) == expected
     with loader(1) as fresh:
         fresh.load_state_dict(state)
@@ -194,7 +194,7 @@ def test_a_state_of_another_run_is_refused_and_nothing_changes(
 
 
 class Used(RuleBasedStateMachine):
-    """A loader with workers, used in any order, against what the plan says must come."""
+    """A loader with workers, used in any order, against what the order says must come."""
 
     made: DataLoader
 
@@ -246,7 +246,7 @@ class Used(RuleBasedStateMachine):
                 self.iteration = None
                 return
             batch = next(self.iteration)
-            expected = planned(self.made.plan, self.epoch, self.step, self.size)
+            expected = planned(self.made.order, self.epoch, self.step, self.size)
             assert seen(batch) == expected
             self.stand(self.epoch, self.step + 1)
             self.begun = True
@@ -270,7 +270,7 @@ class Used(RuleBasedStateMachine):
         if step == self.made.steps_in(epoch):
             assert next(iteration, None) is None
         else:
-            assert seen(next(iteration)) == planned(self.made.plan, epoch, step, size)
+            assert seen(next(iteration)) == planned(self.made.order, epoch, step, size)
 
     @rule(epoch=st.integers(0, 5))
     def set_epoch(self, epoch: int) -> None:
@@ -279,7 +279,7 @@ class Used(RuleBasedStateMachine):
                 self.leave_iteration()
             step = 0 if self.begun else self.step_that_was_set
             self.stand(epoch)
-            self.step, self.step_that_was_set = min(step, self.made.plan.steps(epoch)), step
+            self.step, self.step_that_was_set = min(step, self.made.order.steps(epoch)), step
         self.made.set_epoch(epoch)
 
     @rule(step=st.integers(0, 7))
@@ -289,12 +289,12 @@ class Used(RuleBasedStateMachine):
                 self.leave_iteration()
             self.stand(self.epoch + 1)
         elif step < self.restored_step:
-            if self.restored_step < self.made.plan.steps(self.epoch):
+            if self.restored_step < self.made.order.steps(self.epoch):
                 with pytest.raises(UsageError, match="cannot begin at step"):
                     self.made.set_step(step)
                 return
             self.stand(self.epoch + 1)
-        self.step, self.step_that_was_set = min(step, self.made.plan.steps(self.epoch)), step
+        self.step, self.step_that_was_set = min(step, self.made.order.steps(self.epoch)), step
         self.made.set_step(step)
 
     @rule(size=st.none() | st.integers(1, 16))

@@ -183,7 +183,7 @@ def test_they_have_the_strength_and_go_to_the_users_own_collate(folder: ImageFol
     labels = lambda samples: [label for _, label in samples]  # noqa: E731
     source = fetcher(folder, collate_fn=labels, samples=samples)
     loader = DataLoader(folder, 4, seed=1, shuffle=False, schedule=WEAK, collate_fn=list)
-    batch = loader.plan.batch(0, 0)
+    batch = loader.order.batch(0, 0)
     assert source.make_here(batch) == folder.targets[:4]
     assert [(item.image_size, item.strength) for item in samples.items] == [(8, 0.5)] * 4
     assert [item.sample for item in samples.items] == [0, 1, 2, 3]

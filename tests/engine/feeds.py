@@ -1,4 +1,4 @@
-"""Feeds by themselves: a plan's batches of rows through slots, and nothing of a loader."""
+"""Feeds by themselves: an order's batches of rows through slots, and nothing of a loader."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from feedline.order.schedule import Schedule
 SIZE_PX = 4
 
 
-def plan_of(source: Source, batch_size: int, *, seed: int = 3, epochs: int = 1) -> Order:
-    """A shuffled plan at one small image size."""
+def order_of(source: Source, batch_size: int, *, seed: int = 3, epochs: int = 1) -> Order:
+    """A shuffled order at one small image size."""
     schedule = Schedule.parse(f"{SIZE_PX}x{epochs}")
     return Order(length=len(source), schedule=schedule, batch_size=batch_size, seed=seed)
 
 
-def planned(plan: Order) -> Iterator[BatchSpec]:
-    """All batches of a plan."""
-    return PlannedPosition(plan, endless=False).upcoming()
+def planned(order: Order) -> Iterator[BatchSpec]:
+    """All batches of an order."""
+    return PlannedPosition(order, endless=False).upcoming()
 
 
 def slot_bytes(source: Source, batch_size: int) -> int:
@@ -80,8 +80,8 @@ def take(feed: Feed, source: Source, batches: int | None = None) -> list[tuple[b
     return taken
 
 
-def expected(source: Source, plan: Order) -> list[tuple[bytes, ...]]:
-    """What all of a plan's batches hold, made in this process."""
-    with working(source, plan.batch_size, slots=1, workers=0) as feed:
-        feed.start(planned(plan))
+def expected(source: Source, order: Order) -> list[tuple[bytes, ...]]:
+    """What all of an order's batches hold, made in this process."""
+    with working(source, order.batch_size, slots=1, workers=0) as feed:
+        feed.start(planned(order))
         return take(feed, source)

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from feeds import expected, plan_of, planned, take, working
+from feeds import expected, order_of, planned, take, working
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,10 +24,10 @@ SOURCE = Rows(150)
 @pytest.mark.parametrize("seed", range(4))
 def test_all_settings_changed_at_any_moment_change_no_byte(seed: int) -> None:
     chance = random.Random(seed)
-    plan = plan_of(SOURCE, 7, seed=seed, epochs=2)
+    order = order_of(SOURCE, 7, seed=seed, epochs=2)
     seen: list[tuple[bytes, ...]] = []
     with working(SOURCE, 7, slots=5, workers=2) as feed:
-        feed.start(planned(plan))
+        feed.start(planned(order))
         for _ in range(30):
             feed.apply(
                 LiveSettings(
@@ -39,22 +39,22 @@ def test_all_settings_changed_at_any_moment_change_no_byte(seed: int) -> None:
             seen += take(feed, SOURCE, chance.randint(0, 3))
         seen += take(feed, SOURCE)
         assert not feed.deaths
-    assert seen == expected(SOURCE, plan)
+    assert seen == expected(SOURCE, order)
 
 
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 10**9), st.integers(0, 3)), max_size=9))
 def test_depth_and_piece_time_change_no_byte_without_workers(
     changes: list[tuple[int, int, int]],
 ) -> None:
-    plan = plan_of(SOURCE, 11)
+    order = order_of(SOURCE, 11)
     seen: list[tuple[bytes, ...]] = []
     with working(SOURCE, 11, slots=4, workers=0) as feed:
-        feed.start(planned(plan))
+        feed.start(planned(order))
         for prefetch, piece_ns, count in changes:
             feed.apply(LiveSettings(workers=0, prefetch=prefetch, piece_ns=piece_ns))
             seen += take(feed, SOURCE, count)
         seen += take(feed, SOURCE)
-    assert seen == expected(SOURCE, plan)
+    assert seen == expected(SOURCE, order)
 
 
 def free_slots(feed: Feed) -> int:
@@ -70,7 +70,7 @@ def free_slots(feed: Feed) -> int:
 def test_as_many_batches_are_under_way_as_were_asked_for_and_no_more_than_slots() -> None:
     with working(SOURCE, 5, slots=4, workers=0) as feed:
         feed.apply(LiveSettings(workers=0, prefetch=2))
-        feed.start(planned(plan_of(SOURCE, 5)))
+        feed.start(planned(order_of(SOURCE, 5)))
         assert free_slots(feed) == 2
         take(feed, SOURCE, 3)
         assert free_slots(feed) == 2
@@ -91,7 +91,7 @@ def test_a_shorter_piece_time_makes_more_pieces() -> None:
         return sum(spent.tasks for spent in feed.spent().values())
 
     with working(Rows(96), 16, slots=1, workers=0) as feed:
-        feed.start(planned(plan_of(Rows(96), 16)))
+        feed.start(planned(order_of(Rows(96), 16)))
         take(feed, SOURCE, 3)
         assert tasks(feed) == 3
         feed.apply(LiveSettings(workers=0, piece_ns=1))
@@ -113,13 +113,13 @@ class Noting(Rows):
 
 def test_the_oldest_batch_is_made_first_after_a_change() -> None:
     source = Noting(60)
-    plan = plan_of(source, 6)
+    order = order_of(source, 6)
     with working(source, 6, slots=4, workers=0) as feed:
-        feed.start(planned(plan))
+        feed.start(planned(order))
         take(feed, source, 1)
         feed.apply(LiveSettings(workers=0, piece_ns=1))
         take(feed, source)
-    assert source.made == [int(sample) for batch in planned(plan) for sample in batch.samples]
+    assert source.made == [int(sample) for batch in planned(order) for sample in batch.samples]
 
 
 def test_there_are_never_more_batches_under_way_than_slots() -> None:
@@ -130,7 +130,7 @@ def test_there_are_never_more_batches_under_way_than_slots() -> None:
 
 def test_workers_come_and_go_with_the_settings() -> None:
     with working(SOURCE, 5, workers=1) as feed:
-        feed.start(PlannedPosition(plan_of(SOURCE, 5), endless=True).upcoming())
+        feed.start(PlannedPosition(order_of(SOURCE, 5), endless=True).upcoming())
         for workers in (3, 1, 2):
             feed.apply(replace(feed.settings, workers=workers))
             assert feed.settings.workers == workers
@@ -140,14 +140,14 @@ def test_workers_come_and_go_with_the_settings() -> None:
 
 
 def test_workers_that_a_crew_cannot_have_change_nothing() -> None:
-    plan = plan_of(SOURCE, 5)
+    order = order_of(SOURCE, 5)
     with working(SOURCE, 5, workers=1) as feed:
-        feed.start(planned(plan))
+        feed.start(planned(order))
         before = feed.settings
         with pytest.raises(UsageError, match="num_workers must be from 1"):
             feed.apply(LiveSettings(workers=0, prefetch=1))
         assert feed.settings == before
-        assert take(feed, SOURCE) == expected(SOURCE, plan)
+        assert take(feed, SOURCE) == expected(SOURCE, order)
 
 
 @pytest.mark.parametrize(

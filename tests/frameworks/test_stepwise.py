@@ -17,7 +17,7 @@ class Loader:
     """Gives its places as batches, and notes when it is sent elsewhere."""
 
     def __init__(self) -> None:
-        self.dataset, self.plan = range(STEPS * 8), "of any kind"
+        self.dataset, self.order = range(STEPS * 8), "of any kind"
         self.place = (0, 0)
         self.sent: list[tuple[int, int]] = []
 

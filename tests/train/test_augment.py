@@ -120,14 +120,14 @@ def test_no_random_state_changes() -> None:
 def test_a_batch_is_changed_by_its_phase_and_its_seed() -> None:
     recipe = Recipe(schedule="16x1,32x1", mixup=0.4, reprob=1.0, aa="trivial")
     augmentation = BatchAugmentation(recipe, classes=4)
-    plan = Order(length=12, schedule=Schedule.parse("16x1,32x1"), batch_size=6, seed=3)
+    order = Order(length=12, schedule=Schedule.parse("16x1,32x1"), batch_size=6, seed=3)
     images, labels = batch()
-    early, late = plan.batch(0, 0), plan.batch(1, 0)
+    early, late = order.batch(0, 0), order.batch(1, 0)
     assert augmentation.batch(images, labels, batch=early)[0] is images
     assert torch.equal(augmentation.pixels(pixels(), early), pixels())
     made, targets = augmentation.batch(images, labels, batch=late)
     assert targets.shape == (6, 4)
     again, _ = BatchAugmentation(recipe, classes=4).batch(images, labels, batch=late)
     assert torch.equal(made, again)
-    other, _ = augmentation.batch(images, labels, batch=plan.batch(1, 1))
+    other, _ = augmentation.batch(images, labels, batch=order.batch(1, 1))
     assert not torch.equal(made, other)

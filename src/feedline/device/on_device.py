@@ -18,10 +18,12 @@ from feedline.order.batch_spec import BatchSpec, Field
 __all__ = ["BatchTransform", "Constants", "OnDevice", "PixelTransform", "ToValues", "is_image"]
 
 PixelTransform = Callable[[torch.Tensor, BatchSpec], torch.Tensor]
-"""Function of a batch's images, uint8 (N, 3, H, W) on the device, and its plan. Returns images."""
+"""Function of a batch's images, uint8 (N, 3, H, W) on the device, and its `BatchSpec`. Returns
+images."""
 
 BatchTransform = Callable[..., "tuple[torch.Tensor, ...]"]
-"""Function of a batch's normalised tensors, with its plan as `batch=`. Returns as many tensors."""
+"""Function of a batch's normalised tensors, with its `BatchSpec` as `batch=`. Returns as many
+tensors."""
 
 
 Constants = tuple[torch.Tensor, ...]
@@ -73,7 +75,7 @@ class OnDevice:
         Args:
             tensors: tensors from the workers, on the device.
             fields: layout of their rows.
-            batch: plan of the batch.
+            batch: specification of the batch.
             constants: return value of `constants` for the device.
 
         Raises:

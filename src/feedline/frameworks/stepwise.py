@@ -35,7 +35,7 @@ class Stepwise(torch.utils.data.DataLoader[Any]):
     """
 
     def __init__(self, loader: Any) -> None:
-        if loader.plan is None:
+        if loader.order is None:
             raise UsageError(
                 "Stepwise needs batches by epoch and step, but this loader draws its order from "
                 "samplers; set seed= or schedule= on the loader, or use "

@@ -62,7 +62,7 @@ class Accelerated:
         raise NotImplementedError
 
     @property
-    def plan(self) -> Order | None:
+    def order(self) -> Order | None:
         """Order planned by feedline; None if samplers or the dataset define it."""
         raise NotImplementedError
 
@@ -146,7 +146,7 @@ class Accelerated:
             UsageError: the loader plans its order, or has both a seed or schedule and a sampler,
                 and the Accelerator needs other batches.
         """
-        planned = self.plan is not None or is_native(self.dataset)
+        planned = self.order is not None or is_native(self.dataset)
         processes = accelerator.num_processes
         if planned and processes != self.ranks:
             raise UsageError(
@@ -234,9 +234,9 @@ class Accelerated:
 
     def _unpadded(self) -> int:
         rows_a_batch = self.batch_size or getattr(self.batch_sampler, "batch_size", None)
-        if self.plan is not None:
-            phase = self.plan.schedule.phase_at(self.epoch)
-            rows_a_batch = self.plan.global_batch_size(phase) // self.ranks
+        if self.order is not None:
+            phase = self.order.schedule.phase_at(self.epoch)
+            rows_a_batch = self.order.global_batch_size(phase) // self.ranks
         if not isinstance(rows_a_batch, int) or not hasattr(self.dataset, "__len__"):
             return -1
         if self.drop_last:

@@ -88,7 +88,7 @@ def check_still(dataset: object, *, native: bool) -> None:
 def check_arguments(
     given: Mapping[str, Any], *, native: bool, iterable: bool, sampled: bool
 ) -> None:
-    """Check the arguments that do not check themselves. Schedule, plan, normalisation and torch do.
+    """Check the arguments that Schedule, Order, normalisation and torch do not check.
 
     Args:
         given: arguments of a loader by name.

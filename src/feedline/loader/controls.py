@@ -15,7 +15,7 @@ from feedline.errors import UsageError
 from feedline.loader.checks import check_size
 from feedline.loader.explain import explain
 from feedline.loader.live_controls import LiveControls
-from feedline.loader.planning import plan_of
+from feedline.loader.planning import create_order
 from feedline.loader.rank_agreement import RankAgreement
 from feedline.loader.session import Session
 from feedline.loader.settings import Asked, Settings, settings_of
@@ -45,18 +45,18 @@ class Controls(LiveControls):
 
     def _settings(self) -> Settings:
         """Settings from the current attributes."""
-        return settings_of(self, self._asked, self._plan_now())
+        return settings_of(self, self._asked, self._create_order())
 
-    def _plan_now(self) -> Order | None:
-        """Plan for the current length of the dataset and the current ranks."""
+    def _create_order(self) -> Order | None:
+        """Order for the current length of the dataset and the current ranks."""
         if self._planned_batches is None or self.batch_sampler is not self._planned_batches:
             return None  # a framework has put another batch sampler in its place
-        return plan_of(self._asked, self._arguments)
+        return create_order(self._asked, self._arguments)
 
     @property
-    def plan(self) -> Order | None:
+    def order(self) -> Order | None:
         """Order planned by feedline; None if samplers or the dataset define it."""
-        return self._session.settings.plan
+        return self._session.settings.order
 
     def __len__(self) -> int:
         """Number of batches in the current epoch."""
@@ -75,21 +75,21 @@ class Controls(LiveControls):
     @property
     def total_steps(self) -> int:
         """Number of batches of the whole schedule."""
-        plan = self._current_plan()
-        return plan.total_steps if plan else len(self) * (self.epochs or 1)
+        order = self._current_order()
+        return order.total_steps if order else len(self) * (self.epochs or 1)
 
     def steps_in(self, epoch: int) -> int:
         """Return the number of batches of an epoch."""
-        plan = self._current_plan()
-        return plan.steps(epoch) if plan else self._session.position.steps(epoch)
+        order = self._current_order()
+        return order.steps(epoch) if order else self._session.position.steps(epoch)
 
-    def _current_plan(self) -> Order | None:
-        """Plan of the current epoch, or of the next one."""
-        return self.plan if self._session.given else self._plan_now()
+    def _current_order(self) -> Order | None:
+        """Order of the current epoch, or of the next one."""
+        return self.order if self._session.given else self._create_order()
 
     @property
     def batch(self) -> BatchSpec | None:
-        """Plan of the last delivered batch: sample indices, size, padding."""
+        """Specification of the last delivered batch: sample indices, image size, padding."""
         return self._session.batch
 
     @property
@@ -184,8 +184,8 @@ class Controls(LiveControls):
     @property
     def ranks(self) -> int:
         """Number of processes that share the samples."""
-        plan = self._current_plan()
-        return plan.world_size if plan else share_of(self._index_sampler)[1]
+        order = self._current_order()
+        return order.world_size if order else share_of(self._index_sampler)[1]
 
     @property
     def worker_pids(self) -> list[int]:

@@ -28,7 +28,7 @@ from feedline.loader.check_samples import check_samples
 from feedline.loader.checks import is_native
 from feedline.loader.controls import Controls
 from feedline.loader.iteration import Iteration
-from feedline.loader.planning import plan_of
+from feedline.loader.planning import create_order
 from feedline.loader.public_samplers import PlannedSampler, PublicBatchSampler
 from feedline.loader.rank_agreement import RankAgreement
 from feedline.loader.saved_settings import naming_file, warn_of_useless, with_saved
@@ -115,7 +115,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         pixel_transform: for the same sources, with `device` only: `images = f(images, batch)`
             changes a batch's images on the device, uint8 of shape (N, 3, H, W), before
             normalisation. Like `batch_transform` it runs on a stream of its own, in parallel with
-            the previous step. `batch` is the plan of the batch: seed random draws with
+            the previous step. `batch` is its specification: seed random draws with
             `batch.batch_seed`, so that a resumed run repeats them; `batch.phase` is the schedule's
             phase.
         batch_transform: for the same sources, with `device` only: `images, labels = f(images,
@@ -193,21 +193,21 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         added_before = set(vars(self))  # by a subclass
         with naming_file(settings):
             asked = Asked.resolve(given)  # before torch's own checks: these say more
-        plan = plan_of(asked, given)
+        order = create_order(asked, given)
         samplers: dict[str, Any] = {"sampler": sampler, "batch_sampler": batch_sampler}
-        if plan is not None:
-            sampler = PlannedSampler(plan, dataset, self)
-            samplers = {"batch_sampler": PublicBatchSampler(sampler, plan.batch_size, drop_last)}
+        if order is not None:
+            sampler = PlannedSampler(order, dataset, self)
+            samplers = {"batch_sampler": PublicBatchSampler(sampler, order.batch_size, drop_last)}
         if _TORCH_KNOWS_IN_ORDER:
             samplers["in_order"] = in_order
         super().__init__(
             dataset,  # type: ignore[arg-type]
-            batch_size=1 if plan else batch_size,
-            shuffle=None if plan else asked.shuffle,  # type: ignore[arg-type]  # None or a bool
+            batch_size=1 if order else batch_size,
+            shuffle=None if order else asked.shuffle,  # type: ignore[arg-type]  # None or a bool
             num_workers=int(asked.num_workers),  # of numpy's, torch would keep it as it is
             collate_fn=collate_fn,
             pin_memory=pin_memory,
-            drop_last=False if plan else drop_last,
+            drop_last=False if order else drop_last,
             timeout=timeout,
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
@@ -218,7 +218,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
             **samplers,
         )
         self.in_order = in_order
-        if plan is not None:
+        if order is not None:
             # As they were given: torch knows of the batch sampler only. Frameworks read them.
             self.__dict__.update(batch_size=batch_size, drop_last=drop_last, sampler=sampler)
         # As they were given, too: frameworks rebuild the loader from what they find here.
@@ -233,11 +233,11 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         self.device = asked.device
         self._asked = asked
         self._arguments = given
-        self._planned_batches = self.batch_sampler if plan else None
+        self._planned_batches = self.batch_sampler if order else None
         self._ahead = 0  # whole batches at least, as was found while the loader worked
         self._agreement = RankAgreement()
         engine = TorchBackend(self) if asked.iterable else None
-        self._session = Session(settings_of(self, asked, plan), engine)
+        self._session = Session(settings_of(self, asked, order), engine)
         self._finalizer = weakref.finalize(self, self._session.close)
         if asked.adapts and asked.num_workers and engine is None:
             self.adapts = True
@@ -279,14 +279,14 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         if not (self._asked.native or self._asked.iterable):
             check_samples(self.dataset, sampled=self._asked.sampled)
         settings = self._settings()
-        if settings.plan is not None:
-            self._agreement.check(settings.plan, self._session.position.current, self.dataset)
-            self._session.filling.agree(self._agreement, settings.plan)
+        if settings.order is not None:
+            self._agreement.check(settings.order, self._session.position.current, self.dataset)
+            self._session.filling.agree(self._agreement, settings.order)
         elif not (self._asked.iterable or self.in_a_wrapper):
             self._agreement.warn_of_draws(settings.sampler)
         self._session.begin(iteration, settings)
-        if isinstance(self.sampler, PlannedSampler) and self.plan is not None:
-            self.sampler.follow(self.plan, self.dataset)
+        if isinstance(self.sampler, PlannedSampler) and self.order is not None:
+            self.sampler.follow(self.order, self.dataset)
 
     @property
     def _iterator(self) -> Any:

@@ -89,10 +89,10 @@ def _schedule(settings: Settings) -> str:
 
 
 def _order(settings: Settings) -> str:
-    plan = settings.plan
-    if plan:
-        name = describe_sample_order(plan.sample_order)
-        return f"{name}, seed {plan.seed}, rank {plan.rank} of {plan.world_size}"
+    order = settings.order
+    if order:
+        name = describe_sample_order(order.sample_order)
+        return f"{name}, seed {order.seed}, rank {order.rank} of {order.world_size}"
     if settings.asked.iterable:
         return "the dataset's own"
     source = "a generator" if settings.generator else "torch's random state"

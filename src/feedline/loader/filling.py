@@ -48,10 +48,10 @@ class Filling:
         self._filler: Filler | None = None  # that was just started
         self._copies = root is None or is_finished(root)
 
-    def agree(self, agreement: RankAgreement, plan: Order) -> None:
+    def agree(self, agreement: RankAgreement, order: Order) -> None:
         """Begin with copies only if all ranks do."""
         if self._root is not None and not self._chosen:
-            self._copies = agreement.all_say(self._copies, plan)
+            self._copies = agreement.all_say(self._copies, order)
 
     def begin(self, position: LoaderPosition) -> None:
         """Begin an iteration at the position of a loader."""

@@ -94,5 +94,5 @@ def _images(settings: Settings) -> int | None:
     """Images of an epoch in this process."""
     if not hasattr(settings.dataset, "__len__"):
         return None
-    ranks = settings.plan.world_size if settings.plan else 1
+    ranks = settings.order.world_size if settings.order else 1
     return max(1, len(settings.dataset) // ranks)

@@ -54,7 +54,7 @@ def identity_of(settings: Settings, dataset: str) -> dict[str, Any]:
         settings: settings of the loader.
         dataset: fingerprint of its dataset.
     """
-    if settings.plan is not None or settings.asked.iterable:
+    if settings.order is not None or settings.asked.iterable:
         return {"dataset": dataset}
     _, ranks = share_of(settings.sampler)
     phases = settings.asked.phases

@@ -10,18 +10,18 @@ from feedline.loader.settings import Asked
 from feedline.order.planned_order import SEQUENTIAL, SHUFFLED, WEIGHTED, WEIGHTED_ONCE, Order
 from feedline.system import rank_and_world
 
-__all__ = ["plan_of"]
+__all__ = ["create_order"]
 
 
-def plan_of(asked: Asked, given: Mapping[str, Any]) -> Order | None:
-    """Plan of the order made by feedline; None if samplers or the dataset define it.
+def create_order(asked: Asked, given: Mapping[str, Any]) -> Order | None:
+    """Create the order planned by feedline; None if samplers or the dataset define it.
 
     Args:
         asked: arguments with their defaults.
         given: arguments as given.
 
     Raises:
-        UsageError: arguments for a plan, or the name of an order, without a planned order.
+        UsageError: arguments for a planned order, but samplers or the dataset define it.
     """
     batch_size, rank, world_size = given["batch_size"], given["rank"], given["world_size"]
     if asked.seed is not None and not (asked.sampled or asked.iterable or batch_size is None):
@@ -30,7 +30,7 @@ def plan_of(asked: Asked, given: Mapping[str, Any]) -> Order | None:
             length=len(given["dataset"]),
             schedule=asked.phases,
             batch_size=batch_size,
-            sample_order=_order(asked, given),
+            sample_order=_sample_order(asked, given),
             weights=asked.weights,
             drop_last=given["drop_last"],
             seed=asked.seed,
@@ -66,8 +66,8 @@ def plan_of(asked: Asked, given: Mapping[str, Any]) -> Order | None:
     return None
 
 
-def _order(asked: Asked, given: Mapping[str, Any]) -> str:
-    """Name of the order for a loader's `weights` or `shuffle`."""
+def _sample_order(asked: Asked, given: Mapping[str, Any]) -> str:
+    """Name of the sample order for a loader's `weights` or `shuffle`."""
     if asked.weights is not None:
         return WEIGHTED if given["replacement"] else WEIGHTED_ONCE
     shuffle = asked.shuffle

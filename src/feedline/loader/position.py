@@ -25,8 +25,8 @@ LoaderPosition: TypeAlias = PlannedPosition | SampledPosition
 def create_position(settings: Settings) -> LoaderPosition:
     """Create a position at the beginning, for a map-style dataset."""
     asked = settings.asked
-    if settings.plan is not None:
-        return PlannedPosition(settings.plan, endless=asked.schedule is None)
+    if settings.order is not None:
+        return PlannedPosition(settings.order, endless=asked.schedule is None)
     return SampledPosition(
         settings.sampler,
         settings.generator,
@@ -46,10 +46,10 @@ def check_length(position: object, before: Settings, settings: Settings) -> None
     if (
         isinstance(position, PlannedPosition)
         and position.is_restored
-        and before.plan
-        and settings.plan
+        and before.order
+        and settings.order
     ):
-        had, has = before.plan.length, settings.plan.length
+        had, has = before.order.length, settings.order.length
         if had != has:
             raise UsageError(
                 f"the dataset has {has} samples, but had {had} in the state from which this epoch "

@@ -25,38 +25,38 @@ __all__ = ["PlannedSampler", "PublicBatchSampler"]
 
 
 class PlannedSampler(DistributedSampler[Any]):
-    """Order of a plan, as a sampler with an epoch. It can outlive its loader.
+    """Planned order, as a sampler with an epoch. It can outlive its loader.
 
     Args:
-        plan: makes the order.
+        order: order of all epochs.
         dataset: dataset of the indices.
         loader: loader whose epoch it follows, and whose `set_epoch` it calls.
     """
 
-    def __init__(self, plan: Order, dataset: Any, loader: Any) -> None:
-        self.follow(plan, dataset)
-        self._first_plan = plan
+    def __init__(self, order: Order, dataset: Any, loader: Any) -> None:
+        self.follow(order, dataset)
+        self._first_order = order
         self._loader: weakref.ref[Any] = weakref.ref(loader)
         self._telling = False
         self._drawn: int | None = None  # the epoch that was last drawn for another loader
 
-    def follow(self, plan: Order, dataset: Any) -> None:
-        """Set the attributes of a DistributedSampler from a plan."""
+    def follow(self, order: Order, dataset: Any) -> None:
+        """Set the attributes of a DistributedSampler from an order."""
         epoch = getattr(self, "epoch", 0)
         super().__init__(
             dataset,
-            num_replicas=plan.world_size,
-            rank=plan.rank,
-            shuffle=plan.sample_order != SEQUENTIAL,
-            seed=plan.seed,
-            drop_last=plan.drop_last,
+            num_replicas=order.world_size,
+            rank=order.rank,
+            shuffle=order.sample_order != SEQUENTIAL,
+            seed=order.seed,
+            drop_last=order.drop_last,
         )
         self.epoch = epoch
 
     @property
-    def _plan(self) -> Order:
-        """Current plan of the loader; the first one if the loader is gone."""
-        return getattr(self._loader(), "plan", None) or self._first_plan
+    def _order(self) -> Order:
+        """Current order of the loader; the first one if the loader is gone."""
+        return getattr(self._loader(), "order", None) or self._first_order
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the loader's next iteration."""
@@ -89,9 +89,9 @@ class PlannedSampler(DistributedSampler[Any]):
                 stacklevel=2,
             )
         self._drawn = epoch
-        plan, left = replace(self._plan, drop_last=False), len(self)
-        for step in range(plan.steps(epoch)):
-            samples = plan.batch(epoch, step).samples[:left]
+        order, left = replace(self._order, drop_last=False), len(self)
+        for step in range(order.steps(epoch)):
+            samples = order.batch(epoch, step).samples[:left]
             yield from samples.tolist()
             left -= len(samples)
 
@@ -99,9 +99,9 @@ class PlannedSampler(DistributedSampler[Any]):
         """Number of samples of this rank in an epoch: the same on every rank, by padding or
         dropping.
         """
-        plan = self._plan
-        padded = plan.length + (0 if plan.drop_last else plan.world_size - 1)
-        return padded // plan.world_size
+        order = self._order
+        padded = order.length + (0 if order.drop_last else order.world_size - 1)
+        return padded // order.world_size
 
 
 class PublicBatchSampler(BatchSampler):

@@ -1,8 +1,8 @@
-"""Comparison of the ranks that share a loader's samples: one plan, one position.
+"""Comparison of the ranks that share a loader's samples: one order, one position.
 
 Guarantees: if ranks differ in the dataset, its length, the seed, the batch size, the schedule or
 the position, all raise the same error before any of them delivers a batch. They are compared when a
-loader first begins, and when it begins again after a state was loaded or its plan has changed; at
+loader first begins, and when it begins again after a state was loaded or its order has changed; at
 no other time, so that one rank may look at a batch by itself. A rank without answers from the
 others continues after PATIENCE_S, with a warning: nothing hangs. Relies on: every rank beginning
 its loaders in the same order. The comparison uses the store of torch.distributed, not a collective,
@@ -39,46 +39,46 @@ class RankAgreement:
     """Last comparison of the ranks for one loader."""
 
     def __init__(self) -> None:
-        self._plan: Order | None = None
+        self._order: Order | None = None
         self._loader: int | None = None  # its number among those that were compared
         self._times = itertools.count()
         self._warned = False
 
     def forget(self) -> None:
         """Compare again when the next iteration begins, because the position has changed."""
-        self._plan = None
+        self._order = None
 
-    def check(self, plan: Order, position: Position, dataset: object) -> None:
-        """Compare a plan with those of the other ranks; does nothing without a process group.
+    def check(self, order: Order, position: Position, dataset: object) -> None:
+        """Compare an order with those of the other ranks; does nothing without a process group.
 
         Raises:
             UsageError: they differ; the message has the values and ranks.
         """
-        if plan == self._plan or not (dist.is_available() and dist.is_initialized()):
+        if order == self._order or not (dist.is_available() and dist.is_initialized()):
             return
-        if (dist.get_rank(), dist.get_world_size()) != (plan.rank, plan.world_size):
+        if (dist.get_rank(), dist.get_world_size()) != (order.rank, order.world_size):
             return  # they are not who was asked for the rank
         if self._loader is None:
             self._loader = next(_loaders)
-        mine = _said(plan, position, dataset)
+        mine = _said(order, position, dataset)
         where = f"feedline/{self._loader}/{next(self._times)}"
-        theirs = _exchange(where, json.dumps(mine), plan.rank, plan.world_size)
-        everyone = {plan.rank: mine} | {rank: json.loads(said) for rank, said in theirs.items()}
+        theirs = _exchange(where, json.dumps(mine), order.rank, order.world_size)
+        everyone = {order.rank: mine} | {rank: json.loads(said) for rank, said in theirs.items()}
         if differences := _differences(everyone):
             raise UsageError(
                 f"the ranks share one loader's samples but differ: {'; '.join(differences)}. Use "
                 "the same dataset, arguments and state on every rank, and begin the loaders in the "
                 "same order on each; a loader for one rank alone needs rank=0, world_size=1"
             )
-        if silent := sorted(set(range(plan.world_size)) - set(everyone)):
+        if silent := sorted(set(range(order.world_size)) - set(everyone)):
             warnings.warn(
-                f"rank {plan.rank} waited {PATIENCE_S:.0f} s for {_ranks(silent)} to begin this "
+                f"rank {order.rank} waited {PATIENCE_S:.0f} s for {_ranks(silent)} to begin this "
                 "loader, to compare length, seed and position, and continues without; if the "
                 "loader is for this rank alone, pass rank=0, world_size=1",
                 RuntimeWarning,
                 stacklevel=5,
             )
-        self._plan = plan
+        self._order = order
 
     def warn_of_draws(self, sampler: object) -> None:
         """Warn once if each rank draws from all samples independently."""
@@ -99,32 +99,32 @@ class RankAgreement:
             stacklevel=5,
         )
 
-    def all_say(self, mine: bool, plan: Order) -> bool:
+    def all_say(self, mine: bool, order: Order) -> bool:
         """Return True if all ranks that `check` has just compared pass True.
 
         Args:
             mine: this rank's value.
-            plan: plan that was compared.
+            order: order that was compared.
         """
-        if plan != self._plan or self._loader is None:
+        if order != self._order or self._loader is None:
             return mine
         where = f"feedline/{self._loader}/{next(self._times)}"
-        theirs = _exchange(where, json.dumps(mine), plan.rank, plan.world_size)
+        theirs = _exchange(where, json.dumps(mine), order.rank, order.world_size)
         return mine and all(map(json.loads, theirs.values()))
 
 
-def _said(plan: Order, position: Position, dataset: object) -> dict[str, Any]:
+def _said(order: Order, position: Position, dataset: object) -> dict[str, Any]:
     """Values that must be equal on every rank, by the names users know."""
     return {
         "dataset": type(dataset).__name__,
-        "length": plan.length,
-        "seed": plan.seed,
-        "batch_size": plan.batch_size,
-        "shuffle": plan.sample_order,
-        "weights": None if plan.weights is None else plan.weights.digest,
-        "drop_last": plan.drop_last,
-        "schedule": str(plan.schedule),
-        "strength": [phase.strength for phase in plan.schedule.phases],
+        "length": order.length,
+        "seed": order.seed,
+        "batch_size": order.batch_size,
+        "shuffle": order.sample_order,
+        "weights": None if order.weights is None else order.weights.digest,
+        "drop_last": order.drop_last,
+        "schedule": str(order.schedule),
+        "strength": [phase.strength for phase in order.schedule.phases],
         "epoch": position.epoch,
         "step": position.step,
         "image_size": position.image_size,

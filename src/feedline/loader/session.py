@@ -317,9 +317,9 @@ class Session:
         """
         check_length(self.position, self.settings, settings)
         before, self.settings = self.settings, settings
-        if isinstance(self.position, PlannedPosition) and settings.plan is not None:
-            if settings.plan != before.plan:
-                self.position.replace_order(settings.plan)
+        if isinstance(self.position, PlannedPosition) and settings.order is not None:
+            if settings.order != before.order:
+                self.position.replace_order(settings.order)
                 self.backend.restart_prefetch()
         elif isinstance(self.position, SampledPosition):
             self.position.set_generator(settings.generator)

@@ -164,7 +164,7 @@ class Settings:
         dataset, collate_fn, worker_init_fn, generator, drop_last: as in torch.
         batched: keys are lists of sample keys; otherwise one key is fetched and collated.
         sampler: yields the keys of each batch, if feedline does not plan the order.
-        plan: order made by feedline; None if samplers or the dataset define it.
+        order: order made by feedline; None if samplers or the dataset define it.
         batch_size: rows of a batch on this rank, if no phase sets it; None: unknown.
         max_rows: rows of the largest batch; 0 if unknown.
         workers: number of processes; 0 for this process.
@@ -187,7 +187,7 @@ class Settings:
     generator: torch.Generator | None
     batched: bool
     sampler: Iterable[Any]
-    plan: Order | None
+    order: Order | None
     batch_size: int | None
     drop_last: bool
     max_rows: int
@@ -204,13 +204,13 @@ class Settings:
     persistent: bool
 
 
-def settings_of(loader: Any, asked: Asked, plan: Order | None) -> Settings:
+def settings_of(loader: Any, asked: Asked, order: Order | None) -> Settings:
     """Settings of a loader from its current attributes: most may be set at any time, as in torch.
 
     Args:
         loader: a feedline DataLoader.
         asked: its arguments.
-        plan: its order, if made by feedline.
+        order: its order, if made by feedline.
     """
     return Settings(
         asked=asked,
@@ -220,7 +220,7 @@ def settings_of(loader: Any, asked: Asked, plan: Order | None) -> Settings:
         generator=loader.generator,
         batched=loader._auto_collation,
         sampler=() if asked.iterable else loader._index_sampler,
-        plan=plan,
+        order=order,
         batch_size=loader.batch_size,
         drop_last=loader.drop_last,
         max_rows=_max_rows(loader),

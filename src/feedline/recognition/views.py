@@ -184,8 +184,8 @@ class Views:
             raise UsageError(
                 f"the loader's image size is {outer.image_size} px, but {words(fused.transform)} "
                 f"ran unchanged on {type(images[0]).__name__ if images else 'named arguments'} and "
-                "did not ask for a size: its images may have another. Pass RGB images or their paths, "
-                "use feedline.per_size(...), or leave the size out of the schedule"
+                "did not ask for a size: its images may have another. Pass RGB images or their "
+                "paths, use feedline.per_size(...), or leave the size out of the schedule"
             )
         return made
 

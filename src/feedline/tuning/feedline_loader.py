@@ -166,14 +166,14 @@ class TunableFeedlineLoader:
 
 
 def _set_phase(session: Session, phase: Phase | None) -> None:
-    """Plan endless batches of one phase; None restores the plan, for a state to be loaded.
+    """Plan endless batches of one phase; None restores the order, for a state to be loaded.
 
     Without an end workers continue over epochs, as within a schedule.
     """
-    position, plan = session.position, session.settings.plan
-    if isinstance(position, PlannedPosition) and plan is not None:
+    position, order = session.position, session.settings.order
+    if isinstance(position, PlannedPosition) and order is not None:
         position.replace_order(
-            plan if phase is None else replace(plan, schedule=Schedule((phase,)))
+            order if phase is None else replace(order, schedule=Schedule((phase,)))
         )
         position.endless = phase is not None or session.settings.asked.schedule is None
         session.backend.restart_prefetch()
