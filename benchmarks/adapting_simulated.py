@@ -96,14 +96,14 @@ def gain(work: Callable[[float], Work], workers: int, own_ms: float, finer: floa
     gains = []
     for seed in range(5):
         took = []
-        for piece_ms in (50.0, finer):
+        for task_ms in (50.0, finer):
             training = Stepped(
                 own_ms=own_ms,
                 work=work(0.8 * workers * own_ms),
                 cores=workers,
                 workers=workers,
                 seed=seed,
-                piece_ms=piece_ms,
+                task_ms=task_ms,
             )
             took.append(training.step_ms(1000))
         gains.append(took[0] / took[1])
@@ -131,10 +131,10 @@ class Nothing:
         pixels, labels = np.zeros((_MESSAGES, 1, 1, 3), np.uint8), np.zeros(_MESSAGES, np.int64)
         self.images = feedline.ImageArray(pixels, labels, transform=feedline.EvalCrop())
 
-    def seconds(self, piece_ms: float, rows: int, epochs: int) -> float:
+    def seconds(self, task_ms: float, rows: int, epochs: int) -> float:
         """How long so many epochs take."""
         with feedline.DataLoader(
-            self.images, rows, image_size=1, num_workers=1, piece_ms=piece_ms
+            self.images, rows, image_size=1, num_workers=1, task_ms=task_ms
         ) as loader:
             for _ in loader:
                 pass

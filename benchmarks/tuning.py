@@ -108,7 +108,7 @@ def workloads(folder: Path, cache: Path) -> dict[str, Workload]:
     """All, by name."""
 
     def photographs(root: Path, size: int) -> _Build:
-        def build(workers: int | None, prefetch: int, piece_ms: float | None = None) -> Any:
+        def build(workers: int | None, prefetch: int, task_ms: float | None = None) -> Any:
             return feedline.DataLoader(
                 feedline.ImageFolder(root, transform=feedline.TrainCrop()),
                 32,
@@ -117,7 +117,7 @@ def workloads(folder: Path, cache: Path) -> dict[str, Workload]:
                 seed=0,
                 num_workers="auto" if workers is None else workers,
                 prefetch=prefetch,
-                piece_ms=piece_ms,
+                task_ms=task_ms,
             )
 
         return build
@@ -219,7 +219,7 @@ def measured(name: str, folder: Path, cache: Path) -> Row:
         found: TuningResult = feedline.tune(loader, lambda batch: step())
     setting = found.setting
     assert setting is not None, "the budget is long enough"
-    pieces = () if setting.piece_ms is None else (setting.piece_ms,)
+    pieces = () if setting.task_ms is None else (setting.task_ms,)
     tuned = (setting.workers, setting.prefetch, *pieces)
     row = Row(name, asdict(setting), found.seconds, found.phases[0].reason)
     begun = time.perf_counter()

@@ -138,7 +138,7 @@ def test_batches_are_the_same_whatever_is_decided(kind: str) -> None:
 
 
 EVEN: dict[str, list[Change]] = {
-    "rows": [("piece_ms", 2.0), 2, ("piece_ms", 50.0), ("piece_ms", 7.5)],
+    "rows": [("task_ms", 2.0), 2, ("task_ms", 50.0), ("task_ms", 7.5)],
     "batches": [("prefetch", 12), 2, ("prefetch", 2), ("prefetch", 30)],
 }
 
@@ -160,7 +160,7 @@ def test_batches_are_the_same_with_any_depth_and_pieces(kind: str) -> None:
         assert live is not None
         seen = [(window.workers, getattr(window, what)) for window in script.windows]
         if kind == "rows":
-            assert (loader.piece_ms, live.piece_ns) == (value, 7_500_000)
+            assert (loader.task_ms, live.task_ns) == (value, 7_500_000)
             assert list(dict.fromkeys(seen)) == [(1, 50), (1, 2), (2, 2), (2, 50), (2, 7.5)]
             assert script.limits.for_each == 0
         else:
@@ -226,7 +226,7 @@ def test_a_switch_keeps_depth_and_pieces(kind: str) -> None:
         loader.adapts = False
         assert sum(1 for _ in read(loader)) == 32
         assert loader.adaptations == []
-        assert (loader.piece_ms, loader._ahead) == (None, 0)
+        assert (loader.task_ms, loader._ahead) == (None, 0)
 
 
 def test_a_depth_is_found_for_batches_that_come_unevenly(

@@ -59,7 +59,7 @@ def change(loader: DataLoader[Any], chance: random.Random) -> None:
         [("num_workers", [1, 2, 3])] if loader.num_workers else []
     )
     if isinstance(loader.dataset, Rows):
-        changes += [("prefetch", [None, 1, 2, 4]), ("piece_ms", [None, 1e-6, 0.01, 5, 10**400])]
+        changes += [("prefetch", [None, 1, 2, 4]), ("task_ms", [None, 1e-6, 0.01, 5, 10**400])]
     else:
         changes += [("prefetch_factor", [None, 1, 2, 5]), ("depth", [None, 1, 3, 20])]
     name, values = chance.choice(changes)
@@ -117,13 +117,13 @@ def test_kept_batches_stay_as_they_were() -> None:
     assert all(torch.equal(*both) for both in zip(kept, expected, strict=True))
 
 
-@pytest.mark.parametrize("before", [{}, {"prefetch": 1, "piece_ms": 0.001}])
-@pytest.mark.parametrize("after", [{"prefetch": 2, "piece_ms": 1e9}, {"piece_ms": None}])
+@pytest.mark.parametrize("before", [{}, {"prefetch": 1, "task_ms": 0.001}])
+@pytest.mark.parametrize("after", [{"prefetch": 2, "task_ms": 1e9}, {"task_ms": None}])
 def test_a_state_goes_on_with_other_settings(before: dict[str, Any], after: dict[str, Any]) -> None:
     with rows(1, **before) as loader:
         expected = planned_epoch(loader, 0)
         found = [seen(batch) for batch in itertools.islice(loader, 3)]
-        loader.piece_ms = 0.5
+        loader.task_ms = 0.5
         state = loader.state_dict()
     with rows(1, **after) as loader:
         loader.load_state_dict(state)
@@ -190,11 +190,11 @@ def test_a_shorter_piece_makes_more_of_them() -> None:
     with rows(0, schedule=None, image_size=4) as loader:
         batches = iter(loader)
         next(batches)
-        loader.piece_ms = 1e-6
+        loader.task_ms = 1e-6
         assert len(list(batches)) == 15
         # One batch had been made, in one piece; then there is one for each row.
         assert tasks(loader) == 1 + 61 - 4
-    with rows(0, schedule=None, image_size=4, piece_ms=1e-6) as loader:
+    with rows(0, schedule=None, image_size=4, task_ms=1e-6) as loader:
         next(iter(loader))
         assert tasks(loader) == 4
 
@@ -207,10 +207,10 @@ def test_what_is_set_lives_on_with_other_workers() -> None:
     with rows(1, worker_init_fn=abs, **options) as loader:
         assert len(list(loader)) == 16
         assert not loader.worker_pids  # they ended with the epoch
-        loader.prefetch, loader.piece_ms = 2, 5
+        loader.prefetch, loader.task_ms = 2, 5
         batches = iter(loader)
         next(batches)
-        assert settings(loader) == LiveSettings(workers=1, prefetch=2, piece_ns=5_000_000)
+        assert settings(loader) == LiveSettings(workers=1, prefetch=2, task_ns=5_000_000)
     with whole(1, seed=None) as loader:
         assert len(list(loader)) == 21
         assert not loader.worker_pids
@@ -230,13 +230,13 @@ def test_no_worker_ends_for_another_depth() -> None:
 
 
 def test_a_copy_is_built_with_what_was_set() -> None:
-    with rows(1, piece_ms=20) as loader:
-        assert loader.piece_ms == pickle.loads(pickle.dumps(loader)).piece_ms == 20
-        loader.prefetch, loader.piece_ms = np.int64(2), np.float32(0.5)
+    with rows(1, task_ms=20) as loader:
+        assert loader.task_ms == pickle.loads(pickle.dumps(loader)).task_ms == 20
+        loader.prefetch, loader.task_ms = np.int64(2), np.float32(0.5)
         with pickle.loads(pickle.dumps(loader)) as copy:
-            assert (copy.prefetch, copy.piece_ms) == (2, 0.5)
+            assert (copy.prefetch, copy.task_ms) == (2, 0.5)
             assert read(copy) == planned_epoch(loader, 0)
-        assert "2 batches (prefetch), in tasks of 0.5 ms (piece_ms)" in loader.explain()
+        assert "2 batches (prefetch), in tasks of 0.5 ms (task_ms)" in loader.explain()
     with whole(1) as loader:
         loader.prefetch_factor = 3
         assert pickle.loads(pickle.dumps(loader)).prefetch_factor == 3
@@ -245,17 +245,17 @@ def test_a_copy_is_built_with_what_was_set() -> None:
 BAD_PIECES = [0, -1, math.nan, math.inf, -math.inf, True, "50", [1], 1j, Fraction(0)]
 
 
-@pytest.mark.parametrize("piece_ms", BAD_PIECES)
-def test_what_is_no_piece_is_refused(piece_ms: Any) -> None:
-    said = r"piece_ms .* above 0, or None for 50, got"
+@pytest.mark.parametrize("task_ms", BAD_PIECES)
+def test_what_is_no_piece_is_refused(task_ms: Any) -> None:
+    said = r"task_ms .* above 0, or None for 50, got"
     with pytest.raises(UsageError, match=said):
-        rows(0, piece_ms=piece_ms)
+        rows(0, task_ms=task_ms)
     with pytest.raises(UsageError, match=said):
-        whole(0, piece_ms=piece_ms)
+        whole(0, task_ms=task_ms)
     with rows(0) as loader:
         with pytest.raises(UsageError, match=said):
-            loader.piece_ms = piece_ms
-        assert loader.piece_ms is None
+            loader.task_ms = task_ms
+        assert loader.task_ms is None
         assert read(loader) == planned_epoch(loader, 0)
 
 
@@ -290,8 +290,8 @@ def test_what_would_have_no_effect_is_refused() -> None:
             UsageError, match=r"prefetch=2 has no effect.*dataset engine.*prefetch_f"
         ):
             loader.prefetch = 2
-        with pytest.raises(UsageError, match=r"piece_ms=5 has no effect .*one task"):
-            loader.piece_ms = 5
+        with pytest.raises(UsageError, match=r"task_ms=5 has no effect .*one task"):
+            loader.task_ms = 5
     with whole(0) as loader, pytest.raises(UsageError, match="no effect without workers"):
         loader.prefetch_factor = 2
     with rows(1) as loader, pytest.raises(UsageError, match="prefetch_factor=4 has no effect here"):
@@ -316,7 +316,7 @@ def test_a_closed_loader_is_not_changed() -> None:
     loader = rows(0)
     loader.close()
     with pytest.raises(ClosedError):
-        loader.piece_ms = 5
+        loader.task_ms = 5
 
 
 def test_a_mistake_in_mid_epoch_changes_nothing() -> None:

@@ -158,7 +158,7 @@ class Stepped(Training):
         copy_ms: what each step waits for besides, in its own process.
         for_each: whole batches ahead for each worker; 0 for batches of rows.
         ahead: batches of rows that are under way.
-        piece_ms: work in a piece of these.
+        task_ms: work in a piece of these.
     """
 
     own_ms: float
@@ -166,7 +166,7 @@ class Stepped(Training):
     copy_ms: float = 0.0
     for_each: int = 0
     ahead: int = 3
-    piece_ms: float = 50.0
+    task_ms: float = 50.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -188,8 +188,8 @@ class Stepped(Training):
         """Do it."""
         if decision.what == "prefetch":
             self.least = int(decision.after)
-        elif decision.what == "piece_ms":
-            self.piece_ms = decision.after
+        elif decision.what == "task_ms":
+            self.task_ms = decision.after
         else:
             self.workers = int(decision.after)
             free = sorted(self._free)[: self.workers]  # who is busy for longest leaves
@@ -231,7 +231,7 @@ class Stepped(Training):
             workers=self.workers,
             tasks=len(made),
             prefetch=self.prefetch,
-            piece_ms=0.0 if self.for_each else self.piece_ms,
+            task_ms=0.0 if self.for_each else self.task_ms,
             error=error_of(times),
         )
 
@@ -248,8 +248,8 @@ class Stepped(Training):
         rows = self.work(self.random)
         spans = [(0, len(rows))]
         if not self.for_each:
-            piece_ns = round(1e6 * self.piece_ms)
-            longest = rows_per_task(len(rows), self.workers, self._row_ns, self.ahead, piece_ns)
+            task_ns = round(1e6 * self.task_ms)
+            longest = rows_per_task(len(rows), self.workers, self._row_ns, self.ahead, task_ns)
             spans = divide_rows(len(rows), longest)
         ready = 0.0
         for start, count in spans:

@@ -60,20 +60,20 @@ def test_in_a_steady_hour_it_settles(work: Work, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [*range(2), *slow(*range(2, 8))])
 def test_smaller_pieces_share_uneven_rows_among_many_workers(seed: int) -> None:
-    def training(piece_ms: float) -> Stepped:
+    def training(task_ms: float) -> Stepped:
         return Stepped(
             own_ms=25.0,
             work=varied(320.0, rows=64),
             cores=16,
             workers=16,
             seed=seed,
-            piece_ms=piece_ms,
+            task_ms=task_ms,
         )
 
     adapted = training(50.0)
     adapted.run(60)
-    assert [each.kind for each in decisions(adapted, "piece_ms")] == ["even"]
-    assert adapted.piece_ms == 12.5
+    assert [each.kind for each in decisions(adapted, "task_ms")] == ["even"]
+    assert adapted.task_ms == 12.5
     assert adapted.step_ms(400) < 0.85 * training(50.0).step_ms(400)
     assert not decisions(adapted, "prefetch")  # memory for batches of rows is what it is
 
@@ -112,8 +112,8 @@ def test_pieces_that_do_not_help_are_as_they_were(seed: int) -> None:
         seed=seed,
     )
     training.run(600)
-    assert [each.kind for each in decisions(training, "piece_ms")] == ["even", "back"]
-    assert training.piece_ms == 50.0
+    assert [each.kind for each in decisions(training, "task_ms")] == ["even", "back"]
+    assert training.task_ms == 50.0
     assert len(training.decisions) == 2
 
 
@@ -161,7 +161,7 @@ def first_change(limits: Limits, **changes: object) -> Decision | None:
     return None
 
 
-ROWS = {"prefetch": 0, "piece_ms": 50.0}
+ROWS = {"prefetch": 0, "task_ms": 50.0}
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,9 @@ ROWS = {"prefetch": 0, "piece_ms": 50.0}
         ({"for_each": 2}, {"prefetch": 32}, "workers", 6),
         ({}, {}, "workers", 6),
         ({"more": 0}, {}, None, None),
-        ({}, ROWS, "piece_ms", 12.5),
-        ({}, ROWS | {"piece_ms": 7.0}, "piece_ms", 2.0),
-        ({}, ROWS | {"piece_ms": 2.0}, "workers", 6),
+        ({}, ROWS, "task_ms", 12.5),
+        ({}, ROWS | {"task_ms": 7.0}, "task_ms", 2.0),
+        ({}, ROWS | {"task_ms": 2.0}, "workers", 6),
         ({}, ROWS | {"tasks": 400}, "workers", 6),  # of 10 ms: as long as they can be
         ({"for_each": 2}, {"wait_s": 0.05}, None, None),
         # At work nearly all the time, if only waiting for cores: there is nothing to make even.

@@ -33,7 +33,7 @@ def test_all_settings_changed_at_any_moment_change_no_byte(seed: int) -> None:
                 LiveSettings(
                     workers=chance.randint(1, 4),
                     prefetch=chance.choice([None, 1, 2, 4, 50]),
-                    piece_ns=chance.choice([1, 10_000, 1_000_000, 10**10]),
+                    task_ns=chance.choice([1, 10_000, 1_000_000, 10**10]),
                 )
             )
             seen += take(feed, SOURCE, chance.randint(0, 3))
@@ -50,8 +50,8 @@ def test_depth_and_piece_time_change_no_byte_without_workers(
     seen: list[tuple[bytes, ...]] = []
     with working(SOURCE, 11, slots=4, workers=0) as feed:
         feed.start(planned(order))
-        for prefetch, piece_ns, count in changes:
-            feed.apply(LiveSettings(workers=0, prefetch=prefetch, piece_ns=piece_ns))
+        for prefetch, task_ns, count in changes:
+            feed.apply(LiveSettings(workers=0, prefetch=prefetch, task_ns=task_ns))
             seen += take(feed, SOURCE, count)
         seen += take(feed, SOURCE)
     assert seen == expected(SOURCE, order)
@@ -94,7 +94,7 @@ def test_a_shorter_piece_time_makes_more_pieces() -> None:
         feed.start(planned(order_of(Rows(96), 16)))
         take(feed, SOURCE, 3)
         assert tasks(feed) == 3
-        feed.apply(LiveSettings(workers=0, piece_ns=1))
+        feed.apply(LiveSettings(workers=0, task_ns=1))
         take(feed, SOURCE)
         assert tasks(feed) == 3 + 3 * 16
 
@@ -117,7 +117,7 @@ def test_the_oldest_batch_is_made_first_after_a_change() -> None:
     with working(source, 6, slots=4, workers=0) as feed:
         feed.start(planned(order))
         take(feed, source, 1)
-        feed.apply(LiveSettings(workers=0, piece_ns=1))
+        feed.apply(LiveSettings(workers=0, task_ns=1))
         take(feed, source)
     assert source.made == [int(sample) for batch in planned(order) for sample in batch.samples]
 
@@ -158,7 +158,7 @@ def test_workers_that_a_crew_cannot_have_change_nothing() -> None:
         ({"workers": True}, "got True"),
         ({"prefetch": 0}, "prefetch must be a whole number, at least 1, got 0"),
         ({"prefetch": 1.5}, "got 1.5"),
-        ({"piece_ns": 0}, "piece_ns must be a whole number, at least 1, got 0"),
+        ({"task_ns": 0}, "task_ns must be a whole number, at least 1, got 0"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, object], said: str) -> None:

@@ -255,6 +255,6 @@ def test_a_timeout_is_torchs_error_with_its_facts_and_the_batch_comes_later(
 
 def test_a_timeout_does_not_end_work_that_goes_on(tmp_path: Path) -> None:
     with DataLoader(
-        Steady(64, row_s=0.1), 32, num_workers=2, image_size=8, seed=0, timeout=1, piece_ms=100
+        Steady(64, row_s=0.1), 32, num_workers=2, image_size=8, seed=0, timeout=1, task_ms=100
     ) as loader:
         assert len(list(loader)) == 2

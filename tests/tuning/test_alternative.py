@@ -31,7 +31,7 @@ def trial(rate: float, error: float = 0.01, workers: int = 1) -> LoaderTrial:
         queued=0.0,
         workers=workers,
     )
-    setting = LoaderSetting(workers=workers, prefetch=3, piece_ms=50.0)
+    setting = LoaderSetting(workers=workers, prefetch=3, task_ms=50.0)
     return LoaderTrial(setting=setting, window=window, error=error)
 
 
@@ -46,7 +46,7 @@ def tuned(*phases: TunedPhase) -> TuningResult:
         phases=phases,
         seconds=1.0,
         batch_size=1,
-        start=LoaderSetting(workers=1, prefetch=3, piece_ms=50.0),
+        start=LoaderSetting(workers=1, prefetch=3, task_ms=50.0),
     )
 
 

@@ -27,7 +27,7 @@ def trial(workers: int, steps_per_s: float, error: float = 0.05) -> LoaderTrial:
         queued=None,
         workers=workers,
     )
-    setting = LoaderSetting(workers=workers, prefetch=3, piece_ms=50.0)
+    setting = LoaderSetting(workers=workers, prefetch=3, task_ms=50.0)
     return LoaderTrial(setting=setting, window=window, error=error)
 
 
@@ -46,7 +46,7 @@ def phase(size: int | None, rates: dict[int, float], ceiling: float | None = 50.
 
 
 def tuned(*phases: TunedPhase) -> TuningResult:
-    start = LoaderSetting(workers=2, prefetch=3, piece_ms=50.0)
+    start = LoaderSetting(workers=2, prefetch=3, task_ms=50.0)
     return TuningResult(phases=phases, seconds=12.0, batch_size=32, start=start)
 
 

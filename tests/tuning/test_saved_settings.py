@@ -27,7 +27,7 @@ def images() -> ImageArray:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "tuned.json"
-    path.write_text(SavedSettings(num_workers=2, prefetch=5, piece_ms=12.5).as_text())
+    path.write_text(SavedSettings(num_workers=2, prefetch=5, task_ms=12.5).as_text())
     return path
 
 
@@ -61,7 +61,7 @@ def test_whole_batches_have_their_own(tmp_path: Path) -> None:
 
 
 def test_what_has_no_effect_on_whole_batches_is_said(file: Path) -> None:
-    with pytest.warns(UserWarning, match="prefetch=5 and piece_ms=12.5.*no effect") as caught:
+    with pytest.warns(UserWarning, match="prefetch=5 and task_ms=12.5.*no effect") as caught:
         loader = DataLoader(list(range(64)), 8, settings=file)
     assert caught[0].filename == __file__
     with loader, warnings.catch_warnings():
@@ -157,7 +157,7 @@ def changed(**parts: Any) -> str:
         (changed(loader={"num_workers": True}), "num_workers"),
         (changed(loader={"num_workers": 10**9}), "num_workers"),
         (changed(loader={"num_workers": 2, "prefetch": -1}), "prefetch"),
-        (changed(loader={"num_workers": 2, "piece_ms": "long"}), "piece_ms"),
+        (changed(loader={"num_workers": 2, "task_ms": "long"}), "task_ms"),
         (changed(loader={"num_workers": 2, "shuffle": True}), "shuffle"),
         (changed(more=1), "more"),
     ],

@@ -130,12 +130,12 @@ def test_what_is_even_is_not_made_further_ahead() -> None:
     training = Simulated(own_ms=10.0, cpu_ms=200.0, cores=8, workers=1)
     choices = SearchSpace(prefetch=(4, 8), pieces_ms=(12.5,))
     search = Search(
-        Limits(cores=8), LoaderSetting(workers=8, prefetch=2, piece_ms=50.0), 100.0, choices
+        Limits(cores=8), LoaderSetting(workers=8, prefetch=2, task_ms=50.0), 100.0, choices
     )
     while (setting := search.next()) is not None:
         training.workers = setting.workers
         search.add(LoaderTrial(setting=setting, window=training.window(), error=0.01))
-    assert {(each.prefetch, each.piece_ms) for each in search.trials} == {(2, 50.0)}
+    assert {(each.prefetch, each.task_ms) for each in search.trials} == {(2, 50.0)}
 
 
 def test_batches_are_pinned_where_that_is_faster() -> None:

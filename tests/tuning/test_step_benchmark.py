@@ -140,7 +140,7 @@ def test_a_worker_has_memory_for_the_batches_that_it_makes(monkeypatch: pytest.M
     benchmark: Any = SimpleNamespace(batch_bytes=20)
     whole, rows = (
         LoaderSetting(workers=1, prefetch=2),
-        LoaderSetting(workers=1, prefetch=2, piece_ms=50.0),
+        LoaderSetting(workers=1, prefetch=2, task_ms=50.0),
     )
     memory = tune_module._memory_budget(whole, benchmark)
     assert memory.most_workers(2) == 1 + (1 << 29) // 100

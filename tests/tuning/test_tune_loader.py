@@ -227,13 +227,13 @@ def test_live_settings_are_afterwards_as_they_were() -> None:
     with DataLoader(images(), 8, image_size=16, num_workers=2, prefetch=6, seed=0) as loader:
         before = loader._session.backend.feed.settings  # type: ignore[attr-defined]
         own = TunableFeedlineLoader(loader)
-        assert own.start == LoaderSetting(workers=2, prefetch=3, piece_ms=50.0)
+        assert own.start == LoaderSetting(workers=2, prefetch=3, task_ms=50.0)
         assert own.search_space.prefetch == (6,)
-        own.change(LoaderSetting(workers=1, prefetch=6, piece_ms=12.5))
+        own.change(LoaderSetting(workers=1, prefetch=6, task_ms=12.5))
         own.next()
         own.close()
         assert loader._session.backend.feed.settings == before  # type: ignore[attr-defined]
-        assert (loader.prefetch, loader.piece_ms) == (6, None)
+        assert (loader.prefetch, loader.task_ms) == (6, None)
         assert loader.epoch == 0
 
 

@@ -40,7 +40,7 @@ _MANY = 8  # windows that tell of batches that come unevenly,
 _MOST = 32  # and as many as are looked at together
 _ANOTHER = 1.5  # times: work, or a step, that differs by so much is another
 _SHORTER = 4  # times: beyond a quarter the gain is 1.1 at most, by simulation
-_LEAST_PIECE_MS = 2.0  # of which the 0.2 ms for its message are a tenth
+_LEAST_TASK_MS = 2.0  # of which the 0.2 ms for its message are a tenth
 
 
 @dataclass(slots=True)
@@ -212,11 +212,11 @@ class Controller:
     def _even(self, seen: Window, known: _Known, most: int) -> Decision | None:
         """Next untried change against uneven batches."""
         deepest = self.limits.deepest(seen.prefetch, seen.workers, seen.blocked_share)
-        shorter = max(_LEAST_PIECE_MS, round(seen.piece_ms / _SHORTER, 3))
+        shorter = max(_LEAST_TASK_MS, round(seen.task_ms / _SHORTER, 3))
         options: tuple[tuple[What, float, float, bool], ...] = (
             ("prefetch", seen.prefetch, deepest, 0 < seen.prefetch < deepest),
             # Where a task is no longer than that, pieces are as long as they can be.
-            ("piece_ms", seen.piece_ms, shorter, shorter < min(seen.piece_ms, seen.task_s * 1e3)),
+            ("task_ms", seen.task_ms, shorter, shorter < min(seen.task_ms, seen.task_s * 1e3)),
         )
         more = min(most, seen.workers + max(1, seen.workers // 2))
         options += (("workers", seen.workers, more, seen.workers < more),)

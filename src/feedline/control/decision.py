@@ -7,8 +7,8 @@ from typing import Literal
 
 __all__ = ["Decision", "Kind", "What"]
 
-What = Literal["workers", "prefetch", "piece_ms"]
-"""`workers`: how many; `prefetch`: whole batches ahead; `piece_ms`: work in a piece of a batch."""
+What = Literal["workers", "prefetch", "task_ms"]
+"""`workers`: how many; `prefetch`: whole batches ahead; `task_ms`: work in a piece of a batch."""
 
 Kind = Literal["grow", "shrink", "even", "back", "prepare"]
 """`even`: against uneven batches; `back`: undo a change that did not help; `prepare`: for the next
@@ -40,5 +40,5 @@ class Decision:
 _SAID: dict[What, str] = {
     "workers": "{:g} workers -> {:g}",
     "prefetch": "{:g} batches ahead -> {:g}",
-    "piece_ms": "tasks of {:g} ms -> {:g} ms",
+    "task_ms": "tasks of {:g} ms -> {:g} ms",
 }

@@ -19,7 +19,7 @@ _SURE = 0.05  # and that is hardly noise: so much is asked where far more was ex
 _IN_VAIN: dict[What, str] = {
     "workers": "more workers",
     "prefetch": "more batches ahead",
-    "piece_ms": "smaller tasks",
+    "task_ms": "smaller tasks",
 }
 
 

@@ -32,7 +32,7 @@ class Window:
     workers: int
     tasks: int = 0
     prefetch: int = 0
-    piece_ms: float = 0.0
+    task_ms: float = 0.0
     error: float = 0.0
 
     @classmethod
@@ -47,7 +47,7 @@ class Window:
         wait_s: float,
         workers: int,
         prefetch: int = 0,
-        piece_ms: float = 0.0,
+        task_ms: float = 0.0,
         error: float = 0.0,
     ) -> Window:
         """Window from the workers' total times before and after it.
@@ -73,7 +73,7 @@ class Window:
             workers=workers,
             tasks=max(0, after.tasks - before.tasks),
             prefetch=prefetch,
-            piece_ms=piece_ms,
+            task_ms=task_ms,
             error=error,
         )
 
@@ -96,7 +96,7 @@ class Window:
     @property
     def settings(self) -> tuple[int, int, float]:
         """Settings of the loader during the window."""
-        return self.workers, self.prefetch, self.piece_ms
+        return self.workers, self.prefetch, self.task_ms
 
     @property
     def wait_share(self) -> float:

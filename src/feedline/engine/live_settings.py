@@ -23,7 +23,7 @@ class LiveSettings:
             number of slots, for whole batches `usual`.
         prefetch_factor: whole batches that each worker makes ahead.
         ahead: minimum of whole batches made ahead by all workers together.
-        piece_ns: target work of a task of a batch of rows, in ns.
+        task_ns: target work of a task of a batch of rows, in ns.
 
     Raises:
         UsageError: a value is out of range.
@@ -33,7 +33,7 @@ class LiveSettings:
     prefetch: int | None = None
     prefetch_factor: int = DEFAULT_PREFETCH_FACTOR
     ahead: int = 0
-    piece_ns: int = TASK_NS
+    task_ns: int = TASK_NS
 
     def __post_init__(self) -> None:
         for name, value, least, most in (
@@ -41,7 +41,7 @@ class LiveSettings:
             ("prefetch", 1 if self.prefetch is None else self.prefetch, 1, None),
             ("prefetch_factor", self.prefetch_factor, 1, None),
             ("ahead", self.ahead, 0, None),
-            ("piece_ns", self.piece_ns, 1, None),
+            ("task_ns", self.task_ns, 1, None),
         ):
             whole = isinstance(value, int) and not isinstance(value, bool)
             if not whole or value < least or (most is not None and value > most):

@@ -73,7 +73,7 @@ class PieceTasks:
             raise SlotTooSmall(batch_bytes(flight.fields, batch.rows))
         # One slot is with the user; the others are under way.
         ahead = settings.depth(max(1, self.slots.slots - 1))
-        rows = rows_per_task(batch.rows, settings.workers, row_ns, ahead, settings.piece_ns)
+        rows = rows_per_task(batch.rows, settings.workers, row_ns, ahead, settings.task_ns)
         return divide_rows(batch.rows, rows)
 
     def task(self, id: int, flight: InFlightBatch, span: Span) -> Piece:

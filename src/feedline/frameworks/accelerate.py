@@ -25,7 +25,7 @@ _TORCHS = (
     *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
 )
 _OURS = (
-    *("image_size", "max_image_size", "prefetch", "piece_ms", "on_error", "start_method"),
+    *("image_size", "max_image_size", "prefetch", "task_ms", "on_error", "start_method"),
     "in_order",
 )
 

@@ -152,7 +152,7 @@ class Adapting:
             wait_s=self._waited_ns / 1e9,
             workers=live.workers,
             prefetch=0 if backend.shares_batches else live.usual,
-            piece_ms=live.piece_ns / 1e6 if backend.shares_batches else 0.0,
+            task_ms=live.task_ns / 1e6 if backend.shares_batches else 0.0,
             error=error_of(self._steps_ns),
         )
 

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 from feedline.errors import UsageError
 from feedline.order.batch_spec import TASK_NS
 
-__all__ = ["check_no_factor", "check_prefetch", "check_prefetch_factor", "is_whole", "piece_ns_of"]
+__all__ = ["check_no_factor", "check_prefetch", "check_prefetch_factor", "is_whole", "task_ns_of"]
 
 _MAX_PREFETCH_FACTOR = 1024
 _MAX_PREFETCH = 64
@@ -64,22 +64,22 @@ def check_prefetch(prefetch: object) -> None:
         )
 
 
-def piece_ns_of(piece_ms: object) -> int:
-    """Convert `piece_ms` to ns.
+def task_ns_of(task_ms: object) -> int:
+    """Convert `task_ms` to ns.
 
     Args:
-        piece_ms: work per task in ms; None for the default.
+        task_ms: work per task in ms; None for the default.
 
     Raises:
         UsageError: it is not a number above 0.
     """
-    if piece_ms is None:
+    if task_ms is None:
         return TASK_NS
-    value: Any = piece_ms
-    number = isinstance(piece_ms, Real) and not isinstance(piece_ms, bool)
+    value: Any = task_ms
+    number = isinstance(task_ms, Real) and not isinstance(task_ms, bool)
     if not (number and 0 < value < math.inf):
         raise UsageError(
-            "piece_ms (work per task) must be a number of milliseconds above 0, or None for "
-            f"{TASK_NS / 1e6:g}, got {piece_ms!r}"
+            "task_ms (work per task) must be a number of milliseconds above 0, or None for "
+            f"{TASK_NS / 1e6:g}, got {task_ms!r}"
         )
     return max(1, round(1e6 * float(min(value, _MAX_PIECE_MS))))

@@ -20,7 +20,7 @@ from feedline.loader.check_ahead import (
     check_prefetch,
     check_prefetch_factor,
     is_whole,
-    piece_ns_of,
+    task_ns_of,
 )
 from feedline.loader.check_samples import check_length
 from feedline.order.planned_order import window_size
@@ -204,7 +204,7 @@ def _check_values(given: Mapping[str, Any]) -> None:
     if given["on_error"] not in ("raise", "skip"):
         raise UsageError(f'on_error must be "raise" or "skip", got {given["on_error"]!r}')
     check_prefetch(given["prefetch"])
-    piece_ns_of(given["piece_ms"])
+    task_ns_of(given["task_ms"])
     if not isinstance(timeout, int | float) or not timeout >= 0:
         raise UsageError(f"timeout option should be non-negative, in seconds; got {timeout!r}")
     for name in ("pixel_transform", "batch_transform"):

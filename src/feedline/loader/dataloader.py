@@ -104,7 +104,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
             more, and batches stay the same.
         prefetch: batches of rows made ahead, of feedline's own sources and compiled pipelines
             (default 3); memory for one more is allocated. Whole batches use `prefetch_factor`.
-        piece_ms: work per task (some rows of a batch) in milliseconds (default 50); see
+        task_ms: work per task (some rows of a batch) in milliseconds (default 50); see
             docs/reference/options.md. A whole batch is one task.
         device: device for the batches, by torch's name. Default: the CPU. For feedline's own
             sources, and for torchvision pipelines whose rows feedline makes, see `explain`: if
@@ -133,7 +133,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
             torch.distributed (read again when an iteration begins), else from torchrun's
             environment, else all samples.
         settings: file written by `feedline tune --save`. It sets those of `num_workers`,
-            `prefetch`, `prefetch_factor`, `piece_ms` and `pin_memory` that are not given. A warning
+            `prefetch`, `prefetch_factor`, `task_ms` and `pin_memory` that are not given. A warning
             follows if it was written on another machine.
 
     Raises:
@@ -170,7 +170,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         image_size: int | None = None,
         max_image_size: int | None = None,
         prefetch: int | None = None,
-        piece_ms: float | None = None,
+        task_ms: float | None = None,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
         mean: tuple[float, float, float] | None = None,
@@ -189,7 +189,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         }
         without_file, given = given, with_saved(given)
         pin_memory, prefetch_factor = given["pin_memory"], given["prefetch_factor"]
-        prefetch, piece_ms = given["prefetch"], given["piece_ms"]
+        prefetch, task_ms = given["prefetch"], given["task_ms"]
         added_before = set(vars(self))  # by a subclass
         with naming_file(settings):
             asked = Asked.resolve(given)  # before torch's own checks: these say more
@@ -224,7 +224,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         # As they were given, too: frameworks rebuild the loader from what they find here.
         self.seed, self.schedule, self.image_size = seed, schedule, image_size
         self.weights, self.replacement = weights, replacement
-        self.max_image_size, self.prefetch, self.piece_ms = max_image_size, prefetch, piece_ms
+        self.max_image_size, self.prefetch, self.task_ms = max_image_size, prefetch, task_ms
         self.dtype, self.mean, self.std, self.on_error = dtype, mean, std, on_error
         self.pixel_transform, self.batch_transform = pixel_transform, batch_transform
         self.cache = cache

@@ -133,8 +133,8 @@ def _prefetch(settings: Settings, decision: Decision) -> str:
     if decision.rows is not None:
         ahead = settings.asked.prefetch if settings.prefetch is None else settings.prefetch
         said = f"{ahead} batches (prefetch)"
-        if settings.piece_ns != TASK_NS:
-            said += f", in tasks of {settings.piece_ns / 1e6:g} ms (piece_ms)"
+        if settings.task_ns != TASK_NS:
+            said += f", in tasks of {settings.task_ns / 1e6:g} ms (task_ms)"
         return said
     if settings.workers == 0 or decision.kind == "tensors":
         return ""

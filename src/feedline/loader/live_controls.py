@@ -19,7 +19,7 @@ from feedline.loader.check_ahead import (
     check_no_factor,
     check_prefetch,
     check_prefetch_factor,
-    piece_ns_of,
+    task_ns_of,
 )
 from feedline.loader.checks import worker_count
 from feedline.loader.session import Session
@@ -133,7 +133,7 @@ class LiveControls:
         self.__dict__["prefetch_factor"] = self._arguments["prefetch_factor"] = factor
 
     @property
-    def piece_ms(self) -> float | None:
+    def task_ms(self) -> float | None:
         """Work per task of a batch of rows, in ms; None for 50.
 
         Can be set at any time, for batches started from then on.
@@ -141,23 +141,23 @@ class LiveControls:
         Raises:
             UsageError: not a number above 0, or batches are not made of rows.
         """
-        piece_ms: float | None = self.__dict__["piece_ms"]
-        return piece_ms
+        task_ms: float | None = self.__dict__["task_ms"]
+        return task_ms
 
-    @piece_ms.setter
-    def piece_ms(self, piece_ms: float | None) -> None:
-        if not self._is_built("piece_ms", piece_ms):
+    @task_ms.setter
+    def task_ms(self, task_ms: float | None) -> None:
+        if not self._is_built("task_ms", task_ms):
             return
-        piece_ns_of(piece_ms)
-        self._need_rows(f"piece_ms={piece_ms!r}", "A whole batch is one task of one worker")
-        self._set("piece_ms", piece_ms)
-        self._arguments["piece_ms"] = piece_ms
+        task_ns_of(task_ms)
+        self._need_rows(f"task_ms={task_ms!r}", "A whole batch is one task of one worker")
+        self._set("task_ms", task_ms)
+        self._arguments["task_ms"] = task_ms
 
     def _set(self, what: What, value: float | None) -> None:
         """Set a value that adaptation may change, too; copies do not get it."""
-        if what == "piece_ms":
-            self._session.backend.apply(piece_ns=piece_ns_of(value))
-            self.__dict__["piece_ms"] = value
+        if what == "task_ms":
+            self._session.backend.apply(task_ns=task_ns_of(value))
+            self.__dict__["task_ms"] = value
         elif what == "prefetch":
             ahead = int(value or 0)
             self._session.backend.apply(ahead=ahead)

@@ -41,14 +41,14 @@ class SavedSettings(
 
     Args:
         num_workers: number of processes, at least 1.
-        prefetch, piece_ms: for loaders that make rows; None keeps the default.
+        prefetch, task_ms: for loaders that make rows; None keeps the default.
         prefetch_factor, pin_memory: for loaders that make whole batches, and for torch's; None
             keeps the default.
     """
 
     num_workers: _Workers
     prefetch: _Batches | None = None
-    piece_ms: _Milliseconds | None = None
+    task_ms: _Milliseconds | None = None
     prefetch_factor: _Factor | None = None
     pin_memory: bool | None = None
 
@@ -157,7 +157,7 @@ def warn_of_useless(
     """
     useless = [
         f"{name}={filled[name]!r}"
-        for name in ("prefetch", "piece_ms")
+        for name in ("prefetch", "task_ms")
         if given[name] is None and filled[name] is not None
     ]
     if useless:

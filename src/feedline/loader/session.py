@@ -225,7 +225,7 @@ class Session:
         # Batches that grow a little each time must not have new workers each time.
         self._slot_bytes = align(max(nbytes, before + before // _HEADROOM), PAGE_BYTES)
         settings = replace(
-            self.settings, workers=live.workers, prefetch=live.prefetch, piece_ns=live.piece_ns
+            self.settings, workers=live.workers, prefetch=live.prefetch, task_ns=live.task_ns
         )
         try:
             # Before the old ones end, as the last crew of a fork server takes that with it.

@@ -24,7 +24,7 @@ from feedline.device.usable import usable_device
 from feedline.engine.defaults import DEFAULT_PREFETCH, DEFAULT_PREFETCH_FACTOR, slots_for
 from feedline.engine.start_method import default_start_method
 from feedline.errors import UsageError
-from feedline.loader.check_ahead import piece_ns_of
+from feedline.loader.check_ahead import task_ns_of
 from feedline.loader.checks import check_arguments, is_native, worker_count
 from feedline.order.planned_order import Order, Weights
 from feedline.order.schedule import Phase, Schedule
@@ -171,7 +171,7 @@ class Settings:
         prefetch: maximum of batches of rows in flight; None for as many as memory is allocated for.
         prefetch_factor: whole batches that each worker makes ahead.
         ahead: minimum of whole batches made ahead by all workers together.
-        piece_ns: work per task of a batch of rows, in ns.
+        task_ns: work per task of a batch of rows, in ns.
         start_method: "fork", "forkserver" or "spawn".
         timeout_s: `timeout` as in torch; 0 for the default.
         in_order: deliver batches in order, not as soon as they are made.
@@ -195,7 +195,7 @@ class Settings:
     prefetch: int | None
     prefetch_factor: int
     ahead: int
-    piece_ns: int
+    task_ns: int
     start_method: str
     timeout_s: float
     in_order: bool
@@ -228,7 +228,7 @@ def settings_of(loader: Any, asked: Asked, order: Order | None) -> Settings:
         prefetch=None if loader.prefetch in (None, asked.prefetch) else loader.prefetch,
         prefetch_factor=prefetch_factor_of(loader.prefetch_factor),
         ahead=loader._ahead,
-        piece_ns=piece_ns_of(loader.piece_ms),
+        task_ns=task_ns_of(loader.task_ms),
         start_method=_start_method(loader, asked.native),
         timeout_s=loader.timeout,
         in_order=loader.in_order,

@@ -57,7 +57,7 @@ class TunableFeedlineLoader:
         self._loader = loader
         self._rows = decision.rows is not None
         self._original = loader.num_workers, loader.adapts
-        self._original_prefetch = loader.prefetch, loader.piece_ms, loader.prefetch_factor
+        self._original_prefetch = loader.prefetch, loader.task_ms, loader.prefetch_factor
         self._state = loader.state_dict()
         self._phase: Phase | None = None
         loader.adapts = False
@@ -73,12 +73,12 @@ class TunableFeedlineLoader:
     def start(self) -> LoaderSetting:
         """Current settings of the loader."""
         workers = self._loader.num_workers
-        prefetch, piece_ms, factor = self._original_prefetch
+        prefetch, task_ms, factor = self._original_prefetch
         if not self._rows:
             return LoaderSetting(workers=workers, prefetch=factor or DEFAULT_PREFETCH_FACTOR)
         # More may be allocated, for trials.
         depth = min(DEFAULT_PREFETCH, prefetch or self._loader._asked.prefetch)
-        return LoaderSetting(workers=workers, prefetch=depth, piece_ms=piece_ms or TASK_NS / 1e6)
+        return LoaderSetting(workers=workers, prefetch=depth, task_ms=task_ms or TASK_NS / 1e6)
 
     @property
     def search_space(self) -> SearchSpace:
@@ -86,12 +86,12 @@ class TunableFeedlineLoader:
         "prefetch."""
         start = self.start
         deeper = [k * start.prefetch for k in _PREFETCH_FACTORS]
-        if start.piece_ms is not None:
+        if start.task_ms is not None:
             most = self._loader._asked.prefetch
             depths = {*(depth for depth in deeper if depth < most), most} - {start.prefetch}
             depths = {depth for depth in depths if depth > start.prefetch}
             return SearchSpace(
-                prefetch=tuple(sorted(depths)), pieces_ms=(start.piece_ms / _PIECE_DIVISOR,)
+                prefetch=tuple(sorted(depths)), pieces_ms=(start.task_ms / _PIECE_DIVISOR,)
             )
         return SearchSpace(prefetch=tuple(deeper))
 
@@ -115,8 +115,8 @@ class TunableFeedlineLoader:
         stale = loader._session.backend.under_way
         if loader.num_workers != setting.workers:
             loader.num_workers = setting.workers
-        if setting.piece_ms is not None:
-            loader.prefetch, loader.piece_ms = setting.prefetch, setting.piece_ms
+        if setting.task_ms is not None:
+            loader.prefetch, loader.task_ms = setting.prefetch, setting.task_ms
         else:
             loader.prefetch_factor = setting.prefetch
         return stale
@@ -150,7 +150,7 @@ class TunableFeedlineLoader:
         if loader.num_workers != workers:
             loader.num_workers = workers
         if self._rows:
-            loader.prefetch, loader.piece_ms, _ = self._original_prefetch
+            loader.prefetch, loader.task_ms, _ = self._original_prefetch
         else:
             loader.prefetch_factor = self._original_prefetch[2]
         loader.adapts = adapts

@@ -67,8 +67,8 @@ class SearchSpace:
         if deepest > setting.prefetch:
             yield replace(setting, prefetch=deepest)
         finest = min(self.pieces_ms, default=math.inf)
-        if setting.piece_ms is not None and finest < setting.piece_ms:
-            yield replace(setting, piece_ms=finest)
+        if setting.task_ms is not None and finest < setting.task_ms:
+            yield replace(setting, task_ms=finest)
 
 
 class Search:

@@ -17,13 +17,13 @@ class LoaderSetting:
         workers: number of processes, at least 1.
         prefetch: prefetched batches: of all workers together for image rows, else of each worker,
             as torch's `prefetch_factor`.
-        piece_ms: duration of a task in milliseconds; None if tasks are whole batches.
+        task_ms: duration of a task in milliseconds; None if tasks are whole batches.
         pin: page-locked memory for batches; None if it is not tried.
     """
 
     workers: int
     prefetch: int
-    piece_ms: float | None = None
+    task_ms: float | None = None
     pin: bool | None = None
 
 

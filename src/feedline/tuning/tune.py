@@ -247,7 +247,7 @@ def _repeat_trials(
 
 def _memory_budget(start: LoaderSetting, benchmark: StepBenchmark) -> Room:
     """Memory budget for workers and their prefetched batches."""
-    whole_batches = start.piece_ms is None
+    whole_batches = start.task_ms is None
     return Room(
         free=int(_MEMORY_SHARE * available_memory_bytes()),
         workers=start.workers,

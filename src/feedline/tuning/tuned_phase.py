@@ -161,7 +161,7 @@ def _trial_dict(trial: LoaderTrial) -> dict[str, Any]:
     return {
         "num_workers": setting.workers,
         "prefetch": setting.prefetch,
-        "piece_ms": setting.piece_ms,
+        "task_ms": setting.task_ms,
         "pin_memory": setting.pin,
         "batches_per_s": trial.steps_per_s,
         "interval": trial.interval,

@@ -67,11 +67,11 @@ class TuningResult:
         found = [phase.best.setting for phase in self.phases if phase.best is not None]
         if not found:
             return None
-        pieces = [setting.piece_ms for setting in found if setting.piece_ms is not None]
+        pieces = [setting.task_ms for setting in found if setting.task_ms is not None]
         return LoaderSetting(
             workers=max(setting.workers for setting in found),
             prefetch=max(setting.prefetch for setting in found),
-            piece_ms=min(pieces, default=None),
+            task_ms=min(pieces, default=None),
             pin=found[0].pin,
         )
 
@@ -82,7 +82,7 @@ class TuningResult:
         if found is None:
             return {}
         arguments: dict[str, Any] = {"num_workers": found.workers}
-        if found.piece_ms is None:
+        if found.task_ms is None:
             if self.loader == "torch" or found.prefetch != start.prefetch:
                 arguments["prefetch_factor"] = found.prefetch
             if self.loader == "torch":
@@ -91,8 +91,8 @@ class TuningResult:
             return arguments
         if found.prefetch != start.prefetch:
             arguments["prefetch"] = found.prefetch
-        if found.piece_ms != start.piece_ms:
-            arguments["piece_ms"] = found.piece_ms
+        if found.task_ms != start.task_ms:
+            arguments["task_ms"] = found.task_ms
         return arguments
 
     @property
@@ -244,10 +244,10 @@ def _setting_name(setting: LoaderSetting, start: LoaderSetting) -> str:
     """Describe a setting by its differences from the first one."""
     name = f"{setting.workers:4} worker{'s' * (setting.workers > 1)}"
     if setting.prefetch != start.prefetch:
-        argument = "prefetch_factor" if setting.piece_ms is None else "prefetch"
+        argument = "prefetch_factor" if setting.task_ms is None else "prefetch"
         name += f", {argument} {setting.prefetch}"
-    if setting.piece_ms != start.piece_ms:
-        name += f", tasks of {setting.piece_ms:g} ms"
+    if setting.task_ms != start.task_ms:
+        name += f", tasks of {setting.task_ms:g} ms"
     if setting.pin != start.pin:
         name += ", pinned" if setting.pin else ", not pinned"
     return name

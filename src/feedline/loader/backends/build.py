@@ -127,7 +127,7 @@ def _rows_backend(
             LiveSettings(
                 workers=settings.workers,
                 prefetch=settings.prefetch,
-                piece_ns=settings.piece_ns,
+                task_ns=settings.task_ns,
             ),
             timeout_s=settings.timeout_s or _ROW_TIMEOUT_S,
             deadline_s=settings.timeout_s or inf,
