@@ -14,7 +14,6 @@ from feedline.order.planned_order import (
     check_sample_order,
     describe_sample_order,
     epoch_order,
-    rank_share,
     window_size,
 )
 
@@ -223,18 +222,3 @@ def test_an_order_is_said_in_words() -> None:
     said = "shuffled in windows of 16384 samples, blocks of 256"
     assert describe_sample_order("window:16384") == said
     assert describe_sample_order("shuffled") == "shuffled"
-
-
-@given(st.integers(1, 60), st.integers(0, 59), st.integers(1, 60), st.integers(1, 8))
-def test_the_shares_of_all_ranks_are_the_rows_and_then_padding_from_the_start(
-    length: int, start: int, rows: int, world_size: int
-) -> None:
-    order = epoch_order(length, 3, 1, "shuffled")
-    start = min(start, length - 1)
-    stop = min(start + rows, length)
-    shares = [rank_share(order, start, stop, rank, world_size) for rank in range(world_size)]
-    assert len({len(each) for each in shares}) == 1
-    together = np.stack(shares, axis=1).ravel().tolist()
-    real = order[start:stop].tolist()
-    missing = -len(real) % world_size
-    assert together == real + [int(order[k % length]) for k in range(missing)]

@@ -19,7 +19,7 @@ from feedline.order.seeds import mix
 __all__ = ["NO_NUMBER", "TASK_NS", "BatchSpec", "Field", "Item", "divide_rows", "rows_per_task"]
 
 NO_NUMBER = -(1 << 63)
-"""Sample number of a key that is not a number, as user-defined samplers may give them."""
+"""Sample index of a key that is not an integer, as user-defined samplers may return them."""
 
 TASK_NS = 50_000_000
 """Default work per task: the 0.2 ms for its message are 0.4% of it."""
@@ -39,8 +39,8 @@ class BatchSpec:
         image_size: side of the square images, in pixels; None if no size is set.
         samples: sample indices, shape (rows,), int64.
         padding: number of rows at the end that repeat samples of other rows.
-        seed: 64-bit seed of the epoch. A row's seed is mix(seed, sample), or, if a sample may occur
-            twice, mix(seed, sample, place + row * stride).
+        seed: 64 bits, the same on every rank. A row's seed is mix(seed, sample), or, if a sample
+            may occur twice, mix(seed, sample, place + row * stride).
         place: place of the first row in the epoch's order.
         stride: distance between the places of two rows; 0 if row seeds do not depend on the place.
         rank: rank the batch belongs to.

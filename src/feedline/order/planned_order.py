@@ -38,7 +38,6 @@ __all__ = [
     "check_sample_order",
     "describe_sample_order",
     "epoch_order",
-    "rank_share",
     "window_size",
 ]
 
@@ -208,23 +207,6 @@ def _in_windows(state: np.random.RandomState, length: int, window: int) -> NDArr
     return samples
 
 
-def rank_share(
-    order: NDArray[np.int64], start: int, stop: int, rank: int, world_size: int
-) -> NDArray[np.int64]:
-    """Rows of one rank in the global batch order[start:stop].
-
-    Rank r gets every world_size-th row, starting at row r, like torch's DistributedSampler. If the
-    rows do not divide evenly, they are padded from the start of the order, again like
-    DistributedSampler, so that every rank gets the same number.
-    """
-    rows = order[start:stop]
-    missing = -len(rows) % world_size
-    if missing:
-        # An epoch shorter than the world wraps around more than once.
-        rows = np.concatenate([rows, np.resize(order, missing)])
-    return rows[rank::world_size]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
     """Order of all epochs, for one rank.
@@ -313,20 +295,31 @@ class Order:
         return steps
 
     def batch(self, epoch: int, step: int) -> BatchSpec:
-        """Return the batch at a step of an epoch; `step` must be below steps(epoch)."""
-        phase = self.schedule.phase_at(epoch)
-        rows = self.global_batch_size(phase)
-        start, stop = step * rows, min((step + 1) * rows, self.length)
+        """Return this rank's batch at a step of an epoch.
+
+        Rank r gets every world_size-th row of the global batch, starting at row r, like torch's
+        DistributedSampler. If the rows do not divide evenly, they are padded from the start of the
+        order, again like DistributedSampler, so that every rank gets the same number.
+
+        Raises:
+            IndexError: the epoch has no such step.
+        """
         if not 0 <= step < self.steps(epoch):
             raise IndexError(f"epoch {epoch} has {self.steps(epoch)} steps, got step {step}")
+        phase = self.schedule.phase_at(epoch)
+        start = step * self.global_batch_size(phase)
         samples = epoch_order(self.length, self.seed, epoch, self.sample_order, self.weights)
-        missing = -(stop - start) % self.world_size
+        rows = samples[start : start + self.global_batch_size(phase)]
+        missing = -len(rows) % self.world_size
+        if missing:
+            # An epoch shorter than the world wraps around more than once.
+            rows = np.concatenate([rows, np.resize(samples, missing)])
         return BatchSpec(
             epoch=epoch,
             step=step,
             phase=phase,
             image_size=phase.image_size,
-            samples=rank_share(samples, start, stop, self.rank, self.world_size),
+            samples=rows[self.rank :: self.world_size],
             # Fewer rows are missing than there are ranks: each of the last ranks pads one.
             padding=int(self.rank >= self.world_size - missing),
             seed=mix(self.seed, epoch),

@@ -137,7 +137,7 @@ class PlannedPosition:
     """Position of one loader in its planned order.
 
     Args:
-        order: batches of all epochs.
+        order: planned order of all epochs.
         endless: there is no last epoch. Otherwise upcoming batches end with the schedule; a loader
             iterated beyond it continues one epoch at a time.
     """
@@ -145,9 +145,9 @@ class PlannedPosition:
     def __init__(self, order: Order, *, endless: bool) -> None:
         self._order = order
         self.endless = endless
-        """Whether batches beyond the schedule are upcoming, too; used by the next `upcoming`."""
+        """True if batches beyond the schedule are upcoming too; the next `upcoming` uses it."""
         self.stops_after_epoch = False
-        """Whether `upcoming` ends with the current epoch; used by the next `upcoming`."""
+        """True if upcoming batches end with the current epoch; the next `upcoming` uses it."""
         self._has_delivered = False  # since `current` was set other than by a delivery
         self._upcoming_until = 0  # epoch before which the latest `upcoming` ends
         self.restored_step = 0
