@@ -16,10 +16,10 @@ from feedline.order.schedule import is_count
 from feedline.sampling.draws import Draw, Draws
 from feedline.sampling.random_states import RandomStates
 
-__all__ = ["Epoch", "Standing", "check_record"]
+__all__ = ["Epoch", "EpochProgress", "check_record"]
 
 
-class Standing(NamedTuple):
+class EpochProgress(NamedTuple):
     """Position within an epoch.
 
     Args:
@@ -52,22 +52,22 @@ class Epoch:
     random: RandomStates
     start: dict[str, Any]
     first: int = 0
-    standing: Standing = field(init=False)
+    progress: EpochProgress = field(init=False)
 
     def __post_init__(self) -> None:
-        self.standing = Standing(self.first, sampler_state=self.draws.sampler_state)
+        self.progress = EpochProgress(self.first, sampler_state=self.draws.sampler_state)
 
     @property
     def step(self) -> int:
         """Number of consecutive batches delivered or skipped."""
-        return self.standing.step
+        return self.progress.step
 
-    def after(self, step: int) -> Standing:
+    def after(self, step: int) -> EpochProgress:
         """Position after one more batch is delivered, in order or early.
 
         Forgets draws before the current position.
         """
-        now = self.standing
+        now = self.progress
         self.draws.forget(now.step - self.first)
         if step != now.step:
             return now._replace(early=now.early | {step})
@@ -76,16 +76,16 @@ class Epoch:
             draw = self.draws.at(step - self.first)
             assert draw is not None, "no batch after the end of the epoch"
             step, digest, state = step + 1, draw.digest(digest), draw.state
-        return Standing(step, digest, early and frozenset(e for e in early if e > step), state)
+        return EpochProgress(step, digest, early and frozenset(e for e in early if e > step), state)
 
-    def leave_out(self, until: int) -> None:
+    def skip_to(self, until: int) -> None:
         """Skip to a step, or to the end."""
         while self.step < until and self.draws.at(self.step - self.first) is not None:
-            self.standing = self.after(self.step)
+            self.progress = self.after(self.step)
 
     def at_end(self) -> bool:
         """Return True if no batches are left; asks the sampler if that is unknown."""
-        step, early = self.standing.step, self.standing.early
+        step, early = self.progress.step, self.progress.early
         while step in early:
             step += 1
         return self.draws.at(step - self.first) is None
@@ -94,7 +94,7 @@ class Epoch:
         """Remaining steps and their draws; continues while batches are delivered."""
         step = self.step
         while (draw := self.draws.at(step - self.first)) is not None:
-            if step not in self.standing.early:
+            if step not in self.progress.early:
                 yield step, draw
             step += 1
 
@@ -108,14 +108,14 @@ class Epoch:
         # Drawing the next batch here would change the order if others draw from the random state.
         # A sampler that keeps its own state is asked: only its next batch tells where it stands.
         asked = self.draws.begun and not self.draws.broken
-        keeps_state = self.standing.sampler_state is not None
+        keeps_state = self.progress.sampler_state is not None
         known = asked and (keeps_state or self.draws.has(self.step - self.first))
         return {
-            "drawn": self.standing.digest,
-            "early": sorted(self.standing.early),
+            "drawn": self.progress.digest,
+            "early": sorted(self.progress.early),
             "drawn_seed": self.seed,
             "start": self.start,
-            "sampler_state": self.standing.sampler_state,
+            "sampler_state": self.progress.sampler_state,
             **({"upcoming": self.upcoming()} if known else {}),
         }
 

@@ -22,7 +22,7 @@ from feedline.order.position import Position
 from feedline.order.schedule import is_count
 from feedline.order.seeds import EpochSeeds
 from feedline.sampling.draws import Draws, ask
-from feedline.sampling.epoch import Epoch, Standing
+from feedline.sampling.epoch import Epoch, EpochProgress
 from feedline.sampling.random_states import RandomStates
 from feedline.sampling.samplers import describe, draws_nothing, epoch_mark, set_epoch, stateful_part
 
@@ -155,18 +155,18 @@ class Sampling:
                     epoch.first = step
                     kept = epoch.draws.sampler_state
                     early = frozenset(state.get("early", ()))
-                    epoch.standing = Standing(step, int(state["drawn"]), early, kept)
+                    epoch.progress = EpochProgress(step, int(state["drawn"]), early, kept)
                     return epoch
             epoch = self._again(state, state["start"].get("sampler"), seed, begin)
             if begin:
                 self.seeds.record(position.epoch, epoch.seed)
-            epoch.leave_out(step)
+            epoch.skip_to(step)
             if epoch.step < step:
                 raise StateError(
                     f"cannot resume: the sampler gave only {epoch.step} batches, but {step} had "
                     "been delivered. Use the dataset and sampler of the saved run"
                 )
-            same = epoch.standing.digest == state.get("drawn")
+            same = epoch.progress.digest == state.get("drawn")
             if comparable and not (same and _as_it_was(epoch, state)):
                 raise StateError(
                     f"cannot resume: {describe(self.sampler)['type']} gives other samples than "
@@ -174,7 +174,7 @@ class Sampling:
                     "random state or from a torch.Generator in its attribute `generator`, or have "
                     "state_dict() and load_state_dict(). Check that its seed is the same"
                 )
-            epoch.standing = epoch.standing._replace(early=frozenset(state.get("early", ())))
+            epoch.progress = epoch.progress._replace(early=frozenset(state.get("early", ())))
             return epoch
 
     @contextmanager

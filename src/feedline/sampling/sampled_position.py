@@ -38,7 +38,7 @@ from feedline.sampling.samplers import describe, epoch_mark, set_epoch
 
 __all__ = ["SampledPosition"]
 
-_AS_THEY_CAME = ["drawn", "early", "drawn_seed", "kept_seed", "start", "sampler_state", "upcoming"]
+_KEPT_ENTRIES = ["drawn", "early", "drawn_seed", "kept_seed", "start", "sampler_state", "upcoming"]
 """Entries of a loaded state that are kept until a batch is delivered."""
 
 
@@ -66,10 +66,10 @@ class SampledPosition:
     ) -> None:
         self._sampling = Sampling(sampler, generator, EpochSeeds(seed, once=persistent))
         self._schedule = schedule
-        self._rank, self._world = share
+        self._rank, self._world_size = share
         self.current = Position()
-        self._under_way = False  # an iteration has begun and not ended
-        self._begun = False  # a batch was handed out since the position was come to
+        self._is_iterating = False  # an iteration has begun and not ended
+        self._has_delivered = False  # since `current` was set other than by a delivery
         self._open: Epoch | None = None
         self._restored: Mapping[str, Any] | None = None  # a state that waits for an iteration
         self.steps_to_skip = 0
@@ -79,18 +79,18 @@ class SampledPosition:
 
     def begin(self) -> bool:
         """Begin an iteration: a new epoch, or the restored one."""
-        if self._begun:
-            self._go_to(self.current.epoch + 1)
-        self._under_way = True
+        if self._has_delivered:
+            self._move_to_epoch(self.current.epoch + 1)
+        self._is_iterating = True
         if self._restored is None:
-            self._open_anew()
+            self._open_epoch()
         else:
             self._open_restored()
         return True
 
-    def _open_anew(self, then: RandomStates | None = None) -> None:
+    def _open_epoch(self, then: RandomStates | None = None) -> None:
         """Open the epoch at its beginning; `then` are the random states to draw from."""
-        self._stand_in(self._sampling.open(self.current.epoch, then))
+        self._enter(self._sampling.open(self.current.epoch, then))
 
     def _open_restored(self) -> None:
         """Open the restored epoch; at its beginning with the sampler's current settings."""
@@ -99,11 +99,11 @@ class SampledPosition:
             at = self.current.at_step(0)
             epoch = self._sampling.reopen(self._restored, at, comparable=False, begin=True)
         assert epoch is not None, "a state in mid-epoch is opened when it is loaded"
-        self._stand_in(epoch)
+        self._enter(epoch)
 
-    def _stand_in(self, epoch: Epoch) -> None:
+    def _enter(self, epoch: Epoch) -> None:
         """Set the position to that of an epoch, or after the batches to skip in it."""
-        epoch.leave_out(self.steps_to_skip)
+        epoch.skip_to(self.steps_to_skip)
         self._open, self.current = epoch, self.current.at_step(epoch.step)
 
     @property
@@ -114,21 +114,21 @@ class SampledPosition:
     def order_changed(self) -> bool:
         """Return True if the sampler's epoch was changed before the first batch was delivered."""
         epoch = self._open
-        begun = self._begun or self.restored_step > 0
-        if epoch is None or begun or epoch.draws.mark == epoch_mark(self._sampling.sampler):
+        is_under_way = self._has_delivered or self.restored_step > 0
+        if epoch is None or is_under_way or epoch.draws.mark == epoch_mark(self._sampling.sampler):
             return False
         epoch.random.set_generators()
-        self._open_anew(epoch.random)
+        self._open_epoch(epoch.random)
         return True
 
     def is_at_end(self) -> bool:
         """True if the epoch has no batches left; asks the sampler if that is unknown."""
         if self._open is None:
             return False
-        self._mend()
+        self._restart_broken_pass()
         return self._open.at_end()
 
-    def _mend(self) -> None:
+    def _restart_broken_pass(self) -> None:
         """Restart a pass over the sampler that an interrupt stopped.
 
         Raises:
@@ -137,7 +137,7 @@ class SampledPosition:
         if (epoch := self._open) is None or not epoch.draws.broken:
             return
         state = {**epoch.record(), "kept_seed": self._sampling.seeds.base}
-        at_beginning = not self._begun and self.restored_step == 0
+        at_beginning = not self._has_delivered and self.restored_step == 0
         self._open = self._sampling.reopen(state, self.current, comparable=True, begin=at_beginning)
 
     def record_delivery(self, batch: BatchSpec) -> None:
@@ -147,22 +147,22 @@ class SampledPosition:
         """
         epoch = self._open
         assert epoch is not None, "a batch was delivered before the epoch was opened"
-        standing = epoch.after(batch.step)
-        behind = self.current.at_step(standing.step)
-        # No call between: an interrupt is heard in calls.
-        epoch.standing, self.current = standing, behind
-        self._begun, self._restored, self.steps_to_skip = True, None, 0
+        progress = epoch.after(batch.step)
+        after = self.current.at_step(progress.step)
+        # No call in between: Python handles Ctrl-C in calls.
+        epoch.progress, self.current = progress, after
+        self._has_delivered, self._restored, self.steps_to_skip = True, None, 0
 
     def finish(self) -> None:
         """End the iteration after the epoch's last batch."""
-        self._go_to(self.current.epoch + 1)
-        self._under_way = False
+        self._move_to_epoch(self.current.epoch + 1)
+        self._is_iterating = False
 
-    def _go_to(self, epoch: int) -> None:
+    def _move_to_epoch(self, epoch: int) -> None:
         """Set the position to the beginning of an epoch that is not opened yet."""
-        # All at once, as far as an interrupt can tell: it is heard in calls.
-        there = replace(self.current, epoch=epoch, step=0)
-        self._begun, self.steps_to_skip, self.current = False, 0, there
+        # No call in between: Python handles Ctrl-C in calls.
+        first = replace(self.current, epoch=epoch, step=0)
+        self._has_delivered, self.steps_to_skip, self.current = False, 0, first
         self._open = self._restored = None
 
     def set_epoch(self, epoch: int) -> bool:
@@ -171,14 +171,14 @@ class SampledPosition:
         A position restored within it stays, and so does a step set with `set_step`.
         """
         set_epoch(self._sampling.sampler, epoch)
-        if not self._begun and epoch == self.current.epoch:
+        if not self._has_delivered and epoch == self.current.epoch:
             return False
-        self._under_way = self._under_way and not self._begun
-        step = 0 if self._begun else self.steps_to_skip
-        self._go_to(epoch)
+        self._is_iterating = self._is_iterating and not self._has_delivered
+        step = 0 if self._has_delivered else self.steps_to_skip
+        self._move_to_epoch(epoch)
         self.steps_to_skip = step
-        if self._under_way:  # an iteration has begun and given nothing: it is this epoch's
-            self._open_anew()
+        if self._is_iterating:  # the current iteration, without a batch yet, is of this epoch
+            self._open_epoch()
         return True
 
     def set_step(self, step: int) -> bool:
@@ -188,14 +188,14 @@ class SampledPosition:
         drawn before the iteration begins.
         """
         back = step < self.restored_step == self.current.step
-        if self._begun or (back and self.is_at_end()):
-            self._under_way = self._under_way and not self._begun
-            self._go_to(self.current.epoch + 1)
-        standing = self.current if self._under_way else self.current.at_step(self.restored_step)
-        self.steps_to_skip = standing.skip_to(step).step
-        if self._under_way and self._open is not None:
-            self._mend()
-            self._stand_in(self._open)
+        if self._has_delivered or (back and self.is_at_end()):
+            self._is_iterating = self._is_iterating and not self._has_delivered
+            self._move_to_epoch(self.current.epoch + 1)
+        first = self.current if self._is_iterating else self.current.at_step(self.restored_step)
+        self.steps_to_skip = first.skip_to(step).step
+        if self._is_iterating and self._open is not None:
+            self._restart_broken_pass()
+            self._enter(self._open)
         return True
 
     def set_image_size(self, image_size: int | None) -> bool:
@@ -214,7 +214,7 @@ class SampledPosition:
 
     def upcoming(self) -> Iterator[BatchSpec]:
         """Remaining batches of this epoch, in order."""
-        self._mend()
+        self._restart_broken_pass()
         epoch = self._open
         if epoch is not None:
             for step, draw in epoch.ahead():
@@ -269,16 +269,16 @@ class SampledPosition:
         nothing.
         """
         with suppress(StateError):  # the next batch raises it
-            self._mend()
+            self._restart_broken_pass()
         state = {
             "version": STATE_VERSION,
             "epoch": self.current.epoch,
             "step": self.current.step,
             "early": [],
             "image_size": self.current.image_size,
-            **self._mine(identity),
+            **self._identity(identity),
             "rank": self._rank,
-            "world": self._world,
+            "world": self._world_size,
             "drawn": 0,
             "drawn_seed": None,
             "kept_seed": self._sampling.seeds.base,
@@ -289,12 +289,12 @@ class SampledPosition:
         mark = epoch_mark(self._sampling.sampler)
         still = self.current.step == self.restored_step
         if restored and still and (epoch is None or restored["start"].get("epoch") == mark):
-            return state | {name: restored[name] for name in _AS_THEY_CAME if name in restored}
+            return state | {name: restored[name] for name in _KEPT_ENTRIES if name in restored}
         if epoch is None:
             return state | {"start": self._sampling.start(self._sampling.now())}
         return state | epoch.record()
 
-    def _mine(self, identity: Mapping[str, Any]) -> dict[str, Any]:
+    def _identity(self, identity: Mapping[str, Any]) -> dict[str, Any]:
         return {
             **identity,
             "seed": self._sampling.seeds.seed,
@@ -314,14 +314,14 @@ class SampledPosition:
                 "cannot resume: the state is of a loader with its own order (seed= or schedule=), "
                 "and this loader draws its order from samplers; build it with the same arguments"
             )
-        check_same_run(state, self._mine(identity))
+        check_same_run(state, self._identity(identity))
         position = position_in(state)
         opened = check_record(state, position)
-        mine = opened and (state.get("rank"), state.get("world")) == (self._rank, self._world)
+        mine = opened and (state.get("rank"), state.get("world")) == (self._rank, self._world_size)
         epoch = self._sampling.reopen(state, position, comparable=mine)
         self._sampling.seeds.load_state(state, position.epoch)
         self._open, self._restored = epoch if opened else None, state
-        self._begun, self.steps_to_skip = False, state.get("steps_to_skip", 0)
+        self._has_delivered, self.steps_to_skip = False, state.get("steps_to_skip", 0)
         self.current = position
-        if self._under_way:  # and goes on from here
+        if self._is_iterating:
             self._open_restored()
