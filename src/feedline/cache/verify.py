@@ -35,6 +35,7 @@ __all__ = [
     "SampleRange",
     "Verification",
     "check_ranges",
+    "count_copies",
     "damaged_shards",
     "file_damage",
     "verify",
@@ -97,6 +98,46 @@ class Verification:
     def is_sound(self) -> bool:
         """True if nothing is damaged."""
         return not (self.damaged or self.files or self.index)
+
+    def __str__(self) -> str:
+        """Numbers of damaged copies and files."""
+        files = len(self.index) + len(self.files)
+        parts = (
+            count_copies(len(self.damaged), "damaged ") * bool(self.damaged),
+            f"{files} damaged file{'s' * (files > 1)}" * bool(files),
+        )
+        return ", ".join(filter(None, parts)) or "nothing is damaged"
+
+    @property
+    def problems(self) -> list[str]:
+        """One line for each damaged file, and for the copies in it with the same problem."""
+        lines = list(self.index)
+        lines += (
+            f"{each.file}: {each.why}; {count_copies(each.images)} affected" for each in self.files
+        )
+        listed = {each.file for each in self.files}
+        groups: dict[tuple[str, str], list[Damage]] = {}
+        for each in self.damaged:
+            if each.file not in listed:
+                # If the index is damaged, a sample has neither file nor name.
+                place = each.file or f"{each.level} px"
+                groups.setdefault((place, each.why), []).append(each)
+        for (place, why), damaged in groups.items():
+            first = damaged[0]
+            name = f"sample {first.sample}{first.name and f', {first.name}'}"
+            more = f", and {len(damaged) - 1} more" * (len(damaged) > 1)
+            lines.append(f"{place}: {name}{more}: {why}")
+        return lines
+
+    def as_dict(self) -> dict[str, Any]:
+        """Damaged copies, files and index files, JSON-able."""
+        damaged, files = ([each._asdict() for each in part] for part in (self.damaged, self.files))
+        return {"damaged": damaged, "files": files, "index": self.index}
+
+
+def count_copies(number: int, kind: str = "") -> str:
+    """Number of copies as text, such as "1 damaged copy"."""
+    return f"{number} {kind}{'copy' if number == 1 else 'copies'}"
 
 
 class SampleRange(NamedTuple):

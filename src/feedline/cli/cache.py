@@ -17,7 +17,6 @@ from feedline.cli import options
 from feedline.cli.output import complain, use_folder, write_json
 
 if TYPE_CHECKING:
-    from feedline.cache.verify import Damage, Verification
     from feedline.stores.cache_layout import Manifest
 
 __all__ = ["add_size", "build", "info", "plan", "repair", "verify"]
@@ -175,67 +174,16 @@ def verify(
             cache, decode=decode, workers=options.parse_workers(workers), progress=bar.update
         )
     seconds = time.monotonic() - started
-    typer.echo(
-        f"{cache}: verified {found.images} copies in {seconds:.1f} s: "
-        + (_damage_text(found) or "nothing is damaged")
-    )
-    lines = _damage_lines(found)
-    for line in lines[:_ON_SCREEN]:
+    typer.echo(f"{cache}: verified {found.images} copies in {seconds:.1f} s: {found}")
+    for line in found.problems[:_ON_SCREEN]:
         typer.echo(line)
-    if len(lines) > _ON_SCREEN:
-        typer.echo(f"... and {len(lines) - _ON_SCREEN} more; --json FILE lists all")
-    write_json(
-        json,
-        _damage_json(cache, found, seconds) | {"sound": found.is_sound, "images": found.images},
-    )
+    if len(found.problems) > _ON_SCREEN:
+        typer.echo(f"... and {len(found.problems) - _ON_SCREEN} more; --json FILE lists all")
+    result = {"sound": found.is_sound, "images": found.images, "seconds": round(seconds, 3)}
+    write_json(json, {"folder": cache, **found.as_dict(), **result})
     if not found.is_sound:
         complain(f"feedline cache repair {shlex.quote(cache)}", "hint")
         raise typer.Exit(_DAMAGED)
-
-
-def _damage_text(found: Verification) -> str:
-    """Numbers of damaged copies and files; "" if nothing is damaged."""
-    files = len(found.index) + len(found.files)
-    parts = (
-        _count_copies(len(found.damaged), "damaged ") * bool(found.damaged),
-        f"{files} damaged file{'s' * (files > 1)}" * bool(files),
-    )
-    return ", ".join(filter(None, parts))
-
-
-def _count_copies(number: int, kind: str = "") -> str:
-    return f"{number} {kind}{'copy' if number == 1 else 'copies'}"
-
-
-def _damage_lines(found: Verification) -> list[str]:
-    """One line for each damaged file, and for the copies in it with the same problem."""
-    lines = list(found.index)
-    lines += (
-        f"{each.file}: {each.why}; {_count_copies(each.images)} affected" for each in found.files
-    )
-    listed = {each.file for each in found.files}
-    groups: dict[tuple[str, str], list[Damage]] = {}
-    for each in found.damaged:
-        if each.file not in listed:
-            # If the index is damaged, a sample has neither file nor name.
-            place = each.file or f"{each.level} px"
-            groups.setdefault((place, each.why), []).append(each)
-    for (place, why), damaged in groups.items():
-        first = damaged[0]
-        name = f"sample {first.sample}{first.name and f', {first.name}'}"
-        more = f", and {len(damaged) - 1} more" * (len(damaged) > 1)
-        lines.append(f"{place}: {name}{more}: {why}")
-    return lines
-
-
-def _damage_json(cache: str, found: Verification, seconds: float) -> dict[str, Any]:
-    return {
-        "folder": cache,
-        "damaged": [each._asdict() for each in found.damaged],
-        "files": [each._asdict() for each in found.files],
-        "index": found.index,
-        "seconds": round(seconds, 3),
-    }
 
 
 def repair(
@@ -251,6 +199,7 @@ def repair(
     Example: feedline cache repair demo-cache
     """
     from feedline.cache.repair import repair_cache  # loads torch
+    from feedline.cache.verify import count_copies
     from feedline.cli.progress import ProgressBar
 
     originals = None if source is None else _train_folder(source)
@@ -264,12 +213,13 @@ def repair(
         )
     found, seconds = done.verification, time.monotonic() - started
     typer.echo(
-        f"{cache}: nothing is damaged"
+        f"{cache}: {found}"
         if found.is_sound
-        else f"{cache}: repaired {_damage_text(found)} in {seconds:.1f} s "
-        f"({_count_copies(done.images)} rewritten, whole shards at a time)"
+        else f"{cache}: repaired {found} in {seconds:.1f} s "
+        f"({count_copies(done.images)} rewritten, whole shards at a time)"
     )
-    write_json(json, _damage_json(cache, found, seconds) | {"images_written": done.images})
+    result = {"images_written": done.images, "seconds": round(seconds, 3)}
+    write_json(json, {"folder": cache, **found.as_dict(), **result})
 
 
 def info(

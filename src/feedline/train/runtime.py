@@ -20,6 +20,7 @@ from feedline.errors import UsageError
 from feedline.train.recipe import Recipe
 from feedline.train.train_state import TrainState, autocast
 from feedline.tuning.device_memory import is_out_of_memory
+from feedline.tuning.preserve_state import preserve_state
 
 __all__ = [
     "choose_device",
@@ -58,7 +59,8 @@ def choose_precision(
     """
     on_cuda = device.type == "cuda"
     if dtype is not None and amp is False:
-        raise UsageError("needs mixed precision, which is disabled", argument="amp_dtype")
+        text = "needs mixed precision, which is disabled"
+        raise UsageError(text, argument="amp_dtype", fix={"amp": True})
     if dtype == "float16" and not on_cuda:
         raise UsageError(
             f"float16 needs a CUDA device, got {device.type}",
@@ -153,10 +155,9 @@ def warm_up(
     Raises:
         UsageError: a batch does not fit the device's memory.
     """
-    device, training = state.device, state.model.training
-    buffers = [(buffer, buffer.clone()) for buffer in state.model.buffers()]
-    state.model.train()
-    try:
+    device = state.device
+    with preserve_state([state.model], device):
+        state.model.train()
         for rows, size in shapes:
             began_s = time.perf_counter()
             what = f"a batch of {rows} images at {size} px"
@@ -172,9 +173,3 @@ def warm_up(
                     state.model.zero_grad(set_to_none=True)
                 synchronize(device)
             note(f"warmed up {rows} images at {size} px in {time.perf_counter() - began_s:.1f} s")
-    finally:
-        state.model.train(training)
-        state.model.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
