@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import shutil
 import warnings
 from pathlib import Path
@@ -249,6 +250,26 @@ def test_a_broken_image_is_named_or_skipped_as_asked(
     assert ended.status == 0, ended.err
     assert ended.out.count("skipped") == ended.out.count("skipped 2 times: ") == 1
     assert "dark/3.jpg" in ended.out
+
+
+def test_a_damaged_copy_of_a_cache_is_answered_with_the_command_that_repairs_it(
+    feedline: Command, tiny_set: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "a cache"
+    assert feedline("cache", "build", tiny_set, cache, "--sizes", 32).status == 0
+    shard = next((cache / "32").glob("*.tar"))
+    data = bytearray(shard.read_bytes())
+    start = data.index(b"\xff\xd8\xff")
+    data[start + 300] ^= 0xFF
+    shard.write_bytes(data)
+    arguments = ("train", tiny_set, *QUICK, "--cache", cache, "--out", tmp_path / "run")
+    ended = feedline(*arguments)
+    assert ended.status == 1
+    (hint,) = [line for line in ended.err.splitlines() if line.startswith("hint: ")]
+    command = shlex.split(hint.removeprefix("hint: "))
+    assert command == ["feedline", "cache", "repair", str(cache)]
+    assert feedline(*command[1:]).status == 0
+    assert feedline(*arguments).status == 0
 
 
 def test_a_class_that_validation_lacks_keeps_its_label(

@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     sigterm = signal.signal(signal.SIGTERM, _exit)
     showwarning = warnings.showwarning
-    warnings.showwarning = _Warnings(showwarning)
+    warnings.showwarning = _show_once(showwarning)
     try:
         status = _run(arguments)
     finally:
@@ -209,34 +209,29 @@ def _spelling(command: Any, arguments: list[str]) -> Callable[..., str]:
         option = "--" + _OPTIONS.get(name, name).replace("_", "-")
         if option not in options:
             return python_argument(name, value)
+        if isinstance(value, bool):
+            return option if value else f"--no-{option[2:]}"
         return option if value is None else f"{option} {value}"
 
     return spell
 
 
-class _Warnings:
-    """Prints each warning of feedline once, without its source line.
+def _show_once(show: Any) -> Any:
+    """Return a `showwarning` that prints each warning of feedline once, without its source line.
 
-    Warnings of other code are shown as Python shows them.
+    `show` shows the warnings of other code.
     """
+    printed = set[str]()
 
-    def __init__(self, show: Any) -> None:
-        self._show, self._printed = show, set[str]()
-
-    def __call__(
-        self,
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        *more: Any,
-        **extra: Any,
-    ) -> None:
+    def print_warning(message: Any, category: Any, filename: str, *more: Any, **extra: Any) -> None:
         text = str(message)
         if not (issubclass(category, UserWarning) and filename.startswith(_PACKAGE)):
-            self._show(message, category, filename, *more, **extra)
-        elif text not in self._printed:
-            self._printed.add(text)
+            show(message, category, filename, *more, **extra)
+        elif text not in printed:
+            printed.add(text)
             complain(text, "warning")
+
+    return print_warning
 
 
 if __name__ == "__main__":

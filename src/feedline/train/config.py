@@ -183,7 +183,7 @@ def make_recipe(given: Mapping[str, Any], *under: Mapping[str, Any]) -> Recipe:
             )
         return Recipe(**settings)
     if "schedule" in settings:
-        raise UsageError(f"schedule and preset {preset!r} exclude each other", hint="use one")
+        raise UsageError(f"schedule and preset {preset!r} exclude each other", hint="leave one out")
     if isinstance(epochs, bool) or not isinstance(epochs, int) or not 1 <= epochs <= 100_000:
         raise UsageError(
             f"preset {preset!r} needs epochs, a whole number from 1 to 100000, got {epochs!r}",

@@ -143,16 +143,14 @@ class PlannedRun:
     def _notes(self) -> list[str]:
         timed = (f"{count(p.measured.steps, 'step')} at {p.phase.size} px" for p in self.phases)
         workers = count(self.phases[0].measured.num_workers, "worker")
-        notes = [
-            f"measured in {duration(self.measuring_s)}: {', '.join(timed)}, with {workers}. "
+        notes = [f"measured in {duration(self.measuring_s)}: {', '.join(timed)}, with {workers}"]
+        notes += [
             "Validation is estimated as a third of a training step. Not included: start of "
             "workers, checkpoints, and reading from a disk what is in the page cache now"
+            if self.full_budget_s is None
+            else f"hint: fewer than {_MIN_STEPS} steps at a size are too few for an estimate; "
+            f"measure longer with --dry-run-s {self.full_budget_s:.0f}"
         ]
-        if self.full_budget_s is not None:
-            notes.append(
-                f"hint: fewer than {_MIN_STEPS} steps at a size are too few for an estimate; "
-                f"measure longer with --dry-run-s {self.full_budget_s:.0f}"
-            )
         for each in self.phases:
             if each.bottleneck == "loading":
                 gain = each.measured.compute_images_per_s / each.measured.images_per_s

@@ -247,7 +247,8 @@ class Recipe:
         self._fill("freeze", tuple(frozen))
         check_values(self, set(setting_names(self)) - {"schedule"})
         if self.pretrained and self.initial_checkpoint:
-            raise UsageError("excludes pretrained weights of timm", argument="initial_checkpoint")
+            text = "cannot be combined with timm's pretrained weights"
+            raise UsageError(text, argument="initial_checkpoint", fix={"pretrained": False})
         if self.val_image_size is None:
             self._fill("val_image_size", phases[-1].val_image_size or phases[-1].size)
         sgd = self.opt == "sgd"
