@@ -144,7 +144,7 @@ class History:
         return [record.val_top1 for record in self.records if record.val_top1 is not None]
 
     def is_over(self, patience: int) -> bool:
-        """Return True if top-1 has not improved for `patience` epochs; 0 is never."""
+        """Return True if the last `patience` epochs did not improve top-1; 0 is never."""
         tops = self._tops()
         if not patience or len(tops) <= patience:
             return False

@@ -117,7 +117,7 @@ def memory_error(what: str, hint: str = _SMALLER) -> Iterator[None]:
     """Turn torch's out-of-memory errors into a UsageError that names the batch."""
     try:
         yield
-    except RuntimeError as error:  # base class of torch's own
+    except RuntimeError as error:  # torch's own derive from it
         if not is_out_of_memory(error):
             raise
         first = str(error).strip().partition("\n")[0].rstrip(".")
