@@ -40,12 +40,11 @@ from feedline.diagnose.facts import summarise_run
 from feedline.diagnose.finding import Finding, Thresholds
 from feedline.system import cpu_model
 from situation import CORES, SITUATIONS, Situation
-from situations import handing, healthy, machine, making, step, storage, workers  # noqa: F401
+from situations import compute_bound, handing, machine, making, step, storage, workers  # noqa: F401
 
 _LIMIT_S = 120.0
 _IDLE_PCT = 25.0  # of the cores in use by others
 _DISTURBED = 1.3  # times as long as the work would take alone
-FINE = ("healthy", "compute-bound")
 
 
 def main() -> int:
@@ -96,7 +95,7 @@ def row(
     each: Situation, rounds: int, named_only: bool, verbose: bool, patience: float
 ) -> dict[str, Any]:
     """Run a situation, as planted and mended in turns."""
-    fixed = each.predicts and not named_only and each.planted not in FINE
+    fixed = each.predicts and not named_only and each.planted != "compute-bound"
     planted, mended = [], []
     for _ in range(rounds):
         planted.append(quietly(each, False, patience))
@@ -116,7 +115,7 @@ def row(
         "planted": each.planted,
         "named": named,
         "also": middle["also"],
-        "right": named == each.planted or (each.planted == "healthy" and named in FINE),
+        "right": named == each.planted,
         "predicted": predicted,
         "low": middle["low"],
         "high": middle["high"],

@@ -1,4 +1,4 @@
-"""Runs that are made by hand: a healthy one, and what makes another of it."""
+"""Runs made by hand: a compute-bound one, and its variants."""
 
 from __future__ import annotations
 

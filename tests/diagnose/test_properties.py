@@ -164,7 +164,7 @@ def test_any_run_has_a_verdict_whose_advice_can_be_followed(run: Run) -> None:
         assert math.isfinite(verdict.ceiling.now_images_per_s)
     rules = [finding.rule for finding in verdict.findings]
     assert len(rules) == len(set(rules))
-    fine = {"healthy", "compute-bound", "inconclusive"} & set(rules)
+    fine = {"compute-bound", "inconclusive"} & set(rules)
     assert not fine or len(rules) == 1
 
 

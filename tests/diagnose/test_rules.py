@@ -52,7 +52,7 @@ def test_pauses_that_may_be_the_devices_own_work_are_computing() -> None:
     # By the host's clock: every fiftieth step waits for what the others asked of the device.
     run = a_run(paused(0.0), work=80.0, machine={"gpu": "a device"})
     assert rules_of(run) == ["compute-bound"]
-    assert rules_of(a_run(paused(0.0), work=80.0)) == ["healthy"]
+    assert rules_of(a_run(paused(0.0), work=80.0)) == ["compute-bound"]
 
 
 def test_more_workers_are_no_advice_where_all_cores_are_in_use() -> None:
@@ -476,9 +476,11 @@ def test_cores_that_programs_of_others_take_are_told_of() -> None:
     assert "busy-machine" not in rules_of(a_run(SLOW, work=320.0, machine=CORES))
 
 
-def test_a_loop_that_waits_for_nothing_is_bound_by_its_step_or_healthy() -> None:
+def test_a_loop_that_waits_for_nothing_is_compute_bound() -> None:
     assert rules_of(a_run(one_pass())) == ["compute-bound"]
-    assert rules_of(a_run(one_pass(wait=1.0), work=150.0)) == ["healthy"]
+    assert rules_of(a_run(one_pass(wait=1.0), work=150.0)) == ["compute-bound"]
+    without_workers = a_run(one_pass(wait=0.5), work=0.4, loader={"workers": 0})
+    assert rules_of(without_workers) == ["compute-bound"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from feedline.diagnose.finding import Bound, Diagnosis, Finding, Thresholds, Upp
 from feedline.diagnose.lanes import WorkerLanes
 from feedline.diagnose.phases import LEAST_MS, epochs_of, split_of
 from feedline.diagnose.rules.all_rules import find_causes
-from feedline.diagnose.rules.step import compute_bound, healthy, inconclusive
+from feedline.diagnose.rules.step import compute_bound, inconclusive
 from feedline.trace.run import Run
 
 __all__ = ["diagnose"]
@@ -57,7 +57,7 @@ def _findings(facts: RunFacts) -> list[Finding]:
         return found
     if facts.wait_pct >= facts.thresholds.moderate_pct:
         return [_unexplained_finding(facts)]
-    return [compute_bound(facts) or healthy(facts)]
+    return [compute_bound(facts)]
 
 
 def _unexplained_finding(facts: RunFacts) -> Finding:

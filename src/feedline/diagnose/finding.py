@@ -146,8 +146,8 @@ class Diagnosis:
         phases: the split of each phase.
         epochs: the split of each pass.
         ceiling: compute-bound throughput; None if it cannot be computed.
-        findings: most important first; never empty: "healthy", "compute-bound" or "inconclusive"
-            if there is nothing to fix.
+        findings: most important first; never empty: "compute-bound" or "inconclusive" if there is
+            nothing to fix.
     """
 
     bound: Bound

@@ -32,7 +32,7 @@ class LimitCheck:
     said: str
 
 
-_NO_FIX = ("healthy", "compute-bound", "inconclusive")
+_NO_FIX = ("compute-bound", "inconclusive")
 
 
 def report_status(facts: ReportData) -> int:

@@ -51,7 +51,8 @@ def headline(judged: AnyDiagnosis) -> str:
     """Describe the diagnosis in a sentence."""
     if judged.bound == "inconclusive":
         return "Inconclusive: too little was measured to find the bottleneck of this run."
-    bound = judged.bound.capitalize()
+    compute_bound = any(finding.rule == "compute-bound" for finding in judged.findings)
+    bound = "Compute-bound" if compute_bound else judged.bound.capitalize()
     if finite(judged.wait_pct) is None:
         return f"{bound}; the data wait was not measured."
     return f"{bound}: data wait is {as_percent(judged.wait_pct)} of the time."

@@ -79,7 +79,6 @@ RULE_IDS = (
     "decode-bound",
     "float-copy",
     "hand-over",
-    "healthy",
     "host-bound",
     "inconclusive",
     "loader-rebuilt",

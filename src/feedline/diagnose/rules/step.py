@@ -1,16 +1,15 @@
-"""The step itself: new shapes, a host slower than its device, and runs without a problem."""
+"""The step itself: new shapes, a host slower than its device, and compute-bound runs."""
 
 from __future__ import annotations
 
 from feedline.diagnose.facts import RunFacts
 from feedline.diagnose.finding import Finding, count, ms, percent
-from feedline.diagnose.gains import gain_of_saved, step_load
+from feedline.diagnose.gains import gain_of_saved
 
-__all__ = ["compute_bound", "healthy", "host_bound", "inconclusive", "new_shape"]
+__all__ = ["compute_bound", "host_bound", "inconclusive", "new_shape"]
 
 _IDLE_DEVICE = 0.7
 _BUSY_HOST = 0.9
-_HEADROOM = 2.0  # rate of making batches / rate of the steps
 
 
 def new_shape(facts: RunFacts) -> Finding | None:
@@ -59,30 +58,17 @@ def host_bound(facts: RunFacts) -> Finding | None:
     )
 
 
-def compute_bound(facts: RunFacts) -> Finding | None:
-    """The step is the bottleneck, and batches could be made much faster than it consumes them."""
-    if facts.waits or facts.lanes is None:
-        return None
-    for phase in facts.phases:
-        load = step_load(facts, phase)
-        if load.workers == 0 or load.produce_ms * _HEADROOM > phase.compute_ms - phase.pause_ms:
-            return None
+def compute_bound(facts: RunFacts) -> Finding:
+    """The step is the bottleneck, and data loading keeps up with it: there is nothing to fix."""
     lanes = facts.lanes
+    busy = (
+        f"; workers are busy {percent(lanes.busy)} of the time" if lanes and facts.workers else ""
+    )
     return Finding(
         rule="compute-bound",
-        cause="The step itself is the bottleneck. A faster loader would gain nothing.",
-        evidence=f"a step computes for {ms(facts.compute_ms)} and waits {ms(facts.wait_ms)}; "
-        f"workers are busy {percent(lanes.busy)} of the time",
-    )
-
-
-def healthy(facts: RunFacts) -> Finding:
-    """There is nothing to fix."""
-    return Finding(
-        rule="healthy",
-        cause="Batches are ready when the step needs them.",
-        evidence=f"a step waits {ms(facts.wait_ms)} of {ms(facts.step_ms)}; "
-        f"{facts.wait_pct:.1f}% of the time, including the starts of epochs",
+        cause="The training step is the bottleneck: data loading keeps up with it.",
+        evidence=f"a step computes for {ms(facts.compute_ms)} and waits {ms(facts.wait_ms)}; data "
+        f"wait is {facts.wait_pct:.1f}% of the time, including the starts of epochs{busy}",
     )
 
 

@@ -1,4 +1,4 @@
-"""Healthy loops: nothing may be raised."""
+"""Compute-bound loops: no other rule may be named."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from samples import Arrays, Computed, Repeated, folder, usual
 from situation import CORES, Outcome, paced, situation, train
 
 
-@situation("healthy", "torch")
+@situation("compute-bound", "torch")
 def photographs(fixed: bool) -> Outcome:
     """Photographs, a worker per core, a long step."""
     data = Repeated(folder(images.small(), usual(96)), 16 * 100)
     return train(DataLoader(data, 16, num_workers=CORES), paced(45))
 
 
-@situation("healthy", "torch")
+@situation("compute-bound", "torch")
 def long_epochs(fixed: bool) -> Outcome:
     """Two epochs with persistent workers."""
     loader = DataLoader(Computed(16 * 70, 1.2), 16, num_workers=CORES, persistent_workers=True)
     return train(loader, paced(45), epochs=2)
 
 
-@situation("healthy", "torch")
+@situation("compute-bound", "torch")
 def in_memory(fixed: bool) -> Outcome:
     """Tensors in memory, no workers, a long step."""
     data = TensorDataset(torch.zeros(6400, 3, 32, 32), torch.zeros(6400))
     return train(DataLoader(data, 64, num_workers=0), paced(40))
 
 
-@situation("healthy", "feedline")
+@situation("compute-bound", "feedline")
 def progressive(fixed: bool) -> Outcome:
     """feedline.ImageFolder at three sizes."""
     data = feedline.ImageFolder(str(images.photos()))
@@ -42,7 +42,7 @@ def progressive(fixed: bool) -> Outcome:
     return train(loader, paced(45), epochs=5)
 
 
-@situation("healthy", "feedline")
+@situation("compute-bound", "feedline")
 def pixels(fixed: bool) -> Outcome:
     """A user-defined dataset."""
 
@@ -53,7 +53,7 @@ def pixels(fixed: bool) -> Outcome:
     return train(feedline.DataLoader(data, 16, num_workers=1), paced(30))
 
 
-@situation("healthy", "torch")
+@situation("compute-bound", "torch")
 def computing_on_cores(fixed: bool) -> Outcome:
     """The step computes on the CPU, one worker on another core."""
     torch.set_num_threads(max(1, CORES - 1))
