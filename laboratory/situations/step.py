@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 import feedline
 from samples import Computed
-from situation import CORES, Outcome, paced, situation, train
+from situation import CORES, Outcome, burn, paced, situation, train
 
 
 @situation("compute-bound", "torch")
@@ -35,7 +35,9 @@ def tuned_for_each_size(fixed: bool) -> Outcome:
     def step(batch: Any) -> None:
         shape = tuple(batch[0].shape)
         seen[shape] = seen.get(shape, 0) + 1
-        time.sleep(0.25 if seen[shape] <= 3 else 0.02)
+        if seen[shape] <= 3:
+            burn(230)
+        time.sleep(0.02)
 
     def built(epoch: int) -> DataLoader:
         size = sizes[epoch]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+import feedline
 from diagnose.runs import LOADER, a_run, finding_of, one_pass, rules_of, times
 from feedline.diagnose.diagnose import diagnose
 from feedline.diagnose.finding import Thresholds
@@ -429,8 +433,42 @@ def test_a_copy_that_was_not_measured_is_told_of_where_it_may_take_long() -> Non
 def test_slow_first_steps_at_another_size_are_told_of() -> None:
     first = one_pass(first_steps_ms=[900.0] * 3 + [50.0] * 5)
     second = one_pass(image_size=96, epoch=1, first_steps_ms=[900.0] * 3 + [50.0] * 5)
-    assert first_of(a_run(first, second)) == "new-shape"
-    assert "new-shape" not in rules_of(a_run(first, one_pass(epoch=1)))
+    gpu = {"gpu": "a device"}
+    assert first_of(a_run(first, second, machine=gpu)) == "new-shape"
+    assert "new-shape" not in rules_of(a_run(first, one_pass(epoch=1), machine=gpu))
+
+
+@pytest.mark.parametrize(
+    ("cpu_ms", "named"),
+    [
+        ([880.0] * 3 + [2.0] * 5, True),  # kernels are compiled on a core
+        ([2.0] * 8, False),  # the steps waited, for a core for example
+        ([], False),  # not measured
+    ],
+)
+def test_on_a_cpu_slow_first_steps_need_cpu_time(cpu_ms: list[float], named: bool) -> None:
+    second = one_pass(
+        image_size=96,
+        epoch=1,
+        first_steps_ms=[900.0] * 3 + [50.0] * 5,
+        first_steps_cpu_ms=cpu_ms,
+        compute_cpu_ms=sum(cpu_ms) + 2.0 * 92,
+    )
+    assert ("new-shape" in rules_of(a_run(one_pass(), second))) == named
+
+
+def test_first_steps_that_sleep_are_no_new_shape_on_a_cpu() -> None:
+    def batches() -> Iterator[torch.Tensor]:
+        for side in (8, 16):
+            for _ in range(40):
+                yield torch.zeros(4, 3, side, side)
+
+    watched, seen = feedline.watch(batches()), dict[int, int]()
+    for batch in watched:
+        seen[batch.shape[-1]] = count = seen.get(batch.shape[-1], 0) + 1
+        time.sleep(0.05 if count <= 3 else 0.001)
+    assert [len(each.first_steps_cpu_ms) for each in watched.run.passes] == [8, 8]
+    assert "new-shape" not in rules_of(watched.run)
 
 
 def test_a_host_that_launches_all_the_time_is_bound_by_itself() -> None:

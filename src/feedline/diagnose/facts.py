@@ -11,10 +11,14 @@ from dataclasses import dataclass
 
 from feedline.diagnose.finding import Thresholds
 from feedline.diagnose.lanes import WorkerLanes, summarise_cores, summarise_lanes
-from feedline.diagnose.phases import PhaseFacts, summarise_phases
+from feedline.diagnose.phases import PhaseFacts, summarise_phases, uses_device
 from feedline.trace.run import Loader, Machine, Pass, Process, ResourceUse, Run, SlowSample
 
 __all__ = ["RunFacts", "Stalls", "Starts", "summarise_run", "summarise_stalls", "summarise_starts"]
+
+
+_IDLE_DEVICE = 0.7  # busy share below which the device waits for the host
+_COMPUTES = 0.5  # share of the step from which on the trainer itself is ready for a core
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +88,12 @@ class RunFacts:
     def waits(self) -> bool:
         """True if steps wait so long that it is reported."""
         return 100 * self.steady_wait_share >= self.thresholds.moderate_pct
+
+    @property
+    def device_busy(self) -> bool:
+        """True if a device is used that may be busy while the host is slow."""
+        busy = self.use.gpu_busy
+        return self.device and (busy is None or busy >= _IDLE_DEVICE)
 
     @property
     def samples(self) -> float | None:
@@ -187,7 +197,8 @@ def summarise_run(run: Run, thresholds: Thresholds) -> RunFacts:
     lanes = summarise_lanes(run, loader, step_ms, steady_ms, cores)
     # A trainer that sleeps and wakes up often waits for a core, though it rarely uses one for long.
     crowding = cores.slowdown_by_others(cores.trainer_queued)
-    if lanes is not None and loader.workers:
+    computes = (cpu_ms or 0.0) + (queued_ms or 0.0) >= _COMPUTES * step_ms
+    if lanes is not None and loader.workers and not computes:
         crowding = min(crowding, lanes.crowding)
     return RunFacts(
         machine=run.machine,
@@ -210,7 +221,7 @@ def summarise_run(run: Run, thresholds: Thresholds) -> RunFacts:
         cores_used=cores.used,
         cores_wanted=cores.wanted,
         crowding=crowding,
-        device=run.machine.gpu is not None or any(each.device_clock for each in run.passes),
+        device=uses_device(run),
         spread=_spread(run.passes, step_ms, steps),
         decoded_px=run.decoded_px,
         read_bytes=_read(workers or trainer, loader, step_ms),

@@ -12,7 +12,7 @@ from feedline.diagnose.finding import PhaseSplit
 from feedline.trace.histogram import Histogram
 from feedline.trace.run import Pass, Run
 
-__all__ = ["LEAST_MS", "PhaseFacts", "epochs_of", "split_of", "summarise_phases"]
+__all__ = ["LEAST_MS", "PhaseFacts", "epochs_of", "split_of", "summarise_phases", "uses_device"]
 
 LEAST_MS = 1e-9
 """Resolution of a clock: shorter times were not measured, and nothing is divided by them."""
@@ -88,7 +88,7 @@ def _phase(passes: list[Pass], first: int, run: Run) -> PhaseFacts:
     steps = compute.count
     batches = max(1, sum(each.batches for each in passes))
     samples = [each.samples for each in passes]
-    excess, late = _first_excess(passes)
+    excess, late = _first_excess(passes, device=uses_device(run))
     return PhaseFacts(
         image_size=passes[0].image_size,
         batch_size=passes[0].batch_size,
@@ -150,10 +150,17 @@ def _work(passes: list[Pass], batches: int, run: Run) -> float | None:
     return tasks_ms / (tasks if whole_batches else batches)
 
 
-def _first_excess(passes: list[Pass]) -> tuple[float, int]:
+def uses_device(run: Run) -> bool:
+    """Return True if the run computes on a device, not on the CPU."""
+    return run.machine.gpu is not None or any(each.device_clock for each in run.passes)
+
+
+def _first_excess(passes: list[Pass], *, device: bool) -> tuple[float, int]:
     """Excess of the first steps of a shape over its median one, and the number of those steps.
 
     Only the first pass counts: a shape is new once. Steps below twice the median do not count.
+    Without a device kernels are selected and compiled on a core: only the excess of the training
+    thread's CPU time counts, as the rest is waiting, for a core for example.
     """
     first = passes[0]
     usual = first.compute.quantile(0.5)
@@ -162,7 +169,25 @@ def _first_excess(passes: list[Pass]) -> tuple[float, int]:
     if usual is None:
         return 0.0, 0
     longer = [ms - usual for ms in first.first_steps_ms if ms > 2 * usual]
-    return sum(longer), len(longer)
+    if device:
+        return sum(longer), len(longer)
+    excess_ms = min(sum(longer), _first_cpu_excess_ms(passes, usual))
+    return (excess_ms, len(longer)) if excess_ms > 0 else (0.0, 0)
+
+
+def _first_cpu_excess_ms(passes: list[Pass], least_ms: float) -> float:
+    """Excess of the training thread's CPU time in first steps over its mean in later ones.
+
+    Steps with an excess up to `least_ms` do not count. 0 if CPU times were not measured.
+    """
+    early, known = passes[0].first_steps_cpu_ms, passes[0].compute_cpu_ms
+    cpu_ms, steps = (known or 0.0) - sum(early), passes[0].compute.count - len(early)
+    for each in passes[1:]:
+        cpu_ms, steps = cpu_ms + (each.compute_cpu_ms or 0.0), steps + each.compute.count
+    if known is None or steps <= 0:
+        return 0.0
+    longer = [ms - max(0.0, cpu_ms / steps) for ms in early]
+    return sum(ms for ms in longer if ms > least_ms)
 
 
 def split_of(phase: PhaseFacts, workers: int) -> PhaseSplit:

@@ -108,7 +108,10 @@ class PassRecord:
             got_cpu_ns = time.thread_time_ns()
             if self._ready_cpu_ns:
                 self._wait_cpu_ns += got_cpu_ns - asked_cpu_ns
-                self._compute_cpu_ns += asked_cpu_ns - self._ready_cpu_ns
+                step_cpu_ns = asked_cpu_ns - self._ready_cpu_ns
+                self._compute_cpu_ns += step_cpu_ns
+                if len(self.entry.first_steps_cpu_ms) < _FIRST_STEPS:
+                    self.entry.first_steps_cpu_ms.append(round(step_cpu_ns / 1e6, 3))
             self._ready_cpu_ns = got_cpu_ns
         if self.has_unreported:  # the start of the step was not recorded
             self.has_unreported = False

@@ -100,6 +100,8 @@ class Pass:
             separately.
         compute: the rest of each step.
         first_steps_ms: the first steps at this size, in order, at most 8, without their waits.
+        first_steps_cpu_ms: part of these steps in which the training thread was on a core; empty if
+            not measured.
         wait_cpu_ms: part of the waiting in which the training thread was on a core itself, to take
             batches over or to make them; None if not measured.
         compute_cpu_ms: part of the computing in which it was on a core; None if not measured.
@@ -129,6 +131,7 @@ class Pass:
     copy: Histogram | None = None
     compute: Histogram = field(default_factory=Histogram)
     first_steps_ms: list[float] = field(default_factory=list)
+    first_steps_cpu_ms: list[float] = field(default_factory=list)
     built: int = 0
     wait_cpu_ms: float | None = None
     compute_cpu_ms: float | None = None
