@@ -45,6 +45,7 @@ passes = st.builds(
     copy=st.none() | histograms(),
     compute=histograms(),
     first_steps_ms=st.lists(ms, max_size=8),
+    first_steps_cpu_ms=st.lists(ms, max_size=8),
     built=st.integers(0, 3),
     wait_cpu_ms=maybe,
     compute_cpu_ms=maybe,
@@ -166,6 +167,17 @@ def test_any_run_has_a_verdict_whose_advice_can_be_followed(run: Run) -> None:
     assert len(rules) == len(set(rules))
     fine = {"compute-bound", "inconclusive"} & set(rules)
     assert not fine or len(rules) == 1
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(runs, st.integers(1, 512))
+def test_no_fix_gains_more_than_the_compute_bound_throughput_allows(run: Run, samples: int) -> None:
+    known = [replace(each, samples=samples * each.batches) for each in run.passes]
+    verdict = diagnose(replace(run, passes=known))
+    if verdict.ceiling is not None:
+        bound = verdict.ceiling.free_images_per_s / verdict.ceiling.now_images_per_s
+        for finding in verdict.findings:
+            assert finding.gain is None or finding.gain.high <= max(1.0, bound) * (1 + 1e-9)
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))

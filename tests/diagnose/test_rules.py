@@ -569,6 +569,11 @@ def test_the_ceiling_is_what_the_steps_do_without_waiting() -> None:
     assert ceiling is not None
     assert ceiling.free_images_per_s == pytest.approx(32 / 0.05)
     assert ceiling.now_images_per_s == pytest.approx(32 / 0.08)
+    passes = [one_pass(steps=20, start=600.0, epoch=k) for k in range(6)]
+    started = diagnose(a_run(*passes)).ceiling
+    assert started is not None
+    assert started.free_images_per_s == pytest.approx(32 / 0.05)
+    assert started.now_images_per_s == pytest.approx(6 * 20 * 32 / 9.0)
 
 
 def test_workers_prepare_no_more_than_their_cores_do() -> None:

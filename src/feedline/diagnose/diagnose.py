@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from feedline.diagnose.facts import RunFacts, summarise_run
 from feedline.diagnose.finding import Bound, Diagnosis, Finding, Thresholds, UpperBound, ms, percent
+from feedline.diagnose.gains import compute_bound_ms
 from feedline.diagnose.lanes import WorkerLanes
 from feedline.diagnose.phases import LEAST_MS, epochs_of, split_of
 from feedline.diagnose.rules.all_rules import find_causes
@@ -83,17 +84,15 @@ def _unexplained_finding(facts: RunFacts) -> Finding:
 
 
 def _ceiling(facts: RunFacts) -> UpperBound | None:
-    """Throughput of the steps alone: their time without waiting and copying."""
-    samples = facts.samples
-    if samples is None or min(facts.compute_ms, facts.step_ms) < LEAST_MS:
+    """Throughput of the steps alone: the same bound that no predicted gain exceeds."""
+    samples, least_ms = facts.samples, compute_bound_ms(facts)
+    if samples is None or min(least_ms, facts.total_ms) < LEAST_MS * facts.steps:
         return None
-    # If cores are short, the step itself computes more slowly, and instant data would speed that up
-    # as well: this is a lower estimate.
     fetch, prepare = _rates(facts, facts.lanes, samples)
     return UpperBound(
         how="from the steps",
-        free_images_per_s=1000 * samples / facts.compute_ms,
-        now_images_per_s=1000 * samples / facts.step_ms,
+        free_images_per_s=1000 * samples * facts.steps / least_ms,
+        now_images_per_s=1000 * samples * facts.steps / facts.total_ms,
         fetch_images_per_s=fetch,
         prepare_images_per_s=prepare,
     )

@@ -6,7 +6,8 @@ Measured steps are a little longer than modelled ones, as buffers are finite and
 This factor is kept if the same part still determines the step after the change, and dropped if the
 step no longer waits; the prediction lies between the two.
 
-Guarantees: pure; a predicted gain is at least 1, and lies in its interval.
+Guarantees: pure; a predicted gain is at least 1, and lies in its interval; no gain, nor the upper
+end of its interval, exceeds what the compute-bound throughput allows.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from feedline.diagnose.step_load import BLOCKED_SHARE, StepLoad, with_workers
 __all__ = [
     "Change",
     "best_workers",
+    "compute_bound_ms",
     "gain_of",
     "gain_of_more_workers",
     "gain_of_saved",
     "less_work",
     "step_load",
     "without_collate",
+    "without_core_ms",
 ]
 
 _ALIKE = 1.03  # of settings within 3%, the one with fewer workers is best
@@ -64,7 +67,7 @@ def step_load(facts: RunFacts, phase: PhaseFacts) -> StepLoad:
     return StepLoad(
         workers=facts.workers,
         cores=float(facts.cores),
-        compute_ms=max(0.0, steady_ms - _held_up(facts, phase)),
+        compute_ms=max(0.0, steady_ms - without_core_ms(facts, phase)[0]),
         step_cpu_ms=step_cpu,
         hand_ms=hand + (phase.copy_ms or 0.0),
         hand_cpu_ms=min(hand_cpu, hand) if facts.workers else hand_cpu,
@@ -106,14 +109,32 @@ def without_collate(facts: RunFacts, stage: WorkerStage) -> Change:
     return change
 
 
-def _held_up(facts: RunFacts, phase: PhaseFacts) -> float:
-    """Time for which a step had no core because of the workers, per active thread of it."""
+def without_core_ms(facts: RunFacts, phase: PhaseFacts) -> tuple[float, float]:
+    """Return the time for which a step is ready without a free core, per active thread of it.
+
+    First the part due to the run's own processes, then the part due to other programs. Both are 0
+    if the kernel does not report this time.
+    """
     queued, cpu, own = facts.step_queued_ms, facts.step_cpu_ms, facts.compute_cpu_ms
     if not queued or not cpu or not own:
-        return 0.0
+        return 0.0, 0.0
     threads = max(1.0, cpu / own)
-    by_others = cpu * (facts.crowding - 1)
-    return min(max(0.0, queued - by_others) / threads, max(0.0, phase.compute_ms - own))
+    total = min(queued / threads, max(0.0, phase.compute_ms - own))
+    others = total * min(1.0, cpu * (facts.crowding - 1) / queued)
+    return total - others, others
+
+
+def compute_bound_ms(facts: RunFacts) -> float:
+    """Time of all steps if they wait for neither data nor a core: the lower bound of any fix.
+
+    Without the excess of the first steps at a new image size, which is no part of a usual step.
+    """
+    least = 0.0
+    for phase in facts.phases:
+        excess_ms = phase.first_excess_ms if phase.first_pass > 0 else 0.0
+        undisturbed_ms = phase.compute_ms - sum(without_core_ms(facts, phase))
+        least += max(0.0, undisturbed_ms * phase.steps - excess_ms)
+    return least
 
 
 def best_workers(facts: RunFacts) -> int:
@@ -144,7 +165,6 @@ def gain_of(
         only: phases that change; None: all.
     """
     phases = list(facts.phases if only is None else only)
-    before = facts.total_ms
     starts = facts.starts_ms if starts_ms is None else starts_ms
     rest = sum(phase.step_ms * phase.steps for phase in facts.phases if phase not in phases)
     rest += sum(phase.pause_ms * phase.steps for phase in phases)
@@ -160,7 +180,7 @@ def gain_of(
         stretched = min(phase.steady_ms, own * stretch)
         waits = changed.produce_ms > 0.9 * changed.consume_ms
         long += (stretched if waits else own) * phase.steps
-    return _gain(before, short, long, facts.spread)
+    return _gain(facts, short, long)
 
 
 def gain_of_more_workers(facts: RunFacts, workers: int) -> Gain:
@@ -181,21 +201,25 @@ def gain_of_more_workers(facts: RunFacts, workers: int) -> Gain:
 def gain_of_saved(facts: RunFacts, saved_ms: float) -> Gain:
     """Predict the speedup of a run if some of its time is saved."""
     after = max(facts.total_ms - max(0.0, saved_ms), LEAST_MS)
-    return _gain(facts.total_ms, after, after, facts.spread)
+    return _gain(facts, after, after)
 
 
 def _total(facts: RunFacts, change: Change) -> float:
     return sum(change(step_load(facts, phase)).step_ms * phase.steps for phase in facts.phases)
 
 
-def _gain(before: float, short: float, long: float, spread: float) -> Gain:
+def _gain(facts: RunFacts, short: float, long: float) -> Gain:
+    """Gain of a change after which the run takes between `short` and `long` ms."""
+    before, least = facts.total_ms, compute_bound_ms(facts)
+    short, long = max(short, least), max(long, least)
     if min(before, short, long) < LEAST_MS:
         return Gain(predicted=1.0, low=1.0, high=1.0)
+    most = max(1.0, before / least) if least >= LEAST_MS else math.inf
     high, low = before / short, before / max(short, long)
-    error = 1 + _ERRORS * spread
-    predicted = max(1.0, math.sqrt(high * low))
+    error = 1 + _ERRORS * facts.spread
+    predicted = min(most, max(1.0, math.sqrt(high * low)))
     return Gain(
         predicted=predicted,
         low=max(1.0, min(predicted, low / error)),
-        high=max(predicted, high * error),
+        high=min(most, max(predicted, high * error)),
     )
