@@ -514,6 +514,38 @@ def test_cores_that_programs_of_others_take_are_told_of() -> None:
     assert "busy-machine" not in rules_of(a_run(SLOW, work=320.0, machine=CORES))
 
 
+def with_trainer(run: Run, cpu: float, queued: float | None) -> Run:
+    """A run whose trainer is on a core, and ready without one, for these shares of the time."""
+    trainer, *workers = run.use.processes
+    queued_s = None if queued is None else queued * trainer.seconds
+    trainer = replace(trainer, cpu_s=cpu * trainer.seconds, queued_s=queued_s)
+    return replace(run, use=replace(run.use, processes=[trainer, *workers]))
+
+
+def test_other_programs_that_take_the_cores_of_the_step_are_named() -> None:
+    run = a_run(one_pass(compute_cpu_ms=15.0 * 100))
+    found = finding_of(with_trainer(run, 0.3, 0.6), "busy-machine")
+    assert found.gain is not None
+    assert found.gain.predicted == pytest.approx(50 / 20, rel=0.1)
+    assert first_of(with_trainer(run, 0.3, 0.6)) == "busy-machine"
+
+
+@pytest.mark.parametrize(
+    ("cpu", "queued", "machine"),
+    [
+        (0.3, None, {}),  # a system that does not report it
+        (0.3, 0.01, {}),
+        (2.0, 6.0, {"cores": 2, "usable_cores": 2}),  # more own threads than cores
+        (0.3, 0.6, {"gpu": "a device"}),  # which may compute meanwhile
+    ],
+)
+def test_a_trainer_that_loses_no_core_to_others_is_not_on_a_busy_machine(
+    cpu: float, queued: float | None, machine: dict[str, Any]
+) -> None:
+    run = a_run(one_pass(compute_cpu_ms=15.0 * 100), machine=machine)
+    assert "busy-machine" not in rules_of(with_trainer(run, cpu, queued))
+
+
 def test_a_loop_that_waits_for_nothing_is_compute_bound() -> None:
     assert rules_of(a_run(one_pass())) == ["compute-bound"]
     assert rules_of(a_run(one_pass(wait=1.0), work=150.0)) == ["compute-bound"]

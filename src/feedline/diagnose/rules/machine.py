@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from feedline.diagnose.facts import RunFacts
 from feedline.diagnose.finding import Finding, count, ms
-from feedline.diagnose.gains import Change, gain_of
+from feedline.diagnose.gains import Change, gain_of, without_core_ms
+from feedline.diagnose.phases import LEAST_MS
 from feedline.diagnose.step_load import StepLoad
 
 __all__ = ["busy_machine", "cpu_quota", "noisy_threads"]
@@ -79,16 +80,24 @@ def _with_cores(cores: int) -> Change:
 
 
 def busy_machine(facts: RunFacts) -> Finding | None:
-    """Other programs use the cores that workers are ready to use."""
-    lanes = facts.lanes
-    if lanes is None or not facts.waits or lanes.crowding < _BUSY_MACHINE:
+    """Other programs use the cores that workers or the training process are ready to use."""
+    lanes, cores = facts.lanes, count(facts.cores, "core")
+    of_workers = lanes.crowding if lanes is not None and facts.waits else 1.0
+    lost_ms = _step_without_core_ms(facts)
+    evidence = []
+    if of_workers >= _BUSY_MACHINE:
+        evidence.append(f"workers take {of_workers:.1f} times as long as their work does on a core")
+    if lost_ms > 0:
+        evidence.append(f"of {ms(facts.step_ms)} a step is ready without a core {ms(lost_ms)}")
+    if not evidence:
         return None
 
     def alone(load: StepLoad) -> StepLoad:
         return replace(
             load,
-            work_cpu_ms=load.work_cpu_ms / lanes.crowding,
-            beside_cpu_ms=load.beside_cpu_ms / lanes.crowding,
+            compute_ms=load.compute_ms * (1 - lost_ms / max(lost_ms, facts.compute_ms, LEAST_MS)),
+            work_cpu_ms=load.work_cpu_ms / of_workers,
+            beside_cpu_ms=load.beside_cpu_ms / of_workers,
             hand_ms=load.hand_ms / facts.crowding,
             step_cpu_ms=load.step_cpu_ms / facts.crowding,
         )
@@ -99,13 +108,23 @@ def busy_machine(facts: RunFacts) -> Finding | None:
     used = f"; {facts.cores_used:.1f} of them are this run's" if facts.cores_used else ""
     return Finding(
         rule="busy-machine",
-        cause="Other programs use the cores that this run's workers are ready for.",
-        evidence=f"workers take {lanes.crowding:.1f} times as long as their work does on a core; "
-        f"{count(facts.cores, 'core')} can be used{used}",
+        cause="Other programs use the cores that this run is ready for.",
+        evidence=f"{'; '.join(evidence)}; {cores} can be used{used}",
         fix="Stop the other programs, or run on a machine without them. Figures of a busy machine "
         "do not apply to an idle one.",
         gain=gain,
     )
+
+
+def _step_without_core_ms(facts: RunFacts) -> float:
+    """Mean time for which a step is ready without a core because of other programs.
+
+    0 if that is little, or if a device may compute meanwhile.
+    """
+    if facts.crowding < _BUSY_MACHINE or facts.device_busy:
+        return 0.0
+    lost = sum(without_core_ms(facts, phase)[1] * phase.steps for phase in facts.phases)
+    return lost / facts.steps if facts.steps else 0.0
 
 
 def noisy_threads(facts: RunFacts) -> Finding | None:

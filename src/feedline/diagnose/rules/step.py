@@ -8,7 +8,6 @@ from feedline.diagnose.gains import gain_of_saved
 
 __all__ = ["compute_bound", "host_bound", "inconclusive", "new_shape"]
 
-_IDLE_DEVICE = 0.7
 _BUSY_HOST = 0.9
 
 
@@ -45,7 +44,7 @@ def host_bound(facts: RunFacts) -> Finding | None:
     host = own / facts.compute_ms if own is not None and facts.compute_ms > 0 else None
     # A thread that waits for its device spins on a core, as in .item(): only an idle device
     # distinguishes launching from that.
-    if busy is None or busy >= _IDLE_DEVICE or host is None or host < _BUSY_HOST:
+    if busy is None or facts.device_busy or host is None or host < _BUSY_HOST:
         return None
     return Finding(
         rule="host-bound",
