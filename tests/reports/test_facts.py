@@ -12,7 +12,7 @@ from runs import LOADER, MACHINE, PHASE, UNKNOWN, named, points, recorded, verdi
 
 from feedline.report.history import build_history, merge_neighbours
 from feedline.report.report_data import build_report
-from feedline.report.tables import loader_table
+from feedline.report.tables import loader_table, tables
 from feedline.trace.batch_probe import BatchInfo
 from feedline.trace.recorder import Recorder
 from feedline.trace.run import Run, SlowSample, ThroughputPoint
@@ -34,6 +34,19 @@ def test_a_recorded_run_has_all_its_facts() -> None:
     assert facts.loaders == [LOADER]
     assert facts.machine == MACHINE
     assert facts.notes == run.notes
+
+
+def test_people_read_epochs_from_1_and_json_holds_the_index() -> None:
+    facts = build_report(recorded(), verdict())
+    assert facts.phases[0].epochs == (0, 1)
+    (phases,) = (table for table in tables(facts) if table.title == "Phases")
+    assert dict(zip(phases.heads, phases.rows[0], strict=True))["epochs"] == "1-2"
+
+
+def test_the_engine_of_a_loader_has_its_name() -> None:
+    facts = build_report(recorded(), verdict())
+    facts = replace(facts, loaders=[replace(LOADER, kind="feedline", made_by="rows")])
+    assert dict(loader_table(facts, 0).rows)["engine"] == "image-row engine"
 
 
 def test_of_a_run_of_which_nothing_is_known_nothing_is_said() -> None:

@@ -26,6 +26,16 @@ _SPLIT_HEADS = ["px @batch", "epochs", "steps", "images/s", "wait"]
 _SPLIT_HEADS += ["wait ms", "copy ms", "compute ms", "hidden"]
 
 
+_ENGINES = {
+    "native": "image-row engine",
+    "rows": "image-row engine",
+    "samples": "sample engine",
+    "tensors": "tensor engine",
+    "dataset": "dataset engine",
+    "torch": "torch's engine",
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportTable:
     """Table of text cells.
@@ -184,7 +194,7 @@ def loader_table(facts: ReportData, number: int) -> ReportTable:
         "start method": printable(loader.start_method),
         "collate": printable(loader.collate)
         or ("torch's default" if loader.kind == "torch" else ""),
-        "made by": printable(loader.made_by),
+        "engine": _ENGINES.get(loader.made_by, printable(loader.made_by)),
         "because": printable(loader.because),
         "copies read": printable(loader.copies),
     }
