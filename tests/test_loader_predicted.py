@@ -115,7 +115,7 @@ def test_where_no_row_can_be_made_that_is_said(tmp_path: Path) -> None:
     (tmp_path / "a" / "torn.jpg").write_bytes(b"\xff\xd8\xff torn")
     loader: DataLoader[Any] = DataLoader(ImageFolder(tmp_path), 4, image_size=8)
     found = said(loader)
-    assert found.startswith("nothing, because no row could be made: ImageError: ")
+    assert "ImageError: " in found
     assert "torn.jpg" in found
 
 

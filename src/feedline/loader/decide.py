@@ -135,8 +135,9 @@ class Decision:
 
 
 _ENGINE: dict[Kind, str] = {
-    "native": "image-row engine: all workers write rows of one shared batch",
-    "rows": "image-row engine with a fused transform: all workers write rows of one shared batch",
+    "native": "image-row engine: all workers write samples into one shared batch",
+    "rows": "image-row engine with a fused transform: all workers write samples into one shared "
+    "batch",
     "samples": "sample engine with a fused transform: one worker per batch, collated by your "
     "collate_fn",
     "tensors": "tensor engine: tensors in memory, indexed in this process, which is faster than "
@@ -196,7 +197,7 @@ def decide(settings: Settings, open_cache: Callable[[], CacheStore] | None = Non
     if asked.device is not None and decision.kind != "rows":
         raise UsageError(
             f'device="{asked.device}" is only for feedline\'s own sources, e.g. '
-            "feedline.ImageFolder, and for torchvision pipelines whose rows feedline makes. This "
+            "feedline.ImageFolder, and for torchvision pipelines on the image-row engine. This "
             f"{type(settings.dataset).__name__} uses the {decision}. Use pin_memory=True and "
             "batch.to(device, non_blocking=True)"
         )
@@ -296,7 +297,7 @@ def _samples_because(settings: Settings, pipeline: Any) -> list[tuple[bool, str]
     return [
         (not pipeline.writes_rows, pipeline.no_rows),
         (settings.collate_fn is not default_collate, "Your collate_fn needs single samples."),
-        (not settings.in_order, "in_order=False is set, but rows come in order."),
+        (not settings.in_order, "in_order=False is set, but the image-row engine keeps the order."),
         (not settings.batched, "batch_size=None makes no batches."),
         (settings.worker_init_fn is not None, "Your worker_init_fn may change the dataset."),
     ]

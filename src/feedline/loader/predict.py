@@ -93,7 +93,7 @@ def measured(settings: Settings, decision: Decision) -> Rows | str:
             if made:
                 image_s[size] = seconds / made
     if not image_s:
-        return f"nothing, because no row could be made: {problem}"
+        return f"nothing, because no sample could be loaded: {problem}"
     return Rows(image_s=image_s, images=images, problem=problem)
 
 

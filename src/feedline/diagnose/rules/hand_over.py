@@ -46,7 +46,7 @@ def collate(facts: RunFacts) -> Finding | None:
         "device; torch's default_collate only stacks."
         if own
         else "Make samples smaller: uint8 instead of floats, one tensor instead of many; or use "
-        "feedline.DataLoader, whose workers write rows directly into the batch.",
+        "feedline.DataLoader, whose workers write samples directly into the batch.",
         gain=gain,
     )
 
