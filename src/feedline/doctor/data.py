@@ -48,23 +48,25 @@ def require_folder(folder: str) -> None:
     """
     if is_url(folder):
         raise UsageError(
-            f"DIR {folder!r} is a URL; only folders of this machine can be checked. "
-            "`feedline cache info URL` describes a cache there"
+            f"DIR {folder!r} is a URL; only folders of this machine can be checked",
+            hint="`feedline cache info URL` describes a cache there",
         )
     try:
         with os.scandir(folder):
             pass
     except FileNotFoundError:
         raise UsageError(
-            f"DIR {folder!r} does not exist (the working directory is {os.getcwd()!r}). Check the "
-            "path, and if the disk is mounted"
+            f"DIR {folder!r} does not exist (the working directory is {os.getcwd()!r})",
+            hint="check the path, and if the disk is mounted",
         ) from None
     except NotADirectoryError:
-        raise UsageError(f"DIR {folder!r} is a file. Name the folder that contains it") from None
+        raise UsageError(
+            f"DIR {folder!r} is a file", hint="name the folder that contains it"
+        ) from None
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"DIR {folder!r} cannot be listed: {getattr(error, 'strerror', None) or error}. "
-            "Check its permissions"
+            f"DIR {folder!r} cannot be listed: {getattr(error, 'strerror', None) or error}",
+            hint="check its permissions",
         ) from None
 
 

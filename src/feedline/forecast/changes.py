@@ -61,8 +61,8 @@ class Changes:
             number = isinstance(value, kind) and not isinstance(value, bool)
             if not number or not low <= value <= high:
                 raise UsageError(
-                    f"what-if: {name} must be {expected} from {low:g} to {high:g}, got {value!r}; "
-                    f"{_FORM}"
+                    f"what-if: {name} must be {expected} from {low:g} to {high:g}, got {value!r}",
+                    hint=_FORM,
                 )
 
     @classmethod
@@ -77,15 +77,15 @@ class Changes:
             Changes(workers=8, cache=None, cores=None, gpu=2.0)
         """
         if not isinstance(text, str):
-            raise UsageError(f"what-if must be text, got {text!r}: {_FORM}")
+            raise UsageError(f"what-if must be text, got {text!r}", hint=_FORM)
         found: dict[str, str] = {}
         for part in text.split(","):
             name, equals, value = (piece.strip() for piece in part.partition("="))
             if not equals or name not in cls.__slots__:
                 problem = f"what-if {text!r}: cannot read {part.strip()!r}"
-                raise UsageError(f"{problem if text.strip() else 'empty what-if'}; {_FORM}")
+                raise UsageError(problem if text.strip() else "empty what-if", hint=_FORM)
             if name in found:
-                raise UsageError(f"what-if {text!r}: {name} is given twice; {_FORM}")
+                raise UsageError(f"what-if {text!r}: {name} is given twice", hint=_FORM)
             found[name] = value
 
         # An invalid number stays text and is rejected by the range check.

@@ -197,7 +197,8 @@ def rates_at(measured: Sequence[Rates], size: int | None, rows: int | None = Non
         if size is None or not sized:
             raise UsageError(
                 f"the schedule has {size or 'no'} px, but the measured phases have "
-                f"{'other sizes' if sized else 'no sizes'}; measure the sizes of the schedule"
+                f"{'other sizes' if sized else 'no sizes'}",
+                hint="measure the sizes of the schedule",
             )
         found = _interpolate(sized, size)
     if rows and found.rows and rows != round(found.rows):

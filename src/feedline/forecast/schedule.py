@@ -128,9 +128,11 @@ def forecast(
     """
     phases = Schedule.of(schedule).phases
     if not measured:
-        raise UsageError("nothing was measured, so nothing can be estimated; give it more time")
+        raise UsageError(
+            "nothing was measured, so nothing can be estimated", hint="give it more time"
+        )
     if images is not None and (not is_count(images) or images < 1):
-        raise UsageError(f"images must be a whole number of at least 1, got {images!r}")
+        raise UsageError(f"must be a whole number of at least 1, got {images!r}", argument="images")
     Changes(workers=workers)  # checks the number
     rates = [rates_at(measured, phase.image_size, phase.batch_size) for phase in phases]
     largest = max(range(len(phases)), key=lambda number: phases[number].image_size or 0)

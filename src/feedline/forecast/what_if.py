@@ -134,7 +134,9 @@ def what_if(
     """
     parsed, measured = Changes.of(changes), list(phases)
     if not measured:
-        raise UsageError("nothing was measured, so nothing can be predicted; give it more time")
+        raise UsageError(
+            "nothing was measured, so nothing can be predicted", hint="give it more time"
+        )
     return WhatIf(
         changes=parsed,
         phases=tuple(_predict_phase(rates, parsed, levels or {}) for rates in measured),
@@ -189,8 +191,8 @@ def _work_factor(rates: Rates, changes: Changes, levels: LevelRates) -> tuple[fl
     size, wanted = rates.size, rates.wanted_px
     if size is None or wanted is None:
         raise UsageError(
-            "cache= needs images that feedline reads at an image size, which these batches are "
-            "not; remove it"
+            "cache= needs images that feedline reads at an image size, which these batches are not",
+            hint="remove it",
         )
     side = None if changes.cache == "none" else changes.cache
     if side == rates.level_px:
@@ -219,9 +221,9 @@ def _level_rate(levels: LevelRates, size: int, side: int | None) -> float:
         known = sorted({f"{level.side} px" if level else "the originals" for _, level in levels})
         raise UsageError(
             f"loading images of {size} px from {source} was not measured"
-            + (f", only from {', '.join(known)}" if known else "")
-            + "; `feedline tune DIR --what-if cache=...` measures it, and in Python pass "
-            "levels=feedline.plan_cache(folder, schedule, sizes=[...]).measured.rates"
+            + (f", only from {', '.join(known)}" if known else ""),
+            hint="`feedline tune DIR --what-if cache=...` measures it; in Python pass "
+            "levels=feedline.plan_cache(folder, schedule, sizes=[...]).measured.rates",
         )
     return found.get(_QUALITY, found[max(found)])
 

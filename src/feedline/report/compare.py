@@ -106,8 +106,8 @@ def compare(first: ReportData, second: ReportData) -> Comparison:
     differs = differences(first, second)
     if differs:
         raise UsageError(
-            "these runs cannot be compared: " + "; ".join(differs) + ". Compare runs of the same "
-            "data, batches and image sizes on the same machine"
+            "these runs cannot be compared: " + "; ".join(differs),
+            hint="compare runs of the same data, batches and image sizes on the same machine",
         )
     before, after = phases_of(first), phases_of(second)
     pairs = [_pair(before[key], after[key], first, second) for key in before]

@@ -59,7 +59,8 @@ def check_folder(folder: Path) -> None:
             pass
     except OSError as error:
         raise UsageError(
-            f"a run cannot be written to {str(folder)!r}: {error.strerror}. Name another folder"
+            f"a run cannot be written to {str(folder)!r}: {error.strerror}",
+            hint="name another folder",
         ) from error
 
 
@@ -80,8 +81,8 @@ def write_run(run: Run, folder: Path) -> Path:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         raise UsageError(
-            f"the run cannot be written to {str(file)!r}: {unwritten(file, len(data), error)}. "
-            "Free some space, or name another folder"
+            f"the run cannot be written to {str(file)!r}: {unwritten(file, len(data), error)}",
+            hint="free some space, or name another folder",
         ) from error
     return file
 
@@ -121,8 +122,8 @@ def read_run(where: str | os.PathLike[str], rank: int = 0) -> Run:
             data = opened.read(MAX_BYTES + 1)
     except OSError as error:
         raise UsageError(
-            f"no run at {str(path)!r}: {file.name} cannot be read ({error.strerror}). Runs are "
-            "recorded by feedline.watch(..., run=FOLDER) and by feedline train"
+            f"no run at {str(path)!r}: {file.name} cannot be read ({error.strerror})",
+            hint="record one with feedline.watch(loader, run=FOLDER) or feedline train",
         ) from error
     if len(data) > MAX_BYTES:
         raise UsageError(f"{str(file)!r} is not a run: it is larger than {MAX_BYTES >> 20} MiB")
@@ -134,8 +135,9 @@ def read_run(where: str | os.PathLike[str], rank: int = 0) -> Run:
         raise UsageError(f"{str(file)!r} is not a feedline run: what={head.what!r}")
     if head.version > RUN_VERSION:
         raise UsageError(
-            f"{str(file)!r} has version {head.version}; this feedline reads versions up to "
-            f"{RUN_VERSION}. It was written by a newer feedline: update feedline"
+            f"{str(file)!r} has version {head.version}, from a newer feedline; this one reads "
+            f"versions up to {RUN_VERSION}",
+            hint="update feedline",
         )
     try:
         run = msgspec.json.decode(data, type=_RunFileForm).run

@@ -67,7 +67,11 @@ def ceiling(
         1.7
     """
     if steps < _MIN_STEPS:
-        raise UsageError(f"steps must be at least {_MIN_STEPS}, got {steps}")
+        raise UsageError(
+            f"must be at least {_MIN_STEPS}, got {steps}",
+            argument="steps",
+            fix={"steps": _MIN_STEPS},
+        )
     loader = loader.iterable if isinstance(loader, WatchedLoader) else loader
     notes: list[str] = []
     kept: list[Any] = []
@@ -143,7 +147,8 @@ def _endless_batches(loader: Iterable[Any]) -> Generator[Any, None, None]:
         if empty:
             raise UsageError(
                 f"this {type(loader).__name__} returned no batch, but must be iterated several "
-                "times; a generator can be read only once: pass the loader itself"
+                "times",
+                hint="a generator can be read only once: pass the loader itself",
             )
 
 

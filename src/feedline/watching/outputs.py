@@ -118,13 +118,16 @@ class RunOutputs:
             if file in self._files[:k]:
                 raise UsageError(
                     f"{str(file)!r} cannot hold both the run and its timeline: a run's folder "
-                    f"stores the run as {file.name}; pass another name as trace="
+                    f"stores the run as {file.name}",
+                    hint="choose another file for the timeline",
+                    fix={"trace": f"timeline-{file.name}"},
                 )
             for other in list(_unsaved):
                 if other.name != self.name and file in other._files:
                     raise UsageError(
                         f"{str(file)!r} already belongs to the run {other.name!r} and cannot be "
-                        f"used for {self.name!r}; use different files for each run"
+                        f"used for {self.name!r}",
+                        hint="use different files for each run",
                     )
 
     def note_batch(self) -> None:

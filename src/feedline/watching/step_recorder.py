@@ -180,6 +180,7 @@ def note_failure(
     """
     expected = isinstance(error, FeedlineError | OSError)  # its message is meant for users
     message = f"{what}: {error}" if expected else f"{what}: {type(error).__name__}: {error}"
+    message = message.replace("\n", "; ")
     recorder.note(message)
     _log.warning("%s; %s", message, effect)
     _log.debug("traceback of the failure", exc_info=error)

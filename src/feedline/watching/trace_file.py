@@ -65,7 +65,8 @@ class TraceFile:
             self.write()
         except OSError as error:
             raise UsageError(
-                f"cannot write the trace to {str(file)!r}: {error.strerror}; choose another file"
+                f"cannot write the trace to {str(file)!r}: {error.strerror}",
+                hint="choose another file",
             ) from error
 
     def step(self) -> None:

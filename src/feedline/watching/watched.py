@@ -78,15 +78,17 @@ def watch(
         iterable = iterable.iterable
     if not (hasattr(iterable, "__iter__") or hasattr(iterable, "__getitem__")):
         raise UsageError(
-            f"feedline.watch expects an iterable of batches, got {type(iterable).__name__}; pass "
-            "the loader"
+            f"feedline.watch expects an iterable of batches, got {type(iterable).__name__}",
+            hint="pass the loader",
         )
     if panel not in (True, False, "auto"):
-        raise UsageError(f'panel must be True, False or "auto", got {panel!r}')
+        raise UsageError(f'must be True, False or "auto", got {panel!r}', argument="panel")
     if metrics is not None and not callable(metrics):
-        raise UsageError(f"metrics must be a function of a dict, got {type(metrics).__name__}")
+        raise UsageError(
+            f"must be a function of a dict, got {type(metrics).__name__}", argument="metrics"
+        )
     if not every_s > 0:
-        raise UsageError(f"every_s must be more than 0 seconds, got {every_s!r}")
+        raise UsageError(f"must be more than 0 seconds, got {every_s!r}", argument="every_s")
     outputs = RunOutputs(
         folder=None if run is None else Path(run),
         trace=None if trace is None else Path(trace),
