@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import feedline
 from control.simulated import HAND_OVER_MS, Stepped, Work, now_and_then, varied
-from feedline.control.decision import Decision
+from feedline.control.decision import SettingChange
 
 _CORES, _ROWS, _STEPS = 16, 64, 4000
 _MESSAGES = 1024
@@ -44,7 +44,7 @@ _OF_ROWS = {"now and then": (220.0, 25.0), "all vary": (320.0, 25.0)}
 class OfWorkers(Stepped):
     """A training of which only the workers adapt."""
 
-    def follow(self, decision: Decision | None) -> None:
+    def follow(self, decision: SettingChange | None) -> None:
         """Do what is decided, if it is about workers."""
         super().follow(decision if decision is None or decision.what == "workers" else None)
 

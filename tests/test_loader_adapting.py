@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from feedline import DataLoader, ImageArray, TrainCrop
-from feedline.control.decision import Decision, What
-from feedline.control.window import Window
+from feedline.control.decision import SettingChange, What
+from feedline.control.window import StepWindow
 from feedline.errors import UsageError
 from feedline.loader import adapting
 
@@ -52,19 +52,23 @@ class Script:
     def __init__(self, *changes: Change) -> None:
         self._changes = iter(changes)
         self.limits: Any = None
-        self.windows: list[Window] = []
+        self.windows: list[StepWindow] = []
         self.prepared: list[tuple[Hashable, float, float]] = []
 
-    def observe(self, window: Window) -> Decision | None:
+    def observe(self, window: StepWindow) -> SettingChange | None:
         self.windows.append(window)
         change = next(self._changes, None)
         if change is None:
             return None
         what, after = change if isinstance(change, tuple) else ("workers", change)
         before = getattr(window, what)
-        return Decision(kind="grow", what=what, before=before, after=after, reason="as written")
+        return SettingChange(
+            kind="grow", what=what, before=before, after=after, reason="as written"
+        )
 
-    def prepare(self, phase: Hashable, step_ratio: float, work_ratio: float) -> Decision | None:
+    def prepare(
+        self, phase: Hashable, step_ratio: float, work_ratio: float
+    ) -> SettingChange | None:
         self.prepared.append((phase, step_ratio, work_ratio))
         return None
 
@@ -331,7 +335,7 @@ def test_what_is_set_by_hand_stands_before_a_decision(
     monkeypatch: pytest.MonkeyPatch, by_hand: bool
 ) -> None:
     monkeypatch.setattr(adapting, "_LEAST_NS", 0)
-    decisions = [Decision(kind="more", what="workers", before=2, after=1, reason="a test")]
+    decisions = [SettingChange(kind="more", what="workers", before=2, after=1, reason="a test")]
     with DataLoader(list(range(400)), 2, num_workers=2) as loader:
         loader.adapts = True
         controller = loader._session.adapting._controller

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import feedline
 from samples import Arrays, Computed
@@ -81,17 +83,31 @@ def _others() -> None:
         burn(100)
 
 
+@contextlib.contextmanager
+def _programs(count: int) -> Iterator[None]:
+    """Run this many other programs."""
+    context = multiprocessing.get_context("fork")
+    others = [context.Process(target=_others, daemon=True) for _ in range(count)]
+    for each in others:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in others:
+            each.kill()
+
+
 @situation("busy-machine", "torch")
 def programs_of_others(fixed: bool) -> Outcome:
     """Three other programs per core; fix: none."""
-    context = multiprocessing.get_context("fork")
-    others = [context.Process(target=_others, daemon=True) for _ in range(3 * CORES)]
-    if not fixed:
-        for each in others:
-            each.start()
-    try:
+    with _programs(0 if fixed else 3 * CORES):
         data = Computed(16 * (220 if fixed else 100), 1.0)
         return train(DataLoader(data, 16, num_workers=CORES), paced(16))
-    finally:
-        for each in others if not fixed else ():
-            each.kill()
+
+
+@situation("busy-machine", "torch")
+def programs_beside_the_step(fixed: bool) -> Outcome:
+    """A step that computes on a core, two other programs per core; fix: none."""
+    with _programs(0 if fixed else 2 * CORES):
+        data = TensorDataset(torch.zeros(6400, 3, 32, 32), torch.zeros(6400))
+        return train(DataLoader(data, 64, num_workers=0), lambda batch: burn(20))

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from feedline.control.controller import Controller
-from feedline.control.decision import Decision
-from feedline.control.limits import Limits
-from feedline.control.window import Window, error_of
+from feedline.control.decision import SettingChange
+from feedline.control.limits import WorkerLimits
+from feedline.control.window import StepWindow, error_of
 from feedline.order.batch_spec import divide_rows, rows_per_task
 
 HAND_OVER_MS = 0.2
@@ -41,14 +41,14 @@ class Training(ABC):
     phase: str = "a"
     seed: int = 0
     clock_s: float = 0.0
-    decisions: list[tuple[float, Decision]] = field(default_factory=list)
+    decisions: list[tuple[float, SettingChange]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.controller = Controller(Limits(cores=self.cores))
+        self.controller = Controller(WorkerLimits(cores=self.cores))
         self.random = random.Random(self.seed)
 
     @abstractmethod
-    def window(self) -> Window:
+    def window(self) -> StepWindow:
         """What is seen for a while; the clock goes on."""
 
     def run(self, seconds: float) -> Training:
@@ -58,14 +58,14 @@ class Training(ABC):
             self.follow(self.controller.observe(self.window()))
         return self
 
-    def follow(self, decision: Decision | None) -> None:
+    def follow(self, decision: SettingChange | None) -> None:
         """Do what was decided. A window behind a change is not looked at."""
         if decision is not None:
             self.decisions.append((self.clock_s, decision))
             self.change(decision)
             self.settle()
 
-    def change(self, decision: Decision) -> None:
+    def change(self, decision: SettingChange) -> None:
         """Do it."""
         assert decision.what == "workers"
         self.workers = int(decision.after)
@@ -102,7 +102,7 @@ class Simulated(Training):
         """The quickest step that any number of workers gives."""
         return min(self.step_ms(workers) for workers in range(1, 4 * self.cores + 1))
 
-    def window(self) -> Window:
+    def window(self) -> StepWindow:
         """What is seen for a while."""
         step_ms = self.step_ms(self.workers)
         slower = max(0.5, self.random.gauss(1.0, self.noise))
@@ -114,7 +114,7 @@ class Simulated(Training):
         # Some waiting is measured even where nothing is waited for.
         wait_ms = max(slower * (step_ms - self.own_ms), 0.001 * seen_ms)
         self.clock_s += steps * seen_ms / 1e3
-        return Window(
+        return StepWindow(
             phase=self.phase,
             steps=steps,
             seconds=steps * seen_ms / 1e3,
@@ -170,7 +170,7 @@ class Stepped(Training):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.controller.limits = Limits(cores=self.cores, for_each=self.for_each)
+        self.controller.limits = WorkerLimits(cores=self.cores, for_each=self.for_each)
         self.least = 0  # whole batches ahead, however few the workers
         self._free = [0.0] * self.workers  # a heap: when each worker is free
         self._ready: dict[int, float] = {}  # batches begun and not taken: when each is made
@@ -184,7 +184,7 @@ class Stepped(Training):
         """Whole batches ahead; 0 for rows."""
         return max(self.for_each * self.workers, self.least)
 
-    def change(self, decision: Decision) -> None:
+    def change(self, decision: SettingChange) -> None:
         """Do it."""
         if decision.what == "prefetch":
             self.least = int(decision.after)
@@ -210,7 +210,7 @@ class Stepped(Training):
         self.clock_s = self._now / 1e3
         return (self._now - before) / steps
 
-    def window(self) -> Window:
+    def window(self) -> StepWindow:
         """What is seen for a while."""
         begun, waited, times = self._now, 0.0, list[float]()
         self._done()
@@ -220,7 +220,7 @@ class Stepped(Training):
             times.append(self._now - before)
         made = self._done()
         self.clock_s = self._now / 1e3
-        return Window(
+        return StepWindow(
             phase=self.phase,
             steps=len(times),
             seconds=sum(times) / 1e3,

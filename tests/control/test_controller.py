@@ -6,7 +6,7 @@ import pytest
 
 from control.simulated import Simulated
 from feedline.control.controller import Controller
-from feedline.control.limits import Limits
+from feedline.control.limits import WorkerLimits
 
 WORK = [
     # own, cpu, cores, blocked: bound by decoding, by the step, in between, by a slow disk
@@ -62,9 +62,9 @@ def test_a_crew_that_waits_for_a_server_is_larger() -> None:
 
 def test_memory_bounds_it() -> None:
     training = Simulated(own_ms=1.0, cpu_ms=100.0, cores=16, workers=2)
-    training.controller.limits = Limits(cores=16, more=1)
+    training.controller.limits = WorkerLimits(cores=16, more=1)
     training.run(1)
-    training.controller.limits = Limits(cores=16, more=0)
+    training.controller.limits = WorkerLimits(cores=16, more=0)
     training.run(30)
     assert training.workers == 3
 
@@ -136,4 +136,4 @@ def test_reasons_name_their_figures() -> None:
 
 
 def test_a_controller_without_windows_prepares_nothing() -> None:
-    assert Controller(Limits(cores=4)).prepare("a", 1.0, 1.0) is None
+    assert Controller(WorkerLimits(cores=4)).prepare("a", 1.0, 1.0) is None

@@ -8,16 +8,16 @@ import pytest
 
 from control.simulated import Stepped, Training, Work, now_and_then, varied
 from feedline.control.controller import Controller
-from feedline.control.decision import Decision, What
-from feedline.control.limits import Limits
-from feedline.control.window import Window, error_of
+from feedline.control.decision import SettingChange, What
+from feedline.control.limits import WorkerLimits
+from feedline.control.window import StepWindow, error_of
 from slow import slow
 
 SPIKES = now_and_then(100.0, 1 / 20, 10.0)  # 145 ms on average
 VARIED = varied(100.0)
 
 
-def decisions(training: Training, what: What) -> list[Decision]:
+def decisions(training: Training, what: What) -> list[SettingChange]:
     return [each for _, each in training.decisions if each.what == what]
 
 
@@ -135,9 +135,9 @@ def test_other_work_is_tried_anew() -> None:
     assert [each.kind for each in decisions(training, "prefetch")] == ["even", "back", "even"]
 
 
-def window(**changes: object) -> Window:
+def window(**changes: object) -> StepWindow:
     """Whole batches that come unevenly: four workers, at work half of the time."""
-    usual = Window(
+    usual = StepWindow(
         phase="a",
         steps=20,
         seconds=2.0,
@@ -152,7 +152,7 @@ def window(**changes: object) -> Window:
     return replace(usual, **changes)  # type: ignore[arg-type]
 
 
-def first_change(limits: Limits, **changes: object) -> Decision | None:
+def first_change(limits: WorkerLimits, **changes: object) -> SettingChange | None:
     """Of many such windows."""
     controller = Controller(limits)
     for _ in range(20):
@@ -187,13 +187,13 @@ ROWS = {"prefetch": 0, "task_ms": 50.0}
 def test_what_is_tried_first(
     limits: dict[str, int], changes: dict[str, object], what: What | None, value: float | None
 ) -> None:
-    decision = first_change(Limits(cores=16, **limits), **changes)
+    decision = first_change(WorkerLimits(cores=16, **limits), **changes)
     assert (None, None) if decision is None else (decision.what, decision.after) == (what, value)
     assert (decision is None) == (what is None)
 
 
 def test_nothing_is_tried_for_a_moment() -> None:
-    controller = Controller(Limits(cores=16, for_each=2))
+    controller = Controller(WorkerLimits(cores=16, for_each=2))
     for _ in range(100):
         assert not controller.observe(window(wait_s=0.5, tasks_s=5.4))
         for _ in range(30):
@@ -201,7 +201,7 @@ def test_nothing_is_tried_for_a_moment() -> None:
 
 
 def test_what_another_hand_changed_meanwhile_is_not_judged() -> None:
-    controller = Controller(Limits(cores=16, for_each=2))
+    controller = Controller(WorkerLimits(cores=16, for_each=2))
     tried = None
     while tried is None:
         tried = controller.observe(window(error=0.5))
@@ -213,11 +213,13 @@ def test_what_another_hand_changed_meanwhile_is_not_judged() -> None:
 
 
 def test_decisions_say_what_is_changed() -> None:
-    pieces = first_change(Limits(cores=16), **ROWS)
+    pieces = first_change(WorkerLimits(cores=16), **ROWS)
     assert str(pieces).startswith("tasks of 50 ms -> 12.5 ms: ")
     assert "25%" in pieces.reason
     assert "50%" in pieces.reason
-    assert str(first_change(Limits(cores=16, for_each=2))).startswith("8 batches ahead -> 32: ")
+    assert str(first_change(WorkerLimits(cores=16, for_each=2))).startswith(
+        "8 batches ahead -> 32: "
+    )
 
 
 def test_the_error_is_of_all_steps() -> None:
@@ -231,8 +233,8 @@ def test_the_error_is_of_all_steps() -> None:
 def test_windows_are_joined() -> None:
     one = window(seconds=1.0, steps=10, error=0.3, on_core=0.5, queued=None, wait_s=0.4)
     other = window(seconds=3.0, steps=30, error=0.4, on_core=None, queued=0.1, wait_s=0.0)
-    both = Window.joined([one, other])
+    both = StepWindow.joined([one, other])
     assert (both.steps, both.seconds, both.wait_s, both.tasks_s) == (40, 4.0, 0.4, 8.0)
     assert (both.on_core, both.queued) == (0.5, 0.1)
     assert both.error == pytest.approx((0.3**2 + 1.2**2) ** 0.5 / 4)
-    assert Window.joined([one]) == one
+    assert StepWindow.joined([one]) == one

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from feedline.control.window import Window
+from feedline.control.window import StepWindow
 from feedline.trace.stage_timings import StageTimings
 
 BEFORE = StageTimings(
@@ -14,8 +14,8 @@ BEFORE = StageTimings(
 )
 
 
-def window(before: StageTimings, after: StageTimings) -> Window:
-    return Window.between(before, after, phase=None, steps=8, seconds=1, wait_s=0, workers=2)
+def window(before: StageTimings, after: StageTimings) -> StepWindow:
+    return StepWindow.between(before, after, phase=None, steps=8, seconds=1, wait_s=0, workers=2)
 
 
 def test_tasks_that_were_timed_in_it_tell_what_they_take_of_a_core() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from feedline.control.window import Window
+from feedline.control.window import StepWindow
 from feedline.forecast.rates import PoolRate, pool_rate
 from forecast.phases import point, rates
 
@@ -30,7 +30,7 @@ def seen(window: dict[str, Any], **options: Any) -> PoolRate:
         "step_cpu_s": 0.001,
         "hand_cpu_s": 0.002,
     }
-    return pool_rate(Window(**(usual | window)), **(given | options))
+    return pool_rate(StepWindow(**(usual | window)), **(given | options))
 
 
 def test_waiting_for_a_core_is_no_work_and_the_rest_is_divided() -> None:

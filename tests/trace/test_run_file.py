@@ -124,7 +124,7 @@ def test_what_is_too_large_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_missing_run_says_who_writes_one(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no run at .*feedline\.watch"):
+    with pytest.raises(UsageError, match=r"no run at (?s:.*)feedline\.watch"):
         read_run(tmp_path / "nowhere")
 
 

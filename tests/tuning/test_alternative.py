@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from feedline import build_cache
-from feedline.control.window import Window
+from feedline.control.window import StepWindow
 from feedline.tuning.alternative import Alternative, pixel_difference
 from feedline.tuning.folder import FolderTuning, tune_folder
 from feedline.tuning.trial import LoaderSetting, LoaderTrial
@@ -21,7 +21,7 @@ from feedline.tuning.tuning_result import TuningResult
 
 
 def trial(rate: float, error: float = 0.01, workers: int = 1) -> LoaderTrial:
-    window = Window(
+    window = StepWindow(
         phase=None,
         steps=100,
         seconds=100 / rate,

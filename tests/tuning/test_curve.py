@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from feedline.control.window import Window
+from feedline.control.window import StepWindow
 from feedline.tuning.curve import curve_svg
 from feedline.tuning.trial import LoaderSetting, LoaderTrial
 from feedline.tuning.tuned_phase import TunedPhase
@@ -17,7 +17,7 @@ _SVG = "{http://www.w3.org/2000/svg}"
 
 
 def trial(workers: int, steps_per_s: float, error: float = 0.05) -> LoaderTrial:
-    window = Window(
+    window = StepWindow(
         phase=None,
         steps=100,
         seconds=100 / steps_per_s,

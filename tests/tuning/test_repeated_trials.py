@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from control.simulated import Simulated
-from feedline.control.limits import Limits
+from feedline.control.limits import WorkerLimits
 from feedline.tuning.search import RepeatedTrials, Search, SearchSpace, find_candidates
 from feedline.tuning.trial import LoaderSetting, LoaderTrial
 from tuning.uneven import Uneven
@@ -39,7 +39,7 @@ def trial_of(training: Simulated, setting: LoaderSetting, disturbed: float = 1.0
 def decided(training: Simulated, disturbed: int, slower: float) -> tuple[Search, LoaderTrial, int]:
     """The search, the answer, and how many turns it took; one of all trials is disturbed."""
     search = Search(
-        Limits(cores=training.cores), LoaderSetting(workers=training.cores, prefetch=2), 100.0
+        WorkerLimits(cores=training.cores), LoaderSetting(workers=training.cores, prefetch=2), 100.0
     )
     made = 0
 
@@ -114,7 +114,7 @@ def test_what_waits_needs_no_core_and_so_none_is_left() -> None:
 def test_no_crew_is_tried_that_would_have_to_be_faster_than_it_is_large() -> None:
     """Of four that are needed, three; two have told how fast they could be at best."""
     training = Simulated(own_ms=25.0, cpu_ms=0.0, blocked_ms=100.0, cores=2, workers=1, noise=0.003)
-    training_of_few = Search(Limits(cores=2), LoaderSetting(workers=2, prefetch=2), 40.0)
+    training_of_few = Search(WorkerLimits(cores=2), LoaderSetting(workers=2, prefetch=2), 40.0)
     while (setting := training_of_few.next()) is not None:
         training_of_few.add(trial_of(training, setting))
     assert {trial.workers for trial in training_of_few.trials.values()} == {2, 4}
@@ -131,7 +131,10 @@ def test_more_ahead_that_was_in_vain_is_not_tried_with_more_workers() -> None:
 
     training = InVain(batch_ms=60.0, every=10, times=1.0, own_ms=20.0)
     search = Search(
-        Limits(cores=16), LoaderSetting(workers=4, prefetch=2), None, SearchSpace(prefetch=(4, 8))
+        WorkerLimits(cores=16),
+        LoaderSetting(workers=4, prefetch=2),
+        None,
+        SearchSpace(prefetch=(4, 8)),
     )
     while (setting := search.next()) is not None:
         window = training.window(setting.workers, setting.prefetch)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from control.simulated import Simulated
-from feedline.control.limits import Limits
+from feedline.control.limits import WorkerLimits
 from feedline.control.room import Room
 from feedline.tuning.search import Search, SearchSpace
 from feedline.tuning.trial import LoaderSetting, LoaderTrial
@@ -28,7 +28,7 @@ WORK: list[dict[str, Any]] = [
 
 def searched(training: Simulated, start: int, ceiling: bool = True) -> Search:
     """A search that is done."""
-    limits = Limits(cores=training.cores)
+    limits = WorkerLimits(cores=training.cores)
     begin = LoaderSetting(workers=start, prefetch=2)
     search = Search(limits, begin, 1000 / training.own_ms if ceiling else None)
     while (setting := search.next()) is not None:
@@ -81,7 +81,7 @@ def test_without_figures_of_the_work_the_search_halves() -> None:
 
 def test_a_crew_keeps_to_its_limits() -> None:
     training = Simulated(own_ms=1.0, cpu_ms=100.0, cores=16, workers=1)
-    search = Search(Limits(cores=16, more=0), LoaderSetting(workers=3, prefetch=2), None)
+    search = Search(WorkerLimits(cores=16, more=0), LoaderSetting(workers=3, prefetch=2), None)
     first = search.next()
     assert first is not None
     training.workers = first.workers
@@ -93,7 +93,7 @@ def test_a_crew_keeps_to_its_limits() -> None:
 
 def test_memory_for_two_more_is_memory_for_two_more_in_all() -> None:
     training = Simulated(own_ms=1.0, cpu_ms=5.0, blocked_ms=200.0, cores=16, workers=1)
-    search = Search(Limits(cores=16, more=2), LoaderSetting(workers=3, prefetch=2), None)
+    search = Search(WorkerLimits(cores=16, more=2), LoaderSetting(workers=3, prefetch=2), None)
     tried = []
     while (setting := search.next()) is not None:
         tried.append(setting.workers)
@@ -112,7 +112,7 @@ def test_batches_that_come_unevenly_are_made_further_ahead(
     training = Uneven(batch_ms=100.0, every=every, times=times, own_ms=own_ms)
     factors = (1, 2, 4)
     begin = LoaderSetting(workers=start, prefetch=factors[0])
-    search = Search(Limits(cores=16), begin, 1000 / own_ms, SearchSpace(prefetch=factors[1:]))
+    search = Search(WorkerLimits(cores=16), begin, 1000 / own_ms, SearchSpace(prefetch=factors[1:]))
     while (setting := search.next()) is not None:
         window = training.window(setting.workers, setting.prefetch)
         search.add(LoaderTrial(setting=setting, window=window, error=0.01))
@@ -130,7 +130,7 @@ def test_what_is_even_is_not_made_further_ahead() -> None:
     training = Simulated(own_ms=10.0, cpu_ms=200.0, cores=8, workers=1)
     choices = SearchSpace(prefetch=(4, 8), pieces_ms=(12.5,))
     search = Search(
-        Limits(cores=8), LoaderSetting(workers=8, prefetch=2, task_ms=50.0), 100.0, choices
+        WorkerLimits(cores=8), LoaderSetting(workers=8, prefetch=2, task_ms=50.0), 100.0, choices
     )
     while (setting := search.next()) is not None:
         training.workers = setting.workers
@@ -142,7 +142,7 @@ def test_batches_are_pinned_where_that_is_faster() -> None:
     for quicker in (True, False):
         training = Simulated(own_ms=50.0, cpu_ms=20.0, cores=8, workers=1)
         search = Search(
-            Limits(cores=8),
+            WorkerLimits(cores=8),
             LoaderSetting(workers=2, prefetch=2, pin=False),
             None,
             SearchSpace(pin=True),
@@ -161,7 +161,7 @@ def test_workers_and_depth_grow_together_within_the_memory(batches: int, workers
     training = Uneven(batch_ms=100.0, every=10, times=10.0, own_ms=12.0)
     room = Room(free=batches * 10, workers=workers, ahead=2, worker_bytes=0, batch_bytes=10)
     begin = LoaderSetting(workers=workers, prefetch=2)
-    search = Search(Limits(cores=16), begin, 1000 / 12.0, SearchSpace(prefetch=(4, 8)), room)
+    search = Search(WorkerLimits(cores=16), begin, 1000 / 12.0, SearchSpace(prefetch=(4, 8)), room)
     while (setting := search.next()) is not None:
         window = training.window(setting.workers, setting.prefetch)
         search.add(LoaderTrial(setting=setting, window=window, error=0.01))

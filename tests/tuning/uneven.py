@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from feedline.control.window import Window
+from feedline.control.window import StepWindow
 
 _STEPS = 2000
 _WARM = 200
@@ -35,7 +35,7 @@ class Uneven:
         """A step, its waiting included."""
         return 1e3 * self.window(workers, factor).step_s
 
-    def window(self, workers: int, factor: int) -> Window:
+    def window(self, workers: int, factor: int) -> StepWindow:
         """What is seen of it with so many workers, and so many batches ahead for each."""
         free = [0.0] * workers
         taken: list[float] = []
@@ -53,7 +53,7 @@ class Uneven:
             taken.append(now)
             now += self.own_ms
             tasks += work
-        return Window(
+        return StepWindow(
             phase=None,
             steps=_STEPS,
             seconds=(now - begun) / 1e3,

@@ -258,8 +258,8 @@ def make_scratch_folder(stack: ExitStack, images: int, sides: Collection[int]) -
     needed += images * sum(side**2 for side in sides) * _RAW_BYTES_PER_PIXEL
     if why := space_problem(parent, needed):
         raise ResourceError(
-            f"copies of {images} images cannot be measured: {why}. Measure fewer images, or set "
-            "TMPDIR to another folder"
+            f"copies of {images} images cannot be measured: {why}",
+            hint="measure fewer images, or set TMPDIR to another folder",
         )
     return stack.enter_context(temporary_folder())
 

@@ -323,8 +323,8 @@ def torch_process() -> Iterator[ProcessPool]:
         (problem,) = pool.each(_import_torchvision, [()])
         if problem:
             raise UsageError(
-                f"--against torch measures torchvision, which cannot be imported ({problem}). "
-                "Install a version that fits this torch: pip install torchvision"
+                f"--against torch measures torchvision, which cannot be imported ({problem})",
+                hint="install a version that fits this torch: pip install torchvision",
             )
         yield pool
 

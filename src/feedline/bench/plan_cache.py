@@ -216,15 +216,15 @@ def _required_sides(schedule: Schedule, crop: Transform) -> dict[int, int]:
     """
     if not schedule.image_sizes:
         raise UsageError(
-            f"the schedule {schedule} has no image sizes, which a cache plan needs; write them, "
-            'e.g. "112x10,160x10,224x10"'
+            f"the schedule {schedule} has no image sizes, which a cache plan needs",
+            hint='write them, e.g. "112x10,160x10,224x10"',
         )
     wanted = {size: wanted_side(crop, size) for size in sorted(set(schedule.image_sizes))}
     for size, side in wanted.items():
         if side > _MAX_SIDE_PX:
             raise UsageError(
-                f"image size {size} px needs copies of {side} px; the limit is {_MAX_SIDE_PX} px. "
-                "Train with the originals at that size"
+                f"image size {size} px needs copies of {side} px; the limit is {_MAX_SIDE_PX} px",
+                hint="train with the originals at that size",
             )
     return wanted
 
@@ -243,8 +243,8 @@ def _level_sides(given: Collection[int] | None, wanted: dict[int, int]) -> tuple
     most = max(wanted.values())
     if serving(sides, most) is None:
         raise UsageError(
-            f"sizes {','.join(map(str, sides))}: none serves image size {max(wanted)} px. Add a "
-            f"size of at least {most}"
+            f"sizes {','.join(map(str, sides))}: none serves image size {max(wanted)} px",
+            hint=f"add a size of at least {most}",
         )
     return sides
 

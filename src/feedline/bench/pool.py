@@ -125,7 +125,8 @@ class ProcessPool:
                 if not ready:
                     raise WorkerError(
                         f"{function.__name__}: no answer from {len(waiting)} processes for "
-                        f"{_SILENCE_S:.0f} s. Check the disk or network drive of the images"
+                        f"{_SILENCE_S:.0f} s",
+                        hint="check the disk or network drive of the images",
                     )
                 for pipe in waiting.intersection(ready):
                     with self._report_exit(pipe):
@@ -154,7 +155,8 @@ class ProcessPool:
             process.join(_END_S)
             raise WorkerError(
                 f"a measuring process ended with status {process.exitcode} (-9: killed, maybe for "
-                "lack of memory, see dmesg). Use fewer workers or a smaller batch size"
+                "lack of memory, see dmesg)",
+                hint="use fewer workers or a smaller batch size",
             ) from None
 
     def close(self) -> None:
@@ -218,7 +220,8 @@ def _portable(error: Exception) -> Exception:
     if isinstance(error, OSError) and error.errno is not None:
         return error
     # torch puts its worker's traceback into the message, and the error at the end.
-    *_, last_line = str(error).splitlines() or [""]
+    lines = [line for line in str(error).splitlines() if not line.startswith("hint: ")]
+    last_line = lines[-1] if lines else ""
     trace = "".join(traceback.format_exception(error, limit=-3)).rstrip()
     kind = f"{type(error).__name__}: "
     return WorkerError(f"{kind}{last_line.removeprefix(kind)}\n{trace}")

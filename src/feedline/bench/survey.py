@@ -96,7 +96,8 @@ def survey_images(
         name, problem = skipped[0]
         raise DatasetError(
             f"{folder.root}: none of {len(images)} images tried can be decoded. First error: "
-            f"{name}: {problem}. Check that the images were downloaded and unpacked completely"
+            f"{name}: {problem}",
+            hint="check that the images were downloaded and unpacked completely",
         )
     return Survey(images=[image for image in images if not image.problem], skipped=skipped)
 

@@ -21,10 +21,10 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from feedline.control.decision import Decision, What
-from feedline.control.limits import Limits
+from feedline.control.decision import SettingChange, What
+from feedline.control.limits import WorkerLimits
 from feedline.control.trial import Trial
-from feedline.control.window import Window, workers_for
+from feedline.control.window import StepWindow, workers_for
 from feedline.engine.board import MAX_SEATS
 
 __all__ = ["Controller"]
@@ -71,14 +71,14 @@ class Controller:
         limits: limits to stay within; may be changed at any time.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: WorkerLimits) -> None:
         self.limits = limits
         self._known: dict[Hashable, _Known] = {}
-        self._latest: deque[Window] = deque(maxlen=_MOST)  # with nothing changed between them
+        self._latest: deque[StepWindow] = deque(maxlen=_MOST)  # with nothing changed between them
         self._trial: Trial | None = None
         self._calm = 0
 
-    def observe(self, window: Window) -> Decision | None:
+    def observe(self, window: StepWindow) -> SettingChange | None:
         """Evaluate a window since the last change. Return the next change, if any.
 
         Args:
@@ -91,19 +91,21 @@ class Controller:
             self._latest.clear()
             self._calm = 0
         self._latest.append(window)
-        seen, recent = Window.joined(self._latest), self._recent
-        known = self._learnt(seen, recent)
+        seen, recent = StepWindow.joined(self._latest), self._recent
+        known = self._update_known(seen, recent)
         trial = self._trial
         if trial is not None and getattr(window, trial.decision.what) == trial.decision.after:
             if not trial.is_clear(seen) and not self._are_many:
                 return None
             self._trial = None
-            if back := self._judged(trial, seen, known):
+            if back := self._end_trial(trial, seen, known):
                 return back
-        self._trial = None  # or it was changed by another hand
-        return self._hastened(window, seen, recent, known) or self._shrunk(window, seen, known)
+        self._trial = None  # or someone else changed the setting
+        return self._grow(window, seen, recent, known) or self._shrink(window, seen, known)
 
-    def prepare(self, phase: Hashable, step_ratio: float, work_ratio: float) -> Decision | None:
+    def prepare(
+        self, phase: Hashable, step_ratio: float, work_ratio: float
+    ) -> SettingChange | None:
         """Prepare for the next phase, whose first batches are about to be made.
 
         Args:
@@ -125,7 +127,7 @@ class Controller:
             return None
         self._trial = None
         self._latest.clear()
-        return Decision(
+        return SettingChange(
             kind="prepare",
             before=window.workers,
             after=wanted,
@@ -141,32 +143,32 @@ class Controller:
         return len(self._latest) >= _MANY
 
     @property
-    def _recent(self) -> Window:
+    def _recent(self) -> StepWindow:
         """Smallest number of recent windows that determine the step time."""
         windows = list(self._latest)[-_MANY:]
         for count in range(1, len(windows)):
-            recent = Window.joined(windows[-count:])
+            recent = StepWindow.joined(windows[-count:])
             if recent.error <= _NOISY:
                 return recent
-        return Window.joined(windows)
+        return StepWindow.joined(windows)
 
-    def _learnt(self, seen: Window, recent: Window) -> _Known:
+    def _update_known(self, seen: StepWindow, recent: StepWindow) -> _Known:
         known = self._known.get(seen.phase)
         if known is None:
             known = self._known[seen.phase] = _Known(seen.work_s, seen.own_s)
         known.work_s, known.own_s = recent.work_s, recent.own_s
         if self._are_many:
-            lately = Window.joined(list(self._latest)[-_MANY:])
-            need = min(MAX_SEATS, lately.need)  # where there is no step, any number says the same
+            lately = StepWindow.joined(list(self._latest)[-_MANY:])
+            need = min(MAX_SEATS, lately.need)  # without a step, any limit does
             known.need = known.need or need
             far = not known.need / _ANOTHER < need < known.need * _ANOTHER
             known.other = known.other + 1 if far else 0
-            if known.other >= _MANY:  # what was found was of other work
+            if known.other >= _MANY:  # the work has changed since
                 self._known[seen.phase] = known = _Known(recent.work_s, recent.own_s)
-                self._trial = None  # and what was changed meanwhile cannot be judged
+                self._trial = None  # and what was changed meanwhile cannot be evaluated
         return known
 
-    def _judged(self, trial: Trial, seen: Window, known: _Known) -> Decision | None:
+    def _end_trial(self, trial: Trial, seen: StepWindow, known: _Known) -> SettingChange | None:
         """Undo a change, or learn from it."""
         done = trial.decision
         lacked = done.kind == "grow" and trial.seen.wanted(_SPARE) > done.before
@@ -184,9 +186,9 @@ class Controller:
                 known.low = before
         return None if stays else trial.back(seen)
 
-    def _hastened(
-        self, window: Window, seen: Window, recent: Window, known: _Known
-    ) -> Decision | None:
+    def _grow(
+        self, window: StepWindow, seen: StepWindow, recent: StepWindow, known: _Known
+    ) -> SettingChange | None:
         waits = [each.wait_share > _WAITS for each in self._latest]
         if not waits[-1]:
             return None
@@ -196,8 +198,8 @@ class Controller:
         wanted = recent.wanted(_SPARE)
         if wanted <= window.workers and recent.busy < _IDLE:
             enough = self._are_many and seen.wait_share > _WAITS
-            uneven = self._even(seen, known, most) if enough else None
-            return uneven and self._tried(uneven, seen)
+            uneven = self._even_out(seen, known, most) if enough else None
+            return uneven and self._start_trial(uneven, seen)
         hasty = recent.error > _NOISY and len(self._latest) < _PATIENCE
         if hasty or not all(waits[-_PATIENCE:]) or window.workers >= most:
             return None
@@ -206,10 +208,10 @@ class Controller:
             f"{recent.work_s * 1e3:.3g} ms of work, a step {recent.own_s * 1e3:.3g} ms"
         )
         after = min(most, max(window.workers + 1, wanted))
-        grown = Decision(kind="grow", before=window.workers, after=after, reason=reason)
-        return self._tried(grown, recent)
+        grown = SettingChange(kind="grow", before=window.workers, after=after, reason=reason)
+        return self._start_trial(grown, recent)
 
-    def _even(self, seen: Window, known: _Known, most: int) -> Decision | None:
+    def _even_out(self, seen: StepWindow, known: _Known, most: int) -> SettingChange | None:
         """Next untried change against uneven batches."""
         deepest = self.limits.deepest(seen.prefetch, seen.workers, seen.blocked_share)
         shorter = max(_LEAST_TASK_MS, round(seen.task_ms / _SHORTER, 3))
@@ -226,17 +228,19 @@ class Controller:
                     f"batches arrive unevenly: steps wait for data {seen.wait_share:.0%} of the "
                     f"time while workers are {seen.busy:.0%} busy"
                 )
-                return Decision(kind="even", what=what, before=before, after=after, reason=reason)
+                return SettingChange(
+                    kind="even", what=what, before=before, after=after, reason=reason
+                )
         return None
 
-    def _shrunk(self, window: Window, seen: Window, known: _Known) -> Decision | None:
+    def _shrink(self, window: StepWindow, seen: StepWindow, known: _Known) -> SettingChange | None:
         most = self.limits.most(window.workers, window.blocked_share)
         before = window.workers
         if before > max(most, known.low):
             reason = f"{self.limits.cores} cores cannot keep more workers busy"
             after = max(most, known.low)
-            shrunk = Decision(kind="shrink", before=before, after=after, reason=reason)
-            return self._tried(shrunk, seen)
+            shrunk = SettingChange(kind="shrink", before=before, after=after, reason=reason)
+            return self._start_trial(shrunk, seen)
         wanted = max(known.low, seen.wanted(_AMPLE))
         fewer = window.tasks_s > 0 and window.wait_share < _CALM and wanted < before
         self._calm = self._calm + 1 if fewer else 0
@@ -245,10 +249,10 @@ class Controller:
         reason = (
             f"steps do not wait for data and workers are {seen.busy:.0%} busy: {wanted} are enough"
         )
-        shrunk = Decision(kind="shrink", before=before, after=wanted, reason=reason)
-        return self._tried(shrunk, seen)
+        shrunk = SettingChange(kind="shrink", before=before, after=wanted, reason=reason)
+        return self._start_trial(shrunk, seen)
 
-    def _tried(self, decision: Decision, seen: Window) -> Decision:
+    def _start_trial(self, decision: SettingChange, seen: StepWindow) -> SettingChange:
         self._trial, self._calm = Trial(decision, seen), 0
         if decision.kind == "even":
             self._known[seen.phase].tried.add(decision.what)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Decision", "Kind", "What"]
+__all__ = ["Kind", "SettingChange", "What"]
 
 What = Literal["workers", "prefetch", "task_ms"]
 """`workers`: how many; `prefetch`: whole batches ahead; `task_ms`: work in a piece of a batch."""
@@ -16,7 +16,7 @@ phase."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
+class SettingChange:
     """A change of one setting.
 
     Args:
@@ -24,7 +24,7 @@ class Decision:
         what: setting that changes.
         before: previous value: a number of workers or of batches, or ms.
         after: new value.
-        reason: reason as text, with the figures behind it.
+        reason: reason as text, with its figures.
     """
 
     kind: Kind

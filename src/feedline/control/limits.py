@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from feedline.engine.board import MAX_SEATS
 
-__all__ = ["Limits"]
+__all__ = ["WorkerLimits"]
 
 _FOR_EACH_CORE = 4
 """Maximum number of workers per core, if nearly all of their work is waiting."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class WorkerLimits:
     """Resources of a loader.
 
     Args:

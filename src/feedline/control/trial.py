@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from feedline.control.decision import Decision, What
-from feedline.control.window import Window
+from feedline.control.decision import SettingChange, What
+from feedline.control.window import StepWindow
 
 __all__ = ["Trial"]
 
@@ -32,8 +32,8 @@ class Trial:
         seen: measurements that led to it.
     """
 
-    decision: Decision
-    seen: Window
+    decision: SettingChange
+    seen: StepWindow
 
     @property
     def worth(self) -> float:
@@ -43,21 +43,21 @@ class Trial:
         expected = self.seen.step_s / self.seen.own_s - 1 if self.seen.own_s > 0 else 1.0
         return max(_WORTH, min(_SURE, expected / 4))
 
-    def gain(self, now: Window) -> float:
+    def gain(self, now: StepWindow) -> float:
         """Relative gain in step time beyond the required one."""
         return self.seen.step_s / now.step_s - 1 - self.worth if now.step_s > 0 else 0.0
 
-    def is_clear(self, now: Window) -> bool:
+    def is_clear(self, now: StepWindow) -> bool:
         """Return True if the gain is larger than its error."""
         return abs(self.gain(now)) > math.hypot(self.seen.error, now.error)
 
-    def back(self, now: Window) -> Decision:
+    def back(self, now: StepWindow) -> SettingChange:
         """Return the decision that undoes the change."""
         done = self.decision
         said = f"{_IN_VAIN[done.what]} did not make steps faster"
         if done.kind == "shrink":
             said = "steps were slower with fewer workers"
-        return Decision(
+        return SettingChange(
             kind="back",
             what=done.what,
             before=done.after,

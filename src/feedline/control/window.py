@@ -13,13 +13,13 @@ from itertools import pairwise
 
 from feedline.trace.stage_timings import StageTimings
 
-__all__ = ["Window", "error_of", "workers_for"]
+__all__ = ["StepWindow", "error_of", "workers_for"]
 
 _BLOCKS = 8  # of steps, whose means tell the error: neighbouring steps are not independent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Window:
+class StepWindow:
     """Consecutive steps without a change of settings."""
 
     phase: Hashable
@@ -49,7 +49,7 @@ class Window:
         prefetch: int = 0,
         task_ms: float = 0.0,
         error: float = 0.0,
-    ) -> Window:
+    ) -> StepWindow:
         """Window from the workers' total times before and after it.
 
         If no task within it was timed, the tasks before it determine the share on a core.
@@ -78,7 +78,7 @@ class Window:
         )
 
     @classmethod
-    def joined(cls, windows: Sequence[Window]) -> Window:
+    def joined(cls, windows: Sequence[StepWindow]) -> StepWindow:
         """Join windows of the same phase and settings."""
         seconds = sum(each.seconds for each in windows)
         return replace(

@@ -116,7 +116,7 @@ def without_core_ms(facts: RunFacts, phase: PhaseFacts) -> tuple[float, float]:
     if the kernel does not report this time.
     """
     queued, cpu, own = facts.step_queued_ms, facts.step_cpu_ms, facts.compute_cpu_ms
-    if not queued or not cpu or not own:
+    if not queued or not cpu or not own or not math.isfinite(queued):
         return 0.0, 0.0
     threads = max(1.0, cpu / own)
     total = min(queued / threads, max(0.0, phase.compute_ms - own))
@@ -127,7 +127,7 @@ def without_core_ms(facts: RunFacts, phase: PhaseFacts) -> tuple[float, float]:
 def compute_bound_ms(facts: RunFacts) -> float:
     """Time of all steps if they wait for neither data nor a core: the lower bound of any fix.
 
-    Without the excess of the first steps at a new image size, which is no part of a usual step.
+    Without the excess of the first steps at a new image size, which usual steps do not have.
     """
     least = 0.0
     for phase in facts.phases:

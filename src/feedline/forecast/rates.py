@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from feedline.control.window import Window
+from feedline.control.window import StepWindow
 from feedline.diagnose.step_load import StepLoad
 from feedline.errors import UsageError
 
@@ -27,7 +27,7 @@ _MIN_RATIO = 1.3  # of busy workers between two pools, to see the effect on thei
 _READY = 0.6  # of a step, as time for a batch: below, the workers are fast enough on average
 _HAND_OVER = 0.3  # of a step: longest wait for a batch that is ready
 _HAND_OVER_CPU = 2.0  # of the CPU time of the hand-over
-_LATE = 0.05  # of a step: a shorter wait is no sign of late batches
+_LATE = 0.05  # of a step: a shorter wait does not prove late batches
 _MIN_MS = 1e-3  # shorter steps were not measured
 
 
@@ -128,7 +128,7 @@ class Rates:
 
 
 def pool_rate(
-    window: Window,
+    window: StepWindow,
     *,
     error: float,
     cores: int,

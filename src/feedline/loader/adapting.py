@@ -19,10 +19,10 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Protocol
 
 from feedline.control.controller import Controller
-from feedline.control.decision import Decision, What
-from feedline.control.limits import Limits
+from feedline.control.decision import SettingChange, What
+from feedline.control.limits import WorkerLimits
 from feedline.control.room import Room
-from feedline.control.window import Window, error_of
+from feedline.control.window import StepWindow, error_of
 from feedline.engine.live_settings import LiveSettings
 from feedline.engine.start_method import WORKER_BYTES
 from feedline.loader.backends.backend import Backend
@@ -64,13 +64,13 @@ class Adapting:
     def __init__(self, session: _Session, change: Callable[[What, float], None]) -> None:
         self._session = session
         self._change = change
-        self._controller = Controller(Limits(cores=usable_cores()))
-        self.decisions: deque[Decision] = deque(maxlen=_MOST_KEPT)
+        self._controller = Controller(WorkerLimits(cores=usable_cores()))
+        self.decisions: deque[SettingChange] = deque(maxlen=_MOST_KEPT)
         self.off = False
         """Whether adaptation has stopped."""
         self._ready_ns = 0  # when the latest batch was handed out; 0 after a pause
         self._settling = 0  # batches still to come of the settings before a change
-        self._to_follow: Decision | None = None
+        self._to_follow: SettingChange | None = None
         self._decided_with: LiveSettings | None = None
         self._begin_anew()
 
@@ -142,8 +142,8 @@ class Adapting:
             self._decided_with = live
         self._begin_anew(self._phase)
 
-    def _window(self, backend: Backend, live: LiveSettings, spent: StageTimings) -> Window:
-        return Window.between(
+    def _window(self, backend: Backend, live: LiveSettings, spent: StageTimings) -> StepWindow:
+        return StepWindow.between(
             self._before,
             spent,
             phase=self._phase,
@@ -156,7 +156,7 @@ class Adapting:
             error=error_of(self._steps_ns),
         )
 
-    def _for_next_phase(self, batch: BatchSpec) -> Decision | None:
+    def _for_next_phase(self, batch: BatchSpec) -> SettingChange | None:
         """Change for the next phase, if its first batches are near."""
         position = self._session.position
         if not isinstance(position, PlannedPosition) or position.current.image_size is not None:
@@ -172,7 +172,7 @@ class Adapting:
             larger = (then.image_size / now.image_size) ** 2
         return self._controller.prepare((then.image_size, then.batch_size), more * larger, more)
 
-    def _follow(self, decision: Decision) -> None:
+    def _follow(self, decision: SettingChange) -> None:
         self.decisions.append(decision)
         _log.info("adapting: %s", decision)
         self._change(decision.what, decision.after)
@@ -186,7 +186,7 @@ class Adapting:
         return total
 
 
-def _limits(backend: Backend, live: LiveSettings) -> Limits:
+def _limits(backend: Backend, live: LiveSettings) -> WorkerLimits:
     """Current limits."""
     # Of whole batches, a worker more makes more of them ahead.
     ahead = 0 if backend.shares_batches else live.prefetch_factor
@@ -197,7 +197,7 @@ def _limits(backend: Backend, live: LiveSettings) -> Limits:
         worker_bytes=WORKER_BYTES,
         batch_bytes=backend.batch_bytes,
     )
-    return Limits(
+    return WorkerLimits(
         cores=usable_cores(),
         more=room.most_workers(ahead) - backend.workers,
         for_each=0 if backend.shares_batches or live.prefetch is not None else ahead,

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from feedline.control.decision import Decision, What
+from feedline.control.decision import SettingChange, What
 from feedline.errors import UsageError
 from feedline.loader.adapting import Adapting
 from feedline.loader.check_ahead import (
@@ -215,7 +215,7 @@ class LiveControls:
         self._arguments["num_workers"] = "auto" if adapts else self.num_workers
 
     @property
-    def adaptations(self) -> list[Decision]:
-        """Changes with their reasons, as `control.Decision`s, the latest 256."""
+    def adaptations(self) -> list[SettingChange]:
+        """Changes with their reasons, as `control.decision.SettingChange`s, the latest 256."""
         adapting = self._session.adapting
         return [] if adapting is None else list(adapting.decisions)

@@ -50,8 +50,7 @@ class BatchProbe:
         self._seen = BatchInfo()
 
     def inspect(self, batch: Any) -> BatchInfo:
-        """Like `inspect_batch`, but returns the same object if the layout is that of the previous "
-        "batch."""
+        """Inspect like `inspect_batch`; return the same object if the layout did not change."""
         if type(batch) is self._kind and len(batch) == len(self._forms):
             tensor = sys.modules["torch"].Tensor
             with contextlib.suppress(RuntimeError):  # a nested tensor has no shape
@@ -104,14 +103,14 @@ def _inspect(batch: Any) -> BatchInfo:
             size = height if height == width else None
             if torch is not None and isinstance(part, torch.Tensor):
                 on_cpu = part.device.type == "cpu"
-                pinned = not on_cpu or _is_pinned(part)
+                pinned = not on_cpu or _pinned(part)
                 floats += nbytes if on_cpu and part.dtype.is_floating_point else 0
             elif part.dtype.kind == "f":
                 floats += nbytes
     return BatchInfo(size, samples, total, floats, pinned)
 
 
-def _is_pinned(tensor: Any) -> bool:
+def _pinned(tensor: Any) -> bool:
     """Return True if a CPU tensor is pinned. The check may initialise CUDA, so if the program has
     not done so, the answer is False.
     """

@@ -42,11 +42,12 @@ class TunableFeedlineLoader:
 
     def __init__(self, loader: DataLoader[Any], *, min_workers: int = 1) -> None:
         if loader.num_workers < min_workers:
-            raise UsageError("the loader has no workers; build it with num_workers='auto'")
+            raise UsageError("the loader has no workers", hint="build it with num_workers='auto'")
         if loader._asked.iterable:
             raise UsageError(
                 "torch splits an IterableDataset by the number of workers, so tune cannot change "
-                "it; time separate loaders with different numbers of workers"
+                "it",
+                hint="time separate loaders with different numbers of workers",
             )
         decision = loader._session.decision()
         if decision.kind == "tensors":

@@ -80,8 +80,8 @@ def find_batch_size(
     if gpu_memory is not None:
         if step is not None or batch is not None:
             raise UsageError(
-                "step and batch need a GPU, but gpu_memory asks for an estimate of a plain step; "
-                "remove them or gpu_memory"
+                "step and batch need a GPU, but gpu_memory asks for an estimate of a plain step",
+                hint="remove them or gpu_memory",
             )
         return estimate_batch_sizes(
             model,
@@ -95,8 +95,8 @@ def find_batch_size(
     own = (optimizer, *stateful)
     if step is not None and not any(isinstance(each, torch.optim.Optimizer) for each in own):
         raise UsageError(
-            "step= changes the state of an optimizer, which is restored only if it is named; pass "
-            "optimizer=, and further ones in stateful=[...]"
+            "step= changes the state of an optimizer, which is restored only if it is named",
+            hint="pass optimizer=, and further ones in stateful=[...]",
         )
     device = _device(model)
     training = TrainingSetup(
@@ -123,7 +123,9 @@ def _check(model: nn.Module, phases: Schedule, precision: torch.dtype, max_batch
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if not phases.image_sizes:
-        raise UsageError(f'each phase needs an image size, got {str(phases)!r}; write e.g. "224x1"')
+        raise UsageError(
+            f"each phase needs an image size, got {str(phases)!r}", hint='write e.g. "224x1"'
+        )
     if precision not in _PRECISIONS:
         raise UsageError(f"precision must be float32, bfloat16 or float16, got {precision!r}")
     if (
@@ -135,7 +137,9 @@ def _check(model: nn.Module, phases: Schedule, precision: torch.dtype, max_batch
             f"max_batch_size must be a whole number of at least 1, got {max_batch_size!r}"
         )
     if any(isinstance(each, nn.parameter.UninitializedParameter) for each in model.parameters()):
-        raise UsageError("the model has uninitialized parameters; call it on one batch first")
+        raise UsageError(
+            "the model has uninitialized parameters", hint="call it on one batch first"
+        )
     if not any(each.requires_grad for each in model.parameters()):
         raise UsageError("no parameter of the model requires gradients")
 

@@ -85,7 +85,8 @@ def tune_folder(
     """
     if options.cache is not None and not is_cache(str(options.cache)):
         raise UsageError(
-            f"{str(options.cache)!r} is not a finished cache; build one with feedline cache build"
+            f"{str(options.cache)!r} is not a finished cache",
+            hint="build one with feedline cache build",
         )
     start = time.monotonic()
     images, files, warmup_batches = _images(options)

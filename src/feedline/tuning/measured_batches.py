@@ -149,8 +149,8 @@ def _largest(
         raise UsageError(
             f"not even one image of {size} px fits into {trials.usable_bytes / 2**30:.1f} GB of "
             f"{trials.memory_bytes / 2**30:.1f} GB with the model and its optimizer "
-            f"({trials.last_error}); use a smaller model or image size, or end other programs on "
-            "the device"
+            f"({trials.last_error})",
+            hint="use a smaller model or image size, or end other programs on the device",
         )
     best = search.trials[search.best]
     assert best.peak_bytes is not None, "it fits"
@@ -193,7 +193,8 @@ def _check_scheduled(phase: Phase, trials: BatchTrials, run_trial: RunTrial) -> 
         raise UsageError(
             f"the batch size {phase.batch_size} of the schedule at {phase.image_size} px does not "
             f"fit into {trials.usable_bytes / 2**30:.1f} GB of {trials.memory_bytes / 2**30:.1f} "
-            f"GB ({cause}); remove @{phase.batch_size} to search for the largest"
+            f"GB ({cause})",
+            hint=f"remove @{phase.batch_size} to search for the largest",
         )
     return PhaseBatch(phase=phase, peak_bytes=trial.peak_bytes, bound="asked", trials=(trial,))
 
@@ -205,8 +206,8 @@ def _shrink(found: PhaseBatch, trials: BatchTrials, run_trial: RunTrial) -> Phas
     if found.bound == "asked" or not rows:
         raise UsageError(
             f"batches of {found.rows} at {size} px fit alone, but not after the other phases "
-            f"({trials.last_error}); use smaller ones, or set "
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+            f"({trials.last_error})",
+            hint="use smaller ones, or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         )
     trial = run_trial(size, rows)
     return PhaseBatch(
@@ -252,6 +253,7 @@ def _check(model: nn.Module) -> None:
     if wrapped or sharded or together:
         raise UsageError(
             "a step of this model waits for other ranks, and would wait forever if memory runs out "
-            "on one of them; pass the model before it is wrapped, sharded or converted to "
-            "SyncBatchNorm, and use the smallest batch size of all ranks"
+            "on one of them",
+            hint="pass the model before it is wrapped, sharded or converted to "
+            "SyncBatchNorm, and use the smallest batch size of all ranks",
         )

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from feedline.control.limits import Limits
+from feedline.control.limits import WorkerLimits
 from feedline.control.room import Room
 from feedline.tuning.trial import LoaderSetting, LoaderTrial
 
@@ -84,7 +84,7 @@ class Search:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: WorkerLimits,
         start: LoaderSetting,
         ceiling: float | None,
         space: SearchSpace | None = None,

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 import feedline
-from feedline.control.window import Window, error_of
+from feedline.control.window import StepWindow, error_of
 from feedline.tuning.training_step import Step
 from feedline.tuning.trial import LoaderSetting, LoaderTrial
 from feedline.tuning.tunable import TunableLoader
@@ -154,7 +154,7 @@ class StepBenchmark:
                 enough = error <= small or (slower and error < _SLOWER)
             if enough or (passed >= max_s and len(times) >= 2):
                 break
-        window = Window.between(
+        window = StepWindow.between(
             before,
             loader.spent(),
             phase=self._phase,

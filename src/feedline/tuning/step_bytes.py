@@ -124,8 +124,9 @@ def count_step_bytes(
         except Exception as error:
             raise UsageError(
                 f"the memory of a step of this {type(model).__name__} with images of {size} px "
-                f"cannot be estimated, as it fails on tensors without values: {error!r}. Check "
-                "that the model accepts this image size, or find the batch size on a GPU"
+                f"cannot be estimated, as it fails on tensors without values: {error!r}",
+                hint="check "
+                "that the model accepts this image size, or find the batch size on a GPU",
             ) from error
     return StepBytes(tuple(counted))
 

@@ -124,8 +124,8 @@ class TunableTorchLoader:
                     self._batches = iter(loader)
             except OSError as error:  # of fork, or of the pipes to it
                 raise ResourceError(
-                    f"cannot start {setting.workers} workers: {error}; check the free memory, "
-                    "and ulimit -u and -n"
+                    f"cannot start {setting.workers} workers: {error}",
+                    hint="check the free memory, and ulimit -u and -n",
                 ) from error
         return setting.workers  # all start at the same time, so their first batches come together
 

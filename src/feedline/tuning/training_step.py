@@ -34,8 +34,8 @@ def class_loss(outputs: Any, labels: Tensor) -> Tensor:
     if not isinstance(outputs, Tensor) or outputs.ndim != 2:
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise UsageError(
-            f"expected logits of shape (N, classes) from the model, got {got}; pass "
-            "loss=lambda outputs, labels: ..."
+            f"expected logits of shape (N, classes) from the model, got {got}",
+            hint="pass loss=lambda outputs, labels: ...",
         )
     return functional.cross_entropy(outputs, labels)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from feedline.control.window import Window
+from feedline.control.window import StepWindow
 
 __all__ = ["LoaderSetting", "LoaderTrial"]
 
@@ -42,7 +42,7 @@ class LoaderTrial:
     """
 
     setting: LoaderSetting
-    window: Window
+    window: StepWindow
     error: float
     start_s: float | None = None
     usual_wait_s: float | None = None

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from feedline.control.limits import Limits
+from feedline.control.limits import WorkerLimits
 from feedline.control.room import Room
 from feedline.engine.start_method import WORKER_BYTES
 from feedline.errors import ResourceError, UsageError
@@ -186,7 +186,10 @@ def _tune_phase(
         ceiling_s = min(_CEILING_S, max(0.0, until - time.monotonic()) / 8)
         ceiling = benchmark.ceiling(ceiling_s, until)
         ready_s = time.monotonic() - started
-        limits, memory = Limits(cores=usable_cores()), _memory_budget(tunable.start, benchmark)
+        limits, memory = (
+            WorkerLimits(cores=usable_cores()),
+            _memory_budget(tunable.start, benchmark),
+        )
         search = Search(limits, tunable.start, ceiling, tunable.search_space, memory)
         while (setting := search.next()) is not None:
             left_s = until - time.monotonic()
@@ -292,6 +295,6 @@ def _check(
     if not isinstance(loader, TorchDataLoader):
         raise UsageError(
             f"tune needs a feedline.DataLoader or a torch.utils.data.DataLoader, got "
-            f"{type(loader).__name__}; feedline.DataLoader accepts any Dataset and torch's "
-            "arguments"
+            f"{type(loader).__name__}",
+            hint="feedline.DataLoader accepts any Dataset and torch's arguments",
         )

@@ -174,14 +174,14 @@ class TuningResult:
         """Raise UsageError if nothing was measured, or no times of the workers."""
         if not self.rates and self.setting is None:
             raise UsageError(
-                f"nothing was measured, so nothing can be predicted ({self.phases[0].reason})"
-                if self.phases
-                else "nothing was measured, so nothing can be predicted; give it more time"
+                "nothing was measured, so nothing can be predicted"
+                + (f" ({self.phases[0].reason})" if self.phases else ""),
+                hint="" if self.phases else "give it more time",
             )
         if not self.rates:
             raise UsageError(
-                "torch's workers noted no times, so nothing can be predicted; tune "
-                "feedline.DataLoader over the same dataset instead"
+                "torch's workers noted no times, so nothing can be predicted",
+                hint="tune feedline.DataLoader over the same dataset instead",
             )
 
     def as_dict(self) -> dict[str, Any]:

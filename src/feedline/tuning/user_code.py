@@ -48,7 +48,8 @@ def import_function(text: str) -> Callable[..., Any]:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise _code_error(f"importing {name!r}", error) from error  # of a module that it needs
         raise UsageError(
-            f"{text!r}: module {name!r} not found; run the command in its folder, or install it"
+            f"{text!r}: module {name!r} not found",
+            hint="run the command in its folder, or install it",
         ) from None
     except Exception as error:
         raise _code_error(f"importing {name!r}", error) from error
@@ -86,8 +87,8 @@ def build_loader(
         named = {"--schedule": schedule, "--batch-size": batch_size}
         if useless := [name for name, value in named.items() if value is not None]:
             raise UsageError(
-                f"{', '.join(useless)} has no effect: {text!r} returns a loader with its own; "
-                "remove the option, or return the dataset"
+                f"{', '.join(useless)} has no effect: {text!r} returns a loader with its own",
+                hint="remove the option, or return the dataset",
             )
         return returned
     rows = 64 if batch_size is None else batch_size
@@ -101,7 +102,8 @@ def build_loader(
     if schedule is None and len(returned) < rows:  # a schedule may set batch sizes
         raise UsageError(
             f"{text!r} returns a dataset of {len(returned)} samples, fewer than one batch of "
-            f"{rows}; use a smaller --batch-size"
+            f"{rows}",
+            hint="use a smaller --batch-size",
         )
     return DataLoader(
         returned, rows, shuffle=True, schedule=schedule, num_workers="auto", drop_last=True

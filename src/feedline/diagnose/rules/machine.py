@@ -88,7 +88,7 @@ def busy_machine(facts: RunFacts) -> Finding | None:
     if of_workers >= _BUSY_MACHINE:
         evidence.append(f"workers take {of_workers:.1f} times as long as their work does on a core")
     if lost_ms > 0:
-        evidence.append(f"of {ms(facts.step_ms)} a step is ready without a core {ms(lost_ms)}")
+        evidence.append(f"a step of {ms(facts.step_ms)} has no core for {ms(lost_ms)}")
     if not evidence:
         return None
 
