@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torchvision
 
-from feedline.device.pinning import Pinned
+from feedline.engine.devices import RegisteredMemory
 from feedline.engine.memory import Memfd
 from feedline.train.runtime import warm_up
 
@@ -102,7 +102,7 @@ def copies(device: torch.device, nbytes: int, times: int = 20) -> list[dict]:
     found = []
     for kind in ("pageable", "registered"):
         began = time.perf_counter()
-        pinned = Pinned(block.array) if kind == "registered" else None
+        pinned = RegisteredMemory(block.array) if kind == "registered" else None
         registering_ms = 1000 * (time.perf_counter() - began)
         timed(2, 2)
         alone, held_ms = min(timed(0, times) for _ in range(3))

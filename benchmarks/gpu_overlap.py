@@ -71,7 +71,7 @@ from report import machine, save, spread, table, versions
 from torchvision.transforms import v2
 
 from feedline import DataLoader, ImageFolder, TrainCrop, build_cache
-from feedline.device.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
+from feedline.engine.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
 from feedline.images.demo_set import DemoSet, write_demo_set
 from feedline.system import usable_cores
 

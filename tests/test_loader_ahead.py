@@ -1,4 +1,4 @@
-"""A carrier that takes batches ahead of their turn, as the one for CUDA does; here without CUDA."""
+"""A device transfer that sends batches ahead, like the one for CUDA; here without CUDA."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import CenterCrop, Compose, Resize, ToTensor
 
 import feedline
-from feedline.device.carrier import Tensors
-from feedline.device.host import HostCarrier
+from feedline.engine.device_transfer import HostTransfer, Tensors
 from feedline.engine.feed import Feed
 from feedline.engine.in_flight import InFlightBatch
 from feedline.errors import SampleError
@@ -22,11 +21,11 @@ from loader_reading import planned, planned_epoch, read, seen
 from sources import Breaking, Rows
 
 
-class AheadCarrier(HostCarrier):
+class AheadTransfer(HostTransfer):
     """Copies each batch when it is sent; hands them out in the order they came."""
 
     ahead = True
-    most = 0  # batches that were on their way at once, over all carriers
+    most = 0  # batches that were on their way at once, over all transfers
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -35,7 +34,7 @@ class AheadCarrier(HostCarrier):
     def send(self, flight: InFlightBatch) -> None:
         super().send(flight)
         self._waiting.append(tuple(tensor.clone() for tensor in super().receive()))
-        AheadCarrier.most = max(AheadCarrier.most, len(self._waiting))
+        AheadTransfer.most = max(AheadTransfer.most, len(self._waiting))
 
     def receive(self) -> Tensors:
         return self._waiting.popleft()
@@ -48,7 +47,7 @@ class AheadCarrier(HostCarrier):
 @pytest.fixture(autouse=True)
 def always_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every loader takes the next batch ahead, at every step."""
-    monkeypatch.setattr("feedline.loader.backends.build.HostCarrier", AheadCarrier)
+    monkeypatch.setattr("feedline.loader.backends.build.HostTransfer", AheadTransfer)
     monkeypatch.setattr(Feed, "ready", lambda feed: bool(feed._flights))
 
 
@@ -61,7 +60,7 @@ def test_batches_taken_ahead_are_the_plans() -> None:
     made = loader()
     for epoch in range(4):
         assert read(made) == planned_epoch(made, epoch)
-    assert AheadCarrier.most == 1
+    assert AheadTransfer.most == 1
 
 
 def test_a_size_change_drops_what_was_taken_ahead_and_loses_nothing() -> None:
@@ -118,7 +117,7 @@ def test_an_image_folders_failing_batch_taken_ahead_is_raised_in_its_turn(
     data = ImageFolder(root, Compose([Resize(24), CenterCrop(16), ToTensor()]))
     broken, labels = data.samples[4][0], [label for _, label in data.samples]
     Path(broken).write_bytes(b"no picture")
-    AheadCarrier.most = 0
+    AheadTransfer.most = 0
     given: list[Any] = []
     with feedline.DataLoader(data, 2, num_workers=1) as made:
         batches = iter(made)
@@ -128,7 +127,7 @@ def test_an_image_folders_failing_batch_taken_ahead_is_raised_in_its_turn(
             except SampleError as error:
                 given.append(broken in str(error))
         assert next(batches, None) is None
-    assert AheadCarrier.most == 1
+    assert AheadTransfer.most == 1
     expected: list[Any] = [labels[at : at + 2] for at in range(0, 12, 2)]
     expected[2] = True  # for the batch with the broken one
     assert given == expected

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from feedline import DataLoader, ImageArray, TrainCrop
-from feedline.device.normalise import Normalise
+from feedline.engine.normalise import Normalise
 from feedline.errors import UsageError
 from feedline.order.batch_spec import BatchSpec
 

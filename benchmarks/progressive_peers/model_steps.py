@@ -15,7 +15,7 @@ import timm
 import torch
 from torch.nn.functional import cross_entropy
 
-from feedline.device.normalise import Normalise
+from feedline.engine.normalise import Normalise
 from progressive_peers.steps import Step
 
 __all__ = ["ModelSteps"]

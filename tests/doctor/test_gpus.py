@@ -12,11 +12,11 @@ import pytest
 import torch
 from machine_files import write_files
 
-from feedline.device import pinning
 from feedline.doctor.copies import CopyRate, check_copies, measure_copy_rate
 from feedline.doctor.copies import measure_copies as measured_on
 from feedline.doctor.gpu_checks import TorchBuild, check_gpu
 from feedline.doctor.gpus import Gpu, Gpus, PcieLink, find_gpus, read_link
+from feedline.engine import devices
 
 ADDRESS = "0000:65:00.0"
 CARD = {
@@ -340,7 +340,9 @@ def test_memory_that_cuda_would_not_pin_is_told(
         cudaHostRegister=lambda *_: 2, cudaGetErrorString=lambda code: "out of memory"
     )
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
-    monkeypatch.setattr(pinning, "registered", lambda memory, device: pinning.Pinned(memory))
+    monkeypatch.setattr(
+        devices, "register_memory", lambda memory, device: devices.RegisteredMemory(memory)
+    )
     found = measured_on(host_as_gpu)
     assert found.pinned_bytes_per_s is None
     assert "pin 64 MiB" in found.problem

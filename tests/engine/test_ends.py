@@ -158,7 +158,7 @@ def test_workers_end_where_what_brings_their_batches_cannot_be_built(
     def broken(*_: object) -> None:
         raise MemoryError("no memory could be page-locked")
 
-    monkeypatch.setattr(build, "HostCarrier", broken)
+    monkeypatch.setattr(build, "HostTransfer", broken)
     before = {child.pid for child in descendants(os.getpid())}
     with pytest.raises(MemoryError, match="page-locked"):
         DataLoader(Steady(64), 16, num_workers=2, image_size=8)

@@ -12,11 +12,9 @@ import pytest
 import torch
 from feeds import planned
 
-from feedline.dataset.pack import lay
-from feedline.dataset.whole_batch_carrier import WholeBatchCarrier
-from feedline.device.carrier import Carrier
-from feedline.device.host import HostCarrier
+from feedline.engine.batch_layout import WholeBatchTransfer, write_batch
 from feedline.engine.board import BOARD_BYTES
+from feedline.engine.device_transfer import DeviceTransfer, HostTransfer
 from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.layout import batch_bytes
 from feedline.engine.memory import Memfd
@@ -75,8 +73,10 @@ def test_a_loan_that_children_held_is_still_its_users() -> None:
     assert slots.acquire() == slot
 
 
-def whole_batches(slots: int, spare: int) -> tuple[Slots, Carrier, Callable[[], InFlightBatch]]:
-    """Slots, their carrier, and what makes a whole batch in the next slot."""
+def whole_batches(
+    slots: int, spare: int
+) -> tuple[Slots, DeviceTransfer, Callable[[], InFlightBatch]]:
+    """Slots, their transfer, and what makes a whole batch in the next slot."""
     growing = GrowingSlots(slots)
     batches = planned(PLAN)
 
@@ -84,17 +84,19 @@ def whole_batches(slots: int, spare: int) -> tuple[Slots, Carrier, Callable[[], 
         slot = growing.acquire()
         assert slot is not None, "the workers have run out of slots"
         batch, space = next(batches), Space(np.empty(0, np.uint8))
-        shell = lay(torch.tensor(batch.samples.tolist()), space)
+        shell = write_batch(torch.tensor(batch.samples.tolist()), space)
         memory = Memfd.create(4096)
         space.move(lambda nbytes: memory.array[:nbytes])
         growing.adopt(slot, memory)
         return InFlightBatch(batch.step, batch, slot, used=space.used, shell=shell)
 
-    return growing, WholeBatchCarrier(growing, spare=spare, pin=False), make
+    return growing, WholeBatchTransfer(growing, spare=spare, pin=False), make
 
 
-def batches_of_rows(slots: int, spare: int) -> tuple[Slots, Carrier, Callable[[], InFlightBatch]]:
-    """Slots of rows, which keep two for the workers, their carrier, and what fills the next."""
+def batches_of_rows(
+    slots: int, spare: int
+) -> tuple[Slots, DeviceTransfer, Callable[[], InFlightBatch]]:
+    """Slots of rows, which keep two for the workers, their transfer, and what fills the next."""
     assert spare == slots - 2
     fields = Rows(80).fields(4)[1:]
     nbytes = batch_bytes(fields, 8)
@@ -108,7 +110,7 @@ def batches_of_rows(slots: int, spare: int) -> tuple[Slots, Carrier, Callable[[]
         fixed.view(slot, fields, 8)[0][...] = batch.samples
         return InFlightBatch(batch.step, batch, slot, fields)
 
-    return fixed, HostCarrier(fixed, None), make
+    return fixed, HostTransfer(fixed, None), make
 
 
 @pytest.mark.parametrize("spare", [1, 2, 3])
@@ -116,12 +118,12 @@ def batches_of_rows(slots: int, spare: int) -> tuple[Slots, Carrier, Callable[[]
 def test_a_user_who_keeps_every_batch_has_as_many_slots_as_are_spare_and_no_more(
     setup: Callable[..., Any], spare: int
 ) -> None:
-    slots, carrier, make = setup(spare + 2, spare)
+    slots, transfer, make = setup(spare + 2, spare)
     kept = []
     for k in range(10):
         flight = make()
-        carrier.send(flight)
-        kept.append((flight.batch.samples, carrier.receive()))
+        transfer.send(flight)
+        kept.append((flight.batch.samples, transfer.receive()))
         assert slots.lent == min(k + 1, spare)
     for samples, made in kept:
         labels = made if isinstance(made, torch.Tensor) else made[0]

@@ -43,7 +43,7 @@ def refuse(number, code, *, argument=None):
 LOAD = """
 import torch
 from feedline import DataLoader, ImageArray
-from feedline.dataset.torch_workers import TorchWorkers
+from feedline.trace.torch_workers import TorchWorkers
 from sets import Made
 import numpy as np
 

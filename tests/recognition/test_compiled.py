@@ -19,13 +19,13 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import feedline
-from feedline.dataset import timed_steps
 from feedline.errors import ImageError, UsageError
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import extend
 from feedline.recognition.compiled import Compiled
 from feedline.recognition.replacements import Replacements
 from feedline.recognition.transform_reader import read
+from feedline.trace import transform_timing
 from image_inputs import (
     encoded,
     opened,
@@ -495,8 +495,12 @@ def test_what_was_replaced_is_seen_when_it_is_compiled(pictures, monkeypatch):
 def test_a_clock_of_feedlines_own_is_no_replacement(monkeypatch):
     for owner, method in ((v1.Compose, "__call__"), (v2.Compose, "forward")):
         monkeypatch.setattr(owner, method, vars(owner)[method])  # to be put back
-    timed_steps._around("torchvision.transforms", "Compose", "__call__", timed_steps._composed)
-    timed_steps._around("torchvision.transforms.v2", "Compose", "forward", timed_steps._composed)
+    transform_timing._around(
+        "torchvision.transforms", "Compose", "__call__", transform_timing._composed
+    )
+    transform_timing._around(
+        "torchvision.transforms.v2", "Compose", "forward", transform_timing._composed
+    )
     assert v1.Compose.__call__.__wrapped__
     for pipeline in (usual_pipeline(), random_pipeline()):
         assert feedline.compile(pipeline).explain().startswith("fused       R")

@@ -305,7 +305,7 @@ def test_a_gpu_that_is_not_there_is_refused_with_a_next_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("feedline.device.usable.accelerator_type", lambda: None)
+    monkeypatch.setattr("feedline.engine.devices.accelerator_type", lambda: None)
     assert choose_device("auto").type == "cpu"
     for absent in ("cuda", "cuda:1", "mps", "xpu"):
         with pytest.raises(
@@ -314,7 +314,7 @@ def test_a_gpu_that_is_not_there_is_refused_with_a_next_step(
             choose_device(absent)
     with pytest.raises(UsageError, match="'tpu'"):
         choose_device("tpu")
-    monkeypatch.setattr("feedline.device.usable.accelerator_type", lambda: "mps")
+    monkeypatch.setattr("feedline.engine.devices.accelerator_type", lambda: "mps")
     with pytest.raises(UsageError, match=r"(?s)'cpu' or 'mps'.*got 'xpu'.*device=.mps"):
         choose_device("xpu")
 

@@ -33,7 +33,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from feedline.bench.options import BenchmarkOptions
 from feedline.bench.survey import ImageSample
-from feedline.device.normalise import IMAGENET_MEAN, IMAGENET_STD
+from feedline.engine.normalise import IMAGENET_MEAN, IMAGENET_STD
 from feedline.engine.process import end_with_parent
 from feedline.images.crops import TrainCrop
 

@@ -161,7 +161,7 @@ def measure_copies(device: Any) -> CopyRate:
     """
     import torch
 
-    from feedline.device.pinning import registered
+    from feedline.engine.devices import register_memory
 
     memory = np.frombuffer(mmap.mmap(-1, _BLOCK_BYTES), np.uint8)
     memory.reshape(-1, 4096)[:] = np.arange(4096) % 251
@@ -170,7 +170,7 @@ def measure_copies(device: Any) -> CopyRate:
     pageable = _time_copy(torch, source, target)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        pinned = registered(memory, device)
+        pinned = register_memory(memory, device)
     problem = next((str(w.message) for w in caught if w.category is RuntimeWarning), "")
     try:
         rate = None if problem else _time_copy(torch, source, target)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from feedline.dataset.outline import Outline, outline
+from feedline.engine.attribute_snapshot import AttributeSnapshot, take_snapshot
 from feedline.errors import UsageError
 from feedline.loader.decide import Decision, decide, decided_by
 from feedline.loader.filling import Filling
@@ -32,7 +32,7 @@ class CurrentDecision:
 
     def __init__(self) -> None:
         self._decision: Decision | None = None
-        self._outline: Outline | None = None
+        self._outline: AttributeSnapshot | None = None
         self._fingerprint = ""  # of the dataset, once a state asked for it
         self._cache: CacheStore | None = None
         self._warned = False
@@ -48,7 +48,7 @@ class CurrentDecision:
         """
         copies = filling.reads_copies(lambda: decide(settings).to_fill)
         before = self._outline
-        now = outline(*decided_by(settings), copies, before=before, whole=whole)
+        now = take_snapshot(*decided_by(settings), copies, before=before, whole=whole)
         changed = None if before is None else now.change_from(before)
         if self._decision is None or changed is not None:
             opened = (lambda: self._opened(settings.asked.cache)) if copies else None

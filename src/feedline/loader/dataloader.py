@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, Sampler
 
-from feedline.device.on_device import BatchTransform, PixelTransform
+from feedline.engine.normalise import BatchTransform, PixelTransform
 from feedline.engine.source import Source
 from feedline.engine.start_method import taking_arguments
 from feedline.loader.accelerate_mixin import TOLD_BY_ACCELERATE, Accelerated

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch.utils.data import Subset, TensorDataset, default_collate
 
-from feedline.device.on_device import OnDevice
-from feedline.device.value_table import ValueTable
+from feedline.engine.normalise import DeviceTransforms, ValueTable
 from feedline.engine.source import Source
 from feedline.errors import UsageError
 from feedline.loader.checks import check_still, own_source
@@ -84,7 +83,7 @@ class Decision:
     reasons: tuple[str, ...] = ()
     max_image_size: int | None = None
     slot_bytes: int = 0
-    on_device: OnDevice | None = None
+    on_device: DeviceTransforms | None = None
     runs_user_code: bool = True
     pixels: str = ""
     to_fill: ToFill | None = None
@@ -285,11 +284,11 @@ def _recognised(
     return found.pipeline, found.fast, found.as_is, found.refused
 
 
-def _travelling(pipeline: Any) -> tuple[Any, OnDevice]:
+def _travelling(pipeline: Any) -> tuple[Any, DeviceTransforms]:
     """Row writer of pixels for a device, and their transforms there."""
     if pipeline.table is None:
-        return pipeline, OnDevice()
-    return pipeline.in_pixels(), OnDevice(ValueTable(pipeline.table))
+        return pipeline, DeviceTransforms()
+    return pipeline.in_pixels(), DeviceTransforms(ValueTable(pipeline.table))
 
 
 def _samples_because(settings: Settings, pipeline: Any) -> list[tuple[bool, str]]:

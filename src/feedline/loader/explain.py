@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from feedline.dataset import generators
 from feedline.engine.defaults import slots_for
+from feedline.engine.worker_setup import describe_generators
 from feedline.loader.checks import own_source
 from feedline.loader.decide import REFRESH, Decision, is_kept_by_schedule, workers_live_on
 from feedline.loader.forecast import forecast_of
@@ -117,7 +117,7 @@ def _generators(settings: Settings, decision: Decision) -> str:
     """Random generators seeded for each batch. There may be others, out of reach."""
     if decision.kind not in ("dataset", "samples"):
         return ""
-    found = generators.describe(settings.dataset, settings.collate_fn)
+    found = describe_generators(settings.dataset, settings.collate_fn)
     more = len(found) - _MOST_GENERATORS
     shown = ", ".join(["torch, numpy, random", *found[:_MOST_GENERATORS]])
     shown += f" and {more} more" if more > 0 else ""

@@ -106,14 +106,14 @@ class Recording:
             self._number = recorder.change_loader(self._number, said, self._workers)
         self._said = said
         same, self._backend = self._backend is session.backend, session.backend
-        carrier = getattr(session.backend, "carrier", None)
-        # Carriers know the copies, and the device's clock; torch's own engine knows neither.
+        transfer = getattr(session.backend, "transfer", None)
+        # A device transfer knows the copies and the device's clock; torch's engine knows neither.
         self._pass = recorder.begin(
             self._number,
             session.position.current.epoch,
             began_ns,
             timed_elsewhere=not isinstance(session.position, TorchBackend),
-            device_clock=bool(getattr(carrier, "ahead", False)),
+            device_clock=bool(getattr(transfer, "ahead", False)),
             before=self._pass if same else None,
         )
         self._may_rest = not self._pass.entry.device_clock

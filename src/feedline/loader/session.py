@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from feedline.dataset.shared_memory import find_shared
+from feedline.engine.attribute_snapshot import find_shared_memory
 from feedline.engine.layout import PAGE_BYTES, align
 from feedline.engine.slots import SlotTooSmall
 from feedline.errors import ClosedError
@@ -198,7 +198,9 @@ class Session:
         """Return True if kept workers must not begin an epoch ahead of the training process."""
         if not (decision.runs_user_code and self._lives_on and self.settings.workers):
             return False
-        path = find_shared(self.settings.dataset, forked=self.settings.start_method == "fork")
+        path = find_shared_memory(
+            self.settings.dataset, forked=self.settings.start_method == "fork"
+        )
         if path is not None:
             _log.info(
                 "%s is in shared memory, which may change between epochs: no batch is made before "

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from feedline.device.normalise import Normalise
-from feedline.device.on_device import OnDevice
-from feedline.device.usable import usable_device
 from feedline.engine.defaults import DEFAULT_PREFETCH, DEFAULT_PREFETCH_FACTOR, slots_for
+from feedline.engine.devices import resolve_device
+from feedline.engine.normalise import DeviceTransforms, Normalise
 from feedline.engine.start_method import default_start_method
 from feedline.errors import UsageError
 from feedline.loader.check_ahead import task_ns_of
@@ -68,7 +67,7 @@ class Asked:
     prefetch: int
     max_image_size: int | None
     device: torch.device | None
-    on_device: OnDevice | None
+    on_device: DeviceTransforms | None
     cache: Any
 
     @classmethod
@@ -102,7 +101,9 @@ class Asked:
         if given["device"] is not None and native:
             names = (name for name in ("mean", "std", "dtype") if given[name] is not None)
             normalise = Normalise(**{name: given[name] for name in names})
-            on_device = OnDevice(normalise, given["pixel_transform"], given["batch_transform"])
+            on_device = DeviceTransforms(
+                normalise, given["pixel_transform"], given["batch_transform"]
+            )
         if native or isinstance(workers, str):
             workers = worker_count(workers, _batches_bytes(given, phases))
         return cls(
@@ -118,7 +119,7 @@ class Asked:
             adapts=adapts,
             prefetch=DEFAULT_PREFETCH if given["prefetch"] is None else given["prefetch"],
             max_image_size=given["max_image_size"],
-            device=None if given["device"] is None else usable_device(given["device"]),
+            device=None if given["device"] is None else resolve_device(given["device"]),
             on_device=on_device,
             cache=_cache(given["cache"]),
         )

@@ -221,7 +221,7 @@ def _ways_to_open() -> Iterator[tuple[str, str, Any]]:
 
 def _untimed(function: Any) -> Any:
     """Function inside a timer that feedline added in workers; otherwise the function itself."""
-    timed: Any = sys.modules.get("feedline.dataset.timed_steps")
+    timed: Any = sys.modules.get("feedline.trace.transform_timing")
     if timed is not None and getattr(function, "__globals__", None) is vars(timed):
         return vars(function).get("__wrapped__", function)
     return function

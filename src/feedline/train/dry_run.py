@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from rich.filesize import decimal
 
-from feedline.device.usable import synchronize
 from feedline.diagnose.finding import count
+from feedline.engine.devices import synchronize
 from feedline.errors import UsageError
 from feedline.forecast.text import align_columns, duration, wrap_text
 from feedline.system import rank_and_world

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from feedline.device.normalise import IMAGENET_MEAN, IMAGENET_STD
+from feedline.engine.normalise import IMAGENET_MEAN, IMAGENET_STD
 from feedline.errors import StateError, UsageError
 from feedline.images.crops import EvalCrop
 from feedline.system import unwritten

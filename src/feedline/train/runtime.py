@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from feedline.device.usable import synchronize, usable_device
+from feedline.engine.devices import resolve_device, synchronize
 from feedline.errors import UsageError
 from feedline.train.recipe import Recipe
 from feedline.train.train_state import TrainState, autocast
@@ -47,7 +47,7 @@ def choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and torch.cuda.is_available():
         name = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
-    return usable_device(name)
+    return resolve_device(name)
 
 
 def choose_precision(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from feedline.device.usable import synchronize
+from feedline.engine.devices import synchronize
 from feedline.errors import UsageError
 from feedline.train.model import create_model
 from feedline.train.recipe import Recipe

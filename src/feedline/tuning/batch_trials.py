@@ -16,8 +16,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from feedline.device.accelerator import TorchAccelerator
-from feedline.device.usable import synchronize
+from feedline.engine.devices import TorchAccelerator, synchronize
 from feedline.tuning.batch_search import BatchTrial
 from feedline.tuning.device_memory import DeviceMemory, is_out_of_memory
 from feedline.tuning.preserve_state import HasStateDict, preserve_state

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from feedline.dataset.torch_workers import TorchWorkers
 from feedline.engine.process import interrupt_held
 from feedline.errors import ResourceError, UsageError
 from feedline.loader.checks import worker_count
 from feedline.order.schedule import Phase
 from feedline.trace.stage_timings import StageTimings
+from feedline.trace.torch_workers import TorchWorkers
 from feedline.tuning.search import SearchSpace
 from feedline.tuning.trial import LoaderSetting
 from feedline.tuning.tunable import NO_BATCH

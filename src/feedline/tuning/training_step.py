@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from feedline.device.normalise import Normalise
+from feedline.engine.normalise import Normalise
 from feedline.errors import UsageError
 
 __all__ = ["Loss", "MakeBatch", "Step", "class_loss", "noise_batches", "training_step"]

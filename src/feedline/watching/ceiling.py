@@ -22,8 +22,8 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
-from feedline.dataset.sample_paths import sample_path
 from feedline.diagnose.finding import UpperBound
+from feedline.engine.worker_errors import sample_path
 from feedline.errors import UsageError
 from feedline.trace.batch_probe import inspect_batch
 from feedline.watching.loader_probe import find_torch_loader

@@ -18,13 +18,13 @@ from typing import Any
 
 import psutil
 
-from feedline.dataset.sample_paths import sample_bytes, sample_path
-from feedline.dataset.torch_workers import TorchWorkers
+from feedline.engine.worker_errors import sample_bytes, sample_path
 from feedline.loader import DataLoader
 from feedline.loader.recording import described as describe_feedline_loader
 from feedline.trace.recorder import Recorder, WorkerObserver
 from feedline.trace.run import Loader
 from feedline.trace.stage_timings import StageTimings
+from feedline.trace.torch_workers import TorchWorkers
 
 __all__ = ["LoaderProbe", "describe_loader", "find_torch_loader", "get_probe"]
 

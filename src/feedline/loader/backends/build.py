@@ -11,23 +11,21 @@ from typing import Any
 from torch.utils.data import Subset
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from feedline.dataset.fetcher import DatasetFetcher
-from feedline.dataset.sample_paths import key_in_words
-from feedline.dataset.whole_batch_carrier import WholeBatchCarrier
-from feedline.dataset.worker_init import RowsWithInit, WorkerInit
-from feedline.device.accelerator import TorchAccelerator
-from feedline.device.accelerator_carrier import AcceleratorCarrier
-from feedline.device.carrier import Carrier, Tensors
-from feedline.device.host import HostCarrier
-from feedline.device.pinning import pins, registered
+from feedline.engine.accelerator_transfer import AcceleratorTransfer
+from feedline.engine.batch_layout import WholeBatchTransfer
 from feedline.engine.crew import Crew
+from feedline.engine.dataset_fetch import DatasetFetcher
 from feedline.engine.defaults import slots_for
+from feedline.engine.device_transfer import DeviceTransfer, HostTransfer, Tensors
+from feedline.engine.devices import TorchAccelerator, register_memory, should_pin
 from feedline.engine.feed import Feed
 from feedline.engine.live_settings import LiveSettings
 from feedline.engine.slots import FixedSlots, GrowingSlots
 from feedline.engine.source import Source
 from feedline.engine.start_method import start_crew
 from feedline.engine.tasks import BatchTasks, PieceTasks
+from feedline.engine.worker_errors import describe_sample
+from feedline.engine.worker_setup import SourceWithInit, WorkerInit
 from feedline.loader.backends.backend import Backend
 from feedline.loader.backends.in_process import InProcessBackend
 from feedline.loader.backends.workers import WorkerBackend
@@ -46,7 +44,13 @@ _ROW_TIMEOUT_S = 120.0
 
 # The fork server imports these once, so that every worker starts with them at once.
 _PRELOAD = ("numpy", "torch", "simplejpeg", "PIL.Image", "feedline.images.folder")
-_PRELOAD_WHOLE = ("numpy", "torch", "torch.utils.data", "PIL.Image", "feedline.dataset.fetcher")
+_PRELOAD_WHOLE = (
+    "numpy",
+    "torch",
+    "torch.utils.data",
+    "PIL.Image",
+    "feedline.engine.dataset_fetch",
+)
 
 _KEPT_BY_USER = 2
 """Batches a user may hold without a copy, besides those made ahead."""
@@ -109,7 +113,7 @@ def _rows_backend(
     if settings.worker_init_fn is not None:
         shown = settings.dataset if isinstance(settings.dataset, Subset) else source
         init = WorkerInit(shown, settings.worker_init_fn, asked.seed or 0)
-        source = RowsWithInit(source, init)
+        source = SourceWithInit(source, init)
     count = slots_for(asked.prefetch)
     crew = start_crew(
         source,
@@ -136,23 +140,23 @@ def _rows_backend(
         )
         # torch's default collate makes lists of tuples.
         form: Callable[[Tensors], Any] = tuple if native else list
-        carrier: Carrier
+        transfer: DeviceTransfer
         if asked.device is not None and asked.device.type != "cpu":
             assert decision.on_device is not None, (
                 "device transforms are set for batches on a device"
             )
-            carrier = AcceleratorCarrier(
+            transfer = AcceleratorTransfer(
                 slots,
                 decision.on_device,
                 TorchAccelerator(asked.device),
-                registered(crew.block, asked.device),
+                register_memory(crew.block, asked.device),
                 form,
             )
         else:
-            carrier = HostCarrier(slots, decision.on_device, form, pins(settings.pin))
-        carrier.timing = timing
+            transfer = HostTransfer(slots, decision.on_device, form, should_pin(settings.pin))
+        transfer.timing = timing
         policy = partial(samples_to_skip, source, slots, settings.on_error)
-        return WorkerBackend(feed, carrier, position, policy, skip_after_error=not native)
+        return WorkerBackend(feed, transfer, position, policy, skip_after_error=not native)
 
 
 def _needs_formats_of_the_script(decision: Decision) -> bool:
@@ -198,11 +202,11 @@ def _whole_batches(
         deadline_s=settings.timeout_s or inf,
         in_order=settings.in_order,
         replaces=False,  # a user's sample may take as long as it likes
-        sample=partial(key_in_words, settings.dataset),
+        sample=partial(describe_sample, settings.dataset),
     )
-    carrier = WholeBatchCarrier(slots, spare=_KEPT_BY_USER, pin=settings.pin)
-    carrier.timing = timing
-    return WorkerBackend(feed, carrier, position, lambda flight: [])
+    transfer = WholeBatchTransfer(slots, spare=_KEPT_BY_USER, pin=settings.pin)
+    transfer.timing = timing
+    return WorkerBackend(feed, transfer, position, lambda flight: [])
 
 
 def _in_process(
@@ -213,7 +217,7 @@ def _in_process(
     timing: Timing,
 ) -> InProcessBackend:
     """Build an engine that makes batches in this process on request."""
-    pinned = pins(settings.pin)
+    pinned = should_pin(settings.pin)
 
     def make(batch: BatchSpec) -> Any:
         made = None

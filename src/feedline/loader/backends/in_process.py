@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from feedline.dataset.worker_exception import SkippedBatch, say_notes
+from feedline.engine.worker_errors import SkippedBatch, append_notes
 from feedline.loader.backends.backend import Backend, Skipped
 from feedline.loader.position import LoaderPosition
 from feedline.order.batch_spec import BatchSpec
@@ -97,7 +97,7 @@ class InProcessBackend(Backend):
         except Exception as error:
             self._position.record_delivery(batch)
             if sys.version_info < (3, 11):
-                say_notes(error)
+                append_notes(error)
             raise
         now_s = time.perf_counter()
         if self._handed_out_s:

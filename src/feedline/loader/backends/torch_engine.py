@@ -19,7 +19,6 @@ from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from feedline.dataset.torch_workers import TorchWorkers
 from feedline.errors import LoadTimeoutError, StateError, UsageError
 from feedline.loader.backends.backend import Backend
 from feedline.order.position import (
@@ -33,6 +32,7 @@ from feedline.order.schedule import Phase, is_count
 from feedline.sampling.random_states import RandomStates
 from feedline.trace import is_recording_enabled
 from feedline.trace.stage_timings import StageTimings
+from feedline.trace.torch_workers import TorchWorkers
 
 __all__ = ["TorchBackend"]
 

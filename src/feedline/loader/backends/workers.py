@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from feedline.dataset.worker_exception import SkippedBatch, WorkerException
-from feedline.device.carrier import Carrier
+from feedline.engine.device_transfer import DeviceTransfer
 from feedline.engine.feed import Feed
 from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.live_settings import LiveSettings
+from feedline.engine.worker_errors import SkippedBatch, WorkerException
 from feedline.errors import SampleError, UsageError
 from feedline.loader.backends.backend import Backend, Skipped
 from feedline.loader.position import LoaderPosition
@@ -32,7 +32,7 @@ class WorkerBackend(Backend):
 
     Args:
         feed: makes the batches.
-        carrier: transfers them to the device.
+        transfer: transfers them to the device.
         position: position of the loader.
         policy: selects the samples to skip in a batch with failures, or raises.
         skip_after_error: after an error of a row, too, the next call returns the next batch.
@@ -41,7 +41,7 @@ class WorkerBackend(Backend):
     def __init__(
         self,
         feed: Feed,
-        carrier: Carrier,
+        transfer: DeviceTransfer,
         position: LoaderPosition,
         policy: Callable[[InFlightBatch], list[Skipped]],
         *,
@@ -50,7 +50,7 @@ class WorkerBackend(Backend):
         super().__init__()
         self._skip_after_error = skip_after_error
         self.feed = feed
-        self.carrier = carrier
+        self.transfer = transfer
         self._position = position
         self._policy = policy
         self._ahead: list[tuple[BatchSpec, list[Skipped]]] = []  # sent and not yet handed out
@@ -106,7 +106,7 @@ class WorkerBackend(Backend):
         """Begin an iteration at the position."""
         if restart:
             self.restart_prefetch()
-        self.carrier.pause()
+        self.transfer.pause()
 
     def next(self) -> Any:
         """Return the batch at the position."""
@@ -116,10 +116,10 @@ class WorkerBackend(Backend):
             raise StopIteration
         self.recover()
         self._disturbed = True
-        self.carrier.asked()
+        self.transfer.note_request()
         if not self._ahead:
             self._send_asked()
-        made = self.carrier.receive()
+        made = self.transfer.receive()
         self.batch, self._left_out = self._ahead.pop(0)
         self._send_ahead()
         if isinstance(made, WorkerException):
@@ -172,23 +172,23 @@ class WorkerBackend(Backend):
 
     def close(self) -> None:
         """End the workers and free all memory."""
-        self.carrier.close()
+        self.transfer.close()
         self.feed.close()
 
     def _forget_ahead(self) -> None:
-        self.carrier.drop()
+        self.transfer.drop()
         self._ahead.clear()
         self._failed_ahead = False
 
     def _take(self) -> InFlightBatch:
-        self.carrier.reclaim(wait=False)
+        self.transfer.reclaim(wait=False)
         while (flight := self.feed.take()) is None:
-            self.carrier.reclaim(wait=True)
+            self.transfer.reclaim(wait=True)
         return flight
 
     def _send(self, flight: InFlightBatch) -> None:
         skipped = self._policy(flight) if flight.failures else []
-        self.carrier.send(flight)
+        self.transfer.send(flight)
         self._ahead.append((flight.batch, skipped))
 
     def _send_asked(self) -> None:
@@ -206,7 +206,7 @@ class WorkerBackend(Backend):
 
     def _send_ahead(self) -> None:
         """Start the transfer of the next batch if it is made, across epoch edges too."""
-        if self.carrier.ahead and self.feed.ready():
+        if self.transfer.ahead and self.feed.ready():
             try:
                 self._send(self._take())
             except SampleError:

@@ -1,0 +1,285 @@
+"""Batches of any structure in a buffer slot: written by a worker, returned by the trainer.
+
+The tensors' bytes are stored unchanged; only the rest (containers, strings, numbers, user-defined
+objects: the shell) is pickled, by a worker for its own trainer. Tensors collated directly into the
+memory stay where they are.
+
+Guarantees: `read_batch(*write_batch(value))` has the structure, types, dtypes, shapes, strides and
+values of `value`; its tensors and arrays are writable and keep the memory alive. Tensors without
+plain memory (nested, quantised, CUDA) are serialised by their own pickling. A returned batch is
+safe to keep: its tensors are views of the slot if the workers have enough other slots, and copies
+otherwise; the slot is released when they are garbage collected.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from feedline.engine.device_transfer import CpuTransfer
+from feedline.engine.devices import should_pin
+from feedline.engine.in_flight import InFlightBatch
+from feedline.engine.slots import GrowingSlots
+from feedline.engine.space import Space
+from feedline.engine.worker_errors import WorkerException
+from feedline.errors import SampleError
+
+__all__ = ["WholeBatchTransfer", "empty_in", "is_plain", "read_batch", "write_batch"]
+
+_LENGTH = struct.Struct("<q")
+_SMALL_BYTES = 512
+
+_Leaf: TypeAlias = tuple[int, int, torch.dtype, "tuple[int, ...]", "tuple[int, ...]", bool]
+"""Index of a tensor within the batch, its offset in memory (bytes), dtype, shape, strides, and
+requires_grad."""
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return True if a tensor, of any class, consists of strided bytes in this process.
+
+    The bytes of such tensors can be copied, checksummed and shared in memory.
+    """
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
+    )
+
+
+def write_batch(value: object, space: Space) -> int:
+    """Write a value to memory. Return the length of the shell at its end, in bytes.
+
+    Raises:
+        Exception: something in the value cannot be pickled.
+    """
+    body = io.BytesIO()
+    pickler = _Pickler(body, space)
+    pickler.dump(value)
+    shell = _LENGTH.pack(body.tell()) + body.getvalue() + pickle.dumps(pickler.buffers)
+    _, part = space.take(len(shell))
+    part[:] = np.frombuffer(shell, np.uint8)
+    return len(shell)
+
+
+def read_batch(memory: NDArray[np.uint8], shell: int) -> Any:
+    """Read a value back.
+
+    Args:
+        memory: the used memory, shape (bytes,), from its start; kept alive by the result.
+        shell: length of the shell at the end, in bytes.
+    """
+    data = memory[len(memory) - shell :].tobytes()
+    end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
+    buffers = [memory[start : start + n] for start, n in pickle.loads(data[end:])]
+    return _Unpickler(data[_LENGTH.size : end], buffers, memory).load()
+
+
+def empty_in(space: Space, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Allocate a contiguous tensor in memory."""
+    count = int(np.prod(shape, dtype=np.int64))
+    if count == 0:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    _, part = space.take(count * dtype.itemsize)
+    return torch.frombuffer(part.data, dtype=dtype, count=count).view(shape)
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, space: Space) -> None:
+        self.buffers: list[tuple[int, int]] = []
+        # No method of its own: the cycle would keep all it has pickled until it is collected.
+        super().__init__(
+            file, protocol=5, buffer_callback=partial(_lay_buffer, space, self.buffers)
+        )
+        self._space = space
+        self._leaves: dict[int, tuple[torch.Tensor, _Leaf]] = {}  # by id of what is kept with it
+
+    def persistent_id(self, obj: object) -> Any:
+        """Plain tensors are leaves in memory; repeated references share one leaf."""
+        if type(obj) is not torch.Tensor or not is_plain(obj):
+            return None
+        if id(obj) not in self._leaves:
+            self._leaves[id(obj)] = obj, self._leaf(obj)
+        return self._leaves[id(obj)][1]
+
+    def reducer_override(self, obj: object) -> Any:
+        """Pickle a Tensor subclass that pickles like Tensor as the plain tensor plus its additions.
+
+        One that catches what is done to it may hold no bytes of its own: torch takes it apart.
+        A sparse tensor is its indices and values: torch's own way keeps each one that it rebuilds
+        until the next `torch.load`.
+        """
+        if type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.layout in _INDICES:
+            return _sparse, _sparse_parts(obj)
+        if (
+            isinstance(obj, torch.Tensor)
+            and type(obj) is not torch.Tensor
+            and type(obj).__reduce_ex__ is torch.Tensor.__reduce_ex__
+            and type(obj).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+            and is_plain(obj)
+        ):
+            with torch._C.DisableTorchFunctionSubclass():
+                plain = obj.detach().as_subclass(torch.Tensor)
+            state = torch._utils._get_obj_state(obj)
+            made_of = (plain, type(obj), obj.requires_grad)
+            return torch._tensor._rebuild_from_type_v2, (_as_subclass, type(obj), made_of, state)
+        return NotImplemented
+
+    def _leaf(self, tensor: torch.Tensor) -> _Leaf:
+        shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+        start = self._space.where(tensor.data_ptr()) if tensor.numel() else 0
+        if start is None:
+            start, strides = self._copy(tensor.detach(), shape, strides)
+        return len(self._leaves), start, tensor.dtype, shape, strides, tensor.requires_grad
+
+    def _copy(
+        self, tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]
+    ) -> tuple[int, tuple[int, ...]]:
+        """Copy a tensor into memory. Return its offset and its strides there.
+
+        Repeated elements, as from `expand`, are copied once.
+        """
+        once = tuple(1 if stride == 0 else n for n, stride in zip(shape, strides, strict=True))
+        tensor = tensor.as_strided(once, strides)
+        start, part = self._space.take(tensor.numel() * tensor.dtype.itemsize)
+        place = torch.frombuffer(part.data, dtype=tensor.dtype, count=tensor.numel())
+        place = place.as_strided(once, strides) if _is_dense(once, strides) else place.view(once)
+        place.copy_(tensor)
+        there = zip(place.stride(), strides, strict=True)
+        return start, tuple(0 if stride == 0 else now for now, stride in there)
+
+
+def _lay_buffer(space: Space, buffers: list[tuple[int, int]], buffer: pickle.PickleBuffer) -> bool:
+    """Write an array's bytes to memory, unless they are so few that the shell holds them."""
+    data = buffer.raw()
+    if data.nbytes < _SMALL_BYTES:
+        return True
+    start, part = space.take(data.nbytes)
+    part[:] = np.frombuffer(data, np.uint8)
+    buffers.append((start, data.nbytes))
+    return False
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(
+        self, body: bytes, buffers: list[NDArray[np.uint8]], memory: NDArray[np.uint8]
+    ) -> None:
+        super().__init__(io.BytesIO(body), buffers=buffers)
+        self._memory = memory
+        self._leaves: dict[int, torch.Tensor] = {}
+
+    def persistent_load(self, leaf: _Leaf) -> torch.Tensor:
+        number = leaf[0]
+        if number not in self._leaves:
+            self._leaves[number] = self._tensor(leaf)
+        return self._leaves[number]
+
+    def _tensor(self, leaf: _Leaf) -> torch.Tensor:
+        _, start, dtype, shape, strides, requires_grad = leaf
+        count = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+        if 0 in shape:
+            tensor = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+        else:
+            tensor = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start)
+            tensor = tensor.as_strided(shape, strides)
+        return tensor.requires_grad_() if requires_grad else tensor
+
+
+_INDICES = {
+    torch.sparse_coo: ("_indices",),
+    torch.sparse_csr: ("crow_indices", "col_indices"),
+    torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}
+"""Methods that return the indices of a sparse tensor, by its layout."""
+
+
+def _sparse_parts(tensor: torch.Tensor) -> tuple[Any, ...]:
+    bare, layout = tensor.detach(), tensor.layout
+    indices = [getattr(bare, name)() for name in _INDICES[layout]]
+    coo = layout is torch.sparse_coo
+    values = bare._values() if coo else bare.values()
+    coalesced = coo and bare.is_coalesced()
+    return layout, indices, values, tuple(tensor.shape), coalesced, tensor.requires_grad
+
+
+def _sparse(
+    layout: torch.layout,
+    indices: list[torch.Tensor],
+    values: torch.Tensor,
+    shape: tuple[int, ...],
+    coalesced: bool,
+    requires_grad: bool,
+) -> torch.Tensor:
+    make: Any = torch.sparse_compressed_tensor
+    form: dict[str, Any] = {"layout": layout}
+    if layout is torch.sparse_coo:
+        make, form = torch.sparse_coo_tensor, {"is_coalesced": coalesced}
+    made: torch.Tensor = make(*indices, values, size=shape, check_invariants=False, **form)
+    return made.requires_grad_() if requires_grad else made
+
+
+def _as_subclass(plain: torch.Tensor, kind: type[torch.Tensor], requires_grad: bool) -> Any:
+    tensor = plain.as_subclass(kind)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Return True if the elements are contiguous in some order of the dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+class WholeBatchTransfer(CpuTransfer):
+    """Transfers whole batches to the CPU.
+
+    Args:
+        slots: slots of the batches.
+        spare: number of slots a user may keep without slowing the workers.
+        pin: copy their tensors to pinned memory, like torch's DataLoader; no effect without an
+            accelerator.
+    """
+
+    _slots: GrowingSlots
+
+    def __init__(self, slots: GrowingSlots, *, spare: int, pin: bool) -> None:
+        super().__init__(slots)
+        self._spare = spare
+        self._pin = should_pin(pin)
+
+    def _made(self, flight: InFlightBatch) -> Any:
+        if flight.failures:
+            self._slots.release(flight.slot)
+            return _failed(flight)
+        if self._slots.lent >= self._spare:
+            memory = self._slots.view(flight.slot, flight.used).copy()
+            self._slots.release(flight.slot)
+        else:
+            memory = self._slots.lend(flight.slot, flight.used)
+        batch = read_batch(memory, flight.shell)
+        return pin_memory(batch) if self._pin else batch
+
+
+def _failed(flight: InFlightBatch) -> WorkerException:
+    """Error for a batch that failed in the engine, e.g. because it kills its workers."""
+    batch, first = flight.batch, flight.failures[0]
+    keys = batch.dataset_keys
+    if not isinstance(keys, (list, tuple)):
+        keys = [keys]
+    known = first.row < len(keys)
+    which = f"the sample with index {keys[first.row]!r}" if known else f"row {first.row}"
+    where = f"{which} (epoch {batch.epoch + 1}, step {batch.step + 1})"
+    return WorkerException(SampleError, f"{where}: {first.message}\n{first.trace}".rstrip())

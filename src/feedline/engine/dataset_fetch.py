@@ -1,0 +1,426 @@
+"""Fetching and collating of whole batches of any torch Dataset, in a worker.
+
+Guarantees: the result of torch's own worker for the same keys: `__getitems__` if it exists,
+`collate_fn`, `worker_init_fn`, `get_worker_info()`. A user's exception reaches the trainer with its
+type, its traceback and the sample's index. The random states, and the dataset's own generators, are
+seeded from the batch's seed, whatever `worker_init_fn` seeds: batches go to free workers, so this
+is the only way to make a batch the same in every run. A compiled dataset's sample has the seed, and
+so the pixels, of the image-row engine's row. A batch that ignores the requested size or strength
+raises an error. Tensors are stacked directly into the batch's memory by torch's `default_collate`;
+functions users have registered in `default_collate_fn_map` are called.
+Relies on: use in one process, from its main thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pickle
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import length_hint
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+from torch.utils.data._utils import collate as torch_collate
+
+from feedline.engine.attribute_snapshot import take_snapshot
+from feedline.engine.batch_layout import empty_in, is_plain, write_batch
+from feedline.engine.messages import BatchTask, said
+from feedline.engine.space import Space
+from feedline.engine.worker_errors import (
+    SkippedBatch,
+    WorkerException,
+    note_failing_sample,
+    note_unpicklable,
+)
+from feedline.engine.worker_setup import (
+    DatasetGenerator,
+    WorkerInit,
+    find_generators,
+    seed_generators,
+    seed_generators_temporarily,
+)
+from feedline.errors import UsageError, note
+from feedline.order.batch_spec import BatchSpec, Item
+from feedline.order.requested_size import SampleRequest, current_request, set_request
+from feedline.order.seeds import extend, mix
+from feedline.randomness import fingerprint, put_back_later, seed_all, seeded, unbroken
+from feedline.trace import is_recording_enabled, stage_timer
+from feedline.trace.transform_timing import time_transforms
+
+__all__ = ["DatasetFetcher", "OnSample", "SampleMaker", "collate_into"]
+
+_log = logging.getLogger("feedline")
+
+OnSample: TypeAlias = Callable[[int], None]
+"""Called with the position of the next sample within its batch."""
+
+
+class DatasetFetcher:
+    """Makes batches of a Dataset.
+
+    Args:
+        init: initialisation of its workers, and the dataset: anything with `__getitem__`.
+        collate_fn: makes a batch of samples.
+        batched: keys are lists of sample keys; otherwise one key is fetched and collated.
+        skip_errors: leave out samples that raise.
+        samples: compiled replacement of the dataset, used unless `worker_init_fn` sets attributes
+            of the dataset; None: only the dataset makes samples.
+    """
+
+    def __init__(
+        self,
+        init: WorkerInit,
+        collate_fn: Callable[[Any], Any],
+        *,
+        batched: bool,
+        skip_errors: bool = False,
+        samples: SampleMaker | None = None,
+    ) -> None:
+        self.dataset = init.dataset
+        self._collate = collate_fn
+        self._batched = batched
+        self._init = init
+        self._skip = skip_errors
+        self._compiled = samples
+        self._generators: list[DatasetGenerator] | None = None  # not looked for yet
+        self._worker: int | None = None
+        self._broken: WorkerException | None = None
+
+    def given(self) -> dict[str, object]:
+        """The user's objects, by the names of the loader's arguments."""
+        return {**self._init.given(), "collate_fn": self._collate}
+
+    def open(self, worker: int, workers: int) -> None:
+        """Initialise this worker, like torch's workers."""
+        self._worker = worker
+        if is_recording_enabled():
+            time_transforms()
+        self._init.become(worker, workers)
+        before = fingerprint()
+        try:
+            had = None if self._compiled is None else take_snapshot(self.dataset)
+            self._init.call(worker)
+            if had is not None and had != take_snapshot(self.dataset, before=had):
+                self._compiled = None
+            if worker == 0 and fingerprint() != before:
+                _log.info(
+                    "worker_init_fn seeds random states; feedline seeds them again for each batch. "
+                    "For repeatable runs use torch.manual_seed(...), generator= or seed="
+                )
+            self._find_generators()
+        except (Exception, SystemExit) as error:
+            self._broken = WorkerException.of(error, self._place)
+
+    def _find_generators(self) -> list[DatasetGenerator]:
+        """Find the generators to seed for each batch, once."""
+        if self._generators is None:
+            self._generators = find_generators(self.dataset, self._collate)
+        return self._generators
+
+    @property
+    def _place(self) -> str:
+        return f"in DataLoader worker process {self._worker}"
+
+    def pack(self, keys: bytes, task: BatchTask, space: Space, at: OnSample) -> int:
+        """Make a batch, or catch its exception, and write it to memory."""
+        if self._broken is not None:
+            return write_batch(self._broken, space)
+        try:
+            seed_all(task.seed)
+            seed_generators(self._find_generators(), task.seed)
+            batch = self._make(pickle.loads(keys), task, space, at)
+            try:
+                return write_batch(batch, space)
+            except Exception as error:
+                note_unpicklable(error, batch.batch if isinstance(batch, SkippedBatch) else batch)
+                raise
+        except (Exception, SystemExit) as error:
+            return write_batch(WorkerException.of(error, self._place), space)
+
+    def make_here(self, batch: BatchSpec) -> Any:
+        """Make a batch in the training process, equal to a worker's.
+
+        All random states, including the dataset's own, and the current request are restored
+        afterwards, also after Ctrl-C.
+
+        Raises:
+            Exception: any error of the user's dataset, unchanged.
+        """
+        task = BatchTask(
+            id=0,
+            image_size=batch.image_size,
+            seed=batch.batch_seed,
+            row_seed=batch.seed,
+            place=batch.place,
+            stride=batch.stride,
+            strength=batch.phase.strength,
+        )
+        with unbroken(), seeded(task.seed):
+            put_back_later(partial(set_request, current_request()))
+            seed_generators_temporarily(self._find_generators(), task.seed)
+            return self._make(batch.dataset_keys, task, None, None)
+
+    def _make(self, keys: Any, task: BatchTask, space: Space | None, at: OnSample | None) -> Any:
+        """Make a batch.
+
+        Args:
+            keys: keys from the sampler.
+            task: size, strength and seeds.
+            space: memory to stack tensors into; None leaves everything to `collate_fn`.
+            at: see `OnSample`; None if not needed.
+        """
+        with SampleRequest(task.image_size, task.strength) as request:
+            one = None
+            if self._compiled is not None:
+                one = _sample_function(
+                    self._compiled,
+                    self.dataset,
+                    keys if self._batched else [keys],
+                    task,
+                    request,
+                )
+            skipped: list[tuple[str, str]] = []
+            if self._batched:
+                samples, keys = self._samples(keys, one, skipped, at)
+                batch = self._collated(samples, keys, space)
+                stage_timer.end_stage("collate")
+            else:
+                if at is not None:
+                    at(0)
+                batch = self._collate(self._sample(one, 0, keys))
+        _check_request(request, self.dataset)
+        return SkippedBatch(batch, tuple(skipped)) if skipped else batch
+
+    def _collated(self, samples: Any, keys: Any, space: Space | None) -> Any:
+        try:
+            if space is not None and self._collate is default_collate:
+                return collate_into(samples, space)
+            return self._collate(samples)
+        except Exception as error:
+            odd = _find_mismatch(samples) if isinstance(samples, Sequence) and samples else None
+            if odd is not None:
+                where, how = odd
+                note(error, f"Sample {keys[where]!r} {how} (sample {keys[0]!r}).")
+            elif isinstance(samples, Sequence) and samples and _holds_none(samples[0]):
+                note(
+                    error,
+                    f"Sample {keys[0]!r} contains None. Check that every transform returns a "
+                    "value.",
+                )
+            raise
+
+    def _samples(
+        self,
+        keys: Any,
+        one: SampleFunction | None,
+        skipped: list[tuple[str, str]],
+        at: OnSample | None,
+    ) -> tuple[Any, Any]:
+        if self._skip:
+            return self._samples_without_failures(keys, one, skipped, at)
+        together = getattr(self.dataset, "__getitems__", None)
+        if together and one is None:
+            samples = together(keys)
+            stage_timer.end_stage("dataset")
+            return samples, keys
+        dataset, upcoming = self.dataset, iter(keys)
+        try:
+            each = stage_timer.each_sample
+            if at is None and one is None and not each:
+                # The quickest loop there is: tiny samples feel it.
+                return [dataset[key] for key in upcoming], keys
+            samples = []
+            for k, key in enumerate(upcoming):
+                if at is not None:
+                    at(k)
+                samples.append(dataset[key] if one is None else one(k, key))
+                if each:
+                    stage_timer.end_sample(key, "dataset")
+            return samples, keys
+        except (Exception, SystemExit) as error:
+            note_failing_sample(error, self.dataset, keys[len(keys) - length_hint(upcoming) - 1])
+            raise
+
+    def _samples_without_failures(
+        self,
+        keys: Any,
+        one: SampleFunction | None,
+        skipped: list[tuple[str, str]],
+        at: OnSample | None,
+    ) -> tuple[Any, Any]:
+        samples, made = [], []
+        first: Exception | None = None
+        try:
+            for k, key in enumerate(keys):
+                if at is not None:
+                    at(k)
+                try:
+                    samples.append(self._sample(one, k, key))
+                    made.append(key)
+                    if stage_timer.each_sample:
+                        stage_timer.end_sample(key, "dataset")
+                except Exception as error:
+                    first = error if first is None else first
+                    skipped.append((repr(key), f"{type(error).__name__}: {said(error)}"))
+            if first is not None and not samples:
+                count = len(skipped)
+                note(
+                    first,
+                    f"No sample of the batch could be loaded ({count} of {count} failed), and a "
+                    "batch cannot be empty. Use drop_last=True if this is a small last batch.",
+                )
+                raise first
+            return samples, made
+        finally:
+            first = None  # its traceback holds this frame, and with it the samples
+
+    def _sample(self, one: SampleFunction | None, place: int, key: Any) -> Any:
+        try:
+            return self.dataset[key] if one is None else one(place, key)
+        except (Exception, SystemExit) as error:
+            note_failing_sample(error, self.dataset, key)
+            raise
+
+
+def _holds_none(sample: Any) -> bool:
+    parts = sample if isinstance(sample, (tuple, list)) else (sample,)
+    return any(part is None for part in parts)
+
+
+class SampleMaker(Protocol):
+    """Makes single samples. Called from one thread."""
+
+    def prepare(self, samples: Sequence[int], image_size: int | None) -> None:
+        """Prepare for samples that are about to be made; errors are ignored."""
+
+    def sample(self, item: Item) -> Any:
+        """The dataset's value for a sample, with the random draws of the item's seed.
+
+        Raises:
+            Exception: any; it reaches the trainer with the sample's index.
+        """
+
+
+SampleFunction: TypeAlias = Callable[[int, Any], Any]
+"""Function from a sample's place in its batch, and its key, to the sample."""
+
+
+def _sample_function(
+    samples: SampleMaker, dataset: Any, keys: Any, task: BatchTask, request: SampleRequest
+) -> SampleFunction:
+    """Create the function that makes a batch's samples; the dataset makes those without index.
+
+    Args:
+        samples: makes samples with an index.
+        dataset: makes the others.
+        keys: keys of the batch.
+        task: size, strength and seeds.
+        request: updated with what the samples read of it.
+    """
+    seed = mix(task.row_seed)
+    with contextlib.suppress(Exception):
+        numbers = [number for number in map(_sample_index, keys) if number is not None]
+        samples.prepare(numbers, task.image_size)
+
+    def one(place: int, key: Any) -> Any:
+        number = _sample_index(key)
+        if number is None:
+            return dataset[key]
+        request.image_size_was_read = request.strength_was_read = True
+        own = extend(seed, number)  # as in `engine.fill`
+        if task.stride:
+            own = extend(own, task.place + place * task.stride)
+        return samples.sample(Item(number, task.image_size, own, task.strength))
+
+    return one
+
+
+def _sample_index(key: Any) -> int | None:
+    """Sample index of a key; None for any other key."""
+    if type(key) is int or isinstance(key, np.integer):
+        return int(key)
+    if isinstance(key, torch.Tensor) and key.dim() == 0:
+        found = key.item()
+        return found if type(found) is int else None
+    return None
+
+
+def _check_request(request: SampleRequest, dataset: object) -> None:
+    """Check that a batch used the requested size and strength.
+
+    Raises:
+        UsageError: a size or a strength was requested, and nothing read it.
+    """
+    kind = type(dataset).__name__
+    if request.image_size is not None and not request.image_size_was_read:
+        raise UsageError(
+            f"schedule= or image_size= is set, but nothing in {kind} asked for the size: the batch "
+            f"might not be at {request.image_size} px. Use feedline.per_size(...) or "
+            "feedline.image_size() in the transform, or leave the size out of the schedule"
+        )
+    if request.strength != 1 and not request.strength_was_read:
+        raise UsageError(
+            f"the schedule sets strength {request.strength:g}, but nothing in {kind} asked for it: "
+            "the augmentation would have full strength. Use feedline.augmentation_strength() in "
+            "the transform, or leave the strength out of the schedule"
+        )
+
+
+def collate_into(samples: Sequence[Any], space: Space) -> Any:
+    """Collate samples like `torch.utils.data.default_collate`.
+
+    Raises:
+        RuntimeError, TypeError: the samples do not match.
+    """
+
+    def stack(tensors: Sequence[torch.Tensor], **options: Any) -> torch.Tensor:
+        # Only the first is looked at, as by torch's workers: where another one does not go with
+        # it, stacking into memory of the first one's kind is an error.
+        first = tensors[0]
+        if type(first) is not torch.Tensor or not is_plain(first):
+            stacked: torch.Tensor = collate_tensors(tensors, **options)
+            return stacked
+        out = empty_in(space, (len(tensors), *first.shape), first.dtype)
+        return torch.stack(list(tensors), 0, out=out)
+
+    functions = dict(torch_collate.default_collate_fn_map)
+    collate_tensors = functions[torch.Tensor]
+    if collate_tensors is torch_collate.collate_tensor_fn:  # else it is a user's own
+        functions[torch.Tensor] = stack
+    return torch_collate.collate(samples, collate_fn_map=functions)
+
+
+def _find_mismatch(samples: Sequence[Any]) -> tuple[int, str] | None:
+    """Find the first sample that differs from sample 0 in structure or shape.
+
+    Returns:
+        Its position and a description of the difference; None if all are alike.
+    """
+    with contextlib.suppress(Exception):  # a sample may be anything, and fail when looked at
+        wanted = _describe_structure(samples[0])
+        for k, sample in enumerate(samples):
+            found = _describe_structure(sample)
+            if found != wanted:
+                return k, f"is {found}, but the first sample is {wanted}"
+    return None
+
+
+def _describe_structure(value: Any, depth: int = 0) -> str:
+    """Structure and shapes of a value as text, e.g. (float32 [3, 224, 224], int)."""
+    shape = getattr(value, "shape", None)
+    if shape is not None and hasattr(value, "dtype"):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(shape)}"
+    if depth < 3 and isinstance(value, dict):
+        inner = ", ".join(
+            f"{key!r}: {_describe_structure(part, depth + 1)}" for key, part in value.items()
+        )
+        return "{" + inner + "}"
+    if depth < 3 and isinstance(value, (tuple, list)) and len(value) <= 16:
+        return "(" + ", ".join(_describe_structure(part, depth + 1) for part in value) + ")"
+    if isinstance(value, (tuple, list)):
+        return f"{type(value).__name__} of {len(value)}"
+    return type(value).__name__

@@ -1,0 +1,214 @@
+"""Transforms of a batch on its device: of its pixels, to values, and of the whole batch.
+
+Guarantees: the same on every device and with every transfer; a user's function gets tensors that
+nothing else uses, and its result is checked. Normalisation has the same arithmetic on every device.
+A `ValueTable` gives the table's own values, bit for bit, and transfers bytes, not floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from feedline.errors import UsageError
+from feedline.order.batch_spec import BatchSpec, Field
+
+__all__ = [
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "BatchTransform",
+    "Constants",
+    "DeviceTransforms",
+    "Normalise",
+    "PixelConversion",
+    "PixelTransform",
+    "ValueTable",
+    "is_image",
+]
+
+PixelTransform = Callable[[torch.Tensor, BatchSpec], torch.Tensor]
+"""Function of a batch's images, uint8 (N, 3, H, W) on the device, and its `BatchSpec`. Returns
+images."""
+
+BatchTransform = Callable[..., "tuple[torch.Tensor, ...]"]
+"""Function of a batch's normalised tensors, with its `BatchSpec` as `batch=`. Returns as many
+tensors."""
+
+
+Constants = tuple[torch.Tensor, ...]
+"""Constants of the conversion to values, on the device."""
+
+
+class PixelConversion(Protocol):
+    """Converts pixels to values: `Normalise` or `ValueTable`."""
+
+    def constants(self, device: torch.device) -> Constants:
+        """Return its constants on a device."""
+
+    def __call__(self, images: torch.Tensor, constants: Constants) -> torch.Tensor:
+        """Convert images, uint8 (N, 3, H, W), channels_last in memory, to values in new memory."""
+
+
+def is_image(field: Field) -> bool:
+    """Return True if a field holds RGB pixels: rows of shape (H, W, 3), uint8."""
+    return field.name == "image" and field.dtype == "uint8" and field.shape[2:] == (3,)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTransforms:
+    """Transforms of a batch on its device.
+
+    Args:
+        values: conversion of pixels to values; None: there are no pixels, or they stay pixels.
+        pixels: user's function applied before the conversion; None for none.
+        whole: user's function applied after the conversion; None for none.
+    """
+
+    values: PixelConversion | None = None
+    pixels: PixelTransform | None = None
+    whole: BatchTransform | None = None
+
+    def constants(self, device: torch.device) -> Constants:
+        """Constants of the conversion on the device."""
+        return () if self.values is None else self.values.constants(device)
+
+    def __call__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        fields: Sequence[Field],
+        batch: BatchSpec,
+        constants: Constants,
+    ) -> tuple[torch.Tensor, ...]:
+        """Transform a batch's tensors.
+
+        Args:
+            tensors: tensors from the workers, on the device.
+            fields: layout of their rows.
+            batch: specification of the batch.
+            constants: return value of `constants` for the device.
+
+        Raises:
+            UsageError: a user's function returns another shape, dtype or number of tensors.
+            Exception: any error of a user's function.
+        """
+        made = []
+        for tensor, field in zip(tensors, fields, strict=True):
+            if is_image(field) and self.pixels is not None:
+                tensor = self._changed(tensor, batch)
+            if is_image(field) and self.values is not None:
+                tensor = self.values(tensor, constants)
+            made.append(tensor)
+        if self.whole is None:
+            return tuple(made)
+        given = self.whole(*made, batch=batch)
+        are_tensors = isinstance(given, tuple | list) and all(
+            isinstance(each, torch.Tensor) for each in given
+        )
+        if not are_tensors or len(given) != len(made):
+            raise UsageError(
+                f"batch_transform must return {len(made)} tensors, as many as it receives, as a "
+                f"tuple; it returned {_described(given)}"
+            )
+        return tuple(given)
+
+    def _changed(self, images: torch.Tensor, batch: BatchSpec) -> torch.Tensor:
+        assert self.pixels is not None, "no pixel_transform is set"
+        given = self.pixels(images, batch)
+        kept = isinstance(given, torch.Tensor) and given.dtype == torch.uint8
+        if not kept or given.ndim != 4 or given.shape[:2] != images.shape[:2]:
+            raise UsageError(
+                "pixel_transform must return the same number of images, uint8 of shape (N, 3, H, "
+                f"W); it received shape {tuple(images.shape)} and returned {_described(given)}"
+            )
+        return given
+
+
+def _described(given: object) -> str:
+    if isinstance(given, torch.Tensor):
+        return f"a tensor of shape {tuple(given.shape)}, {given.dtype}"
+    if isinstance(given, tuple | list):
+        return f"{len(given)} of {', '.join(sorted({type(each).__name__ for each in given}))}"
+    return f"a {type(given).__name__}"
+
+
+# The customary channel statistics of ImageNet's training images, RGB, for pixels in 0 .. 1
+# (torchvision.transforms documentation).
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normalise:
+    """(x / 255 - mean) / std per channel, in float32, then cast.
+
+    Args:
+        mean: mean of each channel, for pixels in 0 .. 1, RGB.
+        std: standard deviation of each channel, for pixels in 0 .. 1, RGB.
+        dtype: floating-point type of the result.
+
+    Raises:
+        UsageError: not three values, a std that is not positive, or a dtype that is not
+            floating-point.
+    """
+
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        try:
+            fits = len(self.mean) == len(self.std) == 3 and all(std > 0 for std in self.std)
+        except TypeError:
+            fits = False
+        if not fits:
+            raise UsageError(
+                "mean and std must have three numbers each (RGB, for pixels in 0 .. 1), with std "
+                f"above 0; got mean={self.mean!r}, std={self.std!r}"
+            )
+        if not self.dtype.is_floating_point:
+            raise UsageError(f"dtype must be a floating-point type, got {self.dtype}")
+
+    def constants(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scale and shift, shape (1, 3, 1, 1), float32: result = pixel * scale + shift."""
+        mean = torch.tensor(self.mean, dtype=torch.float64, device="cpu").view(1, 3, 1, 1)
+        std = torch.tensor(self.std, dtype=torch.float64, device="cpu").view(1, 3, 1, 1)
+        scale, shift = 1 / (255 * std), -mean / std
+        return scale.float().to(device), shift.float().to(device)
+
+    def __call__(self, images: torch.Tensor, constants: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """Normalise images of shape (N, 3, H, W), uint8; keeps their memory layout."""
+        scale, shift = constants
+        return images.to(torch.float32).mul_(scale).add_(shift).to(self.dtype)
+
+
+_LEVELS = 256
+
+
+@dataclass(frozen=True, eq=False)
+class ValueTable:
+    """Table of the value of each grey level in each channel.
+
+    Args:
+        table: shape (3, 256), of a dtype torch supports.
+    """
+
+    table: np.ndarray[Any, Any]
+
+    def constants(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Values, shape (768,), and offset of each channel, int32 (1, 3, 1, 1)."""
+        values = torch.from_numpy(self.table.reshape(-1).copy())
+        firsts = torch.arange(0, 3 * _LEVELS, _LEVELS, dtype=torch.int32, device=device)
+        return values.to(device), firsts.view(1, 3, 1, 1)
+
+    def __call__(self, images: torch.Tensor, constants: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """Values of images (N, 3, H, W), uint8: (N, 3, H, W), contiguous.
+
+        Temporarily uses four more bytes per value, for the table indices.
+        """
+        values, firsts = constants
+        places = images.to(torch.int32, memory_format=torch.contiguous_format).add_(firsts)
+        return values.index_select(0, places.view(-1)).view(places.shape)

@@ -1,0 +1,203 @@
+"""Exceptions on their way from a worker, with the failing sample and the fix in their notes.
+
+Guarantees: a user's exception and its message are not changed; a note is added, unless its class
+does not allow it. To find a sample's file, no user code runs except attribute access; anything that
+is not a list of paths of the dataset's length gives None, not a guess.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import traceback
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass
+from typing import Any
+
+from feedline.engine.culprit import culprit_in
+from feedline.engine.messages import said
+from feedline.errors import FeedlineError, UsageError, note
+from feedline.order.batch_spec import BatchSpec
+
+__all__ = [
+    "SkippedBatch",
+    "WorkerException",
+    "append_notes",
+    "describe_sample",
+    "note_failing_sample",
+    "note_unpicklable",
+    "sample_bytes",
+    "sample_path",
+]
+
+
+@dataclass(frozen=True)
+class SkippedBatch:
+    """A batch and its skipped samples, each with its key and the reason."""
+
+    batch: Any
+    skipped: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class WorkerException:
+    """An exception on its way between processes, in the form of torch's workers.
+
+    A UsageError contains the fix: it is raised with its own message, and its origin is the cause.
+
+    Args:
+        kind: class; RuntimeError for a class that cannot be sent.
+        message: origin, notes and traceback of the exception.
+        own: original message, for an exception that is raised with that alone.
+    """
+
+    kind: type[BaseException]
+    message: str
+    own: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException, place: str) -> WorkerException:
+        """Catch an exception; `place` is its origin, e.g. "in DataLoader worker process 0"."""
+        # These two would end the program, or the epoch, without a word.
+        unfit = isinstance(error, (SystemExit, StopIteration))
+        kind = RuntimeError if unfit else type(error)
+        notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+        with contextlib.suppress(Exception):  # its class may allow no change
+            error.__notes__ = []  # type: ignore[attr-defined]  # said already
+        trace = "".join(traceback.format_exception(error))
+        message = f"Caught {type(error).__name__} {place}.{notes}\nOriginal {trace}"
+        try:
+            pickle.loads(pickle.dumps(kind))
+        except Exception:
+            kind = RuntimeError  # its class is known in the worker only
+        own = f"{error}{notes}" if isinstance(error, UsageError) else ""
+        return cls(kind, message, own)
+
+    def error(self) -> BaseException:
+        """Exception to raise in the trainer."""
+        if issubclass(self.kind, KeyError):
+            return self.kind(_PlainRepr(self.message))
+        try:
+            found = self.kind(self.own or self.message)
+        except Exception:  # its class wants other arguments
+            return RuntimeError(self.message)
+        if self.own:
+            found.__cause__ = RuntimeError(self.message)
+        return found
+
+
+def append_notes(error: BaseException) -> None:
+    """Append an exception's notes to its message, for Pythons that print no notes.
+
+    An exception whose message differs from its first argument stays unchanged.
+    """
+    notes = "\n".join(getattr(error, "__notes__", ()))
+    first = error.args[0] if error.args else ""
+    with contextlib.suppress(Exception):  # its class may allow no change
+        if not notes:
+            return
+        if isinstance(error, OSError) and error.strerror is not None:
+            error.strerror = f"{error.strerror} ({notes})"
+        elif isinstance(error, KeyError) and error.args:
+            error.args = (_PlainRepr(f"{error}\n{notes}"), *error.args[1:])
+        elif isinstance(first, str) and said(error) == first:
+            error.args = (f"{first}\n{notes}".lstrip(), *error.args[1:])
+
+
+class _PlainRepr(str):
+    """Text whose repr is itself: KeyError prints the repr of its argument."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def note_failing_sample(error: BaseException, dataset: object, key: object) -> None:
+    """Add a note with the failing sample to an exception."""
+    text = f"Raised for the sample with index {key!r} of {type(dataset).__name__}."
+    if isinstance(error, IndexError) and isinstance(dataset, Sized):
+        text += f" Check __len__: it returns {len(dataset)}."
+    elif isinstance(error, SystemExit):
+        text += " It called sys.exit(): raise an ordinary exception instead."
+    note(error, text)
+
+
+def note_unpicklable(error: Exception, batch: object) -> None:
+    """Add a note with the unpicklable part of a batch to an exception, unless memory ran out."""
+    if isinstance(error, (FeedlineError, MemoryError, OSError)):
+        return
+    found = culprit_in(batch, "batch")
+    note(
+        error,
+        f"Batches are pickled to return from a worker, and {found.path}, of type "
+        f"{type(found.value).__name__}, cannot be pickled: convert it to tensors, numbers or text "
+        "in collate_fn or __getitem__, or use num_workers=0.",
+    )
+
+
+_LISTS = ("samples", "imgs", "paths", "files", "image_paths", "filenames")
+_MOST_SUBSETS = 16  # subsets of subsets
+_STAT_SAMPLES = 32
+
+
+def sample_path(dataset: Any, number: int) -> str | None:
+    """Path of a sample, through torch's Subsets; None if unknown."""
+    try:
+        return _path(dataset, number)
+    except Exception:  # of a class that has an attribute in name only
+        return None
+
+
+def _path(dataset: Any, number: int) -> str | None:
+    for _ in range(_MOST_SUBSETS):
+        indices, inner = getattr(dataset, "indices", None), getattr(dataset, "dataset", None)
+        if inner is None or not isinstance(indices, Sequence):
+            break
+        if not 0 <= number < len(indices):
+            return None
+        dataset, number = inner, int(indices[number])
+    length = len(dataset)
+    if not 0 <= number < length:
+        return None
+    for name in _LISTS:
+        listed = vars(dataset).get(name)
+        if isinstance(listed, (list, tuple)) and len(listed) == length:
+            first = listed[number]
+            path = first[0] if isinstance(first, (tuple, list)) and first else first
+            if isinstance(path, (str, os.PathLike)):
+                return os.fspath(path)
+    if type(dataset).__module__.startswith("feedline."):
+        return str(dataset.path(number))  # as its own ImageFolder has it
+    return None
+
+
+def describe_sample(dataset: Any, batch: BatchSpec, row: int) -> tuple[Any, str]:
+    """Key of a batch's sample (None if unknown), and its description with the path."""
+    keys = batch.dataset_keys
+    if not isinstance(keys, (list, tuple)):
+        keys = [keys]
+    if hasattr(dataset, "__getitems__") or row >= len(keys):
+        return None, f"a batch of {len(keys)} samples"
+    key = keys[row]
+    path = sample_path(dataset, key) if isinstance(key, int) else None
+    return key, f"sample {key!r}" + (f", {path}" if path else "")
+
+
+def sample_bytes(dataset: Any) -> int | None:
+    """Estimated bytes of all samples' files, from 32 of them; None if samples are not files."""
+    try:
+        length = len(dataset)
+        if not length:
+            return None
+        numbers = sorted({k * length // _STAT_SAMPLES for k in range(_STAT_SAMPLES)})
+        sizes = []
+        for number in numbers:
+            path = sample_path(dataset, number)
+            if path is None:
+                return None
+            sizes.append(os.stat(path).st_size)
+    except Exception:
+        return None
+    return round(sum(sizes) / len(sizes) * length)

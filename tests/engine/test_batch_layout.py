@@ -1,0 +1,272 @@
+"""What is laid into memory comes back as it was: structure, types, dtypes, shapes and values."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import weakref
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing._internal.two_tensor import TwoTensor
+
+from feedline.engine.batch_layout import empty_in, read_batch, write_batch
+from feedline.engine.space import Space
+from sets import plain
+
+DTYPES = [
+    dtype
+    for name in sorted(dir(torch))
+    if isinstance(dtype := getattr(torch, name), torch.dtype)
+    and not name.startswith(("bit", "quint", "qint", "uint", "int"))
+] + [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32]
+
+
+def through(value: Any, memory_bytes: int = 0) -> Any:
+    """Lay a value into memory of some size, and load it from where it then lies."""
+    space = Space(np.empty(memory_bytes, np.uint8))
+    shell = write_batch(value, space)
+    if space.fits:
+        memory = space._memory[: space.used].copy()
+    else:
+        memory = space.move(lambda nbytes: np.full(nbytes, 99, np.uint8))[: space.used]
+    return read_batch(memory, shell)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    """Tensors of any numeric dtype, cut, turned and repeated in every way."""
+    dtype = draw(st.sampled_from([torch.uint8, torch.int64, torch.float32, torch.bfloat16]))
+    shape = draw(st.lists(st.integers(0, 4), max_size=4))
+    count = int(np.prod(shape))
+    tensor = torch.arange(count).remainder(251).to(dtype).reshape(shape)
+    if shape:
+        tensor = tensor.permute(draw(st.permutations(range(len(shape)))))
+    for axis in range(tensor.dim()):
+        step = draw(st.integers(1, 2))
+        tensor = tensor[(slice(None),) * axis + (slice(draw(st.integers(0, 1)), None, step),)]
+    if draw(st.booleans()):
+        tensor = tensor.unsqueeze(0).expand(draw(st.integers(1, 3)), *tensor.shape)
+    return tensor
+
+
+ARRAYS = st.builds(
+    lambda dtype, shape: np.arange(int(np.prod(shape))).astype(dtype).reshape(shape),
+    st.sampled_from(["u1", "<i8", ">f8", "f2", "?", "c16", "U3", "S5", "M8[s]"]),
+    st.lists(st.integers(0, 30), max_size=3),
+)
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.binary(max_size=2000),
+    tensors(),
+    ARRAYS,
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.tuples(inner, inner),
+        st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    ),
+    max_leaves=12,
+)
+
+
+@given(VALUES, st.sampled_from([0, 100, 1 << 20]))
+def test_any_value_comes_back_as_it_was(value: Any, memory_bytes: int) -> None:
+    assert _loose(through(value, memory_bytes)) == _loose(value)
+
+
+def _loose(value: Any) -> Any:
+    """As `plain`, without the strides: of a tensor with gaps the gaps are not kept."""
+    if isinstance(value, torch.Tensor):
+        kind, dtype, shape, _, *rest = plain(value)
+        return kind, dtype, shape, rest
+    if isinstance(value, dict):
+        return [(key, _loose(part)) for key, part in value.items()]
+    if isinstance(value, (list, tuple)):
+        return type(value), [_loose(part) for part in value]
+    return plain(value)
+
+
+@given(tensors(), st.integers(0, 300))
+def test_a_tensor_can_be_written_to_and_keeps_its_memory(
+    tensor: torch.Tensor, memory_bytes: int
+) -> None:
+    first, second = through((tensor, tensor.clone()), memory_bytes)
+    if first.numel() and 0 not in first.stride():
+        first.fill_(1)
+    assert torch.equal(second, tensor)
+
+
+@pytest.mark.filterwarnings("ignore:.*support is experimental:UserWarning")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_comes_back(dtype: torch.dtype) -> None:
+    value = torch.arange(96, dtype=torch.uint8).remainder(2).view(dtype)
+    assert plain(through(value)) == plain(value)
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+@dataclass
+class Sample:
+    pixels: torch.Tensor
+    name: str
+
+
+class Tagged(torch.Tensor):
+    """A subclass of which each tensor may have attributes."""
+
+
+class Own(torch.Tensor):
+    """A subclass with a way of its own to keep its state."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"of": "own"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.back = state
+
+
+def tagged(**tags: Any) -> torch.Tensor:
+    tensor = torch.arange(4.0).as_subclass(Tagged)
+    vars(tensor).update(tags)
+    return tensor
+
+
+CHANNELS_LAST = torch.arange(48.0).view(1, 3, 4, 4).to(memory_format=torch.channels_last)
+STRANGE = {
+    "named tuple": Point(torch.ones(2), "y"),
+    "ordered": collections.OrderedDict(b=torch.ones(1), a=2),
+    "deque": [collections.deque([1, 2])],
+    "size": torch.Size([1, 2]),
+    "channels_last": CHANNELS_LAST,
+    "transposed": torch.arange(12.0).view(3, 4).t(),
+    "expanded": torch.arange(3.0).view(3, 1).expand(3, 1000),
+    "leaf": torch.ones(3, requires_grad=True),
+    "empty": torch.empty(0, 3, 0),
+    "conjugate": torch.ones(3, dtype=torch.complex64).conj(),
+    "no tag": tagged(),
+    "one tag": tagged(a=1),
+    "two tags": tagged(a=1, b="x"),
+    "three tags": tagged(a=1, b="x", c=None),
+    "tagged leaf": tagged(a=1).detach().as_subclass(Tagged).requires_grad_(),
+    "coo": torch.eye(3).to_sparse(),
+    "parameter": torch.nn.Parameter(torch.ones(3)),
+    "masked": np.ma.masked_array(np.ones(1000), mask=False),
+    "fortran": np.asfortranarray(np.arange(900.0).reshape(30, 30)),
+    "gaps": np.arange(3600.0).reshape(60, 60)[::2, ::3],
+    "records": np.ones(100, dtype=[("a", "f8"), ("b", "i4")]),
+    "objects": np.array([{"a": 1}, None], dtype=object),
+    "read only": np.frombuffer(b"x" * 1000, np.uint8),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_strange_things_come_back(name: str) -> None:
+    assert plain(through(STRANGE[name])) == plain(STRANGE[name])
+
+
+def test_what_torchvision_calls_an_image_and_its_boxes_come_back() -> None:
+    tv_tensors = pytest.importorskip("torchvision.tv_tensors")
+    image = tv_tensors.Image(torch.zeros(3, 4, 4, dtype=torch.uint8))
+    boxes = tv_tensors.BoundingBoxes([[1, 2, 3, 4]], format="XYXY", canvas_size=(5, 6))
+    assert plain(through((image, boxes))) == plain((image, boxes))
+
+
+LAYOUTS = {
+    "csr": lambda t: t.to_sparse_csr(),
+    "csc": lambda t: t.to_sparse_csc(),
+    "bsr": lambda t: t.to_sparse_bsr((2, 2)),
+    "bsc": lambda t: t.to_sparse_bsc((2, 2)),
+    "coo": lambda t: t.to_sparse(),
+    "uncoalesced": lambda t: torch.sparse_coo_tensor([[0, 0], [1, 1]], [1.0, 2.0], t.shape),
+    "hybrid": lambda t: t.to_sparse(1),
+    "leaf": lambda t: t.to_sparse().requires_grad_(),
+    "none": lambda t: torch.zeros_like(t).to_sparse(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_sparse_tensors_come_back_and_torch_keeps_none_of_them(name: str) -> None:
+    sparse = LAYOUTS[name](torch.diag(torch.arange(1.0, 5)))
+    back = through(sparse)
+    assert (back.layout, back.shape, back.dtype) == (sparse.layout, sparse.shape, sparse.dtype)
+    assert back.requires_grad == sparse.requires_grad
+    assert torch.equal(back.detach().to_dense(), sparse.detach().to_dense())
+    if back.layout is torch.sparse_coo:
+        assert back.is_coalesced() == sparse.is_coalesced()
+    gone = weakref.ref(back)
+    del back
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_tensors_that_torch_alone_can_take_apart_come_back() -> None:
+    two = through(TwoTensor(torch.ones(3), torch.arange(3.0)))
+    assert type(two) is TwoTensor
+    assert (two.a.tolist(), two.b.tolist()) == ([1, 1, 1], [0, 1, 2])
+    own = through(torch.ones(3).as_subclass(Own))
+    assert own.back == {"of": "own"}
+    rows = [torch.ones(2), torch.zeros(3)]
+    csr = through(torch.eye(3).to_sparse_csr())
+    assert csr.layout is torch.sparse_csr
+    assert torch.equal(csr.to_dense(), torch.eye(3))
+    nested = through(torch.nested.as_nested_tensor(rows, layout=torch.jagged))
+    assert [row.tolist() for row in nested.unbind()] == [[1, 1], [0, 0, 0]]
+    sample = through(Sample(torch.ones(2), "a"))
+    assert (sample.pixels.tolist(), sample.name) == ([1, 1], "a")
+
+
+def test_what_is_twice_in_a_value_is_one_thing_with_one_memory() -> None:
+    tensor = torch.arange(10_000.0)
+    space = Space(np.empty(0, np.uint8))
+    write_batch([tensor] * 50, space)
+    assert space.used < 2 * tensor.nbytes
+    first, second = through((tensor, tensor))
+    assert first is second
+
+
+def test_what_was_repeated_takes_no_more_memory_than_before() -> None:
+    space = Space(np.empty(0, np.uint8))
+    write_batch(torch.ones(3, 1).expand(3, 1_000_000), space)
+    assert space.used < 10_000
+
+
+def test_a_part_of_what_lies_in_memory_already_stays_there() -> None:
+    space = Space(np.empty(1 << 16, np.uint8))
+    whole = empty_in(space, (100, 10), torch.float32)
+    whole.copy_(torch.arange(1000.0).view(100, 10))
+    before = space.used
+    shell = write_batch({"tail": whole[90:].t(), "whole": whole}, space)
+    assert space.used - shell - before < 64  # nothing but the gap to the next line
+    back = read_batch(space._memory[: space.used].copy(), shell)
+    assert plain(back["tail"]) == plain(whole[90:].t())
+    assert torch.equal(back["whole"], whole)
+
+
+def test_what_was_laid_is_not_kept_until_garbage_is_collected() -> None:
+    tensor, array = torch.ones(1000), np.ones(1000)
+    gone = weakref.ref(tensor), weakref.ref(array)
+    gc.disable()
+    try:
+        write_batch([tensor, array], Space(np.empty(0, np.uint8)))
+        del tensor, array
+        assert [each() for each in gone] == [None, None]
+    finally:
+        gc.enable()

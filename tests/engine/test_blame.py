@@ -1,0 +1,75 @@
+"""Which sample an error names: the one that raised it, and no neighbour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from feedline.engine.dataset_fetch import DatasetFetcher
+from feedline.engine.messages import BatchTask
+from feedline.engine.worker_setup import WorkerInit
+from feedline.loader import DataLoader
+from sets import Made
+
+KEYS = [40, 10, 30, 20, 50]
+TASK = BatchTask(id=1)
+
+
+class Raising:
+    """Raises for one index, with words that do not give it away."""
+
+    def __init__(self, bad: int) -> None:
+        self.bad = bad
+
+    def __call__(self, index: int) -> int:
+        if index == self.bad:
+            raise ValueError("cannot be read")
+        return index
+
+
+def named_by(error: BaseException) -> list[str]:
+    """The indices that the notes of an error name."""
+    return [note.split()[6] for note in error.__notes__ if "sample with index" in note]
+
+
+@pytest.mark.parametrize("told", [None, lambda row: None])
+@pytest.mark.parametrize("bad", KEYS)
+def test_a_batch_names_the_sample_that_raised(bad: int, told: Callable[[int], None] | None) -> None:
+    source = DatasetFetcher(WorkerInit(Made(60, Raising(bad)), None, 0), list, batched=True)
+    with pytest.raises(ValueError, match="cannot be read") as caught:
+        source._make(KEYS, TASK, None, told)
+    assert named_by(caught.value) == [str(bad)]
+
+
+def test_the_board_is_told_each_sample_before_it_is_made() -> None:
+    made: list[Any] = []
+
+    def sample(index: int) -> int:
+        made.append(index)
+        return index
+
+    source = DatasetFetcher(WorkerInit(Made(60, sample), None, 0), list, batched=True)
+    assert source._make(KEYS, TASK, None, lambda row: made.append(("at", row))) == KEYS
+    assert made == [each for row, key in enumerate(KEYS) for each in (("at", row), key)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_names_the_sample_that_raised(workers: int) -> None:
+    with DataLoader(
+        Made(60, Raising(50)), batch_sampler=[KEYS, [1, 2]], num_workers=workers, collate_fn=list
+    ) as loader:
+        batches = iter(loader)
+        with pytest.raises(ValueError, match=r"sample with index 50 of Made\."):
+            next(batches)
+        assert next(batches) == [1, 2]
+
+
+def test_samples_that_are_left_out_are_named_in_order() -> None:
+    bad = Raising(30)
+    with DataLoader(
+        Made(60, bad), batch_sampler=[KEYS], num_workers=1, collate_fn=list, on_error="skip"
+    ) as loader:
+        assert list(loader) == [[40, 10, 20, 50]]
+        assert loader.skipped == [("30", "ValueError: cannot be read")]

@@ -1,0 +1,239 @@
+"""Batches on a CUDA device, where there is one: same results, safe to keep, overlapped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import Compose, Normalize, RandomErasing, RandomResizedCrop, ToTensor
+
+from feedline.engine.devices import RegisteredMemory
+from feedline.engine.memory import Memfd
+from feedline.errors import SampleError
+from feedline.loader import DataLoader
+from sources import Breaking, Rows
+from torchvision_folder import write_images
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    # CUDA has threads, and workers for a user's dataset are forked, as torch's are.
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+]
+
+OPTIONS: dict[str, Any] = {"schedule": "16x2,24x2@12", "num_workers": 2, "seed": 3}
+CYCLES = 20_000_000
+"""For which the device does nothing else: about ten milliseconds."""
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def loader(device: str = "cuda", **options: Any) -> DataLoader:
+    return DataLoader(Rows(100), 16, device=device, **{**OPTIONS, **options})
+
+
+def epochs(made: DataLoader, count: int = 4) -> list[Batch]:
+    """All batches of some epochs, kept."""
+    return [(images, labels) for _ in range(count) for images, labels in made]
+
+
+def batches(device: str, **options: Any) -> list[Batch]:
+    with loader(device, **options) as made:
+        return epochs(made)
+
+
+def assert_same(found: list[Batch], wanted: list[Batch]) -> None:
+    for (images, labels), (pixels, names) in zip(found, wanted, strict=True):
+        assert torch.equal(images.cpu(), pixels)
+        assert torch.equal(labels.cpu(), names)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_batches_kept_on_the_device_are_those_of_the_cpu(dtype: torch.dtype) -> None:
+    found = batches("cuda", dtype=dtype)
+    for images, labels in found:
+        assert images.is_cuda
+        assert labels.is_cuda
+        assert images.dtype == dtype
+        assert images.is_contiguous(memory_format=torch.channels_last)
+    assert_same(found, batches("cpu", dtype=dtype))
+
+
+@pytest.mark.parametrize("prefetch", [1, 3])
+@pytest.mark.parametrize("own_stream", [False, True])
+def test_batches_are_right_while_the_device_lags_far_behind(
+    prefetch: int, own_stream: bool
+) -> None:
+    """With as few slots as there can be, and on the default stream or a user's own."""
+    stream = torch.cuda.Stream() if own_stream else torch.cuda.current_stream()
+    sums = []
+    with loader(prefetch=prefetch) as made, torch.cuda.stream(stream):
+        for _ in range(4):
+            for images, _ in made:
+                torch.cuda._sleep(CYCLES)
+                sums.append(images.double().sum())
+                del images  # its memory must not be used again before the sum is done
+    torch.cuda.synchronize()
+    wanted = [images.double().sum() for images, _ in batches("cpu")]
+    torch.testing.assert_close(torch.stack(sums).cpu(), torch.stack(wanted))
+
+
+def test_registered_memory_is_pinned_until_it_is_released() -> None:
+    block = Memfd.create(1 << 20)
+    tensor = torch.from_numpy(block.array)
+    pinned = RegisteredMemory(block.array)
+    assert tensor.is_pinned()
+    tensor.random_(generator=torch.Generator().manual_seed(0))
+    assert torch.equal(tensor.to("cuda", non_blocking=True).cpu(), tensor)
+    pinned.release()
+    assert not tensor.is_pinned()
+    pinned.release()  # once is enough, twice does no harm
+    block.close()
+
+
+def test_a_change_of_size_and_a_restored_state_leave_nothing_stale() -> None:
+    with loader(max_image_size=24) as made:
+        state = made.state_dict()
+        first = [images for images, _ in made]
+        made.load_state_dict(state)
+        again = iter(made)
+        assert torch.equal(next(again)[0], first[0])
+        torch.cuda._sleep(CYCLES)
+        made.set_image_size(20)
+        assert next(again)[0].shape[-1] == 20
+        made.set_image_size(None)
+        assert torch.equal(next(again)[0], first[2])
+
+
+def test_an_epoch_left_in_the_middle_drops_what_was_under_way() -> None:
+    with loader() as made:
+        iteration = iter(made)
+        for _ in range(2):
+            next(iteration)
+            torch.cuda._sleep(CYCLES)
+        made.set_epoch(0)
+        assert_same(epochs(made), batches("cpu"))
+
+
+def break_off(made: DataLoader) -> None:
+    for _ in made:
+        torch.cuda._sleep(CYCLES)
+        raise ZeroDivisionError
+
+
+def test_an_exception_in_the_loop_leaves_a_loader_that_goes_on() -> None:
+    with loader() as made:
+        with pytest.raises(ZeroDivisionError):
+            break_off(made)
+        made.set_epoch(0)
+        assert_same(epochs(made), batches("cpu"))
+
+
+def test_batches_outlive_a_loader_that_is_closed_while_copies_are_under_way() -> None:
+    with loader("cpu") as made:
+        wanted = [batch for batch, _ in zip(made, range(3), strict=False)]
+    made = loader()
+    found = []
+    for batch, _ in zip(made, range(3), strict=False):
+        torch.cuda._sleep(CYCLES)
+        found.append(batch)
+    made.close()
+    assert_same(found, wanted)
+
+
+def test_two_loaders_share_a_device() -> None:
+    one, other = loader(), loader(seed=4)
+    with one, other:
+        found: tuple[list[Batch], list[Batch]] = ([], [])
+        for _ in range(4):
+            for pair in zip(one, other, strict=True):
+                torch.cuda._sleep(CYCLES // 4)
+                for kept, batch in zip(found, pair, strict=True):
+                    kept.append(batch)
+    assert_same(found[0], batches("cpu"))
+    assert_same(found[1], batches("cpu", seed=4))
+
+
+def test_rows_that_cannot_be_made_are_left_out_or_raised_as_on_the_cpu() -> None:
+    source, options = Breaking(60, {7, 20, 21}), {**OPTIONS, "on_error": "skip"}
+    with DataLoader(source, 16, device="cuda", **options) as made:
+        found = epochs(made)
+        skipped = [name for name, _ in made.skipped]
+    with DataLoader(source, 16, device="cpu", **options) as made:
+        assert_same(found, epochs(made))
+        assert skipped == [name for name, _ in made.skipped]
+    with (
+        DataLoader(source, 16, device="cuda", **OPTIONS) as made,
+        pytest.raises(SampleError, match="is broken on purpose"),
+    ):
+        epochs(made)
+
+
+def test_the_split_of_a_step_finds_the_devices_own_work() -> None:
+    with loader() as made:
+        for _ in range(4):
+            for _ in made:
+                torch.cuda._sleep(CYCLES)
+        torch.cuda.synchronize()
+        split = made.timing.totals().mean()
+    assert split.steps > 10
+    assert split.compute_ms > split.copy_ms >= 0
+    assert split.wait_ms >= 0
+
+
+class Squares(Dataset[Any]):
+    """An ordinary dataset, of dictionaries."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"number": index, "square": torch.full((64, 64), index**2)}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_ordinary_dataset_is_pinned_as_torch_does_it(workers: int) -> None:
+    made = DataLoader(Squares(), 8, num_workers=workers, pin_memory=True)
+    for step, batch in enumerate(made):
+        assert batch["number"].is_pinned()
+        assert batch["square"].is_pinned()
+        moved = batch["square"].to("cuda", non_blocking=True)
+        assert moved[:, 0, 0].tolist() == [index**2 for index in range(8 * step, 8 * step + 8)]
+    for (numbers,) in DataLoader(TensorDataset(torch.arange(9)), 3, pin_memory=True):
+        assert numbers.is_pinned()
+
+
+def test_a_pinned_batch_may_be_let_go_before_its_copy_has_run() -> None:
+    """As torch's: its memory is not used again while the device still has to read it."""
+    options = {**OPTIONS, "pin_memory": True, "prefetch": 1}
+    moved = []
+    with DataLoader(Rows(100), 16, **options) as made:
+        for _ in range(4):
+            for images, labels in made:
+                assert images.is_pinned()
+                torch.cuda._sleep(CYCLES)
+                pair = images.to("cuda", non_blocking=True), labels.to("cuda", non_blocking=True)
+                moved.append(pair)
+                del images, labels
+    with DataLoader(Rows(100), 16, **OPTIONS) as made:
+        assert_same(moved, epochs(made))
+
+
+@pytest.mark.parametrize("behind", [[], [RandomErasing(1.0)]], ids=["pixels", "values"])
+def test_a_recognised_pipeline_arrives_as_on_the_cpu_to_the_bit(
+    tmp_path: Path, behind: list[Any]
+) -> None:
+    steps = [RandomResizedCrop(24), ToTensor(), Normalize([0.5] * 3, [0.2] * 3), *behind]
+    data = ImageFolder(str(write_images(tmp_path)), Compose(steps))
+    with DataLoader(data, 3, num_workers=2, seed=1) as here:
+        wanted = epochs(here)
+    with DataLoader(data, 3, num_workers=2, seed=1, device="cuda") as there:
+        found = epochs(there)
+    assert_same(found, wanted)
+    for (images, labels), (same, _) in zip(found, wanted, strict=True):
+        assert images.is_cuda
+        assert labels.is_cuda
+        assert images.stride() == same.stride()

@@ -1,0 +1,142 @@
+"""Transfer to a real CUDA device, through both of torch's APIs, with a side stream that lags."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+
+import pytest
+import torch
+from watched_slots import Made, WatchedSlots, make
+
+from feedline.engine.accelerator_transfer import AcceleratorTransfer
+from feedline.engine.devices import RegisteredMemory, TorchAccelerator
+from feedline.engine.memory import Memfd
+from feedline.engine.normalise import DeviceTransforms, Normalise
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+ROWS, SIZE = 8, 64
+SLOT_BYTES = 1 << 20
+CYCLES = 20_000_000
+"""For which a stream does nothing else: about ten milliseconds."""
+
+
+class Bench:
+    """A device transfer, its slots, and a stream of its own that can be held up."""
+
+    def __init__(self, *, neutral: bool, slots: int = 2) -> None:
+        self.slots = WatchedSlots(slots, SLOT_BYTES, lambda nbytes: Memfd.create(nbytes).array)
+        accelerator = TorchAccelerator(torch.device("cuda", torch.cuda.current_device()))
+        if neutral and not accelerator._neutral:
+            pytest.skip("this release of torch has no device-neutral streams")
+        accelerator._neutral = neutral
+        self.normalise = Normalise(dtype=torch.bfloat16)
+        pinned = RegisteredMemory(self.slots.block)
+        self.transfer = AcceleratorTransfer(
+            self.slots, DeviceTransforms(self.normalise), accelerator, pinned
+        )
+        self.sent: deque[Made] = deque()
+        self.number = 0
+
+    def hold_up_copies(self) -> None:
+        with self.transfer._accelerator.on(self.transfer._stream):
+            torch.cuda._sleep(CYCLES)
+
+    def send(self, failed: set[int] | None = None, size: int = SIZE) -> None:
+        flight, made = make(self.slots, self.number, ROWS, size, failed or set(), self.normalise)
+        self.number += 1
+        self.transfer.send(flight)
+        self.sent.append(made)
+
+    def receive(self) -> tuple[tuple[torch.Tensor, ...], Made]:
+        self.transfer.note_request()
+        return self.transfer.receive(), self.sent.popleft()
+
+
+def assert_same(tensors: tuple[torch.Tensor, ...], made: Made) -> None:
+    for tensor, wanted in zip(tensors, made, strict=True):
+        assert tensor.is_cuda
+        assert torch.equal(tensor.cpu(), wanted)
+
+
+@pytest.fixture(params=[True, False], ids=["torch.accelerator", "torch.cuda"])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    made = Bench(neutral=request.param)
+    yield made
+    made.transfer.close()
+
+
+def test_a_full_ring_comes_free_as_copies_are_done(bench: Bench) -> None:
+    for _ in range(5):
+        bench.hold_up_copies()
+        bench.send()
+        bench.send({1, 6})
+        bench.send()
+        while bench.slots.out:
+            before = len(bench.slots.out)
+            bench.transfer.reclaim(wait=True)
+            assert len(bench.slots.out) < before
+        for _ in range(3):
+            assert_same(*bench.receive())
+
+
+def test_a_drop_in_the_middle_of_copies_frees_their_slots(bench: Bench) -> None:
+    for _ in range(5):
+        bench.hold_up_copies()
+        bench.send()
+        bench.send()
+        bench.transfer.drop()
+        bench.sent.clear()
+        assert not bench.slots.out
+        bench.send()
+        assert_same(*bench.receive())
+
+
+def test_closing_in_the_middle_of_copies_unpins_the_ring_after_them(bench: Bench) -> None:
+    kept = []
+    bench.send()
+    kept.append(bench.receive())
+    bench.hold_up_copies()
+    bench.send()
+    kept.append(bench.receive())
+    bench.send()
+    bench.transfer.close()
+    assert not bench.slots.out
+    assert not torch.from_numpy(bench.slots.block).is_pinned()
+    for tensors, made in kept:
+        assert_same(tensors, made)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_calls_in_any_order_bring_every_batch_whole(bench: Bench, seed: int) -> None:
+    drawn = random.Random(seed)
+    users = [torch.cuda.current_stream(), torch.cuda.Stream()]
+    found: list[tuple[tuple[torch.Tensor, ...], Made]] = []
+    for _ in range(150):
+        call = drawn.choice(["send", "send", "step", "step", "hold", "sleep", "reclaim", "drop"])
+        user = drawn.choice(users)
+        if call == "send" and len(bench.slots.out) < bench.slots.slots:
+            bench.send(drawn.choice([None, {2}]), drawn.choice([SIZE, SIZE // 2]))
+        elif call == "step" and bench.sent:
+            with torch.cuda.stream(user):
+                tensors, made = bench.receive()
+                if drawn.random() < 0.5:
+                    torch.cuda._sleep(CYCLES // 4)
+                found.append((tuple(tensor.clone() for tensor in tensors), made))
+                del tensors
+        elif call == "hold":
+            bench.hold_up_copies()
+        elif call == "sleep":
+            with torch.cuda.stream(user):
+                torch.cuda._sleep(CYCLES)
+        elif call == "reclaim":
+            bench.transfer.reclaim(wait=len(bench.slots.out) == bench.slots.slots)
+        elif call == "drop" and drawn.random() < 0.3:
+            bench.transfer.drop()
+            bench.sent.clear()
+    torch.cuda.synchronize()
+    assert found
+    for tensors, made in found:
+        assert_same(tensors, made)

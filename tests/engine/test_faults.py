@@ -1,0 +1,510 @@
+"""What goes wrong in a dataset arrives with its cause, and what dies costs no batch."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from feedline.engine.worker_errors import append_notes
+from feedline.errors import SampleError, UsageError
+from feedline.loader import DataLoader
+from processes import descendants, eventually, gone
+from sets import Drawing, Harmful, Made, Slow, as_it_is, plain
+from slow import slow
+
+LOCK = threading.Lock()
+
+
+class AllLocked(Drawing):
+    def __getitem__(self, index: int) -> Any:
+        with LOCK:
+            return index
+
+
+class Asleep(Drawing):
+    def __getitem__(self, index: int) -> Any:
+        return threading.Event().wait()
+
+
+class Two(Exception):
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(first, second)
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
+class Locked(Exception):
+    def __init__(self) -> None:
+        super().__init__("locked")
+        self.lock = threading.Lock()
+
+
+def local() -> Exception:
+    class Local(Exception):
+        pass
+
+    return Local("here only")
+
+
+RAISED: dict[str, tuple[Callable[[], BaseException], type[Exception]]] = {
+    "plain": (lambda: ValueError("bad"), ValueError),
+    "two arguments": (lambda: Two(1, 2), RuntimeError),
+    "frozen": (lambda: Frozen(3), Frozen),
+    "not picklable": (Locked, RuntimeError),
+    "local": (local, RuntimeError),
+    "key": (lambda: KeyError("k"), KeyError),
+    "stop": (StopIteration, RuntimeError),
+    "quit": (lambda: SystemExit(3), RuntimeError),
+    "os": (lambda: FileNotFoundError(2, "no", "file"), FileNotFoundError),
+    "decode": (lambda: UnicodeDecodeError("utf8", b"x", 0, 1, "bad"), RuntimeError),
+    "cuda": (lambda: RuntimeError("Cannot re-initialize CUDA in forked subprocess"), RuntimeError),
+    "memory": (lambda: MemoryError("much"), MemoryError),
+}
+
+
+def rest(batches: Any) -> list[Any]:
+    """Batches, and classes of errors, until the end."""
+    found: list[Any] = []
+    while True:
+        try:
+            found.append(next(batches))
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append(type(error))
+
+
+@pytest.mark.parametrize("name", RAISED)
+def test_what_a_sample_raises_arrives_and_the_next_batch_follows(name: str) -> None:
+    make, kind = RAISED[name]
+
+    def sample(index: int) -> int:
+        if index == 5:
+            raise make()
+        return index
+
+    with DataLoader(Made(12, sample), 4, num_workers=2, collate_fn=as_it_is) as loader:
+        batches = iter(loader)
+        assert next(batches) == [0, 1, 2, 3]
+        with pytest.raises(kind) as caught:
+            next(batches)
+        if name != "frozen":  # nothing can be added to it
+            assert "index 5" in str(caught.value)
+        assert type(make()).__name__ in str(caught.value)
+        assert "test_faults.py" in str(caught.value)
+        assert rest(batches) == [[8, 9, 10, 11]]
+        assert not loader.worker_deaths
+
+
+def test_an_exception_without_words_arrives_by_its_class() -> None:
+    def sample(index: int) -> int:
+        raise Mute
+
+    with pytest.raises(Mute):
+        list(DataLoader(Made(4, sample), num_workers=1))
+
+
+@pytest.mark.parametrize("way", ["exit", "SIGKILL", "SIGSEGV"])
+def test_a_sample_that_ends_its_worker_each_time_is_named(way: str) -> None:
+    with DataLoader(Harmful(way, 5), 4, num_workers=2, collate_fn=as_it_is) as loader:
+        batches = iter(loader)
+        assert next(batches) == [0, 1, 2, 3]
+        said = "exited with status 3" if way == "exit" else f"is killed by signal: {way}"
+        with pytest.raises(RuntimeError, match=f"index 5 .*{said}"):
+            next(batches)
+        assert rest(batches) == [[8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_a_sample_with_another_key_than_a_number_is_named_too(batch_size: int | None) -> None:
+    def sample(key: str) -> str:
+        if key == "c":
+            os._exit(4)
+        return key
+
+    loader = DataLoader(Made(3, sample), batch_size, sampler=["a", "b", "c"], num_workers=1)  # type: ignore[arg-type]
+    with loader, pytest.raises(SampleError, match="index 'c'"):
+        list(loader)
+
+
+@pytest.mark.parametrize("way", ["exit", "SIGKILL"])
+@pytest.mark.parametrize("method", ["fork", *slow("forkserver", "spawn")])
+def test_a_sample_that_ends_its_worker_once_is_made_again(
+    way: str, method: str, tmp_path: Path
+) -> None:
+    data = Harmful(way, 5, tmp_path)
+    options: dict[str, Any] = {"start_method": method, "collate_fn": as_it_is}
+    with DataLoader(data, 4, num_workers=1, **options) as loader:
+        assert list(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+        assert len(loader.worker_deaths) == 1
+
+
+def test_workers_killed_at_any_moment_cost_and_double_no_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Chance may kill two workers on one sample, which is not the sample's fault here, and on a
+    # busy machine many before any has finished something.
+    monkeypatch.setattr("feedline.engine.feed._DEATHS_PER_ROW", 1000)
+    monkeypatch.setattr("feedline.engine.crew.MAX_FRUITLESS_DEATHS", 1000)
+    chance, stop, kills = random.Random(5), threading.Event(), []
+    with DataLoader(Slow(60, 0.002), 4, num_workers=2, shuffle=True, seed=1) as loader:
+
+        def kill() -> None:
+            while not stop.wait(chance.uniform(0.01, 0.06)):
+                if pids := loader.worker_pids:
+                    try:
+                        os.kill(chance.choice(pids), signal.SIGKILL)
+                        kills.append(1)
+                    except ProcessLookupError:
+                        pass
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            seen = [plain(batch) for _ in range(8) for batch in loader]
+        finally:
+            stop.set()
+            killer.join()
+    with DataLoader(Slow(60, 0), 4, shuffle=True, seed=1) as alone:
+        assert seen == [plain(batch) for _ in range(8) for batch in alone]
+    assert len(kills) > 3
+
+
+def test_a_batch_that_cannot_be_sent_says_so() -> None:
+    for thing in (threading.Lock, lambda: lambda: 3):
+        loader = DataLoader(Made(4, lambda index: thing()), 2, num_workers=1, collate_fn=as_it_is)  # noqa: B023
+        with loader, pytest.raises((TypeError, AttributeError, RuntimeError), match="pickle"):
+            next(iter(loader))
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize(
+    ("make", "where", "kind"),
+    [
+        (lambda: (i for i in range(3)), "batch[0][1]", "generator"),
+        (threading.Lock, "batch[0][1]", "lock"),
+        (lambda: sys.__stderr__, "batch[0][1]", "TextIOWrapper"),
+        (lambda: {"of": sys}, "batch[0][1]['of']", "module"),
+    ],
+)
+def test_what_cannot_be_sent_home_is_named_with_what_helps(
+    make: Callable[[], Any], where: str, kind: str, on_error: str
+) -> None:
+    def sample(index: int) -> Any:
+        if on_error == "skip" and index % 2:
+            raise ValueError("odd")
+        return torch.zeros(3, requires_grad=True), make()
+
+    data = Made(4, sample)
+    options: dict[str, Any] = {"collate_fn": as_it_is, "on_error": on_error}
+    loader = DataLoader(data, 2, num_workers=1, **options)
+    with (
+        loader,
+        pytest.raises(TypeError, match=r"(?s)Caught.*Original Traceback.*pickle") as caught,
+    ):
+        next(iter(loader))
+    first = str(caught.value).split("\n")[0]
+    assert f"and {where}, of type {kind}, cannot be" in first
+    assert "in collate_fn or __getitem__, or use num_workers=0" in first
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_length_that_promises_too_much_is_named(workers: int) -> None:
+    loader = DataLoader(Promising(6), 4, num_workers=workers)
+    with loader, pytest.raises(IndexError) as caught:
+        list(loader)
+    said = str(caught.value) + "".join(getattr(caught.value, "__notes__", ()))
+    assert "index 6" in said
+    assert "__len__: it returns 8" in said
+
+
+SAID = [
+    (ValueError("bad"), "bad\nof sample 5"),
+    (ValueError(), "of sample 5"),
+    (KeyError("k"), "'k'\nof sample 5"),
+    (FileNotFoundError(2, "no", "file"), "[Errno 2] no (of sample 5): 'file'"),
+    (ValueError("a", "b"), "('a', 'b')"),
+    (ValueError(3), "3"),
+]
+
+
+@pytest.mark.parametrize(("error", "after"), SAID)
+def test_notes_go_into_a_message_where_python_prints_none(error: Exception, after: str) -> None:
+    error.__notes__ = ["of sample 5"]  # type: ignore[attr-defined]
+    append_notes(error)
+    assert str(error) == after
+    append_notes(Frozen(3))
+
+
+def test_a_sample_that_fails_in_this_process_is_named_on_every_python() -> None:
+    def sample(index: int) -> int:
+        if index == 5:
+            raise ValueError("bad")
+        return index
+
+    with pytest.raises(ValueError, match="bad") as caught:
+        list(DataLoader(Made(8, sample), 4, num_workers=0))
+    assert "index 5 of Made" in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_sample_that_stops_an_iteration_in_this_process_is_named() -> None:
+    def sample(index: int) -> int:
+        return next(iter(())) if index == 5 else index
+
+    batches = iter(DataLoader(Made(12, sample), 4, num_workers=0, collate_fn=as_it_is))
+    assert next(batches) == [0, 1, 2, 3]
+    with pytest.raises(RuntimeError, match=r"StopIteration.*index 5 of Made\."):
+        next(batches)
+    assert rest(batches) == [[8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_of_which_nothing_can_be_made_says_so(workers: int) -> None:
+    def sample(index: int) -> int:
+        if index > 2:
+            raise ValueError(f"bad {index}")
+        return index
+
+    options: dict[str, Any] = {"collate_fn": as_it_is, "on_error": "skip"}
+    with DataLoader(Made(9, sample), 4, num_workers=workers, **options) as loader:
+        batches = iter(loader)
+        assert next(batches) == [0, 1, 2]
+        assert loader.skipped == [("3", "ValueError: bad 3")]
+        with pytest.raises(ValueError, match="bad 4") as caught:
+            next(batches)
+        told = "".join(traceback.format_exception(caught.value))
+        assert "index 4 of Made." in told
+        assert "4 of 4 failed" in told
+        with pytest.raises(ValueError, match="bad 8") as alone:
+            next(batches)
+        told = "".join(traceback.format_exception(alone.value))
+        assert "1 of 1 failed" in told
+        assert "drop_last=True" in told
+
+
+def test_what_is_left_out_keeps_nothing_alive() -> None:
+    def sample(index: int) -> torch.Tensor:
+        if index == 1:
+            raise ValueError("bad")
+        made = torch.ones(3)
+        alive.append(weakref.ref(made))
+        return made
+
+    alive: list[weakref.ref[torch.Tensor]] = []
+    gc.disable()
+    try:
+        list(DataLoader(Made(4, sample), 4, num_workers=0, on_error="skip"))
+        assert [ref() for ref in alive] == [None] * 3
+    finally:
+        gc.enable()
+
+
+class Promising(Drawing):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return list(range(self.length))[index]
+
+
+def test_samples_that_do_not_go_together_are_named() -> None:
+    data = Made(8, lambda index: torch.ones(6 if index == 6 else 3))
+    loader = DataLoader(data, 4, num_workers=1)
+    with loader, pytest.raises(RuntimeError, match=r"(?s)Sample 6 is.*\[6\].*\[3\].*equal size"):
+        list(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_sample_that_does_not_go_with_the_others_is_named_among_those_left(
+    workers: int,
+) -> None:
+    def sample(index: int) -> torch.Tensor:
+        if index in (0, 2):
+            raise ValueError("bad")
+        return torch.ones(6 if index == 4 else 3)
+
+    options: dict[str, Any] = {"num_workers": workers, "on_error": "skip"}
+    with DataLoader(Made(6, sample), 6, **options) as loader, pytest.raises(RuntimeError) as caught:
+        list(loader)
+    told = "".join(traceback.format_exception(caught.value))
+    assert re.search(r"Sample 4 is float32 \[6\].*float32 \[3\] \(sample 1\)", told)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_what_does_not_pickle_is_named_and_goes_by_fork(method: str) -> None:
+    data = Made(4, lambda index: index)
+    loader = DataLoader(data, 4, num_workers=1, start_method=method)
+    with pytest.raises(UsageError, match=r"(?s)dataset\.make.*num_workers=0"):
+        iter(loader)
+    with DataLoader(data, 4, num_workers=1, start_method="fork") as forked:
+        assert [batch.tolist() for batch in forked] == [[0, 1, 2, 3]]
+
+
+class Choosy:
+    def __init__(self, kept: Any) -> None:
+        self.lock, self.kept = threading.Lock(), kept
+
+    def __getstate__(self) -> Any:
+        if self.kept is None:
+            raise LookupError("nothing kept")
+        return {"kept": self.kept}
+
+
+class Held(Made):
+    def __init__(self, held: Any) -> None:
+        super().__init__(4, as_it_is)
+        self.held = held
+
+
+AT_THE_TOP = "at the top level of a module, or use start_method="
+LEFT_OUT = "in the worker, .*leave it out in __getstate__, or use start_method="
+
+
+def local_instance() -> Any:
+    class Local:
+        pass
+
+    return Local()
+
+
+@pytest.mark.parametrize(
+    ("make", "path", "said"),
+    [
+        (lambda: lambda: 0, "dataset.held", AT_THE_TOP),
+        (local_instance, "dataset.held", AT_THE_TOP),
+        (lambda: partial(as_it_is, lambda: 0), "dataset.held.args[0]", AT_THE_TOP),
+        (threading.Lock, "dataset.held", LEFT_OUT),
+        (lambda: {"all": [1, sys.__stderr__]}, "dataset.held['all'][1]", LEFT_OUT),
+        (lambda: iter(i for i in range(3)), "dataset.held", "A generator belongs.*" + LEFT_OUT),
+        (lambda: threading, "dataset.held", LEFT_OUT),
+        (lambda: Choosy(threading.Lock()), "dataset.held.kept", LEFT_OUT),
+        (lambda: Choosy(None), "dataset.held", "__getstate__ raised LookupError: nothing kept"),
+    ],
+)
+def test_what_does_not_pickle_is_named_with_what_helps(
+    make: Callable[[], Any], path: str, said: str
+) -> None:
+    loader = DataLoader(Held(make()), num_workers=1, start_method="forkserver")
+    with pytest.raises(
+        UsageError, match=f"(?s)^{re.escape(path)} cannot be sent.*{said}"
+    ) as caught:
+        iter(loader)
+    assert ("top level of a module" in str(caught.value)) == (said == AT_THE_TOP)
+
+
+@pytest.mark.parametrize("name", ["collate_fn", "worker_init_fn"])
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_what_was_given_and_does_not_pickle_is_called_as_it_was_given(
+    name: str, method: str
+) -> None:
+    options: dict[str, Any] = {name: lambda given: given}
+    loader = DataLoader(Drawing(), num_workers=1, start_method=method, **options)
+    with pytest.raises(UsageError, match=f"^{name} cannot be sent"):
+        iter(loader)
+
+
+def test_an_init_function_that_raises_is_heard_each_time() -> None:
+    def init(worker: int) -> None:
+        raise ValueError(f"no {worker}")
+
+    loader = DataLoader(Drawing(), 4, num_workers=2, worker_init_fn=init)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"(?s)test_faults.*no [01]"):
+            next(iter(loader))
+    loader.close()
+
+
+def test_a_batch_that_takes_longer_than_the_timeout() -> None:
+    data = Made(8, lambda index: time.sleep(60 if index == 5 else 0) or index)
+    with DataLoader(data, 4, num_workers=2, timeout=3) as loader:
+        batches = iter(loader)
+        assert next(batches).tolist() == [0, 1, 2, 3]
+        with pytest.raises(RuntimeError, match="timed out after 3 seconds"):
+            next(batches)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")  # from Python 3.12 on
+def test_a_lock_held_by_a_thread_during_the_fork_is_suspected_after_a_timeout(method: str) -> None:
+    held, let_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with LOCK:
+            held.set()
+            let_go.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        assert held.wait(60)
+        data = AllLocked() if method == "fork" else Asleep()
+        with (
+            DataLoader(data, start_method=method, num_workers=1, timeout=1) as loader,
+            pytest.raises(RuntimeError, match="timed out") as caught,
+        ):
+            next(iter(loader))
+    finally:
+        let_go.set()
+        holder.join()
+    assert ('multiprocessing_context="forkserver"' in str(caught.value)) == (method == "fork")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of sockets whose making was interrupted
+def test_an_interrupt_in_the_middle_of_next_costs_no_batch(workers: int) -> None:
+    usual = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    seen: list[int] = []
+    try:
+        with DataLoader(Slow(24, 0.02), 4, num_workers=workers) as loader:
+            batches = iter(loader)
+            for _ in range(6):
+                signal.setitimer(signal.ITIMER_REAL, 0.03)
+                try:
+                    batch = next(batches)
+                except KeyboardInterrupt:
+                    batch = next(batches)
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                seen += batch[:, 0].tolist()
+            assert next(batches, None) is None
+    finally:
+        signal.signal(signal.SIGALRM, usual)
+    assert seen == list(range(24))
+    gc.collect()
+
+
+def test_a_loader_that_is_garbage_in_mid_epoch_leaves_no_process() -> None:
+    before = {child.pid for child in descendants(os.getpid())}
+    loader = DataLoader(Slow(1000, 0.01), 2, num_workers=2)
+    batches = iter(loader)
+    kept = next(batches)
+    mine = [child for child in descendants(os.getpid()) if child.pid not in before]
+    assert len(mine) >= 2
+    del batches, loader
+    gc.collect()
+    assert eventually(lambda: gone(mine))
+    assert kept[:, 0].tolist() == [0, 1]

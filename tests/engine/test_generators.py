@@ -1,0 +1,383 @@
+"""Transforms that draw from generators of their own: the seed of the batch decides there, too."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset, get_worker_info
+
+from feedline.engine.worker_setup import (
+    describe_generators,
+    find_generators,
+    seed_generators,
+    seed_generators_temporarily,
+)
+from feedline.loader import DataLoader
+from feedline.randomness import seeded
+from sets import plain, through_json
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+ROWS = 14
+BATCH = 3
+
+
+class Jitter:
+    """A transform with a generator of its own."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def __call__(self, value: Any) -> Any:
+        return value, self.rng.random()
+
+
+class Slotted:
+    __slots__ = ("draw", "unset")
+
+    def __init__(self) -> None:
+        self.draw = random.Random(0).random
+
+    def __call__(self, value: Any) -> Any:
+        return value, self.draw()
+
+
+class Steps:
+    """As torchvision's Compose."""
+
+    def __init__(self, *transforms: Callable[[Any], Any]) -> None:
+        self.transforms = list(transforms)
+
+    def __call__(self, value: Any) -> Any:
+        for transform in self.transforms:
+            value = transform(value)
+        return value
+
+
+def from_torch(value: Any, generator: torch.Generator) -> Any:
+    return value, float(torch.rand((), generator=generator, dtype=torch.float64))
+
+
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator()
+        self.generator.manual_seed(0)
+
+    def forward(self, value: Any) -> Any:
+        return from_torch(value, self.generator)
+
+
+def closed_over() -> Callable[[Any], Any]:
+    state = np.random.RandomState(0)
+    return lambda value: (value, state.rand())
+
+
+def by_name() -> Callable[[Any], Any]:
+    def draw(value: Any, *, rng: random.Random = random.Random(0)) -> Any:  # noqa: B008
+        return value, rng.random()
+
+    return draw
+
+
+class Photos(Dataset[Any]):
+    """A sample is its index, transformed."""
+
+    def __init__(self, transform: Callable[[Any], Any], rows: int = ROWS) -> None:
+        self.transform = transform
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(index)
+
+
+class Shared(Photos):
+    """The generator is the class's."""
+
+    state = np.random.RandomState(7)
+
+    def __getitem__(self, index: int) -> Any:
+        return index, self.state.rand()
+
+
+def all_kinds() -> Callable[[Any], Any]:
+    table = {"rng": np.random.Generator(np.random.MT19937(0))}
+    return Steps(
+        Jitter(),
+        torch.nn.Sequential(Layer()),
+        Slotted(),
+        functools.partial(from_torch, generator=torch.Generator()),
+        closed_over(),
+        lambda value, table=table: (value, table["rng"].random()),
+    )
+
+
+DATASETS: dict[str, Callable[[], Dataset[Any]]] = {
+    "numpy": lambda: Photos(Jitter()),
+    "python": lambda: Photos(Slotted()),
+    "torch": lambda: Photos(Layer()),
+    "closure": lambda: Photos(closed_over()),
+    "keyword": lambda: Photos(by_name()),
+    "class": lambda: Shared(Jitter()),
+    "all": lambda: Photos(all_kinds()),
+    "wrapped": lambda: Subset(
+        ConcatDataset([Photos(Jitter(), 5), Photos(Layer(), 9)]), range(ROWS)
+    ),
+}
+
+
+def batches(make: Callable[[], Any], **options: Any) -> list[Any]:
+    with DataLoader(make(), BATCH, shuffle=True, seed=3, **options) as loader:
+        return [plain(batch) for _ in range(2) for batch in loader]
+
+
+def draws(batch: Any) -> list[float]:
+    """Every number that was drawn for a batch."""
+    if isinstance(batch, torch.Tensor):
+        return batch.tolist() if batch.is_floating_point() else []
+    return [draw for part in batch for draw in draws(part)]
+
+
+@pytest.mark.parametrize("kind", DATASETS)
+def test_batches_are_the_same_on_any_number_of_workers(kind: str) -> None:
+    expected = batches(DATASETS[kind])
+    for workers in (1, 2, 3):
+        assert batches(DATASETS[kind], num_workers=workers) == expected
+
+
+def test_they_are_the_same_in_workers_that_get_the_dataset_by_a_pickle() -> None:
+    make = functools.partial(Photos, Steps(Jitter(), Layer()))
+    assert batches(make, num_workers=2, start_method="forkserver") == batches(make)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("seed", [{"seed": 3}, {}])
+def test_no_two_samples_have_the_same_draw(workers: int, seed: dict[str, int]) -> None:
+    torch.manual_seed(0)
+    seen = []
+    with DataLoader(DATASETS["all"](), BATCH, num_workers=workers, **seed) as loader:
+        for _ in range(2):
+            for batch in loader:
+                seen += draws(batch)
+    assert len(seen) == 2 * ROWS * 6
+    assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("seed", [{"seed": 3}, {}])
+def test_the_remainder_of_an_epoch_is_the_same(workers: int, seed: dict[str, int]) -> None:
+    options: dict[str, Any] = {"shuffle": True, **seed}
+    torch.manual_seed(0)
+    with DataLoader(DATASETS["all"](), BATCH, num_workers=2, **options) as loader:
+        upcoming = iter(loader)
+        next(upcoming)
+        state = loader.state_dict()
+        rest = [plain(batch) for batch in upcoming]
+    with DataLoader(DATASETS["all"](), BATCH, num_workers=workers, **options) as other:
+        other.load_state_dict(through_json(state))
+        assert [plain(batch) for batch in other] == rest
+
+
+def test_without_workers_a_generator_is_afterwards_what_it_was() -> None:
+    data: Any = DATASETS["all"]()
+    found = find_generators(data)
+    assert len(found) == 6
+
+    def states() -> list[str]:
+        return [repr(plain(own.kind.state(own.thing))) for own in found]
+
+    before = states()
+    with DataLoader(data, BATCH, seed=3) as loader:
+        for _ in loader:
+            assert states() == before
+        data.transform.transforms.append(lambda value: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            next(iter(loader))
+    assert states() == before
+
+
+def test_generators_that_a_worker_init_fn_makes_are_found() -> None:
+    def another(worker: int) -> None:
+        info = get_worker_info()
+        assert info is not None
+        info.dataset.transform = Jitter()
+
+    def seen(**options: Any) -> list[Any]:
+        return batches(lambda: Photos(Jitter()), **options)
+
+    assert seen(num_workers=2, worker_init_fn=another) == seen()
+
+
+def test_a_collate_fn_may_have_one_too() -> None:
+    def seen(workers: int) -> list[Any]:
+        rng = np.random.default_rng(0)
+
+        def mixed(samples: list[int]) -> Any:
+            return samples, float(rng.random())
+
+        return batches(lambda: Photos(lambda index: index), num_workers=workers, collate_fn=mixed)
+
+    assert seen(0) == seen(2)
+    assert len({repr(batch[1]) for batch in seen(0)}) == 10
+
+
+def test_what_was_found_is_described_by_its_path() -> None:
+    data = Photos(all_kinds())
+    steps = "dataset.dataset.transform.transforms"
+    assert sorted(describe_generators(Subset(data, [0]))) == [
+        f"{steps}[0].rng (numpy Generator)",
+        f"{steps}[1]._modules['0'].generator (torch Generator)",
+        f"{steps}[2].draw.__self__ (random.Random)",
+        f"{steps}[3].keywords['generator'] (torch Generator)",
+        f"{steps}[4].__closure__[state] (numpy RandomState)",
+        f"{steps}[5].__defaults__[0]['rng'] (numpy Generator)",
+    ]
+    assert describe_generators(Photos(by_name())) == ["dataset.transform(rng=) (random.Random)"]
+    assert describe_generators(Photos(abs)) == []
+
+
+def test_explain_lists_what_was_found() -> None:
+    said = DataLoader(Photos(Jitter()), 3, num_workers=1).explain()
+    assert "torch, numpy, random, dataset.transform.rng (numpy Generator)" in said
+    assert "2 batches per worker (prefetch_factor)" in said
+    assert "dataset." not in DataLoader([1, 2]).explain()
+
+
+def test_one_generator_counts_once_and_a_global_one_not_at_all() -> None:
+    rng = np.random.default_rng(0)
+    same = np.random.Generator(rng.bit_generator)
+    assert len(find_generators([rng, rng, same, rng.random, {"again": (rng,)}])) == 1
+    others = np.random.RandomState(np.random.PCG64(0))  # type: ignore[arg-type]  # not seeded so
+    everybodys = [others, random, random.random, np.random, np.random.rand, torch.default_generator]
+    assert find_generators([*everybodys, random.SystemRandom(), Photos(from_torch)]) == []
+
+
+def test_each_has_a_stream_of_its_own_and_not_the_global_states() -> None:
+    kept: list[Any] = [np.random.RandomState(0) for _ in range(3)]
+    data = Photos(Steps(*[lambda value, state=state: state.rand() for state in kept]))
+    for seed in (5, 6):
+        with seeded(seed):
+            seed_generators_temporarily(find_generators(data), seed)
+            kept.append([state.rand() for state in kept[:3]])
+    assert len({*kept[3], *kept[4]}) == 6
+    with DataLoader(Photos(lambda _: (np.random.rand(), kept[0].rand())), 2, seed=1) as loader:
+        for ours, own in loader:
+            assert not set(ours.tolist()) & set(own.tolist())
+
+
+def test_looking_runs_no_code_and_ends() -> None:
+    class OfMeta(type):
+        def __getattribute__(cls, name: str) -> Any:
+            raise AssertionError(name)
+
+    class Watches(metaclass=OfMeta):
+        __slots__ = ("__dict__", "slot")
+
+        def __init__(self) -> None:
+            object.__setattr__(self, "slot", random.Random(0))
+            object.__setattr__(self, "inner", random.Random(1))
+
+        def __getattribute__(self, name: str) -> Any:
+            raise AssertionError(name)
+
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError
+
+        def __hash__(self) -> int:
+            raise AssertionError
+
+        def __len__(self) -> int:
+            raise AssertionError
+
+        @property
+        def computed(self) -> Any:
+            raise AssertionError
+
+    class Odd(list[Any]):
+        def __iter__(self) -> Any:
+            raise AssertionError
+
+        __len__ = __getitem__ = __iter__  # type: ignore[assignment]
+
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]
+            raise AssertionError
+
+    watches = type.__call__(Watches)
+    odd = Odd()
+    list.extend(odd, [watches, odd, [random.Random(2)] * 1001])
+    found = find_generators(odd)
+    assert [own.path for own in found] == ["dataset[0].inner", "dataset[0].slot"]
+    deep: Any = random.Random(4)
+    for _ in range(20):
+        deep = [deep]
+    assert find_generators(deep) == []
+    assert (
+        len(find_generators([[deep, [random.Random(k) for k in range(1000)]] for _ in range(15)]))
+        < 10_001
+    )
+
+
+def test_all_that_is_drawn_from_follows_from_the_seed_alone() -> None:
+    state = np.random.RandomState(0)
+    generators: list[Any] = [
+        state,
+        np.random.default_rng(0),
+        *map(
+            np.random.Generator,
+            (np.random.PCG64DXSM(0), np.random.Philox(0), np.random.SFC64(0)),
+        ),
+    ]
+    found = find_generators(generators)
+    assert len(found) == len(generators)
+    seen = []
+    for _ in range(2):
+        seed_generators(found, 1 << 63)
+        assert not state.get_state(legacy=False)["has_gauss"]
+        seen.append([float(own.standard_normal()) for own in generators])
+    assert seen[0] == seen[1]
+
+
+class Flips(Dataset[Any]):
+    """Says which of two flips albumentations does."""
+
+    def __init__(self) -> None:
+        albumentations = pytest.importorskip("albumentations")
+        flips = [albumentations.HorizontalFlip(p=0.5), albumentations.VerticalFlip(p=0.5)]
+        self.transform = albumentations.Compose([*flips, albumentations.OneOf(flips, p=0.5)])
+        self.image = np.arange(4, dtype=np.uint8).reshape(2, 2, 1)
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(image=self.image)["image"]
+
+
+def test_albumentations_flips_each_way_by_itself_on_any_number_of_workers() -> None:
+    data = Flips()
+    assert describe_generators(data) == ["dataset.transform (albumentations)"]
+    expected = batches(lambda: data)
+    assert len({repr(batch) for batch in expected}) > 10  # of 64 there can be
+    for workers in (1, 2, 3):
+        assert batches(lambda: data, num_workers=workers) == expected
+    first = {image.numpy().tobytes() for batch in DataLoader(data, 1, seed=3) for image in batch}
+    assert len(first) == 4
+
+
+def test_albumentations_goes_on_as_if_no_loader_had_been() -> None:
+    data, alone = Flips(), Flips()
+    for each in (data, alone):
+        each.transform.set_random_seed(4)
+    list(DataLoader(data, BATCH, seed=3))
+    ours, theirs = ([plain(each[0]) for _ in range(30)] for each in (data, alone))
+    assert ours == theirs

@@ -1,0 +1,196 @@
+"""Batches that a user keeps are never written over, however they are kept."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from feedline.engine.batch_layout import WholeBatchTransfer
+from feedline.engine.in_flight import InFlightBatch
+from feedline.engine.messages import Failure
+from feedline.engine.slots import GrowingSlots
+from feedline.engine.worker_errors import WorkerException
+from feedline.loader import DataLoader
+from feedline.order.planned_order import Order
+from feedline.order.schedule import Schedule
+from sets import Made, as_it_is
+from slow import slow
+
+LENGTH = 120
+
+
+def sample(index: int) -> dict[str, Any]:
+    """A few kilobytes that say which sample they are of."""
+    return {
+        "tensor": torch.full((700,), float(index)),
+        "array": np.full(900, index),
+        "parts": [torch.full((index % 5 + 1, 3), index)],
+    }
+
+
+def loader(**options: Any) -> DataLoader[Any]:
+    usual = {"batch_size": 3, "num_workers": 2, "collate_fn": as_it_is, "prefetch_factor": 1}
+    return DataLoader(Made(LENGTH, sample), **{**usual, **options})
+
+
+def is_whole(batch: list[dict[str, Any]], first: int) -> bool:
+    return all(
+        bool(
+            (row["tensor"] == index).all()
+            and (row["array"] == index).all()
+            and (row["parts"][0] == index).all()
+        )
+        for index, row in enumerate(batch, first)
+    )
+
+
+@pytest.mark.parametrize("method", ["fork", *slow("forkserver", "spawn")])
+def test_all_batches_of_two_epochs_are_whole_at_the_end(method: str) -> None:
+    with loader(start_method=method) as batches:
+        kept = [*batches, *batches]
+        assert len(kept) == 2 * LENGTH // 3
+        assert all(is_whole(batch, 3 * k % LENGTH) for k, batch in enumerate(kept))
+    gc.collect()
+    assert all(is_whole(batch, 3 * k % LENGTH) for k, batch in enumerate(kept))
+
+
+@pytest.mark.parametrize("what", ["tensor", "array", "parts"])
+def test_one_thing_out_of_an_old_batch_is_enough_to_keep_it(what: str) -> None:
+    with loader() as batches:
+        kept = []
+        for _ in range(3):
+            for k, batch in enumerate(batches):
+                if k % 11 == 0:
+                    value = batch[1][what]
+                    part = value[0][:1, 1:] if what == "parts" else value[100:200]
+                    kept.append((3 * k + 1, part))
+                del batch
+        assert all(bool((part == index).all()) for index, part in kept)
+
+
+def test_batches_that_go_in_any_order_leave_the_others_whole() -> None:
+    chance = random.Random(1)
+    held: dict[int, Any] = {}
+    with loader() as batches:
+        for _ in range(4):
+            for k, batch in enumerate(batches):
+                held[k] = batch
+                while len(held) > chance.randrange(6):
+                    del held[chance.choice(list(held))]
+                assert all(is_whole(each, 3 * place) for place, each in held.items())
+
+
+def test_batches_that_go_in_other_threads_leave_the_others_whole() -> None:
+    broken: list[int] = []
+
+    def reader(batch: Any, first: int, chance: random.Random) -> None:
+        for _ in range(chance.randrange(1, 20)):
+            if not is_whole(batch, first):
+                broken.append(first)
+
+    threads = []
+    with loader() as batches:
+        for _ in range(3):
+            for k, batch in enumerate(batches):
+                work = (batch, 3 * k, random.Random(k))
+                threads.append(threading.Thread(target=reader, args=work))
+                threads[-1].start()
+                del batch, work
+        for thread in threads:
+            thread.join()
+    assert not broken
+
+
+def test_a_forked_child_keeps_the_batches_of_its_parent() -> None:
+    with loader() as batches:
+        for _ in range(3):
+            epoch = iter(batches)
+            held = [next(epoch), next(epoch)]
+            begin, go = os.pipe()
+            said, say = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.read(begin, 1)
+                whole = is_whole(held[0], 0) and is_whole(held[1], 3)
+                os.write(say, b"whole" if whole else b"broken")
+                os._exit(0)
+            del held
+            assert sum(1 for _ in epoch) == LENGTH // 3 - 2
+            os.write(go, b"!")
+            assert os.read(said, 10) == b"whole"
+            os.waitpid(child, 0)
+            for end in (begin, go, said, say):
+                os.close(end)
+
+
+def test_batches_outlive_workers_that_are_replaced_and_the_loader() -> None:
+    data = Made(LENGTH, sample)
+    with DataLoader(data, 3, num_workers=2, collate_fn=as_it_is) as batches:
+        kept = []
+        for epoch in range(4):
+            data.note = epoch  # new workers
+            kept += [(k, batch) for k, batch in enumerate(batches) if k % 10 == epoch]
+    del batches
+    assert all(is_whole(batch, 3 * k) for k, batch in kept)
+
+
+def test_what_is_written_into_a_batch_reaches_no_later_one() -> None:
+    with loader() as batches:
+        for _ in range(2):
+            for k, batch in enumerate(batches):
+                assert is_whole(batch, 3 * k)
+                for row in batch:
+                    row["tensor"].fill_(-1)
+                    row["array"][:] = -1
+                    row["parts"][0].zero_()
+
+
+class Hold:
+    """A dataset that holds a batch of another loader."""
+
+    def __init__(self, batch: torch.Tensor) -> None:
+        self.batch: torch.Tensor | None = batch
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> float:
+        assert self.batch is not None
+        return float(self.batch[0, 0])
+
+
+def test_a_dataset_may_hold_a_batch_of_another_loader() -> None:
+    rows = torch.arange(80.0).repeat(50, 1).T.contiguous()
+    with DataLoader(list(rows), 4, num_workers=1, persistent_workers=True) as source:  # type: ignore[arg-type]
+        held = Hold(next(iter(source)))
+        with DataLoader(held, 2, num_workers=1, prefetch_factor=1) as loader:  # type: ignore[arg-type]
+            batches = iter(loader)
+            assert next(batches).tolist() == [0.0, 0.0]
+            held.batch = None
+            for _ in range(3):
+                list(source)
+            assert all(batch.tolist() == [0.0, 0.0] for batch in batches)
+        slots = source._session.backend.feed.slots  # type: ignore[attr-defined]
+        list(source)
+        assert slots.lent == 0, "the slot came back with the end of the loader that held it"
+
+
+def test_batches_of_which_nothing_came_leave_their_slots_to_others() -> None:
+    slots = GrowingSlots(2)
+    transfer = WholeBatchTransfer(slots, spare=1, pin=False)
+    batch = Order(length=8, schedule=Schedule.parse("4x1"), batch_size=4).batch(0, 1)
+    for _ in range(5):
+        slot = slots.acquire()
+        assert slot is not None, "the workers have run out of slots"
+        failures = [Failure(1, "WorkerDied", "the worker died")]
+        transfer.send(InFlightBatch(0, batch, slot, failures=failures))
+        made = transfer.receive()
+        assert isinstance(made, WorkerException)
+        assert f"{batch.dataset_keys[1]!r} (epoch 1, step 2): the worker died" in made.message

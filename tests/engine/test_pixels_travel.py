@@ -1,0 +1,214 @@
+"""Batches of recognised pipelines on a device: pixels travel, and the same values arrive."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model import ModelDevice
+from torch.utils.data import TensorDataset
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from feedline import DataLoader, per_size
+from feedline.errors import SampleError, UsageError
+from torchvision_folder import write_images
+
+NORMALIZE = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+USUAL = [
+    *(v1.RandomResizedCrop(24), v1.RandomHorizontalFlip()),
+    *(v1.ToTensor(), v1.Normalize(**NORMALIZE)),
+]
+Batches = list[Any]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("pixels-travel"))
+
+
+class Prompt(ModelDevice):
+    """A device that does its copies at once: values are made of them by torch itself."""
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        made = super().copy(tensor)
+        self.synchronize()
+        return made
+
+    def record_stream(self, tensor: torch.Tensor, stream: object) -> None:
+        """Nothing is used again before its time."""
+
+
+class Sent(list[torch.dtype]):
+    """Of which dtype the images were that travelled."""
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    """A model of a device stands for "cuda"."""
+    seen = Sent()
+
+    class Watched(Prompt):
+        def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.ndim == 4:
+                seen.append(tensor.dtype)
+            return super().copy(tensor)
+
+    there = torch.device("cuda", 0)
+    monkeypatch.setattr("feedline.loader.settings.resolve_device", lambda device: there)
+    monkeypatch.setattr("feedline.loader.backends.build.TorchAccelerator", lambda device: Watched())
+    monkeypatch.setattr("feedline.loader.backends.build.register_memory", lambda *_: None)
+    return seen
+
+
+def loader(root: Path, steps: list[Any], **options: Any) -> DataLoader[Any]:
+    options = {"batch_size": 3, "seed": 4, "num_workers": 0, **options}
+    return DataLoader(ImageFolder(str(root), v1.Compose(steps)), **options)
+
+
+def batches(root: Path, steps: list[Any], **options: Any) -> Batches:
+    with loader(root, steps, **options) as made:
+        return list(made)
+
+
+def assert_same(found: Batches, wanted: Batches) -> None:
+    assert len(found) == len(wanted) > 1
+    for batch, other in zip(found, wanted, strict=True):
+        assert type(batch) is type(other) is list
+        for tensor, same in zip(batch, other, strict=True):
+            assert type(tensor) is type(same) is torch.Tensor
+            assert (tensor.dtype, tensor.stride()) == (same.dtype, same.stride())
+            assert torch.equal(tensor, same)
+
+
+TABLES = {
+    "usual": USUAL,
+    "no flip, no Normalize": [v1.Resize(30), v1.CenterCrop(24), v1.ToTensor()],
+    "no square": [v1.Resize(30), v1.RandomCrop((12, 24)), *USUAL[2:]],
+    "half": [
+        *(v2.RandomResizedCrop(24), v2.ToImage()),
+        *(v2.ToDtype(torch.float16, scale=True), v2.Normalize(**NORMALIZE)),
+    ],
+    "colours in place": [USUAL[0], v1.ColorJitter(0.4, 0.4, 0.4, 0.1), *USUAL[2:]],
+    "a policy as it is": [USUAL[0], v1.RandAugment(), *USUAL[2:]],
+    "a policy on tensors": [
+        *(v2.RandomResizedCrop(24), v2.ToImage(), v2.TrivialAugmentWide()),
+        v2.ToDtype(torch.float32, scale=True),
+    ],
+}
+
+
+@pytest.mark.parametrize("steps", TABLES.values(), ids=TABLES)
+def test_pixels_travel_and_the_same_values_arrive(root: Path, sent: Sent, steps: list[Any]) -> None:
+    wanted = batches(root, steps)
+    assert not sent
+    assert_same(batches(root, steps, device="cuda"), wanted)
+    assert set(sent) == {torch.uint8}
+
+
+VALUES = {
+    "a step behind": ([*USUAL, v1.RandomErasing(1.0)], torch.float32),
+    "bytes": ([*USUAL[:2], v1.PILToTensor()], torch.uint8),
+    "one channel": ([USUAL[0], v1.Grayscale(), v1.ToTensor()], torch.float32),
+}
+
+
+@pytest.mark.parametrize(("steps", "dtype"), VALUES.values(), ids=VALUES)
+def test_what_is_no_table_at_the_end_travels_as_it_is(
+    root: Path, sent: Sent, steps: list[Any], dtype: torch.dtype
+) -> None:
+    assert_same(batches(root, steps, device="cuda"), batches(root, steps))
+    assert set(sent) == {dtype}
+    with loader(root, steps, device="cuda") as made:
+        assert "copied to cuda:0" in made.explain()
+
+
+@pytest.mark.slow
+def test_workers_and_a_schedule_of_sizes(root: Path, sent: Sent) -> None:
+    options: dict[str, Any] = {"schedule": "12x2@4,20x1@2", "num_workers": 2, "max_image_size": 20}
+    with loader(root, USUAL, **options) as there, loader(root, USUAL, **options) as here:
+        for _ in range(3):
+            assert_same(list(there), list(here))
+        there.set_image_size(16)
+        here.set_image_size(16)
+        assert_same(list(there), list(here))
+
+
+def test_slots_shrink_and_what_decides_the_pixels_is_the_same(root: Path, sent: Sent) -> None:
+    with loader(root, USUAL) as here, loader(root, USUAL, device="cuda") as there:
+        plain, travelling = here._session.decision(), there._session.decision()
+        assert 4 * travelling.slot_bytes <= plain.slot_bytes + 3 * 4096
+        assert "copied as uint8" in there.explain()
+        assert "copied as uint8" not in here.explain()
+        state = there.state_dict()
+        assert state == here.state_dict()
+        next(iter(there))
+        state = there.state_dict()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            here.load_state_dict(state)
+        assert_same(list(here), batches(root, USUAL)[1:])
+
+
+def test_a_broken_file_is_left_out_on_the_way_too(tmp_path: Path, sent: Sent) -> None:
+    root = write_images(tmp_path)
+    (root / "cats/b.png").write_bytes(b"no image")
+    options: dict[str, Any] = {"on_error": "skip", "shuffle": False}
+    found = batches(root, USUAL, device="cuda", **options)
+    assert_same(found, batches(root, USUAL, **options))
+    assert [len(labels) for _, labels in found] == [2, 3, 1]
+    with pytest.raises(SampleError, match=r"b\.png"):
+        batches(root, USUAL, device="cuda", shuffle=False)
+
+
+def test_a_step_that_leaves_no_pixels_is_an_error_that_says_what_to_do(
+    root: Path, sent: Sent
+) -> None:
+    now_and_then = v2.RandomApply([v2.ToDtype(torch.float32, scale=True)], p=0.5)
+    floats = v2.ToDtype(torch.float32, scale=True)
+    steps = [v2.RandomResizedCrop(24), v2.ToImage(), now_and_then, floats]
+    assert len(batches(root, steps)) == 3
+    with pytest.raises(SampleError, match=r"RandomApply.*did not return 24 x 24 RGB pix"):
+        batches(root, steps, device="cuda")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"collate_fn": lambda samples: samples}, "Your collate_fn needs single samples"),
+        ({"worker_init_fn": print}, "Your worker_init_fn may change the dataset"),
+    ],
+)
+def test_batches_that_feedline_does_not_make_as_rows_are_refused_at_once(
+    root: Path, sent: Sent, options: dict[str, Any], said: str, device: str
+) -> None:
+    with pytest.raises(UsageError, match=rf"is only for .*{said}.*pin_memory=True"):
+        loader(root, USUAL, device=device, **options)
+
+
+@pytest.mark.usefixtures("sent")
+def test_other_datasets_are_refused_at_once(root: Path) -> None:
+    own = [per_size(lambda size: v1.Compose([v1.Resize((size, size)), v1.ToTensor()]))]
+    with pytest.raises(UsageError, match=r'device="cuda:0" .*This ImageFolder uses'):
+        loader(root, own, device="cuda")
+    with pytest.raises(UsageError, match="This TensorDataset uses the tensor engine"):
+        DataLoader(TensorDataset(torch.zeros(4)), 2, device="cuda")
+
+
+def test_on_the_cpu_batches_are_those_without_a_device(root: Path) -> None:
+    assert_same(batches(root, USUAL, device="cpu"), batches(root, USUAL))
+    with loader(root, USUAL, device="cpu") as made:
+        assert made._session.decision().on_device is None
+
+
+def test_bytes_of_three_pixels_are_no_pixels_in_another_order(root: Path) -> None:
+    """(3, 3, 3) may be channels first or last."""
+    steps = [v1.Resize((3, 3)), v1.PILToTensor()]
+    found = torch.cat([images for images, _ in batches(root, steps, shuffle=False)])
+    wanted = torch.stack([image for image, _ in ImageFolder(str(root), v1.Compose(steps))])
+    assert (found.int() - wanted.int()).abs().max() <= 2

@@ -1,0 +1,273 @@
+"""Samples at the requested size and strength: refused where nothing asked, or made as rows are."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, default_collate, get_worker_info
+from torch.utils.data._utils import worker as torch_worker
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+import feedline
+from feedline.engine.batch_layout import read_batch
+from feedline.engine.dataset_fetch import DatasetFetcher, SampleMaker
+from feedline.engine.in_flight import InFlightBatch
+from feedline.engine.messages import BatchTask
+from feedline.engine.slots import GrowingSlots
+from feedline.engine.space import Space
+from feedline.engine.tasks import BatchTasks
+from feedline.engine.worker_errors import WorkerException
+from feedline.engine.worker_setup import WorkerInit
+from feedline.errors import UsageError
+from feedline.loader import DataLoader
+from feedline.order.batch_spec import BatchSpec, Item
+from feedline.order.schedule import Phase
+from feedline.recognition.recognise import recognise
+from feedline.trace import RECORD_SWITCH
+from sets import Drawing, Made, Sized
+from torchvision_folder import write_images
+
+NOT_ASKED = r"nothing in Drawing asked for the size: .* 8 px\. Use feedline\.per_size"
+WEAK = [Phase(image_size=8, epochs=1, strength=0.5)]
+
+
+def collate_at_size(samples: list[Any]) -> Any:
+    return feedline.image_size(), len(samples)
+
+
+def collate_at_strength(samples: list[Any]) -> Any:
+    return feedline.augmentation_strength()
+
+
+class Weakened(Sized):
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index), feedline.augmentation_strength()
+
+
+# Nothing asked
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("options", [{"image_size": 8}, {"schedule": "8x2"}])
+def test_a_size_that_nothing_asks_for_is_an_error(workers: int, options: dict[str, Any]) -> None:
+    with DataLoader(Drawing(), 4, seed=1, num_workers=workers, **options) as loader:
+        for _ in range(2):
+            batches = iter(loader)
+            for _ in range(2):
+                with pytest.raises(UsageError, match=NOT_ASKED) as caught:
+                    next(batches)
+                # What it says is all that its reader needs; where it was caught is its cause.
+                assert "Traceback" not in str(caught.value)
+                cause = str(caught.value.__cause__)
+                assert not workers or "Original Traceback" in cause
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_it_is_one_for_tensors_too(workers: int) -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(8))
+    with (
+        DataLoader(data, 4, image_size=8, num_workers=workers) as loader,
+        pytest.raises(UsageError, match="nothing in TensorDataset asked for the size"),
+    ):
+        next(iter(loader))
+
+
+def test_a_size_may_be_asked_for_by_one_sample_or_by_collate_fn() -> None:
+    some = Made(8, lambda index: feedline.image_size() if index % 4 == 0 else 8)
+    assert len(list(DataLoader(some, 4, image_size=8))) == 2
+    made = DataLoader(Drawing(), 4, image_size=8, collate_fn=collate_at_size)
+    assert next(iter(made)) == (8, 4)
+    assert len(list(DataLoader(Drawing(), 4))) == 6
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_strength_that_nothing_asks_for_is_an_error(workers: int) -> None:
+    with DataLoader(Sized(), 4, seed=1, schedule=WEAK, num_workers=workers) as loader:
+        batches = iter(loader)
+        with pytest.raises(UsageError, match=r"strength 0\.5, but nothing in Sized asked"):
+            next(batches)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_strength_reaches_the_dataset_and_collate_fn(workers: int) -> None:
+    with DataLoader(Weakened(), 4, seed=1, schedule=WEAK, num_workers=workers) as loader:
+        assert next(iter(loader))[1].tolist() == [0.5] * 4
+    options: dict[str, Any] = {"schedule": WEAK, "collate_fn": collate_at_strength}
+    with DataLoader(Sized(), 4, seed=1, num_workers=workers, **options) as loader:
+        assert next(iter(loader)) == 0.5
+
+
+# Made in place of the dataset
+
+
+class Noting:
+    """Passes samples on, and notes what was asked for."""
+
+    def __init__(self, samples: SampleMaker) -> None:
+        self._samples = samples
+        self.items: list[Item] = []
+
+    def sample(self, item: Item) -> Any:
+        self.items.append(item)
+        return self._samples.sample(item)
+
+
+def fetcher(dataset: Any, collate_fn: Any = default_collate, **options: Any) -> DatasetFetcher:
+    init = WorkerInit(dataset, options.pop("worker_init_fn", None), 1)
+    options = {"batched": True, "samples": recognise(dataset).pipeline, **options}
+    return DatasetFetcher(init, collate_fn, **options)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ImageFolder:
+    steps = [transforms.RandomResizedCrop(24), transforms.RandomHorizontalFlip()]
+    transform = transforms.Compose([*steps, transforms.ToTensor()])
+    return ImageFolder(write_images(tmp_path), transform)
+
+
+@pytest.fixture
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a worker changes in its process."""
+    monkeypatch.setenv(RECORD_SWITCH, "0")  # libraries' functions as they are
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    yield
+    torch_worker._worker_info = None
+    torch.set_rng_state(states[0])
+    np.random.set_state(states[1])
+    random.setstate(states[2])
+
+
+def in_worker(source: DatasetFetcher, batch: BatchSpec) -> Any:
+    """A batch as a worker makes it, sent there and back."""
+    tasks = BatchTasks(GrowingSlots(1), kept=0, shares_memory=False)
+    task = tasks.task(1, InFlightBatch(0, batch, 0), (0, batch.rows))
+    assert isinstance(task, BatchTask)
+    task = BatchTask.unpack(task.pack())
+    space = Space(np.empty(0, np.uint8))
+    if get_worker_info() is None:
+        source.open(0, 1)
+    shell = source.pack(task.keys, task, space, lambda place: None)
+    return read_batch(space.move(lambda nbytes: np.empty(nbytes, np.uint8))[: space.used], shell)
+
+
+@pytest.mark.usefixtures("_as_before")
+@pytest.mark.parametrize("options", [{"seed": 3}, {"sampler": [5, 2, 2, -1, 5]}])
+@pytest.mark.parametrize("size", [{}, {"image_size": 16}])
+def test_samples_have_the_pixels_of_rows(
+    folder: ImageFolder, options: dict[str, Any], size: dict[str, int]
+) -> None:
+    here, there = fetcher(folder), fetcher(folder)
+    with DataLoader(folder, 5, **options, **size) as loader:
+        assert "image-row engine" in loader.explain()
+        for images, labels in loader:
+            batch = loader.batch
+            assert batch is not None
+            for made in (here.make_here(batch), in_worker(there, batch)):
+                assert torch.equal(made[0], images)
+                assert torch.equal(made[1], labels)
+
+
+def test_they_have_the_strength_and_go_to_the_users_own_collate(folder: ImageFolder) -> None:
+    pipeline = recognise(folder).pipeline
+    assert pipeline is not None
+    samples = Noting(pipeline)
+    labels = lambda samples: [label for _, label in samples]  # noqa: E731
+    source = fetcher(folder, collate_fn=labels, samples=samples)
+    loader = DataLoader(folder, 4, seed=1, shuffle=False, schedule=WEAK, collate_fn=list)
+    batch = loader.order.batch(0, 0)
+    assert source.make_here(batch) == folder.targets[:4]
+    assert [(item.image_size, item.strength) for item in samples.items] == [(8, 0.5)] * 4
+    assert [item.sample for item in samples.items] == [0, 1, 2, 3]
+    assert len({item.seed for item in samples.items}) == 4
+
+
+class Anything(Dataset[Any]):
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, key: Any) -> Any:
+        return "own", key
+
+    def __getitems__(self, keys: Any) -> Any:
+        return [("many", key) for key in keys]
+
+
+class Numbers:
+    def sample(self, item: Item) -> Any:
+        if item.sample == 7:
+            raise ValueError("broken")
+        return "made", item.sample
+
+
+def drawn(keys: list[Any]) -> BatchSpec:
+    loader = DataLoader(Anything(), batch_sampler=[keys], collate_fn=list)
+    next(iter(loader))
+    assert loader.batch is not None
+    return loader.batch
+
+
+def test_other_keys_than_whole_numbers_go_to_the_dataset() -> None:
+    keys = [1, np.int16(2), torch.tensor(3), "four", True, 2.5, (6,), torch.tensor([1])]
+    source = fetcher(Anything(), list, samples=Numbers())
+    made = source.make_here(drawn(keys))
+    assert made == [("made", k) for k in (1, 2, 3)] + [("own", key) for key in keys[3:]]
+    source = fetcher(Anything(), list, samples=None)
+    assert source.make_here(drawn(keys)) == [("many", key) for key in keys]
+    alone = fetcher(Anything(), list, samples=Numbers(), batched=False)
+    loader = DataLoader(Anything(), None, sampler=[4, "x"], collate_fn=list)  # type: ignore[arg-type]
+    assert [alone.make_here(loader.batch) for _ in loader] == [["made", 4], ["own", "x"]]  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("_as_before")
+def test_one_that_fails_is_named_or_left_out() -> None:
+    batch = drawn([3, 7, 4])
+    with pytest.raises(ValueError, match="broken") as caught:
+        fetcher(Anything(), list, samples=Numbers()).make_here(batch)
+    assert "index 7 of Anything" in "\n".join(caught.value.__notes__)
+    options: dict[str, Any] = {"samples": Numbers(), "skip_errors": True}
+    skipped = fetcher(Anything(), list, **options).make_here(batch)
+    assert skipped.batch == [("made", 3), ("made", 4)]
+    assert skipped.skipped == (("7", "ValueError: broken"),)
+    found = in_worker(fetcher(Anything(), list, samples=Numbers()), batch)
+    assert isinstance(found, WorkerException)
+    assert "index 7 of Anything" in str(found.error())
+
+
+@pytest.mark.usefixtures("_as_before")
+def test_a_dataset_that_worker_init_fn_changes_makes_its_own_samples() -> None:
+    data = Made(9, lambda index: index)
+
+    def change(worker: int) -> None:
+        data.length = 5
+
+    unchanged = fetcher(data, list, samples=Numbers(), worker_init_fn=lambda worker: None)
+    assert in_worker(unchanged, drawn([1])) == [("made", 1)]
+    torch_worker._worker_info = None
+    changed = fetcher(data, list, samples=Numbers(), worker_init_fn=change)
+    assert in_worker(changed, drawn([1])) == [1]
+
+
+def test_a_task_survives_its_message() -> None:
+    task = BatchTask(
+        id=3,
+        slot=1,
+        image_size=9,
+        seed=(1 << 64) - 1,
+        row_seed=(1 << 64) - 2,
+        place=1 << 40,
+        stride=3,
+        strength=0.25,
+        keys=pickle.dumps([1]),
+        kept=4,
+    )
+    back = BatchTask.unpack(task.pack())
+    for name in set(BatchTask._fields) - {"memory"}:
+        assert getattr(back, name) == getattr(task, name)

@@ -1,0 +1,75 @@
+"""Slots for device transfers, which notice misuse, with batches and their expected values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline.engine.board import BOARD_BYTES
+from feedline.engine.in_flight import InFlightBatch
+from feedline.engine.layout import PAGE_BYTES
+from feedline.engine.messages import Failure
+from feedline.engine.normalise import PixelConversion
+from feedline.engine.slots import FixedSlots
+from feedline.order.batch_spec import BatchSpec, Field
+from feedline.order.schedule import Phase
+
+__all__ = ["Made", "WatchedSlots", "make"]
+
+REUSED = 0xEE
+
+Made = tuple[torch.Tensor, torch.Tensor]
+"""A batch as it must arrive: values of pixels; labels."""
+
+
+class WatchedSlots(FixedSlots):
+    """Slots that workers write to as soon as they are free, and that come back once.
+
+    Args:
+        slots: how many.
+        slot_bytes: the size of each.
+        allocate: gives the block, of so many bytes.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        slot_bytes: int = PAGE_BYTES,
+        allocate: Callable[[int], NDArray[np.uint8]] = lambda nbytes: np.zeros(nbytes, np.uint8),
+    ) -> None:
+        self.block = allocate(BOARD_BYTES + slots * slot_bytes)
+        super().__init__(self.block, slot_bytes, slots)
+        self.out: set[int] = set()
+
+    def acquire(self) -> int | None:
+        slot = super().acquire()
+        if slot is not None:
+            self.out.add(slot)
+        return slot
+
+    def release(self, slot: int) -> None:
+        assert slot in self.out, f"slot {slot} was released and is free"
+        self.out.remove(slot)
+        self._bytes(slot).fill(REUSED)
+        super().release(slot)
+
+
+def make(
+    slots: FixedSlots, number: int, rows: int, size: int, failed: set[int], values: PixelConversion
+) -> tuple[InFlightBatch, Made]:
+    """Fill a free slot as workers would; rows that failed hold anything."""
+    slot = slots.acquire()
+    assert slot is not None, "there is no free slot"
+    fields = Field("image", "uint8", (size, size, 3)), Field("label", "int64", ())
+    images, labels = slots.view(slot, fields, rows)
+    images[:] = np.random.default_rng(number).integers(0, 256, images.shape)
+    labels[:] = 100 * number + np.arange(rows)
+    batch = BatchSpec(0, number, Phase(image_size=size, epochs=1), size, labels.copy(), 0, 0)
+    failures = [Failure(row, "ValueError", "broken") for row in sorted(failed)]
+    keep = [row for row in range(rows) if row not in failed]
+    pixels = torch.from_numpy(images[keep]).permute(0, 3, 1, 2)
+    wanted = values(pixels, values.constants(torch.device("cpu"))), torch.from_numpy(labels[keep])
+    return InFlightBatch(number, batch, slot, fields, failures=failures), wanted
