@@ -18,7 +18,7 @@ from torchvision.transforms import functional
 import feedline
 from feedline import DataLoader
 from feedline.errors import StateError, UsageError
-from feedline.loader.decide import decide
+from feedline.loader.engine_choice import choose_engine
 from sources import Rows
 from torchvision_folder import write_images
 
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
 
 
 def kind(loader: DataLoader[Any]) -> str:
-    return loader._session.decision().kind
+    return loader._session.choice().engine
 
 
 def together(samples: list[Any]) -> Any:
@@ -233,9 +233,9 @@ def test_a_decision_is_said_once_and_taken_again_when_something_is_set(
 def test_deciding_changes_nothing(folder: ImageFolder) -> None:
     loader = DataLoader(folder, 4, shuffle=True)
     state = loader.state_dict()
-    first = decide(loader._session.settings)
-    again = decide(loader._session.settings)
-    assert (first.kind, str(first), first.pixels) == (again.kind, str(again), again.pixels)
+    first = choose_engine(loader._session.settings)
+    again = choose_engine(loader._session.settings)
+    assert (first.engine, str(first), first.pixels) == (again.engine, str(again), again.pixels)
     assert loader.state_dict() == state
 
 

@@ -11,7 +11,7 @@ from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.messages import Failure
 from feedline.engine.slots import Slots
 from feedline.errors import SampleError
-from feedline.loader.failure_policy import samples_to_skip
+from feedline.loader.start_engine import samples_to_skip
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.schedule import Phase
 from sources import Rows

@@ -23,7 +23,7 @@ from torchvision.transforms import v2
 
 from feedline import DataLoader, ImageFolder, TrainCrop, build_cache
 from feedline.errors import FeedlineError, ImageError, ResourceError, StateError, UsageError
-from feedline.loader import filler
+from feedline.loader import cache_filling
 from feedline.stores.cache_layout import MANIFEST, read_manifest
 
 TRAIN = v2.Compose(
@@ -65,9 +65,9 @@ def _no_fillers_left() -> Iterator[None]:
 
 
 def end_fillers() -> None:
-    for each in filler._fillers.values():
+    for each in cache_filling._fillers.values():
         each.end()
-    filler._fillers.clear()
+    cache_filling._fillers.clear()
 
 
 def epochs(loader: Any, count: int) -> list[torch.Tensor]:
@@ -220,7 +220,7 @@ def test_a_filler_that_was_killed_is_followed_by_another(
     root, data = tmp_path / "cache", ImageFolder(photos)
     with DataLoader(data, 8, cache=root, **OPTIONS) as loader:
         first = torch.cat([images.clone() for images, _ in loader])
-        found = filler._fillers[str(root)]
+        found = cache_filling._fillers[str(root)]
         found._process.send_signal(signal.SIGKILL)
         found._process.wait()
         second = epochs(loader, 1)
@@ -231,7 +231,7 @@ def test_one_that_always_dies_is_an_error(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boot = "import sys; sys.stdin.close(); sys.exit(9)"
-    monkeypatch.setattr(filler, "_BOOT", boot)
+    monkeypatch.setattr(cache_filling, "_BOOT", boot)
     with pytest.raises(ResourceError, match="status 9"):
         DataLoader(ImageFolder(photos), 8, cache=tmp_path / "cache", **OPTIONS)
 

@@ -34,7 +34,7 @@ def said(loader: DataLoader[Any]) -> str:
 
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feedline.loader.predict.usable_cores", lambda: 2)
+    monkeypatch.setattr("feedline.loader.prediction.usable_cores", lambda: 2)
 
 
 @pytest.mark.parametrize(("workers", "by"), [(0, "this process"), (1, "1 worker")])
@@ -53,8 +53,8 @@ def test_each_size_of_the_schedule_has_a_rate(
 def test_workers_count_as_far_as_there_are_cores(
     jpeg_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedline.loader.predict._cost", lambda pieces, make: (10, 0.1, ""))
-    monkeypatch.setattr("feedline.loader.predict.usable_cores", lambda: 4)
+    monkeypatch.setattr("feedline.loader.prediction._cost", lambda pieces, make: (10, 0.1, ""))
+    monkeypatch.setattr("feedline.loader.prediction.usable_cores", lambda: 4)
     for workers, rate in ((0, 100), (1, 100), (3, 300), (6, 400)):
         with DataLoader(ImageFolder(jpeg_folder), 4, image_size=8, num_workers=workers) as loader:
             assert said(loader).startswith(f"8 px {rate} images/s with ")
@@ -163,7 +163,7 @@ def test_of_a_cache_it_says_whether_memory_holds_what_is_read(
     small, large = manifest.levels[0].bytes, manifest.levels[-1].bytes
     assert small < large
     memory = (small + large) // 2
-    monkeypatch.setattr("feedline.loader.predict.cacheable_memory_bytes", lambda: memory)
+    monkeypatch.setattr("feedline.loader.prediction.cacheable_memory_bytes", lambda: memory)
     line = (
         "page cache  16 px JPEG q95 0.00 GB fits: it is read once, 32 px JPEG q95 0.00 GB "
         "does not fit (0.00 GB of memory available)"

@@ -11,7 +11,7 @@ import json, os, warnings
 import torch.distributed as dist
 import feedline
 from feedline.errors import UsageError
-from feedline.loader import rank_agreement
+from feedline.loader import ranks
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -52,7 +52,7 @@ list(grown)
 dist.barrier()
 if rank == 0:
     samples.append(20)
-    rank_agreement.PATIENCE_S = 1.0
+    ranks.PATIENCE_S = 1.0
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found["alone"] = outcome(grown)

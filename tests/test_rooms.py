@@ -26,7 +26,6 @@ ROOMS = (
     "loader",
     "forecast",
     "control",
-    "sampling",
     "engine",
     "recognition",
     "images",

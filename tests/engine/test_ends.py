@@ -14,8 +14,7 @@ from faulty import Deadly, Steady
 
 from feedline.engine import server
 from feedline.errors import ClosedError
-from feedline.loader import DataLoader
-from feedline.loader.backends import build
+from feedline.loader import DataLoader, start_engine
 from processes import descendants, eventually, gone, running, shared_memory, start_script
 from slow import slow
 
@@ -158,7 +157,7 @@ def test_workers_end_where_what_brings_their_batches_cannot_be_built(
     def broken(*_: object) -> None:
         raise MemoryError("no memory could be page-locked")
 
-    monkeypatch.setattr(build, "HostTransfer", broken)
+    monkeypatch.setattr(start_engine, "HostTransfer", broken)
     before = {child.pid for child in descendants(os.getpid())}
     with pytest.raises(MemoryError, match="page-locked"):
         DataLoader(Steady(64), 16, num_workers=2, image_size=8)

@@ -42,7 +42,7 @@ from feedline.cache.source import CacheSource
 from feedline.errors import UsageError
 from feedline.images.crops import Transform, checked_transform, wanted_side
 from feedline.images.folder import ImageFolder
-from feedline.loader.checks import worker_count
+from feedline.loader.argument_checks import worker_count
 from feedline.order.schedule import Phase, Schedule
 from feedline.stores.cache_layout import Level
 from feedline.system import cacheable_memory_bytes

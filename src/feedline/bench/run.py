@@ -31,7 +31,7 @@ from feedline.engine.memory import require_memory
 from feedline.engine.start_method import WORKER_BYTES
 from feedline.images.drawn import drawn
 from feedline.images.folder import ImageFolder
-from feedline.loader.checks import worker_count
+from feedline.loader.argument_checks import worker_count
 from feedline.system import usable_cores
 
 __all__ = ["ProgressListener", "run_benchmark"]

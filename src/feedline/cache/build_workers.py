@@ -18,7 +18,7 @@ from feedline.cache.ray_workers import connect_ray
 from feedline.cache.shard import BuiltShard, ShardDataset
 from feedline.errors import FeedlineError, UsageError
 from feedline.loader import DataLoader
-from feedline.loader.checks import worker_count
+from feedline.loader.argument_checks import worker_count
 
 __all__ = ["BuildWorkers", "open_workers"]
 

@@ -162,7 +162,7 @@ def explain_overlap(
     from feedline.cli.progress import ProgressBar
     from feedline.images.demo_set import DemoSet, write_demo_set
     from feedline.images.folder import ImageFolder
-    from feedline.loader.checks import worker_count
+    from feedline.loader.argument_checks import worker_count
     from feedline.report.overlap import OverlapSettings
     from feedline.report.overlap_view import overlap_json, overlap_svg, overlap_view
     from feedline.report.terminal_timeline import glyphs_for

@@ -13,7 +13,7 @@ from pathlib import Path
 from feedline.cache.verify import BrokenSamples, SampleRange, check_ranges
 from feedline.errors import ImageError
 from feedline.images.decode import DEFAULT_MAX_PIXELS, Decoder
-from feedline.loader.checks import worker_count
+from feedline.loader.argument_checks import worker_count
 
 __all__ = ["broken_images"]
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
-from feedline.loader.skip_first_batches import BUILDS_STOCK, SkipFirstBatches
+from feedline.loader.accelerate import BUILDS_STOCK, SkipFirstBatches
 
 __all__ = ["prepare", "tracker"]
 

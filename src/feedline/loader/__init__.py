@@ -1,9 +1,9 @@
 """The loader: DataLoader and everything between it and the engine.
 
-In the order an argument travels: `dataloader` is the class, `checks` and `settings` resolve its
-arguments, `planning` the order, `decide` chooses the engine, `position` the next batch, `session`
-joins the two, `backends` do the work, `iteration` returns the batches, `identity` is the dataset's
-entry in a state, `explain` describes it all as text.
+In the order of an argument's way: `dataloader` is the class, `argument_checks` and `options` check
+its arguments, `engine_choice` chooses the engine, `position` names the next batch, `session` joins
+the two, `start_engine` builds one of the `engines`, `epoch_iterator` returns the batches, `state`
+has the dataset's entry of a state, and `explain` describes it all as text.
 """
 
 from feedline.loader.dataloader import DataLoader

@@ -22,18 +22,16 @@ from torch.utils.data import Dataset, Sampler
 from feedline.engine.normalise import BatchTransform, PixelTransform
 from feedline.engine.source import Source
 from feedline.engine.start_method import taking_arguments
-from feedline.loader.accelerate_mixin import TOLD_BY_ACCELERATE, Accelerated
-from feedline.loader.backends.torch_engine import TorchBackend
-from feedline.loader.check_samples import check_samples
-from feedline.loader.checks import is_native
-from feedline.loader.controls import Controls
-from feedline.loader.iteration import Iteration
-from feedline.loader.planning import create_order
-from feedline.loader.public_samplers import PlannedSampler, PublicBatchSampler
-from feedline.loader.rank_agreement import RankAgreement
+from feedline.loader.accelerate import TOLD_BY_ACCELERATE, Accelerated
+from feedline.loader.argument_checks import check_samples, is_native
+from feedline.loader.epoch_iterator import EpochIterator
+from feedline.loader.iterable_engine import IterableEngine
+from feedline.loader.live_settings import Controls
+from feedline.loader.options import Asked, create_order, settings_of
+from feedline.loader.ranks import RankAgreement
+from feedline.loader.samplers import PlannedSampler, PublicBatchSampler
 from feedline.loader.saved_settings import naming_file, warn_of_useless, with_saved
 from feedline.loader.session import Session
-from feedline.loader.settings import Asked, settings_of
 from feedline.order.schedule import Phase, Schedule
 
 __all__ = ["DataLoader"]
@@ -236,18 +234,18 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         self._planned_batches = self.batch_sampler if order else None
         self._ahead = 0  # whole batches at least, as was found while the loader worked
         self._agreement = RankAgreement()
-        engine = TorchBackend(self) if asked.iterable else None
+        engine = IterableEngine(self) if asked.iterable else None
         self._session = Session(settings_of(self, asked, order), engine)
         self._finalizer = weakref.finalize(self, self._session.close)
         if asked.adapts and asked.num_workers and engine is None:
             self.adapts = True
-        if settings is not None and (decision := self._session.decision()).rows is None:
-            warn_of_useless(settings, without_file, given, str(decision))
+        if settings is not None and (choice := self._session.choice()).rows is None:
+            warn_of_useless(settings, without_file, given, str(choice))
         if asked.native:
             self._session.open()
-            self.max_image_size = self._session.decision().max_image_size
+            self.max_image_size = self._session.choice().max_image_size
         elif asked.device is not None:
-            self._session.decision()  # which says now whether batches can go there
+            self._session.choice()  # which says now whether batches can go there
         self._not_added = frozenset({*vars(self), "_not_added"} - added_before)
 
     # Copies
@@ -261,7 +259,7 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         known = self._not_added | TOLD_BY_ACCELERATE
         return {name: value for name, value in vars(self).items() if name not in known}
 
-    # Iteration
+    # EpochIterator
 
     def __iter__(self) -> Any:
         """Begin an epoch. An earlier iteration continues independently, with its own workers."""
@@ -269,11 +267,11 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
 
     def _get_iterator(self) -> Any:
         """Create the iterator, as torch's class does: subclasses may override it."""
-        iteration = Iteration(self, self._session)
+        iteration = EpochIterator(self, self._session)
         self._begin(iteration)
         return self.watched(iteration, iteration.at_end)
 
-    def _begin(self, iteration: Iteration) -> None:
+    def _begin(self, iteration: EpochIterator) -> None:
         """Begin an epoch, whose batches an iteration returns."""
         self._session.ensure_usable()
         if not (self._asked.native or self._asked.iterable):

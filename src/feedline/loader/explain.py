@@ -1,59 +1,157 @@
-"""Description of how a loader will work, as text."""
+"""Description of how a loader will work, as text.
+
+With a schedule it includes an estimate of what each phase will need, from the loader's measured
+steps or rows; sizes that were not trained yet are marked as estimated from those that were.
+"""
 
 from __future__ import annotations
 
+from feedline.diagnose.facts import summarise_run
+from feedline.diagnose.finding import Thresholds
+from feedline.diagnose.gains import step_load
+from feedline.diagnose.step_load import StepLoad
 from feedline.engine.defaults import slots_for
 from feedline.engine.worker_setup import describe_generators
-from feedline.loader.checks import own_source
-from feedline.loader.decide import REFRESH, Decision, is_kept_by_schedule, workers_live_on
-from feedline.loader.forecast import forecast_of
-from feedline.loader.levels import copies_in_words
-from feedline.loader.predict import in_memory, measured, predicted
-from feedline.loader.settings import Settings
+from feedline.forecast.rates import PoolRate, Rates
+from feedline.forecast.schedule import break_even, forecast
+from feedline.loader.argument_checks import own_source
+from feedline.loader.engine_choice import (
+    REFRESH,
+    EngineChoice,
+    describe_copies,
+    is_kept_by_schedule,
+    level_read,
+    workers_live_on,
+)
+from feedline.loader.options import Settings
+from feedline.loader.prediction import RowCost, describe_memory, measure_rows, predict_speed
+from feedline.loader.samplers import describe
 from feedline.order.batch_spec import TASK_NS
 from feedline.order.planned_order import describe_sample_order
-from feedline.sampling.samplers import describe
+from feedline.system import usable_cores
 from feedline.trace.run import Run
 
-__all__ = ["explain"]
+__all__ = [
+    "estimate_phases",
+    "explain",
+]
+
+
+_STEPS = 20  # of a size, to know how long they take
+
+
+def estimate_phases(settings: Settings, choice: EngineChoice, run: Run, rows: RowCost | str) -> str:
+    """Needs of each phase of a schedule, as text; "" if nothing is known.
+
+    Args:
+        settings: settings of the loader.
+        choice: chosen engine.
+        run: record of its steps.
+        rows: measured cost of rows; text if it was not measured.
+    """
+    schedule = settings.asked.schedule
+    if schedule is None:
+        return ""
+    known = [
+        each for each in _trained(choice, run) if bool(each.size) == bool(schedule.image_sizes)
+    ]
+    if known:
+        crew, images = settings.workers or None, _images(settings)
+        return "; ".join(forecast(known, schedule, images=images, workers=crew).advice)
+    if isinstance(rows, str):
+        return ""
+    return break_even(
+        [
+            _untrained(size, image_s, phase.batch_size or settings.batch_size or 1, settings)
+            for phase in schedule.phases
+            for size, image_s in rows.image_s.items()
+            if phase.image_size in (None, size)
+        ]
+    )
+
+
+def _trained(choice: EngineChoice, run: Run) -> list[Rates]:
+    """Rates of the sizes that were trained for long enough."""
+    facts = summarise_run(run, Thresholds())
+    found = []
+    for phase in facts.phases:
+        if phase.steps < _STEPS:
+            continue
+        wanted_px, level_px = level_read(choice, phase.image_size)
+        found.append(
+            Rates(
+                size=phase.image_size,
+                rows=phase.samples,
+                points=(PoolRate(load=step_load(facts, phase), step_ms=phase.steady_ms),),
+                wanted_px=wanted_px,
+                level_px=level_px,
+            )
+        )
+    return found
+
+
+def _untrained(size: int, image_s: float, rows: int, settings: Settings) -> Rates:
+    """Rates known before any step: the work of a batch."""
+    load = StepLoad(
+        workers=settings.workers,
+        cores=float(usable_cores()),
+        compute_ms=0.0,
+        step_cpu_ms=0.0,
+        hand_ms=0.0,
+        hand_cpu_ms=0.0,
+        work_cpu_ms=1e3 * rows * image_s,
+        work_blocked_ms=0.0,
+        beside_cpu_ms=0.0,
+    )
+    point = PoolRate(load=load, step_ms=load.step_ms)
+    return Rates(size=size or None, rows=float(rows), points=(point,))
+
+
+def _images(settings: Settings) -> int | None:
+    """Images of an epoch in this process."""
+    if not hasattr(settings.dataset, "__len__"):
+        return None
+    ranks = settings.order.world_size if settings.order else 1
+    return max(1, len(settings.dataset) // ranks)
+
 
 _LONGEST = 300
 _MOST_GENERATORS = 5
 
 
 def explain(
-    settings: Settings, decision: Decision, memory_bytes: int, run: Run, *, measure: bool = False
+    settings: Settings, choice: EngineChoice, memory_bytes: int, run: Run, *, measure: bool = False
 ) -> str:
     """Describe a loader, one fact per line: samples, engine, schedule, order, workers, memory,
     batches.
 
     Args:
         settings: current settings of the loader.
-        decision: chosen engine.
+        choice: chosen engine.
         memory_bytes: memory currently allocated for batches.
         run: record of its steps.
         measure: make some rows to predict images/s.
     """
-    rows = measured(settings, decision) if measure else ""
+    rows = measure_rows(settings, choice) if measure else ""
     facts = {
         "samples": _samples(settings),
-        "copies": copies_in_words(settings, decision),
-        "engine": str(decision).partition(" (")[0],
-        "fused": ", ".join(decision.fast),
-        "unchanged": ", ".join(decision.unchanged),
-        "because": " ".join(decision.reasons),
-        "size": _size(settings, decision),
+        "copies": describe_copies(settings, choice),
+        "engine": str(choice).partition(" (")[0],
+        "fused": ", ".join(choice.fast),
+        "unchanged": ", ".join(choice.unchanged),
+        "because": " ".join(choice.reasons),
+        "size": _size(settings, choice),
         "schedule": _schedule(settings),
         "order": _order(settings),
-        "generators": _generators(settings, decision),
-        "workers": _workers(settings, decision),
-        "prefetch": _prefetch(settings, decision),
-        "memory": _memory(settings, decision, memory_bytes),
-        "batches": _batches(settings, decision),
+        "generators": _generators(settings, choice),
+        "workers": _workers(settings, choice),
+        "prefetch": _prefetch(settings, choice),
+        "memory": _memory(settings, choice, memory_bytes),
+        "batches": _batches(settings, choice),
         "bad samples": settings.on_error,
-        "forecast": forecast_of(settings, decision, run, rows),
-        "predicted": predicted(rows, settings, decision) if measure else "",
-        "page cache": in_memory(settings, decision) if measure else "",
+        "forecast": estimate_phases(settings, choice, run, rows),
+        "predicted": predict_speed(rows, settings, choice) if measure else "",
+        "page cache": describe_memory(settings, choice) if measure else "",
     }
     return "\n".join(f"{name:<11} {fact}" for name, fact in facts.items() if fact)
 
@@ -68,8 +166,8 @@ def _samples(settings: Settings) -> str:
     return f"{count}{type(dataset).__module__}.{type(dataset).__qualname__}"
 
 
-def _size(settings: Settings, decision: Decision) -> str:
-    if not settings.asked.phases.image_sizes or decision.honours_size:
+def _size(settings: Settings, choice: EngineChoice) -> str:
+    if not settings.asked.phases.image_sizes or choice.honours_size:
         return ""
     return "read by your dataset, transform or collate_fn; a batch that never reads it is an error"
 
@@ -102,20 +200,20 @@ def _order(settings: Settings) -> str:
     )
 
 
-def _workers(settings: Settings, decision: Decision) -> str:
-    if settings.workers == 0 or decision.kind == "tensors":
+def _workers(settings: Settings, choice: EngineChoice) -> str:
+    if settings.workers == 0 or choice.engine == "tensors":
         return "none: batches are made in this process"
-    if decision.kind == "torch":
+    if choice.engine == "torch":
         return f"{settings.workers} of torch"
-    until = "for all epochs" if workers_live_on(settings, decision) else "new ones each epoch"
-    if is_kept_by_schedule(settings, decision):
+    until = "for all epochs" if workers_live_on(settings, choice) else "new ones each epoch"
+    if is_kept_by_schedule(settings, choice):
         until += f" because of schedule=; {REFRESH}"
     return f"{settings.workers}, started with {settings.start_method}, {until}"
 
 
-def _generators(settings: Settings, decision: Decision) -> str:
+def _generators(settings: Settings, choice: EngineChoice) -> str:
     """Random generators seeded for each batch. There may be others, out of reach."""
-    if decision.kind not in ("dataset", "samples"):
+    if choice.engine not in ("dataset", "samples"):
         return ""
     found = describe_generators(settings.dataset, settings.collate_fn)
     more = len(found) - _MOST_GENERATORS
@@ -129,34 +227,34 @@ def _generators(settings: Settings, decision: Decision) -> str:
     )
 
 
-def _prefetch(settings: Settings, decision: Decision) -> str:
-    if decision.rows is not None:
+def _prefetch(settings: Settings, choice: EngineChoice) -> str:
+    if choice.rows is not None:
         ahead = settings.asked.prefetch if settings.prefetch is None else settings.prefetch
         said = f"{ahead} batches (prefetch)"
         if settings.task_ns != TASK_NS:
             said += f", in tasks of {settings.task_ns / 1e6:g} ms (task_ms)"
         return said
-    if settings.workers == 0 or decision.kind == "tensors":
+    if settings.workers == 0 or choice.engine == "tensors":
         return ""
     said = f"{settings.prefetch_factor} batches per worker (prefetch_factor)"
     return f"{said}, at least {settings.ahead}" if settings.ahead else said
 
 
-def _memory(settings: Settings, decision: Decision, used: int) -> str:
+def _memory(settings: Settings, choice: EngineChoice, used: int) -> str:
     slots = slots_for(settings.asked.prefetch)
-    if decision.rows is not None:
-        nbytes = used or slots * decision.slot_bytes
+    if choice.rows is not None:
+        nbytes = used or slots * choice.slot_bytes
         return f"{nbytes / 2**20:.0f} MiB in {slots} batches; more if a larger batch comes"
     return f"{used / 2**20:.0f} MiB so far" if used else ""
 
 
-def _batches(settings: Settings, decision: Decision) -> str:
+def _batches(settings: Settings, choice: EngineChoice) -> str:
     device = settings.asked.device
-    if decision.kind != "native":
+    if choice.engine != "native":
         made = "as returned by collate_fn"
-        if decision.on_device is None:
+        if choice.on_device is None:
             return made
-        if decision.on_device.values is None:
+        if choice.on_device.values is None:
             return f"{made}, copied to {device}"
         return (
             f"{made}, on {device}: images are copied as uint8, and the transform's table of 256 "

@@ -1,8 +1,8 @@
 """Position of a loader, and its upcoming batches.
 
 There are two classes with the same methods: `order.position.PlannedPosition`, for an order planned
-from a seed, and `sampling.sampled_position.SampledPosition`, for torch's samplers. torch's own
-engine, which knows no batches ahead, has its position itself: `backends.torch_engine.TorchBackend`.
+from a seed, and `sampled_order.SampledPosition`, for torch's samplers. torch's own engine, which
+knows no batches ahead, has its position itself: `iterable_engine.IterableEngine`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from feedline.errors import UsageError
-from feedline.loader.settings import Settings
+from feedline.loader.options import Settings
+from feedline.loader.sampled_order import SampledPosition
+from feedline.loader.samplers import share_of
 from feedline.order.position import PlannedPosition
-from feedline.sampling.sampled_position import SampledPosition
-from feedline.sampling.samplers import share_of
 
-__all__ = ["LoaderPosition", "check_length", "create_position"]
+__all__ = [
+    "LoaderPosition",
+    "check_length",
+    "create_position",
+]
 
 
 LoaderPosition: TypeAlias = PlannedPosition | SampledPosition

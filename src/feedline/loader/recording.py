@@ -3,7 +3,7 @@
 Guarantees: batches and their order do not change; if recording fails, that is logged, and training
 continues without it. If steps take less than 0.4 ms, two of 64 are timed and the others only
 counted.
-Relies on: `iteration.Iteration` reporting each iteration and each batch.
+Relies on: `iteration.EpochIterator` reporting each iteration and each batch.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import os
 import time
 from typing import Any, Protocol
 
-from feedline.loader.backends.torch_engine import TorchBackend
-from feedline.loader.decide import Decision, workers_live_on
-from feedline.loader.settings import Settings
+from feedline.loader.engine_choice import EngineChoice, workers_live_on
+from feedline.loader.iterable_engine import IterableEngine
+from feedline.loader.options import Settings
 from feedline.trace import is_recording_enabled
 from feedline.trace.batch_probe import BatchProbe
 from feedline.trace.pass_record import PassRecord
@@ -24,7 +24,11 @@ from feedline.trace.recorder import Recorder, WorkerObserver
 from feedline.trace.run import Loader
 from feedline.trace.stage_timings import StageTimings
 
-__all__ = ["Recording", "described"]
+__all__ = [
+    "Recording",
+    "describe_feedline_loader",
+]
+
 
 _log = logging.getLogger("feedline")
 
@@ -42,12 +46,12 @@ class _Session(Protocol):
     position: Any
 
     @property
-    def backend(self) -> Any: ...
+    def engine(self) -> Any: ...
 
     @property
     def deaths(self) -> list[str]: ...
 
-    def decision(self) -> Decision: ...
+    def choice(self) -> EngineChoice: ...
 
     def spent(self) -> dict[int, StageTimings]: ...
 
@@ -75,7 +79,7 @@ class Recording:
         self._workers = WorkerObserver()
         self._names: dict[int, str] = {}
         self._number = 0
-        self._backend: Any = None
+        self._engine: Any = None
         self._got_ns = 0
         self._quick = 0
 
@@ -93,10 +97,10 @@ class Recording:
 
     def _begin(self, began_ns: int) -> None:
         session, recorder = self._session, self.recorder
-        said = described(session.settings, session.decision())
+        said = describe_feedline_loader(session.settings, session.choice())
         if self._said is None:
             self._workers = WorkerObserver(
-                pids=lambda: list(session.backend.pids.values()),
+                pids=lambda: list(session.engine.pids.values()),
                 spent=session.spent,
                 name=self._name,
                 deaths=lambda: len(session.deaths),
@@ -105,14 +109,14 @@ class Recording:
         elif said != self._said:
             self._number = recorder.change_loader(self._number, said, self._workers)
         self._said = said
-        same, self._backend = self._backend is session.backend, session.backend
-        transfer = getattr(session.backend, "transfer", None)
+        same, self._engine = self._engine is session.engine, session.engine
+        transfer = getattr(session.engine, "transfer", None)
         # A device transfer knows the copies and the device's clock; torch's engine knows neither.
         self._pass = recorder.begin(
             self._number,
             session.position.current.epoch,
             began_ns,
-            timed_elsewhere=not isinstance(session.position, TorchBackend),
+            timed_elsewhere=not isinstance(session.position, IterableEngine),
             device_clock=bool(getattr(transfer, "ahead", False)),
             before=self._pass if same else None,
         )
@@ -199,8 +203,8 @@ class Recording:
         if (known := self._names.get(sample)) is not None:
             return known
         try:
-            decision = self._session.decision()
-            named = getattr(decision.rows or decision.samples, "name", None)
+            choice = self._session.choice()
+            named = getattr(choice.rows or choice.samples, "name", None)
             said = str(named(sample)) if named and sample >= 0 else f"sample {sample}"
         except Exception:  # the dataset is another now, and has no such sample
             return f"sample {sample}"
@@ -210,10 +214,10 @@ class Recording:
         return said
 
 
-def described(settings: Settings, decision: Decision) -> Loader:
+def describe_feedline_loader(settings: Settings, choice: EngineChoice) -> Loader:
     """Description of a loader for a run."""
     dataset = settings.dataset
-    rows = decision.rows or decision.samples
+    rows = choice.rows or choice.samples
     return Loader(
         kind="feedline",
         name="feedline.DataLoader",
@@ -221,16 +225,16 @@ def described(settings: Settings, decision: Decision) -> Loader:
         samples=_length(dataset),
         workers=settings.workers,
         prefetch_factor=settings.prefetch_factor,
-        persistent_workers=workers_live_on(settings, decision),
+        persistent_workers=workers_live_on(settings, choice),
         pin_memory=bool(settings.pin),
         batch_size=settings.batch_size,
         start_method=settings.start_method or "",
         collate=getattr(settings.collate_fn, "__qualname__", ""),
-        made_by=decision.kind,
+        made_by=choice.engine,
         copies=str(getattr(rows, "copies_from", "")),
-        because=" ".join(decision.reasons),
-        uncompiled=decision.uncompiled,
-        accepts=decision.accepts,
+        because=" ".join(choice.reasons),
+        uncompiled=choice.uncompiled,
+        accepts=choice.accepts,
     )
 
 

@@ -1,11 +1,4 @@
-"""Running state of a loader: its position, and the engine that makes its batches from there.
-
-Guarantees: batches are made from the dataset as it is when an iteration begins, as far as `outline`
-detects changes. Workers live on from epoch to epoch with `persistent_workers=True`, with a
-schedule, and if no user code runs in them; others end with the epoch. When a second iteration
-begins, the first one continues independently, with its own workers. Relies on: use from one thread;
-`current_decision` for the decision, `backends.build` for the engine.
-"""
+"""Record of a loader's ended workers, in addition to the current ones."""
 
 from __future__ import annotations
 
@@ -24,32 +17,66 @@ from feedline.engine.attribute_snapshot import find_shared_memory
 from feedline.engine.layout import PAGE_BYTES, align
 from feedline.engine.slots import SlotTooSmall
 from feedline.errors import ClosedError
-from feedline.loader.adapting import Adapting
-from feedline.loader.backends.backend import IDLE, Backend, Skipped
-from feedline.loader.backends.build import build
-from feedline.loader.backends.torch_engine import TorchBackend
-from feedline.loader.current_decision import CurrentDecision
-from feedline.loader.decide import (
+from feedline.loader.adaptation import Adaptation
+from feedline.loader.cache_filling import CacheFilling
+from feedline.loader.engine_choice import (
     REFRESH,
-    Decision,
+    CurrentChoice,
+    EngineChoice,
     is_kept_by_schedule,
     workers_live_on,
 )
-from feedline.loader.ended_workers import EndedWorkers
-from feedline.loader.filling import Filling
-from feedline.loader.identity import compare_made_by, made_by, warn_of
-from feedline.loader.iteration import Iteration
+from feedline.loader.engines import NO_ENGINE, Engine, Skipped
+from feedline.loader.epoch_iterator import EpochIterator
+from feedline.loader.iterable_engine import IterableEngine
+from feedline.loader.options import Settings
 from feedline.loader.position import LoaderPosition, check_length, create_position
 from feedline.loader.recording import Recording
-from feedline.loader.settings import Settings
+from feedline.loader.sampled_order import SampledPosition
+from feedline.loader.start_engine import start_engine
+from feedline.loader.state import compare_made_by, warn_of
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.position import PlannedPosition, check_state
 from feedline.order.schedule import is_image_size
-from feedline.sampling.sampled_position import SampledPosition
 from feedline.trace.split import Timing
-from feedline.trace.stage_timings import StageTimings
+from feedline.trace.stage_timings import StageTimings, merge_timings
 
-__all__ = ["Session"]
+__all__ = [
+    "Session",
+    "WorkerHistory",
+]
+
+
+class WorkerHistory:
+    """Skipped samples, deaths and stage timings of ended workers.
+
+    A shallow copy, for an iteration that continues independently, shares samples and deaths, but
+    counts its own time.
+    """
+
+    def __init__(self) -> None:
+        self._skipped: list[Skipped] = []
+        self._deaths: list[str] = []
+        self._spent: dict[int, StageTimings] = {}
+
+    def add(self, engine: Engine) -> None:
+        """Add the workers of an engine that are about to end."""
+        self._spent = self.spent(engine)
+        self._skipped += engine.skipped
+        self._deaths += engine.deaths
+
+    def skipped(self, at_work: Engine) -> list[Skipped]:
+        """Samples skipped so far, by these and by a current engine: names and reasons."""
+        return [*self._skipped, *at_work.skipped]
+
+    def deaths(self, at_work: Engine) -> list[str]:
+        """Causes of death of replaced workers."""
+        return [*self._deaths, *at_work.deaths]
+
+    def spent(self, at_work: Engine) -> dict[int, StageTimings]:
+        """Time per stage of each worker, by worker id."""
+        return merge_timings(self._spent, at_work.spent())
+
 
 _HEADROOM = 4  # slots grow by a quarter at least
 
@@ -64,64 +91,64 @@ class Session:
         engine: torch's own, for an IterableDataset; None for any other dataset.
     """
 
-    def __init__(self, settings: Settings, engine: TorchBackend | None = None) -> None:
+    def __init__(self, settings: Settings, engine: IterableEngine | None = None) -> None:
         self.settings = settings
-        self.position: LoaderPosition | TorchBackend = engine or create_position(settings)
+        self.position: LoaderPosition | IterableEngine = engine or create_position(settings)
         self.timing = Timing()
         self.batch: BatchSpec | None = None
-        self.backend: Backend = IDLE
-        self._current_decision = CurrentDecision()
-        self._at_work: Decision | None = None  # with which the backend was built
-        self._slot_bytes = 0  # of rows, once a batch needed more than the decision foresaw
-        self._ended = EndedWorkers()
+        self.engine: Engine = NO_ENGINE
+        self._current_choice = CurrentChoice()
+        self._at_work: EngineChoice | None = None  # with which the engine was built
+        self._slot_bytes = 0  # of rows, once a batch needed more than the choice foresaw
+        self._ended = WorkerHistory()
         self._owner, self._closed = os.getpid(), False
         self._inherited: list[object] = []  # of the process that this one was forked from
         self._apart: weakref.WeakSet[Session] = weakref.WeakSet()  # of earlier iterations
         self._said_kept = False
         self._iterations = 0  # how many have begun
-        self._current: weakref.ref[Iteration] | None = None
+        self._current: weakref.ref[EpochIterator] | None = None
         self.given = False  # an epoch is under way and has given something
-        self.filling = Filling(settings.asked.cache)
+        self.filling = CacheFilling(settings.asked.cache)
         self.recording = Recording(self)
-        self.adapting: Adapting | None = None
+        self.adapting: Adaptation | None = None
 
-    # Decision
+    # EngineChoice
 
-    def decision(self, *, whole: bool = False) -> Decision:
-        """Choose the engine for the current dataset; see `CurrentDecision.of`."""
-        return self._current_decision.of(self.settings, self.filling, whole=whole)
+    def choice(self, *, whole: bool = False) -> EngineChoice:
+        """Choose the engine for the current dataset; see `CurrentChoice.of`."""
+        return self._current_choice.of(self.settings, self.filling, whole=whole)
 
     def refresh(self) -> None:
         """Re-read the dataset when the next iteration begins, with new workers."""
-        self._current_decision.forget()
+        self._current_choice.forget()
 
     @property
     def _lives_on(self) -> bool:
         """True if workers stay when an epoch ends."""
         return self._at_work is not None and workers_live_on(self.settings, self._at_work)
 
-    # Iteration
+    # EpochIterator
 
     def open(self) -> None:
         """Start the workers, before the first iteration or an iteration's first batch."""
-        self._start(self.decision())
+        self._start(self.choice())
 
-    def begin(self, iteration: Iteration, settings: Settings) -> None:
+    def begin(self, iteration: EpochIterator, settings: Settings) -> None:
         """Begin an iteration; the previous one continues independently from here."""
         began_ns = time.monotonic_ns()
         self._detach()
         self.adopt(settings)
-        if not (engine := isinstance(self.position, TorchBackend)):
+        if not (engine := isinstance(self.position, IterableEngine)):
             self.filling.begin(self.position)
-        decision = self.decision(whole=True)
-        if not engine and (decision is not self._at_work or not self._lives_on):
+        choice = self.choice(whole=True)
+        if not engine and (choice is not self._at_work or not self._lives_on):
             self._end_workers()
         self.given = False
         restart = self.position.begin()
-        if self.backend is IDLE:
-            self._start(decision)
+        if self.engine is NO_ENGINE:
+            self._start(choice)
         elif not engine:
-            self.backend.begin(restart)
+            self.engine.begin(restart)
         self.filling.check()
         self.recording.begin(began_ns)
         if self.adapting is not None:
@@ -132,7 +159,7 @@ class Session:
         end = weakref.finalize(iteration, self._abandon, self._iterations)
         end.atexit = False
 
-    def next(self, iteration: Iteration) -> Any:
+    def next(self, iteration: EpochIterator) -> Any:
         """Return the next batch of an iteration of this session; raises like an engine's `next`."""
         if self._current is None or self._current() is not iteration:
             self.begin(iteration, self.settings)  # it was overtaken before it gave anything
@@ -140,7 +167,7 @@ class Session:
 
     def step(self) -> Any:
         """Return the next batch at the position, which stays there until `delivered`."""
-        if self.backend is IDLE:  # this session was forked
+        if self.engine is NO_ENGINE:  # this session was forked
             self.open()
         adapting, asked_ns = self.adapting, 0
         if adapting is not None:
@@ -148,15 +175,15 @@ class Session:
             asked_ns = time.monotonic_ns()
         try:
             try:
-                batch = self.backend.next()
+                batch = self.engine.next()
             except SlotTooSmall as error:
                 self._enlarge(error.nbytes)
-                batch = self.backend.next()
+                batch = self.engine.next()
         except Exception:  # it replaces a batch, or the end
             self.given = True
             raise
         finally:
-            self.batch = self.backend.batch
+            self.batch = self.engine.batch
         if adapting is not None:
             adapting.notice(asked_ns)
         return batch
@@ -164,39 +191,39 @@ class Session:
     def delivered(self) -> None:
         """Record that the batch of `step` is delivered, and advance the position."""
         given = self.filling.given_after_one_more()
-        self.backend.delivered()
+        self.engine.delivered()
         # No call follows the move, because Ctrl-C is handled in calls.
         self.filling.given, self.given = given, True
 
     def finish(self) -> None:
         """End the iteration after the epoch's last batch."""
-        if not isinstance(self.position, TorchBackend):
+        if not isinstance(self.position, IterableEngine):
             self.position.finish()
         self.filling.ended()
         if not self._lives_on:
             self._end_workers()
         self._current, self.given = None, False
 
-    def _start(self, decision: Decision) -> None:
-        if decision is not self._at_work:
-            self._at_work, self._slot_bytes = decision, decision.slot_bytes
-        if not self._said_kept and is_kept_by_schedule(self.settings, decision):
+    def _start(self, choice: EngineChoice) -> None:
+        if choice is not self._at_work:
+            self._at_work, self._slot_bytes = choice, choice.slot_bytes
+        if not self._said_kept and is_kept_by_schedule(self.settings, choice):
             self._said_kept = True
             _log.info("schedule= keeps the workers for all epochs; %s", REFRESH)
         if isinstance(self.position, PlannedPosition) and self.settings.asked.schedule is None:
             # Workers that end with the epoch would make batches of the next one for nothing.
             self.position.endless = self._lives_on
         if isinstance(self.position, PlannedPosition):
-            self.position.stops_after_epoch = self._shares_memory(decision)
-        self.filling.start(decision.to_fill)
-        if not isinstance(self.position, TorchBackend):
-            self.backend = self._built(decision, self.settings, self.position)
+            self.position.stops_after_epoch = self._shares_memory(choice)
+        self.filling.start(choice.cache_contents)
+        if not isinstance(self.position, IterableEngine):
+            self.engine = self._built(choice, self.settings, self.position)
         else:
-            self.backend = self.position
+            self.engine = self.position
 
-    def _shares_memory(self, decision: Decision) -> bool:
+    def _shares_memory(self, choice: EngineChoice) -> bool:
         """Return True if kept workers must not begin an epoch ahead of the training process."""
-        if not (decision.runs_user_code and self._lives_on and self.settings.workers):
+        if not (choice.runs_user_code and self._lives_on and self.settings.workers):
             return False
         path = find_shared_memory(
             self.settings.dataset, forked=self.settings.start_method == "fork"
@@ -209,10 +236,10 @@ class Session:
             )
         return path is not None
 
-    def _built(self, decision: Decision, settings: Settings, position: LoaderPosition) -> Backend:
-        if self._slot_bytes > decision.slot_bytes:
-            decision = replace(decision, slot_bytes=self._slot_bytes)
-        return build(decision, settings, position, self.timing)
+    def _built(self, choice: EngineChoice, settings: Settings, position: LoaderPosition) -> Engine:
+        if self._slot_bytes > choice.slot_bytes:
+            choice = replace(choice, slot_bytes=self._slot_bytes)
+        return start_engine(choice, settings, position, self.timing)
 
     def _enlarge(self, nbytes: int) -> None:
         """Continue at the position with larger slots and new workers.
@@ -221,8 +248,8 @@ class Session:
             ResourceError: not enough memory on this machine.
         """
         assert self._at_work is not None
-        assert not isinstance(self.position, TorchBackend)
-        old, live, before = self.backend, self.backend.live, self._slot_bytes
+        assert not isinstance(self.position, IterableEngine)
+        old, live, before = self.engine, self.engine.live, self._slot_bytes
         assert live is not None, "slots of rows belong to workers"
         # Batches that grow a little each time must not have new workers each time.
         self._slot_bytes = align(max(nbytes, before + before // _HEADROOM), PAGE_BYTES)
@@ -231,7 +258,7 @@ class Session:
         )
         try:
             # Before the old ones end, as the last crew of a fork server takes that with it.
-            self.backend = self._built(self._at_work, settings, self.position)
+            self.engine = self._built(self._at_work, settings, self.position)
         except BaseException:
             self._slot_bytes = before
             raise
@@ -246,19 +273,19 @@ class Session:
         if self.adapting is not None:
             self.adapting.paused()
 
-    def kept_iterator(self, loader: object) -> Iteration | None:
+    def kept_iterator(self, loader: object) -> EpochIterator | None:
         """Latest iteration, also after its end while its workers live on; otherwise None."""
-        if not self._iterations or self.backend is IDLE:
+        if not self._iterations or self.engine is NO_ENGINE:
             return None
         current = None if self._current is None else self._current()
-        return current or Iteration.after_the_last(loader, self)
+        return current or EpochIterator.after_the_last(loader, self)
 
     def drop_kept_iterator(self) -> None:
         """End the workers, unless an iteration is in progress."""
         if self._iterations and self._unfinished() is None and os.getpid() == self._owner:
             self._end_workers()
 
-    def _unfinished(self) -> Iteration | None:
+    def _unfinished(self) -> EpochIterator | None:
         """Current iteration, unless it has ended or is garbage."""
         current = None if self._current is None else self._current()
         return None if current is None or current.ended else current
@@ -269,7 +296,9 @@ class Session:
         if current is not None and (position := self.position.fork()) is not None:
             self._go_on_apart(current, position)
 
-    def _go_on_apart(self, iteration: Iteration, position: LoaderPosition | TorchBackend) -> None:
+    def _go_on_apart(
+        self, iteration: EpochIterator, position: LoaderPosition | IterableEngine
+    ) -> None:
         """Give an iteration its own session.
 
         Its workers start when its next batch is requested; torch's are already running, and go with
@@ -277,10 +306,10 @@ class Session:
         """
         other = copy.copy(self)
         other.position, other.timing = position, Timing()
-        other.backend = position if isinstance(position, TorchBackend) else IDLE
+        other.engine = position if isinstance(position, IterableEngine) else NO_ENGINE
         other._at_work, other.adapting = None, None
         other.filling = copy.copy(self.filling)
-        other._current_decision = copy.copy(self._current_decision)
+        other._current_choice = copy.copy(self._current_choice)
         other._ended = copy.copy(self._ended)
         other._apart = weakref.WeakSet()
         self._apart.add(other)
@@ -297,14 +326,14 @@ class Session:
             if not self._lives_on:
                 self._end_workers()
 
-    def shut_down(self, iteration: Iteration) -> None:
+    def shut_down(self, iteration: EpochIterator) -> None:
         """End the workers of an iteration, if no later iteration uses them."""
         current = None if self._current is None else self._current()
         if current is iteration:
             self.recording.end("left")
         if current is None or current is iteration or current.ended:
             if current is None:
-                iteration.ended_workers = iteration.ended_workers or self.backend.handles
+                iteration.ended_workers = iteration.ended_workers or self.engine.handles
             self._end_workers()
             self._current = None
 
@@ -322,16 +351,16 @@ class Session:
         if isinstance(self.position, PlannedPosition) and settings.order is not None:
             if settings.order != before.order:
                 self.position.replace_order(settings.order)
-                self.backend.restart_prefetch()
+                self.engine.restart_prefetch()
         elif isinstance(self.position, SampledPosition):
             self.position.set_generator(settings.generator)
-        if settings.sampler is not before.sampler and not isinstance(self.position, TorchBackend):
+        if settings.sampler is not before.sampler and not isinstance(self.position, IterableEngine):
             self._end_workers()
             old_position, self.position = self.position, create_position(settings)
             self.position.current = old_position.current.at_step(0)
             self.position.steps_to_skip = old_position.steps_to_skip
 
-    def move(self, how: Callable[[LoaderPosition | TorchBackend], bool]) -> None:
+    def move(self, how: Callable[[LoaderPosition | IterableEngine], bool]) -> None:
         """Move the position; `how` returns True if it moved. A started iteration continues
         independently.
         """
@@ -341,22 +370,22 @@ class Session:
             if fork is not None and iteration is not None:
                 self._go_on_apart(iteration, fork)
                 self._current, self.given = None, False
-            self.backend.restart_prefetch()
+            self.engine.restart_prefetch()
 
     def set_image_size(self, image_size: int | None) -> None:
         """Set the image size of all following batches, if `check_size` allows it."""
         if image_size is not None:
-            self.decision().check_size(image_size, "image size")
+            self.choice().check_size(image_size, "image size")
         if self.position.set_image_size(image_size):
-            self.backend.restart_prefetch()
+            self.engine.restart_prefetch()
 
     # State
 
     def state(self) -> dict[str, Any]:
         """State of the loader: position, dataset, order, and what determines its pixels."""
-        decision = self.decision()  # first: it sees whether the dataset is another
-        state = self.position.state(self._current_decision.identity(self.settings))
-        return state | {"made_by": made_by(decision)} | self.filling.state()
+        choice = self.choice()  # first: it sees whether the dataset is another
+        state = self.position.state(self._current_choice.identity(self.settings))
+        return state | {"made_by": choice.made_by} | self.filling.state()
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, or change nothing.
@@ -368,36 +397,36 @@ class Session:
         check_state(state)
         before, self.filling = self.filling, self.filling.after(state)
         try:
-            decision = self.decision(whole=True)
+            choice = self.choice(whole=True)
             if is_image_size(image_size := state.get("image_size")):
-                decision.check_size(image_size, "the state's image size")
-            differences = compare_made_by(state, decision)
-            self.position.load_state(state, self._current_decision.identity(self.settings))
+                choice.check_size(image_size, "the state's image size")
+            differences = compare_made_by(state, choice.made_by)
+            self.position.load_state(state, self._current_choice.identity(self.settings))
         except BaseException:
             self.filling = before
             raise
         if differences:
             warn_of(differences, stacklevel=4)
-        self.backend.restart_prefetch()
+        self.engine.restart_prefetch()
 
     # Workers
 
     @property
     def skipped(self) -> list[Skipped]:
         """Samples skipped so far: names and reasons."""
-        return self._ended.skipped(self.backend)
+        return self._ended.skipped(self.engine)
 
     @property
     def deaths(self) -> list[str]:
         """Causes of death of replaced workers."""
-        return self._ended.deaths(self.backend)
+        return self._ended.deaths(self.engine)
 
     def spent(self) -> dict[int, StageTimings]:
         """Time per stage of each worker, by worker id."""
-        return self._ended.spent(self.backend)
+        return self._ended.spent(self.engine)
 
     def _end_workers(self) -> None:
-        old, self.backend = self.backend, IDLE
+        old, self.engine = self.engine, NO_ENGINE
         self._ended.add(old)
         if self._current is not None and (iteration := self._current()) is not None:
             iteration.ended_workers = old.handles
@@ -407,8 +436,8 @@ class Session:
         """Raise ClosedError after `close`; in a forked process, continue with new workers."""
         self.raise_if_closed()
         if os.getpid() != self._owner:
-            self._inherited += [self.backend, self.backend.release()]  # their end is not ours
-            self.backend, self._current, self._apart = IDLE, None, weakref.WeakSet()
+            self._inherited += [self.engine, self.engine.release()]  # their end is not ours
+            self.engine, self._current, self._apart = NO_ENGINE, None, weakref.WeakSet()
             self._owner, self._at_work, self.given = os.getpid(), None, False
 
     def raise_if_closed(self, cause: Exception | None = None) -> None:

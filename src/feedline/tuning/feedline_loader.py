@@ -49,14 +49,14 @@ class TunableFeedlineLoader:
                 "it",
                 hint="time separate loaders with different numbers of workers",
             )
-        decision = loader._session.decision()
-        if decision.kind == "tensors":
+        choice = loader._session.choice()
+        if choice.engine == "tensors":
             raise UsageError(
                 "this loader slices batches from tensors in the training process and needs no "
                 "workers, so there is nothing to tune"
             )
         self._loader = loader
-        self._rows = decision.rows is not None
+        self._rows = choice.rows is not None
         self._original = loader.num_workers, loader.adapts
         self._original_prefetch = loader.prefetch, loader.task_ms, loader.prefetch_factor
         self._state = loader.state_dict()
@@ -113,7 +113,7 @@ class TunableFeedlineLoader:
     def change(self, setting: LoaderSetting) -> int:
         """Apply a setting."""
         loader = self._loader
-        stale = loader._session.backend.under_way
+        stale = loader._session.engine.under_way
         if loader.num_workers != setting.workers:
             loader.num_workers = setting.workers
         if setting.task_ms is not None:
@@ -177,6 +177,6 @@ def _set_phase(session: Session, phase: Phase | None) -> None:
             order if phase is None else replace(order, schedule=Schedule((phase,)))
         )
         position.endless = phase is not None or session.settings.asked.schedule is None
-        session.backend.restart_prefetch()
+        session.engine.restart_prefetch()
     elif phase is not None and phase.image_size is not None:
         session.set_image_size(phase.image_size)

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from feedline.engine.process import interrupt_held
 from feedline.errors import ResourceError, UsageError
-from feedline.loader.checks import worker_count
+from feedline.loader.argument_checks import worker_count
 from feedline.order.schedule import Phase
 from feedline.trace.stage_timings import StageTimings
 from feedline.trace.torch_workers import TorchWorkers

@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset
 import feedline
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
-from feedline.loader.checks import is_native, worker_count
+from feedline.loader.argument_checks import is_native, worker_count
 
 __all__ = ["build_loader", "import_function", "is_function_name"]
 

@@ -20,7 +20,7 @@ import psutil
 
 from feedline.engine.worker_errors import sample_bytes, sample_path
 from feedline.loader import DataLoader
-from feedline.loader.recording import described as describe_feedline_loader
+from feedline.loader.recording import describe_feedline_loader
 from feedline.trace.recorder import Recorder, WorkerObserver
 from feedline.trace.run import Loader
 from feedline.trace.stage_timings import StageTimings
@@ -189,7 +189,7 @@ def describe_loader(iterable: Iterable[Any]) -> Loader:
     try:
         inner = find_torch_loader(iterable)
         if isinstance(inner, DataLoader):
-            return describe_feedline_loader(inner._settings(), inner._session.decision())
+            return describe_feedline_loader(inner._settings(), inner._session.choice())
         if inner is None:
             return Loader(kind="other", name=name)
         return _describe_torch_loader(inner, name)

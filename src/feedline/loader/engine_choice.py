@@ -1,29 +1,39 @@
 """Choice of a loader's engine: made once, here, and nowhere else.
 
-Guarantees: pure, except for opening the given cache; a decision includes its reasons.
+Guarantees: `choose_engine` is pure, except for opening the given cache; a choice includes its
+reasons. `CurrentChoice` chooses again after `forget`, or if something was set on the dataset or the
+loader, as detected by `outline`; it opens the loader's cache once, because a dataset may change
+while the machine with the cache is unreachable.
+
 Relies on: `recognition`, which tells for datasets with torchvision or timm transforms, and for a
-TensorDataset, whether feedline's code is equivalent.
+TensorDataset, whether feedline's code is equivalent; `cache_filling` for whether copies are read.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch.utils.data import Subset, TensorDataset, default_collate
 
+from feedline.engine.attribute_snapshot import AttributeSnapshot, take_snapshot
+from feedline.engine.layout import batch_bytes
 from feedline.engine.normalise import DeviceTransforms, ValueTable
 from feedline.engine.source import Source
 from feedline.errors import UsageError
-from feedline.loader.checks import check_still, own_source
-from feedline.loader.settings import Settings
-from feedline.loader.slot_size import slot_size
-from feedline.loader.to_fill import ToFill, to_fill
+from feedline.loader.argument_checks import check_still, own_source
+from feedline.loader.cache_filling import CacheContents, CacheFilling, cache_contents
+from feedline.loader.options import Settings
+from feedline.loader.state import fingerprint_of, identity_of
 from feedline.recognition.folders import is_folder
 from feedline.recognition.steps import NotRecognised
 from feedline.recognition.tensors import BatchedTensors, batched_tensors
+from feedline.remote.open_location import open_cache
+from feedline.stores.cache_store import CacheStore
+from feedline.stores.cached_files import cache_within
 
 if TYPE_CHECKING:
     from feedline.recognition.pipeline import SamplePipeline
@@ -31,17 +41,42 @@ if TYPE_CHECKING:
 
 __all__ = [
     "REFRESH",
-    "Decision",
-    "Kind",
-    "decide",
-    "decided_by",
+    "CurrentChoice",
+    "EngineChoice",
+    "EngineName",
+    "cache_of",
+    "choice_inputs",
+    "choose_engine",
+    "describe_copies",
     "is_kept_by_schedule",
+    "level_read",
+    "slot_size",
     "workers_live_on",
 ]
 
+
+def slot_size(
+    source: Source, batches: Sequence[tuple[int, int]], max_image_size: int | None
+) -> tuple[int, int | None]:
+    """Bytes of a slot, and the largest image size in pixels that may be set; None for any.
+
+    A size may be set in any phase, so the largest batch must fit at `max_image_size`. Without one,
+    slots grow when a batch does not fit.
+
+    Args:
+        source: makes the rows.
+        batches: image size in pixels and rows of a batch, for each phase.
+        max_image_size: largest size that may be set; None for any.
+    """
+    if max_image_size is not None:
+        size = max(max_image_size, *(size for size, _ in batches))
+        return batch_bytes(source.fields(size), max(rows for _, rows in batches)), size
+    return max(batch_bytes(source.fields(size), rows) for size, rows in batches), None
+
+
 REFRESH = "after changes deep inside the dataset call loader.refresh()"
 
-Kind: TypeAlias = Literal["native", "rows", "samples", "tensors", "dataset", "torch"]
+EngineName: TypeAlias = Literal["native", "rows", "samples", "tensors", "dataset", "torch"]
 """Engines:
     native    a feedline source writes rows into shared batches
     rows      the same, with a compiled torchvision pipeline
@@ -53,29 +88,29 @@ Kind: TypeAlias = Literal["native", "rows", "samples", "tensors", "dataset", "to
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Decision:
+class EngineChoice:
     """Choice of the engine, and the reasons.
 
     Args:
-        kind: see `Kind`.
-        rows: writes the rows; None unless kind is "native" or "rows".
-        samples: makes the samples; None unless kind is "samples".
+        engine: name of the engine, see `EngineName`.
+        rows: writes the rows; None unless engine is "native" or "rows".
+        samples: makes the samples; None unless engine is "samples".
         fast: fused steps of a compiled pipeline, as text.
         unchanged: its unchanged steps, as text.
         reasons: reasons why no more was compiled, as sentences.
         max_image_size: largest size in pixels that may be set; None for any.
-        slot_bytes: memory of a batch of rows, until a larger one comes; 0 for any other kind.
+        slot_bytes: memory of a batch of rows, until a larger one comes; 0 for any other engine.
         on_device: transforms of batches of rows on the loader's device; None: they stay on the CPU,
             as the workers made them.
         runs_user_code: user code runs in the workers.
         pixels: description of everything that determines the pixels; "" if only the user's code
             knows.
-        to_fill: contents of the cache to fill, while originals are read; otherwise None.
+        cache_contents: contents of the cache to fill, while originals are read; otherwise None.
         uncompiled: the transform of a folder of images runs unchanged under a schedule, for these
             reasons.
     """
 
-    kind: Kind
+    engine: EngineName
     rows: Source | None = None
     samples: SamplePipeline | None = None
     fast: tuple[str, ...] = ()
@@ -86,8 +121,14 @@ class Decision:
     on_device: DeviceTransforms | None = None
     runs_user_code: bool = True
     pixels: str = ""
-    to_fill: ToFill | None = None
+    cache_contents: CacheContents | None = None
     uncompiled: bool = False
+
+    @property
+    def made_by(self) -> dict[str, str]:
+        """State entry: what determines the pixels, and the engine."""
+        ours = self.engine in ("native", "rows", "samples")
+        return {"pixels": self.pixels, "engine": "feedline" if ours else "dataset"}
 
     @property
     def accepts(self) -> tuple[str, ...]:
@@ -99,9 +140,9 @@ class Decision:
     @property
     def honours_size(self) -> bool | None:
         """True if batches have the requested size; None if the dataset's code decides."""
-        if self.kind == "dataset":
+        if self.engine == "dataset":
             return None
-        return self.kind in ("native", "rows", "samples")
+        return self.engine in ("native", "rows", "samples")
 
     def check_size(self, size: int, what: str) -> None:
         """Check that batches can have an image size.
@@ -129,11 +170,11 @@ class Decision:
             )
 
     def __str__(self) -> str:
-        said = _ENGINE[self.kind]
+        said = _ENGINE[self.engine]
         return f"{said} ({' '.join(self.reasons)})" if self.reasons else said
 
 
-_ENGINE: dict[Kind, str] = {
+_ENGINE: dict[EngineName, str] = {
     "native": "image-row engine: all workers write samples into one shared batch",
     "rows": "image-row engine with a fused transform: all workers write samples into one shared "
     "batch",
@@ -147,7 +188,7 @@ _ENGINE: dict[Kind, str] = {
 }
 
 
-def workers_live_on(settings: Settings, decision: Decision) -> bool:
+def workers_live_on(settings: Settings, choice: EngineChoice) -> bool:
     """Return True if workers stay when an epoch ends or is left.
 
     A seed alone does not keep them: a user's dataset is copied into new workers for each epoch, as
@@ -155,18 +196,18 @@ def workers_live_on(settings: Settings, decision: Decision) -> bool:
     stays: it may have a state.
     """
     asked_for = settings.asked.schedule is not None or settings.persistent
-    in_process = decision.kind == "torch" and settings.workers == 0
-    return asked_for or in_process or not decision.runs_user_code
+    in_process = choice.engine == "torch" and settings.workers == 0
+    return asked_for or in_process or not choice.runs_user_code
 
 
-def is_kept_by_schedule(settings: Settings, decision: Decision) -> bool:
+def is_kept_by_schedule(settings: Settings, choice: EngineChoice) -> bool:
     """Return True if workers with the user's dataset are kept because of a schedule."""
     scheduled = settings.asked.schedule is not None and not settings.persistent
-    return scheduled and settings.workers > 0 and decision.runs_user_code
+    return scheduled and settings.workers > 0 and choice.runs_user_code
 
 
-def decided_by(settings: Settings) -> tuple[Any, ...]:
-    """Settings that affect the decision and may change while the loader lives."""
+def choice_inputs(settings: Settings) -> tuple[Any, ...]:
+    """Settings that affect the choice and may change while the loader lives."""
     return (
         *(settings.dataset, settings.collate_fn, settings.worker_init_fn),
         *(settings.batched, settings.max_rows, settings.timeout_s),
@@ -174,7 +215,9 @@ def decided_by(settings: Settings) -> tuple[Any, ...]:
     )
 
 
-def decide(settings: Settings, open_cache: Callable[[], CacheStore] | None = None) -> Decision:
+def choose_engine(
+    settings: Settings, open_cache: Callable[[], CacheStore] | None = None
+) -> EngineChoice:
     """Choose the engine.
 
     Args:
@@ -187,20 +230,20 @@ def decide(settings: Settings, open_cache: Callable[[], CacheStore] | None = Non
     """
     asked = settings.asked
     if asked.iterable:
-        return Decision(kind="torch")
+        return EngineChoice(engine="torch")
     check_still(settings.dataset, native=asked.native)
     if asked.native:
         source, wanted = _cached(settings, _native(settings.dataset), open_cache)
-        return _rows(settings, "native", source, to_fill=wanted, on_device=asked.on_device)
-    decision = _of_datasets(settings, open_cache)
-    if asked.device is not None and decision.kind != "rows":
+        return _rows(settings, "native", source, cache_contents=wanted, on_device=asked.on_device)
+    choice = _of_datasets(settings, open_cache)
+    if asked.device is not None and choice.engine != "rows":
         raise UsageError(
             f'device="{asked.device}" is only for feedline\'s own sources, e.g. '
             "feedline.ImageFolder, and for torchvision pipelines on the image-row engine. This "
-            f"{type(settings.dataset).__name__} uses the {decision}. Use pin_memory=True and "
+            f"{type(settings.dataset).__name__} uses the {choice}. Use pin_memory=True and "
             "batch.to(device, non_blocking=True)"
         )
-    return decision
+    return choice
 
 
 def _native(dataset: Any) -> Any:
@@ -223,7 +266,7 @@ def _native(dataset: Any) -> Any:
         ) from why
 
 
-def _of_datasets(settings: Settings, open_cache: Callable[[], CacheStore] | None) -> Decision:
+def _of_datasets(settings: Settings, open_cache: Callable[[], CacheStore] | None) -> EngineChoice:
     """Choose the engine for a map-style Dataset."""
     asked = settings.asked
     pipeline: Any = None
@@ -239,14 +282,14 @@ def _of_datasets(settings: Settings, open_cache: Callable[[], CacheStore] | None
         )
     if pipeline is not None:
         pipeline, wanted = _cached(settings, pipeline, open_cache)
-        known: dict[str, Any] = {"fast": fast, "unchanged": unchanged, "to_fill": wanted}
+        known: dict[str, Any] = {"fast": fast, "unchanged": unchanged, "cache_contents": wanted}
         blocked = tuple(why for holds, why in _samples_because(settings, pipeline) if holds)
         if not blocked:
             if asked.device is not None and asked.device.type != "cpu":
                 pipeline, known["on_device"] = _travelling(pipeline)
             return _rows(settings, "rows", pipeline, reasons=reasons, **known)
-        return Decision(
-            kind="samples",
+        return EngineChoice(
+            engine="samples",
             samples=pipeline,
             reasons=(*reasons, *blocked),
             pixels=pipeline.transform_identity(),
@@ -254,22 +297,22 @@ def _of_datasets(settings: Settings, open_cache: Callable[[], CacheStore] | None
         )
     tensors = _tensors(settings)
     if tensors.gather is not None:
-        return Decision(kind="tensors", runs_user_code=False)
+        return EngineChoice(engine="tensors", runs_user_code=False)
     if isinstance(settings.dataset, TensorDataset | Subset) and not reasons:
         reasons = (tensors.refused,)
     folder = is_folder(settings.dataset) or own_source(settings.dataset) is not None
     uncompiled = folder and asked.schedule is not None
-    return Decision(kind="dataset", reasons=reasons, uncompiled=uncompiled)
+    return EngineChoice(engine="dataset", reasons=reasons, uncompiled=uncompiled)
 
 
 def _cached(
     settings: Settings, source: Any, open_cache: Callable[[], CacheStore] | None
-) -> tuple[Any, ToFill | None]:
+) -> tuple[Any, CacheContents | None]:
     """Reader of a loader with a cache, and the contents to fill the cache with meanwhile."""
     if settings.asked.cache is None:
         return source, None
     if open_cache is None:
-        return source, to_fill(settings, source)
+        return source, cache_contents(settings, source)
     return source.cached(open_cache()), None
 
 
@@ -302,8 +345,8 @@ def _samples_because(settings: Settings, pipeline: Any) -> list[tuple[bool, str]
     ]
 
 
-def _rows(settings: Settings, kind: Kind, source: Any, **known: Any) -> Decision:
-    """Decision for rows, with the memory they need as far as known."""
+def _rows(settings: Settings, engine: EngineName, source: Any, **known: Any) -> EngineChoice:
+    """EngineChoice for rows, with the memory they need as far as known."""
     if not settings.batched:
         raise UsageError(
             f"batch_size=None needs single samples, but {type(settings.dataset).__name__} makes "
@@ -322,8 +365,8 @@ def _rows(settings: Settings, kind: Kind, source: Any, **known: Any) -> Decision
     ]
     slot_bytes, largest = slot_size(source, batches, asked.max_image_size)
     identity: Callable[[], str] | None = getattr(source, "transform_identity", None)
-    return Decision(
-        kind=kind,
+    return EngineChoice(
+        engine=engine,
         rows=source,
         max_image_size=largest,
         slot_bytes=slot_bytes,
@@ -341,3 +384,105 @@ def _tensors(settings: Settings) -> BatchedTensors:
     if settings.worker_init_fn is not None and settings.workers > 0:
         return BatchedTensors(None, "Your worker_init_fn may change the dataset.")
     return batched_tensors(settings.dataset, settings.collate_fn, settings.max_rows)
+
+
+_log = logging.getLogger("feedline")
+
+
+class CurrentChoice:
+    """The last choice, and the state of the dataset it was made for."""
+
+    def __init__(self) -> None:
+        self._choice: EngineChoice | None = None
+        self._outline: AttributeSnapshot | None = None
+        self._fingerprint = ""  # of the dataset, once a state asked for it
+        self._cache: CacheStore | None = None
+        self._warned = False
+
+    def of(self, settings: Settings, filling: CacheFilling, *, whole: bool = False) -> EngineChoice:
+        """Choose the engine for the current dataset; raises like `choose_engine`.
+
+        Args:
+            settings: settings of the loader.
+            filling: cache that is being filled, if any.
+            whole: compare the long lists of folders and Subsets entry by entry, too, as at the
+                start of an iteration.
+        """
+        copies = filling.reads_copies(lambda: choose_engine(settings).cache_contents)
+        before = self._outline
+        now = take_snapshot(*choice_inputs(settings), copies, before=before, whole=whole)
+        changed = None if before is None else now.change_from(before)
+        if self._choice is None or changed is not None:
+            opened = (lambda: self._opened(settings.asked.cache)) if copies else None
+            self._choice, self._outline = choose_engine(settings, opened), now
+            self._fingerprint = ""
+            because = "" if changed is None else f"{changed} has changed; "
+            name = type(settings.dataset).__name__
+            _log.info("%sengine for %s: %s", because, name, self._choice)
+            if self._choice.uncompiled and not self._warned:
+                self._warned = True
+                _log.warning(
+                    "the transform of %s runs unchanged, which is slower than compiled by "
+                    'feedline, and cache= and device= cannot be used: %s See "Compiled transforms" '
+                    "in docs/explanation/how-it-works.md for what is compiled.",
+                    type(settings.dataset).__name__,
+                    " ".join(self._choice.reasons),
+                )
+        return self._choice
+
+    def _opened(self, given: Any) -> CacheStore:
+        """Cache that a loader was given: a path, a URL, or rows of it."""
+        if self._cache is None:
+            cache = open_cache(given) if isinstance(given, str) else given.store
+            if not isinstance(cache, CacheStore):
+                raise UsageError(f"cache={given!r} is not a cache; remove it")
+            self._cache = cache
+        return self._cache
+
+    def forget(self) -> None:
+        """Re-read the dataset and the cache."""
+        self._choice = self._cache = None
+
+    def identity(self, settings: Settings) -> dict[str, Any]:
+        """State entry of the dataset and the order, after the choice."""
+        # Kept until a new choice is made: hashing a million paths takes a second.
+        self._fingerprint = self._fingerprint or fingerprint_of(settings.dataset)
+        return identity_of(settings, self._fingerprint)
+
+
+def cache_of(choice: EngineChoice) -> CacheStore | None:
+    """Cache the images come from; None for originals."""
+    return cache_within(getattr(choice.rows or choice.samples, "store", None))
+
+
+def level_read(choice: EngineChoice, size: int | None) -> tuple[int | None, int | None]:
+    """Shorter side required for rows of a size, and that of the copies read.
+
+    Both in pixels. The first is None if feedline does not read the images itself, the second
+    if these are the originals.
+    """
+    source: Any = choice.rows or choice.samples
+    size = size or getattr(source, "image_size", None)
+    if not size or not hasattr(source, "level_at"):
+        return None, None
+    wanted = source.wanted_side(size)
+    cache = cache_of(choice)
+    return wanted, None if cache is None else cache.level_for(wanted).side
+
+
+def describe_copies(settings: Settings, choice: EngineChoice) -> str:
+    """Resolutions of a cache that each phase reads, as text; "" if no cache is read."""
+    if choice.cache_contents is not None:
+        sides = ", ".join(f"{side} px" for side in choice.cache_contents.sides)
+        return (
+            f"none for the first epoch, while the cache {choice.cache_contents.root} is filled "
+            f"with copies of {sides}"
+        )
+    source: Any = choice.rows or choice.samples
+    level_at = getattr(source, "level_at", None)
+    if level_at is None:
+        return ""
+    sizes = [phase.image_size or source.image_size for phase in settings.asked.phases.phases]
+    levels = {size: level_at(size) for size in sizes}
+    said = [f"{level} for {size} px" for size, level in levels.items() if level]
+    return f"{', '.join(said)} (cache {source.copies_from})" if said else ""

@@ -25,14 +25,17 @@ from feedline.control.room import Room
 from feedline.control.window import StepWindow, error_of
 from feedline.engine.live_settings import LiveSettings
 from feedline.engine.start_method import WORKER_BYTES
-from feedline.loader.backends.backend import Backend
-from feedline.loader.settings import Settings
+from feedline.loader.engines import Engine
+from feedline.loader.options import Settings
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.position import PlannedPosition
 from feedline.system import available_memory_bytes, usable_cores
 from feedline.trace.stage_timings import StageTimings
 
-__all__ = ["Adapting"]
+__all__ = [
+    "Adaptation",
+]
+
 
 _log = logging.getLogger("feedline")
 
@@ -50,10 +53,10 @@ class _Session(Protocol):
     settings: Settings
 
     @property
-    def backend(self) -> Backend: ...
+    def engine(self) -> Engine: ...
 
 
-class Adapting:
+class Adaptation:
     """Measures a session's steps, and changes its settings.
 
     Args:
@@ -97,7 +100,7 @@ class Adapting:
         """Apply the last decision, before a batch is requested."""
         decision, self._to_follow = self._to_follow, None
         # What has been set meanwhile, by hand, stays.
-        same = self._session.backend.live == self._decided_with
+        same = self._session.engine.live == self._decided_with
         if decision is not None and same and not self.off:
             with self._off_on_error():
                 self._follow(decision)
@@ -115,7 +118,7 @@ class Adapting:
             )
 
     def _notice(self, asked_ns: int) -> None:
-        batch, ready_ns = self._session.backend.batch, self._ready_ns
+        batch, ready_ns = self._session.engine.batch, self._ready_ns
         self._ready_ns = now_ns = time.monotonic_ns()
         if batch is None:
             return
@@ -133,16 +136,16 @@ class Adapting:
                 self._look(batch)
 
     def _look(self, batch: BatchSpec) -> None:
-        backend, spent = self._session.backend, self._spent()
-        live = backend.live
-        if live is not None and backend.workers and len(backend.pids) == backend.workers:
-            self._controller.limits = _limits(backend, live)
-            decision = self._controller.observe(self._window(backend, live, spent))
+        engine, spent = self._session.engine, self._spent()
+        live = engine.live
+        if live is not None and engine.workers and len(engine.pids) == engine.workers:
+            self._controller.limits = _limits(engine, live)
+            decision = self._controller.observe(self._window(engine, live, spent))
             self._to_follow = decision or self._for_next_phase(batch)
             self._decided_with = live
         self._begin_anew(self._phase)
 
-    def _window(self, backend: Backend, live: LiveSettings, spent: StageTimings) -> StepWindow:
+    def _window(self, engine: Engine, live: LiveSettings, spent: StageTimings) -> StepWindow:
         return StepWindow.between(
             self._before,
             spent,
@@ -151,8 +154,8 @@ class Adapting:
             seconds=self._passed_ns / 1e9,
             wait_s=self._waited_ns / 1e9,
             workers=live.workers,
-            prefetch=0 if backend.shares_batches else live.usual,
-            task_ms=live.task_ns / 1e6 if backend.shares_batches else 0.0,
+            prefetch=0 if engine.shares_batches else live.usual,
+            task_ms=live.task_ns / 1e6 if engine.shares_batches else 0.0,
             error=error_of(self._steps_ns),
         )
 
@@ -176,30 +179,30 @@ class Adapting:
         self.decisions.append(decision)
         _log.info("adapting: %s", decision)
         self._change(decision.what, decision.after)
-        to_take = self._session.backend.under_way
+        to_take = self._session.engine.under_way
         self._settling = 1 + to_take * (_TO_FILL if decision.what == "prefetch" else 1)
 
     def _spent(self) -> StageTimings:
         total = StageTimings()
-        for spent in self._session.backend.spent().values():
+        for spent in self._session.engine.spent().values():
             total += spent
         return total
 
 
-def _limits(backend: Backend, live: LiveSettings) -> WorkerLimits:
+def _limits(engine: Engine, live: LiveSettings) -> WorkerLimits:
     """Current limits."""
     # Of whole batches, a worker more makes more of them ahead.
-    ahead = 0 if backend.shares_batches else live.prefetch_factor
+    ahead = 0 if engine.shares_batches else live.prefetch_factor
     room = Room(
         free=int(_MEMORY * available_memory_bytes()),
-        workers=backend.workers,
+        workers=engine.workers,
         ahead=ahead,
         worker_bytes=WORKER_BYTES,
-        batch_bytes=backend.batch_bytes,
+        batch_bytes=engine.batch_bytes,
     )
     return WorkerLimits(
         cores=usable_cores(),
-        more=room.most_workers(ahead) - backend.workers,
-        for_each=0 if backend.shares_batches or live.prefetch is not None else ahead,
+        more=room.most_workers(ahead) - engine.workers,
+        for_each=0 if engine.shares_batches or live.prefetch is not None else ahead,
         batches=room.most_batches(),
     )

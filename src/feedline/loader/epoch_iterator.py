@@ -13,10 +13,13 @@ from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from feedline.errors import ClosedError, FeedlineError, UsageError
-from feedline.loader.backends.backend import Backend
+from feedline.loader.engines import Engine
 from feedline.loader.recording import Recording
 
-__all__ = ["Iteration"]
+__all__ = [
+    "EpochIterator",
+]
+
 
 _STARTED_WITHIN_S = 10.0
 
@@ -25,7 +28,7 @@ class _Session(Protocol):
     """Protocol of `session.Session`, from which an iteration gets its batches."""
 
     @property
-    def backend(self) -> Backend: ...
+    def engine(self) -> Engine: ...
 
     @property
     def position(self) -> Any: ...
@@ -50,7 +53,7 @@ class _Session(Protocol):
     def close(self) -> None: ...
 
 
-class Iteration(_BaseDataLoaderIter):
+class EpochIterator(_BaseDataLoaderIter):
     """The batches of one epoch. An error in one `next` does not end it, nor does Ctrl-C.
 
     A batch counts as delivered when everything else is done: if an interrupt comes before that, the
@@ -82,13 +85,13 @@ class Iteration(_BaseDataLoaderIter):
         self._num_yielded = 0
 
     @classmethod
-    def after_the_last(cls, loader: Any, session: _Session) -> Iteration:
+    def after_the_last(cls, loader: Any, session: _Session) -> EpochIterator:
         """Create an iteration that has ended, for access to the workers that outlive it."""
         iteration = cls(loader, session)
         iteration.ended = True
         return iteration
 
-    def __iter__(self) -> Iteration:
+    def __iter__(self) -> EpochIterator:
         return self
 
     def __len__(self) -> int:
@@ -165,13 +168,13 @@ class Iteration(_BaseDataLoaderIter):
         After the end of the epoch and its workers, the last ones.
         """
         deadline = time.monotonic() + _STARTED_WITHIN_S
-        backend = self.session.backend
+        engine = self.session.engine
         with contextlib.suppress(FeedlineError):  # the next batch raises it
-            while len(backend.pids) < backend.workers and time.monotonic() < deadline:
+            while len(engine.pids) < engine.workers and time.monotonic() < deadline:
                 self.session.ensure_usable()
                 time.sleep(0.001)
-                backend.poll()
-        return self.ended_workers or backend.handles
+                engine.poll()
+        return self.ended_workers or engine.handles
 
     def _shutdown_workers(self) -> None:
         """End the workers of this iterator, or of its loader after the last batch.

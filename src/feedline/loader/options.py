@@ -1,9 +1,9 @@
-"""Resolved options of a loader: one value and one form for each.
+"""Options of a loader: its arguments with all defaults, checked once.
 
-Guarantees: a Settings is complete and checked; all defaults are filled in. Rule of the defaults:
-every argument has the default of torch's DataLoader, unless a schedule is given, which means
-training: then `shuffle` is True, `num_workers` is "auto" and `seed` is 0.
-Relies on: `checks` for invalid values, `planning` for the order.
+Guarantees: Options are complete and checked. Rule of the defaults: every argument has the default
+of torch's DataLoader, unless a schedule is given, which means training: then `shuffle` is True,
+`num_workers` is "auto" and `seed` is 0.
+Relies on: `argument_checks` for invalid values.
 """
 
 from __future__ import annotations
@@ -23,13 +23,26 @@ from feedline.engine.devices import resolve_device
 from feedline.engine.normalise import DeviceTransforms, Normalise
 from feedline.engine.start_method import default_start_method
 from feedline.errors import UsageError
-from feedline.loader.check_ahead import task_ns_of
-from feedline.loader.checks import check_arguments, is_native, worker_count
-from feedline.order.planned_order import Order, Weights
+from feedline.loader.argument_checks import check_arguments, is_native, task_ns_of, worker_count
+from feedline.order.planned_order import (
+    SEQUENTIAL,
+    SHUFFLED,
+    WEIGHTED,
+    WEIGHTED_ONCE,
+    Order,
+    Weights,
+)
 from feedline.order.schedule import Phase, Schedule
 from feedline.remote.filesystem import is_url
+from feedline.system import rank_and_world
 
-__all__ = ["Asked", "Settings", "prefetch_factor_of", "settings_of"]
+__all__ = [
+    "Asked",
+    "Settings",
+    "create_order",
+    "prefetch_factor_of",
+    "settings_of",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,3 +279,66 @@ def _max_rows(loader: Any) -> int:
     if not rows and type(batches) in (list, tuple):
         rows = max((len(keys) for keys in batches if isinstance(keys, Sized)), default=0)
     return rows
+
+
+def create_order(asked: Asked, given: Mapping[str, Any]) -> Order | None:
+    """Create the order planned by feedline; None if samplers or the dataset define it.
+
+    Args:
+        asked: arguments with their defaults.
+        given: arguments as given.
+
+    Raises:
+        UsageError: arguments for a planned order, but samplers or the dataset define it.
+    """
+    batch_size, rank, world_size = given["batch_size"], given["rank"], given["world_size"]
+    if asked.seed is not None and not (asked.sampled or asked.iterable or batch_size is None):
+        rank_found, world_found = rank_and_world() if None in (rank, world_size) else (0, 1)
+        return Order(
+            length=len(given["dataset"]),
+            schedule=asked.phases,
+            batch_size=batch_size,
+            sample_order=_sample_order(asked, given),
+            weights=asked.weights,
+            drop_last=given["drop_last"],
+            seed=asked.seed,
+            rank=rank_found if rank is None else rank,
+            world_size=world_found if world_size is None else world_size,
+        )
+    if isinstance(asked.shuffle, str) or asked.weights is not None:
+        against = {
+            "an IterableDataset": asked.iterable,
+            "a sampler": asked.sampled,
+            "batch_size=None": batch_size is None,
+            "no seed": asked.seed is None,
+        }
+        name = "weights" if asked.weights is not None else f"shuffle={asked.shuffle!r}"
+        raise UsageError(
+            f"{name} needs an order made by feedline and cannot be used with "
+            f"{' and '.join(name for name, so in against.items() if so)}: set seed=0 (or a "
+            "schedule), a map-style dataset and a batch_size, and no "
+            f"sampler{'' if asked.weights is not None else '; or use shuffle=True'}"
+        )
+    if rank is not None or world_size is not None:
+        raise UsageError(
+            f"rank={rank}, world_size={world_size} has no effect here because feedline does not "
+            "make the order; set seed=, without a sampler, or distribute the samples with a "
+            "DistributedSampler"
+        )
+    if asked.seed is not None and batch_size is None and asked.shuffle:
+        raise UsageError(
+            "seed= with shuffle=True and batch_size=None is not supported, because only batches "
+            "can be planned from a seed; pass a sampler that shuffles, e.g. RandomSampler(dataset, "
+            "generator=...)"
+        )
+    return None
+
+
+def _sample_order(asked: Asked, given: Mapping[str, Any]) -> str:
+    """Name of the sample order for a loader's `weights` or `shuffle`."""
+    if asked.weights is not None:
+        return WEIGHTED if given["replacement"] else WEIGHTED_ONCE
+    shuffle = asked.shuffle
+    if isinstance(shuffle, str):
+        return str(shuffle)  # of numpy's, a state would not be equal to one from JSON
+    return SHUFFLED if shuffle else SEQUENTIAL

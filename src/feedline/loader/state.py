@@ -11,13 +11,17 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from feedline.errors import StateError
-from feedline.loader.checks import own_source
-from feedline.loader.decide import Decision
-from feedline.loader.settings import Settings
+from feedline.loader.argument_checks import own_source
+from feedline.loader.options import Settings
+from feedline.loader.samplers import share_of
 from feedline.recognition.steps import NotRecognised
-from feedline.sampling.samplers import share_of
 
-__all__ = ["compare_made_by", "fingerprint_of", "identity_of", "made_by", "warn_of"]
+__all__ = [
+    "compare_made_by",
+    "fingerprint_of",
+    "identity_of",
+    "warn_of",
+]
 
 
 def fingerprint_of(dataset: object) -> str:
@@ -67,19 +71,16 @@ def identity_of(settings: Settings, dataset: str) -> dict[str, Any]:
     }
 
 
-def made_by(decision: Decision) -> dict[str, str]:
-    """State entry: what determines the pixels, and the engine."""
-    ours = decision.kind in ("native", "rows", "samples")
-    return {"pixels": decision.pixels, "engine": "feedline" if ours else "dataset"}
-
-
-def compare_made_by(state: Mapping[str, Any], decision: Decision) -> list[str]:
+def compare_made_by(state: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
     """Differences between how a state's batches were made and now, as texts.
+
+    Args:
+        state: saved state.
+        now: `EngineChoice.made_by` of the loader.
 
     Raises:
         StateError: the state is damaged.
     """
-    now = made_by(decision)
     saved = state.get("made_by", now)
     known = isinstance(saved, Mapping) and saved.keys() == now.keys()
     if not known or not all(isinstance(text, str) for text in saved.values()):

@@ -20,7 +20,8 @@ from typing import Any
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.errors import LoadTimeoutError, StateError, UsageError
-from feedline.loader.backends.backend import Backend
+from feedline.loader.engines import Engine
+from feedline.loader.sampled_epoch import RandomStates
 from feedline.order.position import (
     STATE_VERSION,
     Position,
@@ -29,19 +30,21 @@ from feedline.order.position import (
     position_in,
 )
 from feedline.order.schedule import Phase, is_count
-from feedline.sampling.random_states import RandomStates
 from feedline.trace import is_recording_enabled
 from feedline.trace.stage_timings import StageTimings
 from feedline.trace.torch_workers import TorchWorkers
 
-__all__ = ["TorchBackend"]
+__all__ = [
+    "IterableEngine",
+]
+
 
 _END = object()
 _TIMED_OUT = "DataLoader timed out"
 _ITERATOR, _DATASET = "iterator_state", "dataset_state"
 
 
-class TorchBackend(Backend):
+class IterableEngine(Engine):
     """Position and engine in one, because torch's cannot be separated.
 
     Args:
@@ -204,7 +207,7 @@ class TorchBackend(Backend):
         self._raised = []
         self.current = Position(epoch=epoch)
 
-    def fork(self) -> TorchBackend | None:
+    def fork(self) -> IterableEngine | None:
         """Current iteration, to continue apart from the next; None if there is none."""
         if self._iterator is None:
             return None

@@ -1,4 +1,7 @@
-"""Construction of an engine from a decision: worker pool, slots, feed, device transfer."""
+"""Start of an engine: worker pool, buffers, feed and device transfer of a choice.
+
+Rows that could not be made are skipped or raised here, as `on_error` says.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +22,87 @@ from feedline.engine.defaults import slots_for
 from feedline.engine.device_transfer import DeviceTransfer, HostTransfer, Tensors
 from feedline.engine.devices import TorchAccelerator, register_memory, should_pin
 from feedline.engine.feed import Feed
+from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.live_settings import LiveSettings
-from feedline.engine.slots import FixedSlots, GrowingSlots
+from feedline.engine.messages import HUNG
+from feedline.engine.slots import FixedSlots, GrowingSlots, Slots
 from feedline.engine.source import Source
 from feedline.engine.start_method import start_crew
 from feedline.engine.tasks import BatchTasks, PieceTasks
 from feedline.engine.worker_errors import describe_sample
 from feedline.engine.worker_setup import SourceWithInit, WorkerInit
-from feedline.loader.backends.backend import Backend
-from feedline.loader.backends.in_process import InProcessBackend
-from feedline.loader.backends.workers import WorkerBackend
-from feedline.loader.decide import Decision
-from feedline.loader.failure_policy import row_in_words, samples_to_skip
+from feedline.errors import ImageError, SampleError
+from feedline.loader.engine_choice import EngineChoice
+from feedline.loader.engines import Engine, InProcessEngine, Skipped, WorkerEngine
+from feedline.loader.options import Settings
 from feedline.loader.position import LoaderPosition
-from feedline.loader.settings import Settings
 from feedline.order.batch_spec import BatchSpec
 from feedline.recognition.tensors import batched_tensors
 from feedline.trace.split import Timing
 
-__all__ = ["build"]
+__all__ = [
+    "describe_row",
+    "samples_to_skip",
+    "start_engine",
+]
+
+
+def samples_to_skip(
+    source: Source, slots: Slots, on_error: str, flight: InFlightBatch
+) -> list[Skipped]:
+    """Samples to skip in a batch with failed rows.
+
+    Args:
+        source: names samples.
+        slots: the slot of a batch that is not delivered is released.
+        on_error: "raise" or "skip".
+        flight: the batch.
+
+    Raises:
+        SampleError: samples must not be skipped; the slot is free again.
+    """
+    failures = sorted(flight.failures, key=lambda failure: failure.row)
+    batch = flight.batch
+    if on_error == "skip" and len(failures) < batch.rows:
+        names = [_name(source, int(batch.samples[failure.row])) for failure in failures]
+        said = [f"{failure.kind}: {failure.message}" for failure in failures]
+        return list(zip(names, said, strict=True))
+    slots.release(flight.slot)
+    first = failures[0]
+    sample = int(batch.samples[first.row])
+    name = _name(source, sample)
+    what = first.message if name in first.message else f"{name}: {first.message}"
+    unreadable = first.kind == ImageError.__name__  # which says all there is to say
+    if not unreadable:
+        what = f"sample {sample}, {first.kind}: {what}"
+    what += f" (epoch {batch.epoch + 1}, step {batch.step + 1})"
+    hint, fix = "repair or remove it, or skip such samples", {"on_error": "skip"}
+    if on_error == "skip":
+        what = f"none of the {batch.rows} samples of a batch could be loaded; the first: {what}"
+        hint = "repair or remove it, or drop small last batches with drop_last=True"
+        fix = {}
+    elif first.kind == HUNG:
+        what += ". Its storage may be unavailable, or the code that loads it hangs"
+        hint = "wait longer with timeout=, or skip such samples"
+    if first.hint:
+        hint, fix = first.hint, {}
+    if unreadable:
+        raise ImageError(what, hint=hint, fix=fix)
+    raise SampleError(f"{what}\n{first.trace}".rstrip(), hint=hint, fix=fix)
+
+
+def describe_row(source: Source, batch: BatchSpec, row: int) -> tuple[int, str]:
+    """Index of a batch's sample, and its description with its name."""
+    sample = int(batch.samples[row])
+    return sample, f"sample {sample}, {_name(source, sample)}"
+
+
+def _name(source: Source, sample: int) -> str:
+    try:
+        return source.name(sample)
+    except IndexError:  # there is none, which is why it failed
+        return f"the dataset has {len(source)} samples"
+
 
 _ROW_TIMEOUT_S = 120.0
 """Time on one row after which a worker counts as stuck, see `engine.patience`."""
@@ -56,13 +121,13 @@ _KEPT_BY_USER = 2
 """Batches a user may hold without a copy, besides those made ahead."""
 
 
-def build(
-    decision: Decision, settings: Settings, position: LoaderPosition, timing: Timing
-) -> Backend:
+def start_engine(
+    choice: EngineChoice, settings: Settings, position: LoaderPosition, timing: Timing
+) -> Engine:
     """Build an engine that starts at the position.
 
     Args:
-        decision: chosen engine.
+        choice: chosen engine.
         settings: settings of the loader.
         position: position of the loader.
         timing: receives the times of steps.
@@ -71,8 +136,8 @@ def build(
         UsageError: the dataset cannot be sent to workers.
         ResourceError: not enough memory or processes on this machine.
     """
-    if decision.rows is not None:
-        return _started(_rows_backend(decision, settings, position, timing))
+    if choice.rows is not None:
+        return _started(_rows_backend(choice, settings, position, timing))
     # 63 bits, as a seed of torch's has.
     init = WorkerInit(settings.dataset, settings.worker_init_fn, position.seed & (1 << 63) - 1)
     fetcher = DatasetFetcher(
@@ -80,22 +145,22 @@ def build(
         settings.collate_fn,
         batched=settings.batched,
         skip_errors=settings.on_error == "skip",
-        samples=decision.samples,
+        samples=choice.samples,
     )
-    if settings.workers == 0 or decision.kind == "tensors":
-        return _in_process(fetcher, decision, settings, position, timing)
-    return _started(_whole_batches(fetcher, decision, settings, position, timing))
+    if settings.workers == 0 or choice.engine == "tensors":
+        return _in_process(fetcher, choice, settings, position, timing)
+    return _started(_whole_batches(fetcher, choice, settings, position, timing))
 
 
-def _started(backend: WorkerBackend) -> WorkerBackend:
+def _started(engine: WorkerEngine) -> WorkerEngine:
     """Start an engine."""
-    with _closed_on_error(backend):
-        backend.restart_prefetch()
-    return backend
+    with _closed_on_error(engine):
+        engine.restart_prefetch()
+    return engine
 
 
 @contextlib.contextmanager
-def _closed_on_error(thing: Crew | WorkerBackend) -> Iterator[None]:
+def _closed_on_error(thing: Crew | WorkerEngine) -> Iterator[None]:
     try:
         yield
     except BaseException:
@@ -104,12 +169,12 @@ def _closed_on_error(thing: Crew | WorkerBackend) -> Iterator[None]:
 
 
 def _rows_backend(
-    decision: Decision, settings: Settings, position: LoaderPosition, timing: Timing
-) -> WorkerBackend:
+    choice: EngineChoice, settings: Settings, position: LoaderPosition, timing: Timing
+) -> WorkerEngine:
     """Build workers that share batches of rows of a known size."""
     asked, native = settings.asked, settings.asked.native
-    assert decision.rows is not None
-    source: Source = decision.rows
+    assert choice.rows is not None
+    source: Source = choice.rows
     if settings.worker_init_fn is not None:
         shown = settings.dataset if isinstance(settings.dataset, Subset) else source
         init = WorkerInit(shown, settings.worker_init_fn, asked.seed or 0)
@@ -117,14 +182,14 @@ def _rows_backend(
     count = slots_for(asked.prefetch)
     crew = start_crew(
         source,
-        slots_bytes=count * decision.slot_bytes,
+        slots_bytes=count * choice.slot_bytes,
         workers=settings.workers,
         method=settings.start_method,
         preload=_PRELOAD,
-        runs_user_code=decision.runs_user_code or _needs_formats_of_the_script(decision),
+        runs_user_code=choice.runs_user_code or _needs_formats_of_the_script(choice),
     )
     with _closed_on_error(crew):
-        slots = FixedSlots(crew.block, decision.slot_bytes, count)
+        slots = FixedSlots(crew.block, choice.slot_bytes, count)
         feed = Feed(
             PieceTasks(slots, source.fields),
             crew,
@@ -136,32 +201,30 @@ def _rows_backend(
             timeout_s=settings.timeout_s or _ROW_TIMEOUT_S,
             deadline_s=settings.timeout_s or inf,
             ahead=settings.workers > 0,
-            sample=partial(row_in_words, source),
+            sample=partial(describe_row, source),
         )
         # torch's default collate makes lists of tuples.
         form: Callable[[Tensors], Any] = tuple if native else list
         transfer: DeviceTransfer
         if asked.device is not None and asked.device.type != "cpu":
-            assert decision.on_device is not None, (
-                "device transforms are set for batches on a device"
-            )
+            assert choice.on_device is not None, "device transforms are set for batches on a device"
             transfer = AcceleratorTransfer(
                 slots,
-                decision.on_device,
+                choice.on_device,
                 TorchAccelerator(asked.device),
                 register_memory(crew.block, asked.device),
                 form,
             )
         else:
-            transfer = HostTransfer(slots, decision.on_device, form, should_pin(settings.pin))
+            transfer = HostTransfer(slots, choice.on_device, form, should_pin(settings.pin))
         transfer.timing = timing
         policy = partial(samples_to_skip, source, slots, settings.on_error)
-        return WorkerBackend(feed, transfer, position, policy, skip_after_error=not native)
+        return WorkerEngine(feed, transfer, position, policy, skip_after_error=not native)
 
 
-def _needs_formats_of_the_script(decision: Decision) -> bool:
+def _needs_formats_of_the_script(choice: EngineChoice) -> bool:
     """Return True if workers read images with formats that were added to Pillow."""
-    if decision.kind not in ("rows", "samples"):
+    if choice.engine not in ("rows", "samples"):
         return False
     from feedline.recognition.pillow_reading import has_added_formats
 
@@ -170,11 +233,11 @@ def _needs_formats_of_the_script(decision: Decision) -> bool:
 
 def _whole_batches(
     fetcher: DatasetFetcher,
-    decision: Decision,
+    choice: EngineChoice,
     settings: Settings,
     position: LoaderPosition,
     timing: Timing,
-) -> WorkerBackend:
+) -> WorkerEngine:
     """Build workers that make whole batches, one each."""
     crew = start_crew(
         fetcher,
@@ -183,7 +246,7 @@ def _whole_batches(
         method=settings.start_method,
         preload=_PRELOAD_WHOLE,
         # Of samples and collate_fn, what is pickled says.
-        runs_user_code=decision.kind == "dataset" or _needs_formats_of_the_script(decision),
+        runs_user_code=choice.engine == "dataset" or _needs_formats_of_the_script(choice),
     )
 
     slots = GrowingSlots(0)
@@ -206,22 +269,22 @@ def _whole_batches(
     )
     transfer = WholeBatchTransfer(slots, spare=_KEPT_BY_USER, pin=settings.pin)
     transfer.timing = timing
-    return WorkerBackend(feed, transfer, position, lambda flight: [])
+    return WorkerEngine(feed, transfer, position, lambda flight: [])
 
 
 def _in_process(
     fetcher: DatasetFetcher,
-    decision: Decision,
+    choice: EngineChoice,
     settings: Settings,
     position: LoaderPosition,
     timing: Timing,
-) -> InProcessBackend:
+) -> InProcessEngine:
     """Build an engine that makes batches in this process on request."""
     pinned = should_pin(settings.pin)
 
     def make(batch: BatchSpec) -> Any:
         made = None
-        if decision.kind == "tensors":
+        if choice.engine == "tensors":
             # Looked at for each batch: in this process a change shows at once, as torch's does.
             found = batched_tensors(settings.dataset, settings.collate_fn, settings.max_rows)
             with contextlib.suppress(Exception):  # samples have to be asked for, or say more
@@ -230,4 +293,4 @@ def _in_process(
             made = fetcher.make_here(batch)
         return pin_memory(made) if pinned else made
 
-    return InProcessBackend(make, position, timing)
+    return InProcessEngine(make, position, timing)

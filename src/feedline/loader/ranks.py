@@ -22,12 +22,16 @@ from typing import Any
 import torch.distributed as dist
 
 from feedline.errors import UsageError
+from feedline.loader.samplers import drawn_by
 from feedline.order.planned_order import Order
 from feedline.order.position import Position
-from feedline.sampling.samplers import drawn_by
 from feedline.system import rank_and_world
 
-__all__ = ["PATIENCE_S", "RankAgreement"]
+__all__ = [
+    "PATIENCE_S",
+    "RankAgreement",
+]
+
 
 PATIENCE_S = 60.0
 """Time a rank waits for the values of the others. A rank may read its dataset first."""

@@ -23,9 +23,8 @@ from feedline.engine.board import BOARD_BYTES, board_of
 from feedline.engine.fill import fill
 from feedline.engine.layout import batch_bytes
 from feedline.engine.messages import Failure, Piece, Report
-from feedline.loader.decide import Decision
-from feedline.loader.levels import cache_of
-from feedline.loader.settings import Settings
+from feedline.loader.engine_choice import EngineChoice, cache_of
+from feedline.loader.options import Settings
 from feedline.order.batch_spec import Item
 from feedline.order.schedule import Phase
 from feedline.order.seeds import extend
@@ -35,7 +34,13 @@ from feedline.stores.cached_files import CachedFiles
 from feedline.stores.chosen_store import ChosenStore
 from feedline.system import cacheable_memory_bytes, usable_cores
 
-__all__ = ["Rows", "in_memory", "measured", "predicted"]
+__all__ = [
+    "RowCost",
+    "describe_memory",
+    "measure_rows",
+    "predict_speed",
+]
+
 
 _ROWS = 100
 _IN_PIECE = 10
@@ -46,7 +51,7 @@ _Maker = Callable[[Piece], Report]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class RowCost:
     """Cost of rows.
 
     Args:
@@ -60,15 +65,15 @@ class Rows:
     problem: str
 
 
-def measured(settings: Settings, decision: Decision) -> Rows | str:
+def measure_rows(settings: Settings, choice: EngineChoice) -> RowCost | str:
     """Make some rows of each size of the schedule in this process, or return why that is not
     possible.
 
     Args:
         settings: current settings of the loader.
-        decision: chosen engine.
+        choice: chosen engine.
     """
-    given: Any = decision.rows or decision.samples
+    given: Any = choice.rows or choice.samples
     if given is None:
         return (
             "nothing, because feedline does not make these samples itself; `feedline bench` "
@@ -84,7 +89,7 @@ def measured(settings: Settings, decision: Decision) -> Rows | str:
     with _opened(source), _states_kept():
         for size, phase in _sizes(settings, source).items():
             pieces = _pieces(size, phase, len(given))
-            if decision.rows is not None:
+            if choice.rows is not None:
                 maker = _maker_of_rows(source, pieces)
             else:
                 maker = _maker_of_samples(source)
@@ -94,10 +99,10 @@ def measured(settings: Settings, decision: Decision) -> Rows | str:
                 image_s[size] = seconds / made
     if not image_s:
         return f"nothing, because no sample could be loaded: {problem}"
-    return Rows(image_s=image_s, images=images, problem=problem)
+    return RowCost(image_s=image_s, images=images, problem=problem)
 
 
-def predicted(rows: Rows | str, settings: Settings, decision: Decision) -> str:
+def predict_speed(rows: RowCost | str, settings: Settings, choice: EngineChoice) -> str:
     """images/s of each size of the schedule, as text."""
     if isinstance(rows, str):
         return rows
@@ -109,15 +114,15 @@ def predicted(rows: Rows | str, settings: Settings, decision: Decision) -> str:
     return (
         f"{', '.join(said)} with {by} on {cores} core{'s' * (cores != 1)} (from {rows.images} "
         "images in this process, read from memory"
-        + (", before collate_fn" if decision.rows is None else "")
+        + (", before collate_fn" if choice.rows is None else "")
         + (f"; some failed: {rows.problem})" if rows.problem else ")")
     )
 
 
-def in_memory(settings: Settings, decision: Decision) -> str:
+def describe_memory(settings: Settings, choice: EngineChoice) -> str:
     """Report whether the cached copies of the phases fit in memory, as text; "" without a cache."""
-    source: Any = decision.rows or decision.samples
-    store = cache_of(decision)
+    source: Any = choice.rows or choice.samples
+    store = cache_of(choice)
     if store is None:
         return ""
     sides = [source.wanted_side(size) for size in _sizes(settings, source)]

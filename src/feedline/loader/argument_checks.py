@@ -1,13 +1,15 @@
-"""Checks of a loader's arguments before anything starts.
+"""Checks of a loader's arguments and dataset before anything starts.
 
-Guarantees: an invalid argument raises a UsageError with what is valid and the value.
+Guarantees: an invalid argument raises a UsageError with what is valid and the value; a missing
+method of a dataset raises one that names it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, TypeGuard
 
 import torch
 from torch.utils.data import default_collate
@@ -15,14 +17,7 @@ from torch.utils.data import default_collate
 from feedline.engine.board import MAX_SEATS
 from feedline.engine.defaults import auto_workers, own_memory_bytes
 from feedline.errors import DatasetError, UsageError
-from feedline.loader.check_ahead import (
-    check_no_factor,
-    check_prefetch,
-    check_prefetch_factor,
-    is_whole,
-    task_ns_of,
-)
-from feedline.loader.check_samples import check_length
+from feedline.order.batch_spec import TASK_NS
 from feedline.order.planned_order import window_size
 from feedline.order.schedule import MAX_IMAGE_SIZE, Schedule, is_image_size
 from feedline.recognition.steps import NotRecognised
@@ -30,12 +25,143 @@ from feedline.recognition.subsets import has_images, unwrapped
 
 __all__ = [
     "check_arguments",
+    "check_length",
+    "check_no_factor",
+    "check_prefetch",
+    "check_prefetch_factor",
+    "check_samples",
     "check_size",
     "check_still",
     "is_native",
+    "is_whole",
     "own_source",
+    "task_ns_of",
     "worker_count",
 ]
+
+
+_MAX_PREFETCH_FACTOR = 1024
+_MAX_PREFETCH = 64
+_MAX_PIECE_MS = 1e9  # twelve days: no batch has as much work
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Return True for a whole number, also of numpy, but not for a bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def check_prefetch_factor(factor: object, *, least: float = 1) -> None:
+    """Check `prefetch_factor`.
+
+    Raises:
+        UsageError: it is neither None nor a whole number from `least` to 1024.
+    """
+    whole = is_whole(factor) and least <= factor <= _MAX_PREFETCH_FACTOR
+    if not (factor is None or whole):
+        raise UsageError(
+            f"prefetch_factor must be None or a whole number from 1 to {_MAX_PREFETCH_FACTOR} "
+            f"(batches each worker makes ahead), got {factor!r}"
+        )
+
+
+def check_no_factor(factor: object) -> None:
+    """Check that `prefetch_factor` is not set for one of feedline's own sources.
+
+    Raises:
+        UsageError: it is set.
+    """
+    # 2 is what torch's own constructor makes of None, and what frameworks hand on.
+    if factor not in (None, 2):
+        raise UsageError(
+            f"prefetch_factor={factor!r} has no effect here because all workers share each batch; "
+            "set prefetch= to the number of batches made ahead"
+        )
+
+
+def check_prefetch(prefetch: object) -> None:
+    """Check `prefetch`.
+
+    Raises:
+        UsageError: it is neither None nor a whole number from 1 to 64.
+    """
+    if prefetch is not None and not (is_whole(prefetch) and 1 <= prefetch <= _MAX_PREFETCH):
+        raise UsageError(
+            f"prefetch must be a whole number from 1 to {_MAX_PREFETCH}, got {prefetch!r}"
+        )
+
+
+def task_ns_of(task_ms: object) -> int:
+    """Convert `task_ms` to ns.
+
+    Args:
+        task_ms: work per task in ms; None for the default.
+
+    Raises:
+        UsageError: it is not a number above 0.
+    """
+    if task_ms is None:
+        return TASK_NS
+    value: Any = task_ms
+    number = isinstance(task_ms, Real) and not isinstance(task_ms, bool)
+    if not (number and 0 < value < math.inf):
+        raise UsageError(
+            "task_ms (work per task) must be a number of milliseconds above 0, or None for "
+            f"{TASK_NS / 1e6:g}, got {task_ms!r}"
+        )
+    return max(1, round(1e6 * float(min(value, _MAX_PIECE_MS))))
+
+
+def check_samples(dataset: object, *, sampled: bool) -> None:
+    """Check that samples can be requested, when an iteration begins.
+
+    Args:
+        dataset: map-style dataset; as in torch, a loader may be built with any object.
+        sampled: a sampler defines the samples.
+
+    Raises:
+        UsageError: a method is missing.
+    """
+    if not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")):
+        endless = hasattr(dataset, "__iter__")
+        raise UsageError(
+            f"cannot load from a {type(dataset).__name__}: it has no __getitem__; pass "
+            + (
+                "a list of its values, or a torch IterableDataset with an __iter__ that yields them"
+                if endless
+                else "a Dataset, a list, or any object with __getitem__ and __len__"
+            )
+        )
+    if not sampled:
+        check_length(dataset, needed=False)
+
+
+def check_length(dataset: Any, *, needed: bool) -> None:
+    """Check that a dataset has a length.
+
+    Args:
+        dataset: dataset whose samples no sampler defines.
+        needed: the length is needed now; otherwise the dataset may still get one.
+
+    Raises:
+        UsageError: it has none, or an invalid one.
+    """
+    name, length_of = type(dataset).__name__, getattr(type(dataset), "__len__", None)
+    if length_of is None:
+        raise UsageError(
+            f"a {name} has no length: add a __len__, give the loader a sampler, or make it a torch "
+            "IterableDataset"
+        )
+    try:
+        given = length_of(dataset)
+    except Exception:
+        return  # where the length is needed, the same error comes
+    unknown = given is None or (isinstance(given, Integral) and given < 0)
+    if (unknown and needed) or not (unknown or hasattr(given, "__index__")):
+        raise UsageError(
+            f"len() of a dataset must be a whole number of at least 0, but {name}.__len__ returns "
+            f"{given!r}"
+        )
+
 
 _WORKERS = f'must be "auto" or a whole number from 0 to {MAX_SEATS}'
 

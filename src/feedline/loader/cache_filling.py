@@ -1,0 +1,422 @@
+"""A cache that is filled while training: its contents, its process, and when it is read.
+
+Guarantees: the choice between originals and copies depends on the run's position and on the cache's
+state when it began, never on how fast the cache is filled. A run that finds the cache finished
+reads copies from the start. Any other reads originals until it has delivered an epoch's batches,
+and copies from the next iteration on, for which it waits if needed. An epoch continued from a state
+keeps its choice. Parts of one folder, e.g. from `random_split`, fill one cache with the whole
+folder. On each machine one process fills a folder, whichever loader asks for it; it lives until it
+is done or the process that started it ends. Errors that prevent filling are raised at its start, or
+later when a loader waits for it.
+
+Relies on: the lock in the folder, which the kernel releases when its process ends;
+`feedline.cache.fill`, which runs there; `ranks`, if ranks share a loader's samples, for whether the
+cache was finished when they began.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import copy
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from feedline import errors
+from feedline.engine.process import WORKER_ENVIRONMENT
+from feedline.engine.shipment import search_path
+from feedline.errors import ResourceError, StateError, UsageError
+from feedline.loader.argument_checks import own_source
+from feedline.loader.options import Settings
+from feedline.loader.position import LoaderPosition
+from feedline.loader.ranks import RankAgreement
+from feedline.order.planned_order import Order
+from feedline.order.schedule import is_count
+from feedline.recognition.folders import Chosen, folders_of
+from feedline.recognition.replacements import Replacements
+from feedline.recognition.samples import class_names, root_of, store_of
+from feedline.remote.filesystem import is_url
+from feedline.remote.image_files import RemoteImages
+from feedline.stores.cache_layout import AWAITED, UNFINISHED, is_finished
+from feedline.stores.cache_lock import is_locked
+from feedline.stores.cache_place import check_place
+from feedline.stores.file_store import FileStore
+from feedline.stores.index import FolderIndex
+from feedline.system import readable
+
+__all__ = [
+    "CacheContents",
+    "CacheFiller",
+    "CacheFilling",
+    "cache_contents",
+    "start_filler",
+    "wait_until_filled",
+]
+
+
+_STEP = 64
+"""Resolutions are multiples of this many pixels: 128, 192 and 256 for rows of 112, 160 and 224,
+because a crop of a slightly larger copy is closer to the original's. A few sizes serve many."""
+
+
+@dataclass(frozen=True, eq=False)
+class CacheContents:
+    """Contents of a cache.
+
+    Args:
+        root: folder of the cache.
+        where: folder of the originals.
+        kind: "folder", or "files" if they are only some of the files in it.
+        files: originals.
+        classes: class names by number; None if unknown.
+        sides: shorter sides of the resolutions in pixels, smallest first.
+        exif: images are rotated by their Exif orientation.
+    """
+
+    root: str
+    where: str
+    kind: str
+    files: FileStore[Any]
+    classes: list[str] | None
+    sides: tuple[int, ...]
+    exif: bool
+
+
+def cache_contents(settings: Settings, source: Any) -> CacheContents:
+    """Contents for the cache of a loader.
+
+    Args:
+        settings: settings of the loader, with a cache.
+        source: a `RowPipeline` of the originals.
+
+    Raises:
+        UsageError: the images are not files, or the folder cannot be their cache.
+    """
+    asked = settings.asked
+    assert asked.cache is not None
+    whole = own_source(settings.dataset)
+    files = (source if whole is None else whole).originals()  # all, where a Subset chooses some
+    if isinstance(files, RemoteImages):
+        raise UsageError(
+            f"{asked.cache!r} is not a cache, and a cache of images at URLs cannot be filled while "
+            "training: build it first with feedline.build_cache(dataset, ...), or remove cache=, "
+            "because fetched files are kept on this machine in any case"
+        )
+    if whole is not None:
+        where, classes = whole.root, list(whole.classes) or None
+        kind = "folder" if isinstance(files.paths, FolderIndex) else "files"
+    else:
+        folders = folders_of(settings.dataset, Replacements()).folders
+        if len(folders) > 1 or folders[0] is not settings.dataset:
+            files = store_of(Chosen(folders, None))
+        root = root_of(folders)
+        where = root or os.fsdecode(files.folders[0])
+        kind = "files" if root is None else "folder"
+        classes = class_names(folders)
+    where = os.path.abspath(where)
+    sizes = [phase.image_size or source.image_size for phase in asked.phases.phases]
+    sizes += [] if asked.max_image_size is None else [asked.max_image_size]
+    wanted = {source.wanted_side(size) for size in sizes}
+    check_place(asked.cache, where if kind == "folder" else None)
+    return CacheContents(
+        root=asked.cache,
+        where=where,
+        kind=kind,
+        files=files.without_repeats(),
+        classes=classes,
+        sides=tuple(sorted({-(-side // _STEP) * _STEP for side in wanted})),
+        exif=source.exif,
+    )
+
+
+_BOOT = (
+    # As for the fork server: nothing is imported before the working directory is off the path.
+    "import sys; sys.path[:] = sys.argv[4:]; from feedline.cache.fill import main; "
+    "main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == 'eager')"
+)
+_LOOK_EVERY_S = 0.1
+_SAY_EVERY_S = 10.0
+_MOST_DEATHS = 3
+_log = logging.getLogger("feedline")
+_END_WITHIN_S = 5.0
+_fillers: dict[str, CacheFiller] = {}  # by folder, of this process
+
+
+class CacheFiller:
+    """A process that fills a cache, started now, unless another one on this machine does.
+
+    Args:
+        wanted: contents of the cache.
+        eager: a loader waits for it; otherwise it uses only idle time.
+
+    Raises:
+        ResourceError: it cannot be started.
+    """
+
+    def __init__(self, wanted: CacheContents, *, eager: bool) -> None:
+        how = "eager" if eager else "idle"
+        self._owner, self._state = os.getpid(), ""
+        environment = {**os.environ, **WORKER_ENVIRONMENT}
+        environment.pop("LOCAL_WORLD_SIZE", None)  # it is the only one, whatever the ranks
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, wanted.root, str(os.getpid()), how, *search_path()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,  # so that `readable` tells of all that was said
+                env=environment,
+                # The terminal's Ctrl-C is for this process.
+                start_new_session=True,
+                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+            )
+        except OSError as error:
+            raise ResourceError(
+                f"cannot start the process that fills the cache {wanted.root!r}: {error}"
+            ) from error
+        try:
+            self._hear()
+        except BaseException:
+            self.end()
+            raise
+        if not self.busy:
+            assert self._process.stdin is not None
+            request = {
+                "where": wanted.where,
+                "kind": wanted.kind,
+                "files": wanted.files,
+                "classes": wanted.classes,
+                "sides": list(wanted.sides),
+                "exif": wanted.exif,
+            }
+            there = self._process.stdin.fileno()
+            with (
+                contextlib.suppress(BrokenPipeError),  # what it says next tells why
+                open(there, "wb", closefd=False) as stream,
+            ):
+                pickle.dump(request, stream, protocol=5)
+
+    @property
+    def busy(self) -> bool:
+        """True if another build works in the folder, so that this one has ended."""
+        return self._state == "busy"
+
+    def end(self) -> None:
+        """End it, if this process has started it; finished copies stay."""
+        if self._owner == os.getpid():
+            for stream in (self._process.stdin, self._process.stdout):
+                assert stream is not None
+                stream.close()
+            try:
+                self._process.wait(_END_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def usable(self) -> bool:
+        """True if this process has started it and it is still running."""
+        return not self.busy and self._owner == os.getpid() and self._process.poll() is None
+
+    def wait_until_ready(self) -> None:
+        """Wait until it has checked that the cache can be made.
+
+        Raises:
+            FeedlineError: it cannot be made; the message has the reason.
+            ResourceError: the process ended before.
+        """
+        while self._owner == os.getpid() and self._state == "begun":
+            self._hear()
+
+    def look(self, within_s: float) -> None:
+        """Wait briefly for its next message; raises like `wait_until_ready`."""
+        assert self._process.stdout is not None
+        if readable(self._process.stdout, within_s):
+            self._hear()
+
+    def _hear(self) -> None:
+        """Process its next message."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line and self._state not in ("done", "released"):
+            raise _Ended(
+                "the process that fills the cache ended unexpectedly with status "
+                f"{self._process.wait()}: it was killed, possibly because memory ran out. Finished "
+                "copies stay, and the next run continues with them"
+            )
+        said = json.loads(line or "{}")
+        if "error" in said:
+            raise getattr(errors, said["error"])(said["text"])
+        self._state = said.get("state", self._state)
+
+
+class _Ended(ResourceError):
+    """The filler was killed."""
+
+
+def start_filler(wanted: CacheContents, *, eager: bool = False) -> CacheFiller | None:
+    """Return the filler of a cache in this process, started if needed; None if another process
+    fills it.
+
+    Raises:
+        FeedlineError: the cache cannot be filled, as far as known at once.
+    """
+    found = _fillers.get(wanted.root)
+    if found is not None:
+        if found.usable():
+            return found
+        found.end()
+    if is_locked(wanted.root):
+        return None
+    made = _fillers[wanted.root] = CacheFiller(wanted, eager=eager)
+    return None if made.busy else made
+
+
+@atexit.register
+def _end_all() -> None:
+    for filler in _fillers.values():
+        filler.end()
+
+
+def wait_until_filled(wanted: CacheContents) -> None:
+    """Wait until a cache is filled, by this process's filler or another's.
+
+    From now on it is filled at full speed: a background filler yields to it. Its progress is logged
+    from time to time, as a warning of the logger "feedline".
+
+    Raises:
+        FeedlineError: it cannot be filled; the message has the reason.
+    """
+    deaths, said_at = 0, 0.0
+    folder = Path(wanted.root, UNFINISHED)
+    while not is_finished(wanted.root):
+        with contextlib.suppress(OSError):  # it is not there yet, or any more
+            (folder / AWAITED).touch()
+        try:
+            filler = start_filler(wanted, eager=True)
+            if filler is None:
+                time.sleep(_LOOK_EVERY_S)
+            else:
+                filler.look(_LOOK_EVERY_S)
+        except _Ended:
+            deaths += 1
+            if deaths == _MOST_DEATHS:
+                raise
+        if time.monotonic() - said_at > _SAY_EVERY_S:
+            said_at = time.monotonic()
+            _log.warning("waiting for the cache %r to be filled%s", wanted.root, _progress(wanted))
+
+
+def _progress(wanted: CacheContents) -> str:
+    folder = Path(wanted.root, UNFINISHED)
+    try:
+        each = json.loads((folder / "settings.json").read_bytes())["per_shard"]
+        done = min(len(wanted.files), each * sum(1 for _ in folder.glob("*.npz")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return f": {done} of {len(wanted.files)} images done"
+
+
+class CacheFilling:
+    """Choice of one loader between originals and copies.
+
+    Args:
+        cache: folder of the cache, which is filled; there is no choice with a URL, with an
+            ImageFolder of a cache, or without a cache.
+    """
+
+    def __init__(self, cache: Any) -> None:
+        root = cache if isinstance(cache, str) and not is_url(cache) else None
+        self._root = root
+        self.given = 0
+        """Number of delivered batches made of originals."""
+        self._ended = False  # an iteration over originals has come to its end
+        self._chosen = False  # an iteration has begun, or a state said what is read
+        self._filler: CacheFiller | None = None  # that was just started
+        self._copies = root is None or is_finished(root)
+
+    def agree(self, agreement: RankAgreement, order: Order) -> None:
+        """Begin with copies only if all ranks do."""
+        if self._root is not None and not self._chosen:
+            self._copies = agreement.all_say(self._copies, order)
+
+    def begin(self, position: LoaderPosition) -> None:
+        """Begin an iteration at the position of a loader."""
+        self._chosen = True
+        if self._copies or position.restored_step:  # the rest of an epoch
+            return
+        try:
+            batches = position.steps(position.current.epoch)
+        except TypeError:  # only the sampler's end tells
+            batches = 0
+        self._copies = self._ended or 0 < batches <= self.given
+
+    def given_after_one_more(self) -> int:
+        """Value of `given` after one more delivered batch."""
+        return self.given + (not self._copies)
+
+    def ended(self) -> None:
+        """End an iteration."""
+        self._ended = True
+
+    def reads_copies(self, wanted: Callable[[], CacheContents | None]) -> bool:
+        """Return True if copies are read; waits until they exist.
+
+        Raises:
+            FeedlineError: they cannot be made; the message has the reason.
+        """
+        unfinished = self._root is not None and not is_finished(self._root)
+        if self._copies and unfinished and (what := wanted()) is not None:
+            wait_until_filled(what)
+        return self._copies
+
+    def start(self, wanted: CacheContents | None) -> None:
+        """Start the process that makes the copies, unless one is running or none are needed.
+
+        Raises:
+            FeedlineError: they cannot be made, as far as known at once.
+        """
+        if wanted is not None and not is_finished(wanted.root):
+            self._filler = start_filler(wanted)
+
+    def check(self) -> None:
+        """Check that the process has begun to make copies.
+
+        Raises:
+            FeedlineError: it cannot; the message has the reason.
+        """
+        filler, self._filler = self._filler, None
+        if filler is not None:
+            filler.wait_until_ready()
+
+    def state(self) -> dict[str, Any]:
+        """Entry of a state, JSON-able."""
+        if self._root is None:
+            return {}
+        return {"cache": {"copies": self._copies, "batches": self.given}}
+
+    def after(self, state: Mapping[str, Any]) -> CacheFilling:
+        """Restore it from a loaded state; the state of a loader without a cache has no entry.
+
+        Raises:
+            StateError: it is damaged.
+        """
+        other, said = copy.copy(self), state.get("cache")
+        if self._root is None or said is None:
+            return other
+        if not (
+            isinstance(said, Mapping)
+            and isinstance(said.get("copies"), bool)
+            and is_count(said.get("batches"))
+        ):
+            raise StateError("cannot resume: the state is damaged: invalid 'cache'")
+        other._copies, other.given, other._ended = said["copies"], said["batches"], False
+        other._chosen = True
+        return other

@@ -1,0 +1,478 @@
+"""Engines of a loader: what makes its batches from a position on.
+
+Three classes derive from Engine:
+    WorkerEngine      rows or whole batches made by feedline's workers
+    InProcessEngine   no workers: batches are made in this process, on request
+    IterableEngine    torch's own engine, for IterableDataset: see `iterable_engine`
+
+Guarantees: the position moves only when a batch is delivered; batches prefetched for another
+position, size or epoch are never delivered. After an error of a row the next call returns the same
+batch again; after a user's own exception, which replaces its whole batch, and for a user's Dataset
+in any case, it returns the next, as in torch. After an exception in mid-work, e.g. Ctrl-C, the
+feed's records may be wrong: the next call starts new workers from the position. Without workers
+nothing is made ahead, and exceptions are raised unchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import psutil
+
+from feedline.engine.device_transfer import DeviceTransfer
+from feedline.engine.feed import Feed
+from feedline.engine.in_flight import InFlightBatch
+from feedline.engine.live_settings import LiveSettings
+from feedline.engine.worker_errors import SkippedBatch, WorkerException, append_notes
+from feedline.errors import SampleError, UsageError
+from feedline.loader.position import LoaderPosition
+from feedline.order.batch_spec import BatchSpec
+from feedline.trace import is_recording_enabled, stage_timer
+from feedline.trace.split import Timing
+from feedline.trace.stage_timings import PAGE_WORDS, StagePage, StageTimings, read_page
+
+__all__ = [
+    "NO_ENGINE",
+    "Engine",
+    "InProcessEngine",
+    "Skipped",
+    "WorkerEngine",
+    "WorkerHandle",
+]
+
+
+class WorkerHandle:
+    """Handle with the methods that public code calls on torch's worker objects.
+
+    It never refers to another process that has since got the same id.
+
+    Args:
+        pid: process id; None if the worker has not started, as with `multiprocessing.Process`.
+    """
+
+    def __init__(self, pid: int | None) -> None:
+        self.pid = pid
+        self._process: psutil.Process | None = None
+        if pid is not None:
+            with contextlib.suppress(psutil.Error):
+                self._process = psutil.Process(pid)
+
+    def is_alive(self) -> bool:
+        """Return True if the process is running."""
+        try:
+            return (
+                self._process is not None
+                and self._process.is_running()
+                and self._process.status() != psutil.STATUS_ZOMBIE
+            )
+        except psutil.Error:
+            return False
+
+    def terminate(self) -> None:
+        """Send it SIGTERM. No effect if it has ended."""
+        if self._process is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._process.terminate()
+
+    def kill(self) -> None:
+        """Send it SIGKILL. No effect if it has ended."""
+        if self._process is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._process.kill()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it has ended, or for `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.is_alive() and (deadline is None or time.monotonic() < deadline):
+            time.sleep(0.005)
+
+
+Skipped: TypeAlias = tuple[str, str]
+"""A skipped sample: its name and the reason."""
+
+
+class Engine:
+    """Makes the batches from a position on, and moves the position.
+
+    The methods of this class are those of an engine without workers and without prefetch.
+    """
+
+    def __init__(self) -> None:
+        self.batch: BatchSpec | None = None  # what was planned for the batch that `next` gave last
+        self.skipped: list[Skipped] = []  # samples left out so far
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory allocated for batches."""
+        return 0
+
+    @property
+    def batch_bytes(self) -> int:
+        """Mean memory of one batch; 0 if unknown."""
+        return 0
+
+    @property
+    def live(self) -> LiveSettings | None:
+        """Settings that `apply` changes; None if none can be changed."""
+        return None
+
+    @property
+    def shares_batches(self) -> bool:
+        """True if all workers share each batch; otherwise a batch is made by one worker."""
+        return False
+
+    @property
+    def workers(self) -> int:
+        """Target number of worker processes."""
+        return 0
+
+    @property
+    def under_way(self) -> int:
+        """Number of batches in flight."""
+        return 0
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids of the workers that have started, by worker id."""
+        return {}
+
+    @property
+    def handles(self) -> list[Any]:
+        """Processes by worker id: torch's objects, or objects with the same methods."""
+        pids = self.pids
+        count = max(self.workers, 1 + max(pids, default=-1))
+        return [WorkerHandle(pids.get(worker_id)) for worker_id in range(count)]
+
+    @property
+    def deaths(self) -> list[str]:
+        """Causes of death of replaced workers."""
+        return []
+
+    def spent(self) -> dict[int, StageTimings]:
+        """Time per stage of each worker, by worker id, as far as recorded."""
+        return {}
+
+    def begin(self, restart: bool) -> object:
+        """Begin an iteration at the position. `restart`: prefetched batches are stale."""
+
+    def next(self) -> Any:
+        """Return the batch at the position, which stays there until `delivered`.
+
+        An exception that replaces its batch counts as delivered.
+
+        Raises:
+            StopIteration: the epoch has no batches left.
+            SampleError: a sample of the batch could not be loaded, and must not be skipped.
+            Exception: any error of a user's dataset.
+        """
+        raise NotImplementedError
+
+    def delivered(self) -> None:
+        """Record that the batch of the last `next` is delivered, and advance the position."""
+
+    def poll(self) -> None:
+        """Process the workers' messages."""
+
+    def restart_prefetch(self) -> None:
+        """Continue from the position, which was moved."""
+
+    def apply(self, **changes: int | None) -> None:
+        """Change settings of the running engine: fields of `engine.LiveSettings`."""
+
+    def release(self) -> object:
+        """In a forked process, release what belongs to the parent. The caller keeps the returned
+        objects alive.
+        """
+        return None
+
+    def close(self) -> None:
+        """End the workers. Delivered batches stay valid."""
+
+
+NO_ENGINE = Engine()
+"""Placeholder before an engine is built, or after its workers have ended."""
+
+
+class WorkerEngine(Engine):
+    """A feed and a device transfer, at a position.
+
+    Args:
+        feed: makes the batches.
+        transfer: transfers them to the device.
+        position: position of the loader.
+        policy: selects the samples to skip in a batch with failures, or raises.
+        skip_after_error: after an error of a row, too, the next call returns the next batch.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        transfer: DeviceTransfer,
+        position: LoaderPosition,
+        policy: Callable[[InFlightBatch], list[Skipped]],
+        *,
+        skip_after_error: bool = False,
+    ) -> None:
+        super().__init__()
+        self._skip_after_error = skip_after_error
+        self.feed = feed
+        self.transfer = transfer
+        self._position = position
+        self._policy = policy
+        self._ahead: list[tuple[BatchSpec, list[Skipped]]] = []  # sent and not yet handed out
+        self._left_out: list[Skipped] = []  # of the latest batch; `delivered` counts them
+        self._failed_ahead = False  # the batch after those in `_ahead` could not be made
+        self._disturbed = False
+
+    @property
+    def live(self) -> LiveSettings:
+        """Settings that `apply` changes."""
+        return self.feed.settings
+
+    @property
+    def shares_batches(self) -> bool:
+        """True if all workers share each batch; otherwise a batch is made by one worker."""
+        return self.feed.shares_batches
+
+    @property
+    def workers(self) -> int:
+        """Target number of workers."""
+        return self.feed.settings.workers
+
+    @property
+    def under_way(self) -> int:
+        """Number of batches in flight."""
+        return self.feed.under_way + len(self._ahead)
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids of the workers that have started, by worker id."""
+        return self.feed.pids
+
+    @property
+    def deaths(self) -> list[str]:
+        """Causes of death of replaced workers."""
+        return list(self.feed.deaths)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory allocated for batches."""
+        return self.feed.slots.memory_bytes
+
+    @property
+    def batch_bytes(self) -> int:
+        """Mean memory of one batch; 0 if none was made yet."""
+        return self.feed.slots.memory_bytes // self.feed.slots.slots
+
+    def spent(self) -> dict[int, StageTimings]:
+        """Time per stage of each worker, by worker id."""
+        return self.feed.spent()
+
+    def begin(self, restart: bool) -> None:
+        """Begin an iteration at the position."""
+        if restart:
+            self.restart_prefetch()
+        self.transfer.pause()
+
+    def next(self) -> Any:
+        """Return the batch at the position."""
+        if self._position.order_changed() or self._failed_ahead:
+            self.restart_prefetch()
+        if self._position.is_at_end():
+            raise StopIteration
+        self.recover()
+        self._disturbed = True
+        self.transfer.note_request()
+        if not self._ahead:
+            self._send_asked()
+        made = self.transfer.receive()
+        self.batch, self._left_out = self._ahead.pop(0)
+        self._send_ahead()
+        if isinstance(made, WorkerException):
+            self.delivered()
+            raise made.error()
+        if isinstance(made, SkippedBatch):
+            self._left_out = [*self._left_out, *made.skipped]
+            return made.batch
+        return made
+
+    def delivered(self) -> None:
+        """Record the delivery of the batch; after Ctrl-C before this, new workers make it again."""
+        assert self.batch is not None, "no batch was made"
+        self._position.record_delivery(self.batch)
+        self.skipped += self._left_out
+        self._disturbed = False
+
+    def poll(self) -> None:
+        """Process the workers' messages."""
+        self.recover()
+        self._disturbed = True
+        self.feed.poll(0.0)
+        self._disturbed = False
+
+    def restart_prefetch(self) -> None:
+        """Make the workers continue from the position, which was moved."""
+        if not self._disturbed:
+            self._disturbed = True
+            self._forget_ahead()
+            self.feed.start(self._position.upcoming())
+            self._disturbed = False
+
+    def recover(self) -> None:
+        """Start again with new workers after an interrupted operation."""
+        if self._disturbed:
+            self._forget_ahead()
+            self.feed.restart(self._position.upcoming())
+            self._disturbed = False
+
+    def apply(self, **changes: int | None) -> None:
+        """Change settings of the running engine: fields of `LiveSettings`."""
+        self.recover()
+        self._disturbed = True
+        try:
+            self.feed.apply(replace(self.feed.settings, **changes))  # type: ignore[arg-type]
+        except UsageError:  # and nothing has changed
+            self._disturbed = False
+            raise
+        self._disturbed = False
+
+    def close(self) -> None:
+        """End the workers and free all memory."""
+        self.transfer.close()
+        self.feed.close()
+
+    def _forget_ahead(self) -> None:
+        self.transfer.drop()
+        self._ahead.clear()
+        self._failed_ahead = False
+
+    def _take(self) -> InFlightBatch:
+        self.transfer.reclaim(wait=False)
+        while (flight := self.feed.take()) is None:
+            self.transfer.reclaim(wait=True)
+        return flight
+
+    def _send(self, flight: InFlightBatch) -> None:
+        skipped = self._policy(flight) if flight.failures else []
+        self.transfer.send(flight)
+        self._ahead.append((flight.batch, skipped))
+
+    def _send_asked(self) -> None:
+        """Send the batch at the position, or raise the exception that replaces it."""
+        flight = self._take()
+        try:
+            self._send(flight)
+        except SampleError:
+            if self._skip_after_error:
+                self.batch = flight.batch
+                self._position.record_delivery(flight.batch)
+            self._disturbed = False
+            self.restart_prefetch()
+            raise
+
+    def _send_ahead(self) -> None:
+        """Start the transfer of the next batch if it is made, across epoch edges too."""
+        if self.transfer.ahead and self.feed.ready():
+            try:
+                self._send(self._take())
+            except SampleError:
+                self._failed_ahead = True  # that one is made again, and raises it, in its turn
+
+
+_QUICK = 64
+_QUICK_NS = 400_000  # to note one costs some 3 us
+
+
+class InProcessEngine(Engine):
+    """Engine without workers.
+
+    Args:
+        make: makes a batch.
+        position: position of the loader.
+        timing: receives the times of steps.
+    """
+
+    def __init__(
+        self, make: Callable[[BatchSpec], Any], position: LoaderPosition, timing: Timing
+    ) -> None:
+        super().__init__()
+        self._make = make
+        self._position = position
+        self._timing = timing
+        self._handed_out_s = 0.0
+        self._memory = np.zeros(PAGE_WORDS, np.int64)
+        self._page = StagePage(self._memory) if is_recording_enabled() else None
+        self._left_out: list[Skipped] = []  # of the batch made last
+        self._quick = 0  # batches one after another that took no time
+
+    def spent(self) -> dict[int, StageTimings]:
+        """Time per stage of this process, as if it were a worker."""
+        return {0: read_page(self._memory)}
+
+    def _made(self, batch: BatchSpec) -> Any:
+        """Make a batch, and record its time; of tiny ones every 64th."""
+        stage_timer.drop_task(self._page)
+        if self._page is None or (self._quick > _QUICK and self._quick % _QUICK):
+            self._quick += 1
+            return self._make(batch)
+        began_ns = time.monotonic_ns()
+        noted = stage_timer.begin_task(self._page)
+        try:
+            return self._make(batch)
+        finally:
+            if noted:
+                stage_timer.end_task()
+            self._quick = self._quick + 1 if time.monotonic_ns() - began_ns < _QUICK_NS else 0
+
+    def close(self) -> None:
+        """End a task that was interrupted."""
+        stage_timer.drop_task(self._page)
+
+    def begin(self, restart: bool) -> None:
+        """Begin an iteration at the position."""
+        self._handed_out_s = 0.0
+
+    def next(self) -> Any:
+        """Make the batch at the position."""
+        asked_s = time.perf_counter()
+        self._position.order_changed()
+        if self._position.is_at_end():
+            raise StopIteration
+        self.batch = batch = next(self._position.upcoming())
+        self._left_out = []
+        try:
+            made = self._made(batch)
+        except StopIteration as error:
+            self._position.record_delivery(batch)
+            notes = getattr(error, "__notes__", None) or ["Raised while a batch was made."]
+            raise RuntimeError(
+                f"StopIteration in the dataset would end the epoch silently. {' '.join(notes)} "
+                "Either an iterator in the dataset is exhausted, or next() was called without a "
+                "default"
+            ) from error
+        except Exception as error:
+            self._position.record_delivery(batch)
+            if sys.version_info < (3, 11):
+                append_notes(error)
+            raise
+        now_s = time.perf_counter()
+        if self._handed_out_s:
+            waited_ms, computed_ms = 1000 * (now_s - asked_s), 1000 * (asked_s - self._handed_out_s)
+            self._timing.add(wait_ms=waited_ms, copy_ms=0.0, compute_ms=computed_ms)
+        self._handed_out_s = now_s
+        if isinstance(made, SkippedBatch):
+            self._left_out = list(made.skipped)
+            return made.batch
+        return made
+
+    def delivered(self) -> None:
+        """Record the delivery of the batch; after Ctrl-C before this, it is made again."""
+        assert self.batch is not None, "no batch was made"
+        self._position.record_delivery(self.batch)
+        self.skipped += self._left_out
