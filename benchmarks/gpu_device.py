@@ -11,7 +11,7 @@ import torch
 import torchvision
 
 from feedline.engine.devices import RegisteredMemory
-from feedline.engine.memory import Memfd
+from feedline.engine.shared_memory import SharedFile
 from feedline.train.runtime import warm_up
 
 __all__ = [
@@ -77,7 +77,7 @@ def random_batch(
 
 def copies(device: torch.device, nbytes: int, times: int = 20) -> list[dict]:
     """Copies of a block to the device, pageable and registered."""
-    block = Memfd.create(nbytes)
+    block = SharedFile.create(nbytes)
     source = torch.from_numpy(block.array)
     target = torch.empty(nbytes, dtype=torch.uint8, device=device)
     side = torch.cuda.Stream(device)

@@ -53,8 +53,11 @@ def quick_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arguments, "_MIN_BUDGET_S", 0.4)
 
 
-_IMPORTS = ("numpy", "torch", "torch.utils.data", "PIL.Image", "feedline.images.folder")
-_KEEPER = object()
+class _Keeper:
+    """Keeps the fork server from one test to the next."""
+
+
+_KEEPER = _Keeper()
 
 
 @pytest.fixture(autouse=True)
@@ -64,18 +67,18 @@ def kept_fork_server(request: pytest.FixtureRequest) -> None:
     Otherwise each starts its own, which imports torch anew. Tests that look at the server itself,
     or at what a loader leaves behind, are marked `own_fork_server`.
     """
-    from feedline.engine import server
+    from feedline.engine import fork_server
 
     if sys.platform != "linux" or request.node.get_closest_marker("own_fork_server"):
-        server.let_go(_KEEPER)
+        fork_server.release(_KEEPER)
     else:
-        server.hold(_KEEPER, _IMPORTS)
+        fork_server.acquire(_KEEPER)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def ended_fork_server() -> Iterator[None]:
     """The fork server that tests share ends with them."""
-    from feedline.engine import server
+    from feedline.engine import fork_server
 
     yield
-    server.let_go(_KEEPER)
+    fork_server.release(_KEEPER)

@@ -27,7 +27,7 @@ def eventually(holds: Callable[[], bool], within_s: float = 30.0) -> bool:
     return True
 
 
-def whole_crew(loader: DataLoader, workers: int) -> list[int]:
+def all_workers(loader: DataLoader, workers: int) -> list[int]:
     """The process ids of so many workers, each known. Epochs are read until they are.
 
     The fork server tells the number of a worker some time after the fork.

@@ -9,7 +9,7 @@ from feedline import DataLoader, ImageArray, TrainCrop
 from feedline.doctor.examine import suggest_settings
 from feedline.doctor.memory import BATCH_SLOTS, IMAGE_PX, slot_bytes
 from feedline.engine import defaults
-from feedline.engine.defaults import auto_workers
+from feedline.engine.start_method import auto_workers
 from feedline.system import CoreLimits
 
 MB = 1 << 20

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.engine.in_flight import InFlightBatch
+from feedline.engine.buffers import BatchBuffers
 from feedline.engine.messages import Failure
-from feedline.engine.slots import Slots
+from feedline.engine.tasks import InFlightBatch
 from feedline.errors import SampleError
 from feedline.loader.start_engine import samples_to_skip
 from feedline.order.batch_spec import BatchSpec
@@ -37,7 +37,7 @@ def in_flight(rows: list[int], slot: int) -> InFlightBatch:
 def test_samples_are_skipped_in_the_order_of_the_batch_however_reports_came(
     came: list[int], count: int
 ) -> None:
-    skipped = samples_to_skip(Rows(60), Slots(1), "skip", in_flight(came[:count], 0))
+    skipped = samples_to_skip(Rows(60), BatchBuffers(1), "skip", in_flight(came[:count], 0))
     assert skipped == [
         (f"row-{BATCH.samples[row]}", f"ValueError: row {row} is bad")
         for row in sorted(came[:count])
@@ -48,7 +48,7 @@ def test_samples_are_skipped_in_the_order_of_the_batch_however_reports_came(
 def test_an_error_names_the_first_sample_of_the_batch_and_gives_the_slot_back(
     on_error: str, rows: list[int]
 ) -> None:
-    slots = Slots(1)
+    slots = BatchBuffers(1)
     slot = slots.acquire()
     assert slot is not None
     first = min(rows)

@@ -17,7 +17,7 @@ from torchvision.transforms import CenterCrop, Compose, Resize, ToTensor
 from feedline import DataLoader
 from feedline.errors import ResourceError, UsageError
 from loader_reading import read
-from processes import eventually, newcomers, own_family, whole_crew
+from processes import all_workers, eventually, newcomers, own_family
 from sets import Made
 from slow import slow
 from sources import Rows
@@ -154,7 +154,7 @@ def test_a_size_set_in_mid_epoch_comes_with_the_next_batch_and_with_the_same_set
         rest = read(batches)
         assert [batch.side for batch in rest] == [64] * 7
         assert [label for batch in rest for label in batch.labels] == list(range(4, 32))
-        assert len(whole_crew(loader, 2)) == 2
+        assert len(all_workers(loader, 2)) == 2
         assert (loader.num_workers, loader.prefetch) == (2, 1)
 
 

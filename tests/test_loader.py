@@ -17,7 +17,7 @@ from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.order.schedule import Phase
 from loader_reading import planned, planned_epoch, read, seen
-from processes import eventually, gone, whole_crew
+from processes import all_workers, eventually, gone
 from sources import Breaking, Rows
 
 SCHEDULE = "8x1@5,12x1@7,6x1"
@@ -408,7 +408,7 @@ def test_what_was_planned_for_a_batch_can_be_seen_beside_it() -> None:
 
 def test_no_process_comes_or_goes_for_an_epoch_a_phase_or_a_size() -> None:
     with DataLoader(Rows(10), 4, schedule=SCHEDULE, num_workers=2, seed=1) as loader:
-        pids = whole_crew(loader, 2)
+        pids = all_workers(loader, 2)
         for epoch in range(4):
             loader.set_epoch(epoch)
             for step, _ in enumerate(loader):

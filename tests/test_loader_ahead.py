@@ -14,7 +14,7 @@ from torchvision.transforms import CenterCrop, Compose, Resize, ToTensor
 import feedline
 from feedline.engine.device_transfer import HostTransfer, Tensors
 from feedline.engine.feed import Feed
-from feedline.engine.in_flight import InFlightBatch
+from feedline.engine.tasks import InFlightBatch
 from feedline.errors import SampleError
 from feedline.loader import DataLoader
 from loader_reading import planned, planned_epoch, read, seen

@@ -15,9 +15,8 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from feedline.engine.live_settings import LiveSettings
-from feedline.engine.slots import GrowingSlots
-from feedline.engine.tasks import BatchTasks
+from feedline.engine.buffers import WholeBatchBuffers
+from feedline.engine.tasks import BatchTasks, LiveSettings
 from feedline.errors import ClosedError, UsageError
 from feedline.loader import DataLoader
 from loader_reading import Seen, planned_epoch, read, seen
@@ -169,7 +168,7 @@ def test_as_many_whole_batches_are_under_way_as_are_set() -> None:
 
 
 def test_more_memory_is_had_for_whole_batches_only_where_more_are_asked_for() -> None:
-    slots = GrowingSlots(0)
+    slots = WholeBatchBuffers(0)
     tasks = BatchTasks(slots, kept=2, shares_memory=True)
     for settings, depth, memory in (
         (LiveSettings(workers=2), 6, 6),  # two for each, and what may be kept

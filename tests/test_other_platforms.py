@@ -15,6 +15,7 @@ from PIL import Image
 
 import feedline
 from other_platforms import PRETENDED
+from slow import slow
 from sources import Rows
 
 TESTS = Path(__file__).parent
@@ -47,9 +48,12 @@ def killing(loader):
 
 
 if __name__ == "__main__":
+    linux_only = {"pool_linux", "worker_linux", "fork_server"}
     for module in pkgutil.walk_packages(feedline.__path__, "feedline.", onerror=exit):
-        if not module.name.rpartition(".")[2].startswith("_"):
+        name = module.name.rpartition(".")[2]
+        if not name.startswith("_") and name not in linux_only:
             importlib.import_module(module.name)
+    assert not linux_only & {name.rpartition(".")[2] for name in sys.modules}
     with loader(2) as spawned:
         said = {"first": digest(killing(spawned))}
         batches = iter(spawned)
@@ -103,3 +107,19 @@ def test_all_modules_import_and_spawned_workers_give_the_same_bytes(
     with feedline.DataLoader(folder, 4, image_size=8) as images:
         expected |= {"images": _digest(list(images)), "fingerprint": folder.fingerprint()}
     assert json.loads(done.stdout) == expected
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("platform", ["win32", *slow("darwin")])
+def test_the_portable_pools_pass_their_tests(platform: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import other_platforms\n")
+    path = [str(tmp_path), str(TESTS), os.environ.get("PYTHONPATH", "")]
+    pools = TESTS / "engine" / "test_pools.py"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--noconftest", pools, "-k", "Portable or InProcess"],
+        env={**os.environ, PRETENDED: platform, "PYTHONPATH": os.pathsep.join(filter(None, path))},
+        capture_output=True,
+        text=True,
+        cwd=TESTS.parent,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Slots that hold every batch that may be asked for."""
+"""BatchBuffers that hold every batch that may be asked for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.engine.layout import batch_bytes
+from feedline.engine.buffers import batch_bytes
 from feedline.loader import DataLoader
 from feedline.loader.engine_choice import slot_size
 from sources import Rows

@@ -28,7 +28,7 @@ from torchvision.datasets import ImageFolder
 
 import feedline
 from feedline.errors import ImageError, SampleError, StateError, UsageError
-from processes import eventually, whole_crew
+from processes import all_workers, eventually
 from slow import slow
 
 TRAIN = transforms.Compose(
@@ -176,7 +176,7 @@ def test_a_pipeline_that_is_changed_between_epochs_is_followed(folder: Path) -> 
     data = ImageFolder(folder, EVAL)
     with loader(data) as made:
         before = torch.cat([images for images, _ in made])
-        pids = whole_crew(made, 2)
+        pids = all_workers(made, 2)
         assert torch.equal(torch.cat([images for images, _ in made]), before)
         assert made.worker_pids == pids
         data.transform.transforms[1].size = (20, 20)

@@ -20,7 +20,7 @@ from feedline.doctor.memory import (
     check_shared_memory,
     slot_bytes,
 )
-from feedline.engine.start_method import crew_bytes
+from feedline.engine.start_method import pool_bytes
 from feedline.images.array import ImageArray
 from feedline.system import MemoryLimits
 
@@ -41,7 +41,7 @@ def test_a_limit_of_the_group_is_said() -> None:
 
 
 def test_it_fails_exactly_where_the_loader_would_be_refused() -> None:
-    needed = crew_bytes(8, BATCH_SLOTS * slot_bytes())
+    needed = pool_bytes(8, BATCH_SLOTS * slot_bytes())
     for available, status in ((needed, "ok"), (needed - 1, "fail")):
         limits = MemoryLimits(machine=64 * GIB, limit=None, available=available)
         assert check_memory(limits, 8).status == status

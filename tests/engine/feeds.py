@@ -8,14 +8,12 @@ from itertools import islice
 from math import inf
 from typing import Any
 
-from feedline.engine.crew import Crew
+from feedline.engine.buffers import RowBuffers, batch_bytes
 from feedline.engine.feed import Feed
-from feedline.engine.layout import batch_bytes
-from feedline.engine.live_settings import LiveSettings
-from feedline.engine.slots import FixedSlots
+from feedline.engine.pool import WorkerPool
 from feedline.engine.source import Source
-from feedline.engine.start_method import start_crew
-from feedline.engine.tasks import PieceTasks
+from feedline.engine.start_method import start_pool
+from feedline.engine.tasks import LiveSettings, RowTasks
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.planned_order import Order
 from feedline.order.position import PlannedPosition
@@ -41,12 +39,12 @@ def slot_bytes(source: Source, batch_size: int) -> int:
 
 
 def feed_on(
-    crew: Crew, source: Source, batch_size: int, *, slots: int, workers: int, **options: Any
+    pool: WorkerPool, source: Source, batch_size: int, *, slots: int, workers: int, **options: Any
 ) -> Feed:
-    """A feed on a crew that has memory for so many slots."""
-    fixed = FixedSlots(crew.block, slot_bytes(source, batch_size), slots)
+    """A feed on a pool that has memory for so many slots."""
+    fixed = RowBuffers(pool.block, slot_bytes(source, batch_size), slots)
     usual = {"timeout_s": inf, **options}
-    return Feed(PieceTasks(fixed, source.fields), crew, LiveSettings(workers=workers), **usual)
+    return Feed(RowTasks(fixed, source.fields), pool, LiveSettings(workers=workers), **usual)
 
 
 @contextmanager
@@ -54,14 +52,13 @@ def working(
     source: Source, batch_size: int, *, slots: int = 4, workers: int = 2, **options: Any
 ) -> Iterator[Feed]:
     """A feed on workers of their own; on none, in this process, where `workers` is 0."""
-    crew = start_crew(
+    pool = start_pool(
         source,
         slots_bytes=slots * slot_bytes(source, batch_size),
         workers=workers,
         method=None,
-        preload=("numpy",),
     )
-    feed = feed_on(crew, source, batch_size, slots=slots, workers=workers, **options)
+    feed = feed_on(pool, source, batch_size, slots=slots, workers=workers, **options)
     try:
         yield feed
     finally:

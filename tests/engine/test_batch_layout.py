@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.testing._internal.two_tensor import TwoTensor
 
 from feedline.engine.batch_layout import empty_in, read_batch, write_batch
-from feedline.engine.space import Space
+from feedline.engine.buffers import Space
 from sets import plain
 
 DTYPES = [

@@ -43,7 +43,7 @@ def test_a_batch_names_the_sample_that_raised(bad: int, told: Callable[[int], No
     assert named_by(caught.value) == [str(bad)]
 
 
-def test_the_board_is_told_each_sample_before_it_is_made() -> None:
+def test_the_heartbeat_table_shows_each_sample_before_it_is_made() -> None:
     made: list[Any] = []
 
     def sample(index: int) -> int:

@@ -9,16 +9,19 @@ from pathlib import Path
 import psutil
 import pytest
 from faulty import Steady
+from PIL import Image
 
 from feedline.errors import ResourceError
+from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
-from processes import eventually, newcomers, own_family, start_script, whole_crew
+from processes import all_workers, eventually, newcomers, own_family, start_script
 
 pytestmark = pytest.mark.own_fork_server
 
 MANY_BATCHES = """
 import os, resource
 from faulty import Steady
+from PIL import Image
 from feedline.loader import DataLoader
 
 if __name__ == "__main__":
@@ -90,6 +93,18 @@ def test_no_dev_shm_is_used_at_all() -> None:
         assert not mapped("/dev/shm") - others
 
 
+def test_workers_that_decode_jpegs_do_not_load_torch(tmp_path: Path) -> None:
+    for name in ("a/1.jpg", "b/2.jpg"):
+        path = tmp_path / name
+        path.parent.mkdir()
+        Image.new("RGB", (60, 50), (9, 8, 7)).save(path)
+    with DataLoader(ImageFolder(tmp_path), 2, num_workers=1, image_size=32, seed=0) as loader:
+        for _ in range(4):
+            list(loader)
+        [pid] = loader.worker_pids
+        assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
+
+
 def test_a_closed_loader_gives_its_memory_back_and_a_kept_batch_its_own() -> None:
     before = mapped("memfd:feedline")
     loader = DataLoader(Steady(64), 32, num_workers=2, image_size=32, shuffle=True, seed=0)
@@ -104,7 +119,7 @@ def test_a_closed_loader_gives_its_memory_back_and_a_kept_batch_its_own() -> Non
 
 def test_descriptors_and_memory_of_a_worker_do_not_grow() -> None:
     with DataLoader(Steady(128), 32, num_workers=2, image_size=32, shuffle=True, seed=0) as loader:
-        workers = [psutil.Process(pid) for pid in whole_crew(loader, 2)]
+        workers = [psutil.Process(pid) for pid in all_workers(loader, 2)]
         own: list[int] = []
         fds: list[list[int]] = [[] for _ in workers]
         uss: list[list[int]] = [[] for _ in workers]

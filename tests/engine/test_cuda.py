@@ -12,7 +12,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, Normalize, RandomErasing, RandomResizedCrop, ToTensor
 
 from feedline.engine.devices import RegisteredMemory
-from feedline.engine.memory import Memfd
+from feedline.engine.shared_memory import SharedFile
 from feedline.errors import SampleError
 from feedline.loader import DataLoader
 from sources import Breaking, Rows
@@ -82,7 +82,7 @@ def test_batches_are_right_while_the_device_lags_far_behind(
 
 
 def test_registered_memory_is_pinned_until_it_is_released() -> None:
-    block = Memfd.create(1 << 20)
+    block = SharedFile.create(1 << 20)
     tensor = torch.from_numpy(block.array)
     pinned = RegisteredMemory(block.array)
     assert tensor.is_pinned()

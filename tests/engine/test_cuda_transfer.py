@@ -12,8 +12,8 @@ from watched_slots import Made, WatchedSlots, make
 
 from feedline.engine.accelerator_transfer import AcceleratorTransfer
 from feedline.engine.devices import RegisteredMemory, TorchAccelerator
-from feedline.engine.memory import Memfd
 from feedline.engine.normalise import DeviceTransforms, Normalise
+from feedline.engine.shared_memory import SharedFile
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -27,7 +27,7 @@ class Bench:
     """A device transfer, its slots, and a stream of its own that can be held up."""
 
     def __init__(self, *, neutral: bool, slots: int = 2) -> None:
-        self.slots = WatchedSlots(slots, SLOT_BYTES, lambda nbytes: Memfd.create(nbytes).array)
+        self.slots = WatchedSlots(slots, SLOT_BYTES, lambda nbytes: SharedFile.create(nbytes).array)
         accelerator = TorchAccelerator(torch.device("cuda", torch.cuda.current_device()))
         if neutral and not accelerator._neutral:
             pytest.skip("this release of torch has no device-neutral streams")

@@ -1,4 +1,4 @@
-"""Workers that die, hang or are killed: the same bytes arrive, or the culprit is named."""
+"""Workers that die, hang or are killed: the same bytes arrive, or the sample is named."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from faulty import Deadly, Sleeper, Speechless, Steady, Stillborn, Unborn
 
-from feedline.engine import crew_sockets, server, socket_crew
+from feedline.engine import fork_server, pool_linux
 from feedline.errors import LoadTimeoutError, SampleError, WorkerError
 from feedline.loader import DataLoader
 from processes import descendants, eventually, gone, newcomers, own_family
@@ -59,7 +59,7 @@ def test_a_worker_that_gave_something_is_known_whenever_its_fork_server_tells(
 ) -> None:
     with DataLoader(Steady(64), 16, num_workers=1, image_size=8, shuffle=True, seed=0) as loader:
         with monkeypatch.context() as patched:
-            patched.setattr(crew_sockets.CrewSockets, "news", lambda _: ())
+            patched.setattr(pool_linux.PoolSockets, "server_messages", lambda _: ())
             next(iter(loader))
             [pid] = loader.worker_pids
         os.kill(pid, signal.SIGKILL)
@@ -72,7 +72,7 @@ def test_workers_killed_at_random_moments_do_not_change_a_byte(
 ) -> None:
     # Chance may kill two workers on one row, which is not the row's fault here.
     monkeypatch.setattr("feedline.engine.feed._DEATHS_PER_ROW", 1000)
-    monkeypatch.setattr("feedline.engine.crew.MAX_FRUITLESS_DEATHS", 1000)
+    monkeypatch.setattr("feedline.engine.pool.MAX_FRUITLESS_DEATHS", 1000)
     options = {"batch_size": 16, "schedule": "8x3,12x3", "seed": 5}
     with DataLoader(Steady(200, row_s=0.002), num_workers=3, **options) as loader:  # type: ignore[arg-type]
         next(iter(loader))
@@ -271,7 +271,7 @@ def test_a_stopped_fork_server_does_not_hold_up_the_end() -> None:
 def test_workers_that_all_stand_still_are_an_error_and_not_an_endless_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("feedline.engine.patience.OPEN_S", 1.0)
+    monkeypatch.setattr("feedline.engine.hang_detection.OPEN_S", 1.0)
     with (
         DataLoader(
             Sleeper(), 16, num_workers=2, image_size=8, timeout=1.0, shuffle=True, seed=0
@@ -373,13 +373,13 @@ def test_a_loader_that_is_garbage_while_another_starts_does_not_block_it(
         DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0)
     ]
     garbage.append(garbage)
-    kept = server.ForkServer.alive
+    kept = fork_server.ForkServer.alive
 
-    def alive(self: server.ForkServer) -> bool:
+    def alive(self: fork_server.ForkServer) -> bool:
         gc.collect()  # the collector may run at any moment, here with the server's lock held
         return kept(self)
 
-    monkeypatch.setattr(server.ForkServer, "alive", alive)
+    monkeypatch.setattr(fork_server.ForkServer, "alive", alive)
     finalizer = garbage[0]._finalizer  # type: ignore[attr-defined]
     del garbage
     with DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0) as loader:
@@ -390,7 +390,7 @@ def test_a_loader_that_is_garbage_while_another_starts_does_not_block_it(
 @pytest.mark.own_fork_server
 def test_a_fork_server_that_has_hung_up_is_dead_though_its_process_has_not_ended() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    dying = server.ForkServer(ours, SimpleNamespace(poll=lambda: None))  # type: ignore[arg-type]
+    dying = fork_server.ForkServer(ours, SimpleNamespace(poll=lambda: None))  # type: ignore[arg-type]
     assert dying.alive()
     theirs.close()
     assert not dying.alive()
@@ -416,13 +416,13 @@ def test_deaths_are_seen_where_the_trainer_has_blocked_signals() -> None:
 def test_fewer_workers_are_soon_fewer_however_much_is_queued(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(crew_sockets, "_SEND_BUFFER_BYTES", 4 << 10)
+    monkeypatch.setattr(pool_linux, "_SEND_BUFFER_BYTES", 4 << 10)
     with DataLoader(
         Steady(10_000, row_s=0.016), 100, num_workers=3, image_size=4, shuffle=True, seed=0
     ) as loader:
         batches = iter(loader)
         next(batches)
-        next(batches)  # by now a piece is a few rows, and not all of them fit the queue
+        next(batches)  # by now a task is a few rows, and not all of them fit the queue
         loader.num_workers = 1
         for _ in range(3):
             next(batches)
@@ -430,7 +430,7 @@ def test_fewer_workers_are_soon_fewer_however_much_is_queued(
 
 
 def test_seats_that_are_not_yet_free_cut_no_epoch_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket_crew, "MAX_SEATS", 3)
+    monkeypatch.setattr(pool_linux, "MAX_WORKERS", 3)
     with DataLoader(
         Steady(row_s=0.005), 16, num_workers=3, image_size=8, shuffle=True, seed=0
     ) as loader:
@@ -456,7 +456,7 @@ def test_an_interrupt_while_a_loader_is_built_leaves_nothing(
     gc.collect()
     processes, descriptors = own_family(), len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patched:
-        patched.setattr(server.ForkServer, "adopt", interrupted)
+        patched.setattr(fork_server.ForkServer, "adopt", interrupted)
         with pytest.raises(KeyboardInterrupt):
             DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0)
     gc.collect()

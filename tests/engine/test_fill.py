@@ -9,24 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from feedline.engine.board import ROW
-from feedline.engine.fill import fill
-from feedline.engine.layout import arrays, batch_bytes
-from feedline.engine.messages import Piece
+from feedline.engine.buffers import arrays, batch_bytes
+from feedline.engine.heartbeat import ROW
+from feedline.engine.messages import RowTask
 from feedline.engine.source import Row
+from feedline.engine.worker import fill
 from feedline.order.batch_spec import Item, divide_rows
 from sources import Breaking, Rows
 
 SIZE_PX = 4
 
 
-def filled(samples: list[int], piece_rows: int, *, by_place: bool) -> list[NDArray[np.generic]]:
-    """A batch's arrays, made in pieces of at most so many rows."""
+def filled(samples: list[int], task_rows: int, *, by_place: bool) -> list[NDArray[np.generic]]:
+    """A batch's arrays, made in tasks of at most so many rows."""
     source = Rows(1000)
     nbytes = batch_bytes(source.fields(SIZE_PX), len(samples))
     block = np.zeros(nbytes, np.uint8)
-    for id, (start, count) in enumerate(divide_rows(len(samples), piece_rows), 1):
-        piece = Piece(
+    for id, (start, count) in enumerate(divide_rows(len(samples), task_rows), 1):
+        task = RowTask(
             id=id,
             slot_bytes=nbytes,
             batch_rows=len(samples),
@@ -37,17 +37,17 @@ def filled(samples: list[int], piece_rows: int, *, by_place: bool) -> list[NDArr
             stride=3 if by_place else 0,
             samples=np.array(samples[start : start + count], np.int64),
         )
-        report = fill(Piece.unpack(piece.pack()), source, block, np.zeros(8, np.int64), 0)
+        report = fill(RowTask.unpack(task.pack()), source, block, np.zeros(8, np.int64), 0)
         assert (report.id, report.failures) == (id, ())
     return list(arrays(block, source.fields(SIZE_PX), len(samples)))
 
 
 @given(st.lists(st.integers(0, 999), min_size=1, max_size=20), st.integers(1, 20), st.booleans())
 def test_a_batch_is_the_same_however_it_is_divided(
-    samples: list[int], piece_rows: int, by_place: bool
+    samples: list[int], task_rows: int, by_place: bool
 ) -> None:
     whole = filled(samples, len(samples), by_place=by_place)
-    parts = filled(samples, piece_rows, by_place=by_place)
+    parts = filled(samples, task_rows, by_place=by_place)
     for one, other in zip(whole, parts, strict=True):
         assert np.array_equal(one, other)
     assert whole[1].tolist() == samples
@@ -56,18 +56,18 @@ def test_a_batch_is_the_same_however_it_is_divided(
 def test_a_sample_that_comes_twice_is_drawn_anew_where_places_count_and_else_comes_out_alike() -> (
     None
 ):
-    for piece_rows in (1, 2, 4):
-        images = filled([7, 7, 7, 7], piece_rows, by_place=True)[0]
+    for task_rows in (1, 2, 4):
+        images = filled([7, 7, 7, 7], task_rows, by_place=True)[0]
         assert len({image.tobytes() for image in images}) == 4
-        images = filled([7, 7, 7, 7], piece_rows, by_place=False)[0]
+        images = filled([7, 7, 7, 7], task_rows, by_place=False)[0]
         assert len({image.tobytes() for image in images}) == 1
 
 
-def test_a_failure_names_its_row_of_the_batch_and_the_board_its_row_of_the_piece() -> None:
+def test_a_failure_names_its_row_of_the_batch_and_the_heartbeat_table_its_row_of_the_task() -> None:
     source = Breaking(10, {6})
     nbytes = batch_bytes(source.fields(SIZE_PX), 8)
     line = np.zeros(8, np.int64)
-    piece = Piece(
+    task = RowTask(
         id=1,
         slot_bytes=nbytes,
         batch_rows=8,
@@ -75,9 +75,9 @@ def test_a_failure_names_its_row_of_the_batch_and_the_board_its_row_of_the_piece
         image_size=SIZE_PX,
         samples=np.array([5, 6, 7, 8], np.int64),
     )
-    report = fill(piece, source, np.zeros(nbytes, np.uint8), line, 2)
+    report = fill(task, source, np.zeros(nbytes, np.uint8), line, 2)
     assert [(failure.row, failure.kind) for failure in report.failures] == [(4, "ValueError")]
-    assert (report.seat, int(line[ROW])) == (2, 3)
+    assert (report.worker_id, int(line[ROW])) == (2, 3)
     assert report.started_ns <= report.ended_ns
 
 
@@ -99,10 +99,10 @@ class Prepared(Rows):
         super().load(item, row)
 
 
-def test_a_source_prepares_a_piece_before_its_rows_and_outside_of_the_work() -> None:
+def test_a_source_prepares_a_task_before_its_rows_and_outside_of_the_work() -> None:
     source = Prepared()
     nbytes = batch_bytes(source.fields(SIZE_PX), 8)
-    piece = Piece(
+    task = RowTask(
         id=1,
         slot_bytes=nbytes,
         batch_rows=8,
@@ -110,7 +110,7 @@ def test_a_source_prepares_a_piece_before_its_rows_and_outside_of_the_work() -> 
         image_size=SIZE_PX,
         samples=np.array([9, 4, 7], np.int64),
     )
-    report = fill(piece, source, np.zeros(nbytes, np.uint8), np.zeros(8, np.int64), 0)
+    report = fill(task, source, np.zeros(nbytes, np.uint8), np.zeros(8, np.int64), 0)
     assert source.calls == [([9, 4, 7], SIZE_PX), 9, 4, 7]
     assert report.failures == ()
     assert report.started_ns >= source.prepared_ns > 0

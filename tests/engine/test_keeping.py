@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from feedline.engine.batch_layout import WholeBatchTransfer
-from feedline.engine.in_flight import InFlightBatch
+from feedline.engine.buffers import WholeBatchBuffers
 from feedline.engine.messages import Failure
-from feedline.engine.slots import GrowingSlots
+from feedline.engine.tasks import InFlightBatch
 from feedline.engine.worker_errors import WorkerException
 from feedline.loader import DataLoader
 from feedline.order.planned_order import Order
@@ -179,11 +179,11 @@ def test_a_dataset_may_hold_a_batch_of_another_loader() -> None:
             assert all(batch.tolist() == [0.0, 0.0] for batch in batches)
         slots = source._session.engine.feed.slots  # type: ignore[attr-defined]
         list(source)
-        assert slots.lent == 0, "the slot came back with the end of the loader that held it"
+        assert slots.pinned == 0, "the slot came back with the end of the loader that held it"
 
 
 def test_batches_of_which_nothing_came_leave_their_slots_to_others() -> None:
-    slots = GrowingSlots(2)
+    slots = WholeBatchBuffers(2)
     transfer = WholeBatchTransfer(slots, spare=1, pin=False)
     batch = Order(length=8, schedule=Schedule.parse("4x1"), batch_size=4).batch(0, 1)
     for _ in range(5):

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.engine.feed import Feed
-from feedline.engine.live_settings import LiveSettings
 from feedline.engine.source import Row
+from feedline.engine.tasks import LiveSettings
 from feedline.errors import UsageError
 from feedline.order.batch_spec import Item
 from feedline.order.position import PlannedPosition
@@ -43,7 +43,7 @@ def test_all_settings_changed_at_any_moment_change_no_byte(seed: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 10**9), st.integers(0, 3)), max_size=9))
-def test_depth_and_piece_time_change_no_byte_without_workers(
+def test_depth_and_task_time_change_no_byte_without_workers(
     changes: list[tuple[int, int, int]],
 ) -> None:
     order = order_of(SOURCE, 11)
@@ -86,7 +86,7 @@ def test_as_many_batches_are_under_way_as_were_asked_for_and_no_more_than_slots(
         assert free_slots(feed) == 0
 
 
-def test_a_shorter_piece_time_makes_more_pieces() -> None:
+def test_a_shorter_task_time_makes_more_tasks() -> None:
     def tasks(feed: Feed) -> int:
         return sum(spent.tasks for spent in feed.spent().values())
 
@@ -139,7 +139,7 @@ def test_workers_come_and_go_with_the_settings() -> None:
                 assert take(feed, SOURCE, 1)
 
 
-def test_workers_that_a_crew_cannot_have_change_nothing() -> None:
+def test_workers_that_a_pool_cannot_have_change_nothing() -> None:
     order = order_of(SOURCE, 5)
     with working(SOURCE, 5, workers=1) as feed:
         feed.start(planned(order))

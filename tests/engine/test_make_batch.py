@@ -8,12 +8,11 @@ import random
 import numpy as np
 import pytest
 
-from feedline.engine.board import ROW
-from feedline.engine.make_batch import MappedMemory, make_batch
-from feedline.engine.memory import Memfd
+from feedline.engine.buffers import Space, WholeBatchBuffers
+from feedline.engine.heartbeat import ROW
 from feedline.engine.messages import BatchTask
-from feedline.engine.slots import GrowingSlots
-from feedline.engine.space import Space
+from feedline.engine.shared_memory import SharedFile
+from feedline.engine.worker import MappedMemory, make_batch
 
 
 class Repeated:
@@ -30,7 +29,7 @@ class Repeated:
 @pytest.mark.parametrize("seed", range(5))
 def test_batches_of_all_sizes_by_all_workers_arrive_whole_in_slots_they_share(seed: int) -> None:
     chance = random.Random(seed)
-    slots = GrowingSlots(2)
+    slots = WholeBatchBuffers(2)
     workers = [MappedMemory() for _ in range(3)]
     for id in range(1, 80):
         slot = slots.acquire()
@@ -49,7 +48,7 @@ def test_batches_of_all_sizes_by_all_workers_arrive_whole_in_slots_they_share(se
         if report.memory >= 0:
             sent = os.dup(report.memory)
             os.close(report.memory)
-            slots.adopt(slot, Memfd(sent))
+            slots.adopt(slot, SharedFile(sent))
         assert report.used == nbytes
         assert np.array_equal(slots.view(slot, nbytes), np.full(nbytes, id % 10, np.uint8))
         slots.release(slot)

@@ -18,12 +18,10 @@ from torchvision.datasets import ImageFolder
 
 import feedline
 from feedline.engine.batch_layout import read_batch
+from feedline.engine.buffers import Space, WholeBatchBuffers
 from feedline.engine.dataset_fetch import DatasetFetcher, SampleMaker
-from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.messages import BatchTask
-from feedline.engine.slots import GrowingSlots
-from feedline.engine.space import Space
-from feedline.engine.tasks import BatchTasks
+from feedline.engine.tasks import BatchTasks, InFlightBatch
 from feedline.engine.worker_errors import WorkerException
 from feedline.engine.worker_setup import WorkerInit
 from feedline.errors import UsageError
@@ -147,15 +145,16 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def in_worker(source: DatasetFetcher, batch: BatchSpec) -> Any:
     """A batch as a worker makes it, sent there and back."""
-    tasks = BatchTasks(GrowingSlots(1), kept=0, shares_memory=False)
+    tasks = BatchTasks(WholeBatchBuffers(1), kept=0, shares_memory=False)
     task = tasks.task(1, InFlightBatch(0, batch, 0), (0, batch.rows))
     assert isinstance(task, BatchTask)
     task = BatchTask.unpack(task.pack())
     space = Space(np.empty(0, np.uint8))
     if get_worker_info() is None:
         source.open(0, 1)
-    shell = source.pack(task.keys, task, space, lambda place: None)
-    return read_batch(space.move(lambda nbytes: np.empty(nbytes, np.uint8))[: space.used], shell)
+    nbytes = source.pack(task.keys, task, space, lambda place: None)
+    memory = space.move(lambda nbytes: np.empty(nbytes, np.uint8))[: space.used]
+    return read_batch(memory, nbytes)
 
 
 @pytest.mark.usefixtures("_as_before")
@@ -266,7 +265,7 @@ def test_a_task_survives_its_message() -> None:
         stride=3,
         strength=0.25,
         keys=pickle.dumps([1]),
-        kept=4,
+        key_bytes=4,
     )
     back = BatchTask.unpack(task.pack())
     for name in set(BatchTask._fields) - {"memory"}:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-from multiprocessing import shared_memory
 from pathlib import Path
 
 import pytest
 
-from feedline.engine import memory
+from feedline.engine import shared_memory
 from processes import start_script
 from slow import slow
 
@@ -16,11 +15,11 @@ from slow import slow
 KEPT_TO_THE_END = """
 import sys
 import keeper
-from feedline.engine import memory
+from feedline.engine import shared_memory
 from faulty import Steady
 from feedline.loader import DataLoader
 
-sys.held = [keeper, memory]
+sys.held = [keeper, shared_memory]
 if __name__ == "__main__":
     loader = DataLoader(Steady(20), 4, image_size=4, num_workers=1, start_method="spawn")
     keeper.kept += [*loader, loader]
@@ -111,11 +110,11 @@ def test_batches_kept_to_the_interpreters_very_end_go_quietly(tmp_path: Path) ->
 def test_memory_is_let_go_of_when_the_modules_it_uses_are_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    block = memory.Named(None, 4096)
+    block = shared_memory.NamedMemory(None, 4096)
     segment, kept = block._memory, block.array
     with monkeypatch.context() as gone:
         # What the end of the interpreter does to the globals of a module.
-        gone.setattr(memory, "contextlib", None)
+        gone.setattr(shared_memory, "contextlib", None)
         segment.close()
         kept[:] = 1  # a batch keeps the mapping
         gone.setattr(shared_memory, "os", None)

@@ -8,12 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.engine.board import BOARD_BYTES
-from feedline.engine.in_flight import InFlightBatch
-from feedline.engine.layout import PAGE_BYTES
+from feedline.engine.buffers import PAGE_BYTES, RowBuffers
+from feedline.engine.heartbeat import HEARTBEAT_BYTES
 from feedline.engine.messages import Failure
 from feedline.engine.normalise import PixelConversion
-from feedline.engine.slots import FixedSlots
+from feedline.engine.tasks import InFlightBatch
 from feedline.order.batch_spec import BatchSpec, Field
 from feedline.order.schedule import Phase
 
@@ -25,8 +24,8 @@ Made = tuple[torch.Tensor, torch.Tensor]
 """A batch as it must arrive: values of pixels; labels."""
 
 
-class WatchedSlots(FixedSlots):
-    """Slots that workers write to as soon as they are free, and that come back once.
+class WatchedSlots(RowBuffers):
+    """BatchBuffers that workers write to as soon as they are free, and that come back once.
 
     Args:
         slots: how many.
@@ -40,7 +39,7 @@ class WatchedSlots(FixedSlots):
         slot_bytes: int = PAGE_BYTES,
         allocate: Callable[[int], NDArray[np.uint8]] = lambda nbytes: np.zeros(nbytes, np.uint8),
     ) -> None:
-        self.block = allocate(BOARD_BYTES + slots * slot_bytes)
+        self.block = allocate(HEARTBEAT_BYTES + slots * slot_bytes)
         super().__init__(self.block, slot_bytes, slots)
         self.out: set[int] = set()
 
@@ -58,7 +57,7 @@ class WatchedSlots(FixedSlots):
 
 
 def make(
-    slots: FixedSlots, number: int, rows: int, size: int, failed: set[int], values: PixelConversion
+    slots: RowBuffers, number: int, rows: int, size: int, failed: set[int], values: PixelConversion
 ) -> tuple[InFlightBatch, Made]:
     """Fill a free slot as workers would; rows that failed hold anything."""
     slot = slots.acquire()

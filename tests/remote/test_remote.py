@@ -22,7 +22,7 @@ from caches import photos as make_photos
 from feedline import DataLoader, EvalCrop, ImageFolder
 from feedline.errors import DatasetError, UsageError
 from feedline.remote import joined_parts
-from processes import whole_crew
+from processes import all_workers
 from range_server import Answer, RangeServer
 from row_of import made
 from slow import slow
@@ -189,7 +189,7 @@ def test_a_worker_that_is_killed_is_replaced_and_the_batches_are_the_same(
         loader.set_epoch(1000)
         wanted = [(images.clone(), labels.clone()) for images, labels in loader]
     with DataLoader(remote, 16, **{**OPTIONS, "num_workers": 2, "prefetch": 1}) as loader:
-        workers = whole_crew(loader, 2)
+        workers = all_workers(loader, 2)
         for path in kept(tmp_path):
             path.unlink()
         loader.set_epoch(1000)
@@ -198,7 +198,7 @@ def test_a_worker_that_is_killed_is_replaced_and_the_batches_are_the_same(
             if not found:
                 os.kill(workers[0], signal.SIGKILL)
             found.append((images.clone(), labels.clone()))
-        assert len(whole_crew(loader, 2)) == 2
+        assert len(all_workers(loader, 2)) == 2
         assert len(loader.worker_deaths) == 1
     assert same(found, wanted)
 

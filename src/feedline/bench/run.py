@@ -26,8 +26,8 @@ from feedline.bench.pool import ProcessPool
 from feedline.bench.result import BenchmarkResult, Omission
 from feedline.bench.stages import measure_stages
 from feedline.bench.survey import ImageSample, survey_images
-from feedline.engine.layout import batch_bytes
-from feedline.engine.memory import require_memory
+from feedline.engine.buffers import batch_bytes
+from feedline.engine.shared_memory import require_memory
 from feedline.engine.start_method import WORKER_BYTES
 from feedline.images.drawn import drawn
 from feedline.images.folder import ImageFolder

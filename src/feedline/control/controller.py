@@ -25,7 +25,7 @@ from feedline.control.decision import SettingChange, What
 from feedline.control.limits import WorkerLimits
 from feedline.control.trial import Trial
 from feedline.control.window import StepWindow, workers_for
-from feedline.engine.board import MAX_SEATS
+from feedline.engine.heartbeat import MAX_WORKERS
 
 __all__ = ["Controller"]
 
@@ -159,7 +159,7 @@ class Controller:
         known.work_s, known.own_s = recent.work_s, recent.own_s
         if self._are_many:
             lately = StepWindow.joined(list(self._latest)[-_MANY:])
-            need = min(MAX_SEATS, lately.need)  # without a step, any limit does
+            need = min(MAX_WORKERS, lately.need)  # without a step, any limit does
             known.need = known.need or need
             far = not known.need / _ANOTHER < need < known.need * _ANOTHER
             known.other = known.other + 1 if far else 0

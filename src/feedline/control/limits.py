@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from feedline.engine.board import MAX_SEATS
+from feedline.engine.heartbeat import MAX_WORKERS
 
 __all__ = ["WorkerLimits"]
 
@@ -47,7 +47,7 @@ class WorkerLimits:
         most = int(cores / computing) if blocked_share > 0.5 else cores
         if self.more is not None:
             most = min(most, max(workers, 1) + max(0, self.more))
-        return max(1, min(most, MAX_SEATS))
+        return max(1, min(most, MAX_WORKERS))
 
     def deepest(self, prefetch: int, workers: int, blocked_share: float) -> int:
         """Maximum number of whole batches ahead: that of the largest allowed worker pool.

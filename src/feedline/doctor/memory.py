@@ -8,9 +8,13 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from feedline.doctor.check import CheckResult, Status
-from feedline.engine.defaults import DEFAULT_PREFETCH, slots_for
-from feedline.engine.layout import batch_bytes
-from feedline.engine.start_method import crew_bytes, default_start_method
+from feedline.engine.buffers import batch_bytes
+from feedline.engine.start_method import (
+    DEFAULT_PREFETCH,
+    default_start_method,
+    pool_bytes,
+    slots_for,
+)
 from feedline.order.batch_spec import Field
 from feedline.system import MemoryLimits
 
@@ -32,7 +36,7 @@ def check_memory(limits: MemoryLimits, workers: int) -> CheckResult:
         limits: of this process.
         workers: number of workers that a loader would start.
     """
-    needed = crew_bytes(workers, BATCH_SLOTS * slot_bytes())
+    needed = pool_bytes(workers, BATCH_SLOTS * slot_bytes())
     loader = (
         f"a loader of {workers} worker{'s' * (workers != 1)} with batches of {BATCH_ROWS} at "
         f"{IMAGE_PX} px"

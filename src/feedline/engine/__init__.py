@@ -1,10 +1,10 @@
-"""Worker pools, tasks and buffer slots: make rows of batches in other processes, in order.
+"""Worker pools, tasks and batch buffers: make rows of batches in other processes, in order.
 
-In the order of a batch's way: `source` what a worker calls, `layout` the layout of rows in a slot,
-`memory` the shared block, `board` the heartbeat table, `messages` tasks and reports, `fill` and
-`make_batch` a worker's work, `worker` its main loop, `forkserver` the process it is forked from,
-`crew` the worker pool, `slots` the memory of batches, `patience` deadlines, `feed` the whole:
-planned batches in, filled batches out.
+In the order of a batch's way: `feed` planned batches in, made batches out; `tasks` what is in
+flight; `buffers` the memory of batches; `messages` tasks and reports; `pool` the worker pools and
+`pool_linux`, `pool_portable` those of processes; `fork_server` and `worker_linux` the processes of
+the first; `worker` a worker's work on a `source`; `payload` and `pickling` the way of a source to
+the workers; `heartbeat` and `hang_detection` liveness; `start_method` the choice of a pool.
 
 Any torch Dataset as a source of whole batches: `dataset_fetch` samples fetched and collated,
 `batch_layout` batches written to memory and read back, `worker_setup` the start of a worker and

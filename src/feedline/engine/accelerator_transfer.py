@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
+from feedline.engine.buffers import RowBuffers
 from feedline.engine.device_transfer import Tensors, copy_good_rows, to_tensor
 from feedline.engine.devices import RegisteredMemory, TorchAccelerator
-from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.normalise import DeviceTransforms
-from feedline.engine.slots import FixedSlots
+from feedline.engine.tasks import InFlightBatch
 from feedline.trace.split import Timing
 
 __all__ = ["AcceleratorTransfer"]
@@ -64,7 +64,7 @@ class AcceleratorTransfer:
 
     def __init__(
         self,
-        slots: FixedSlots,
+        slots: RowBuffers,
         transforms: DeviceTransforms,
         accelerator: TorchAccelerator,
         pinned: RegisteredMemory | None = None,

@@ -24,11 +24,10 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from feedline.engine.buffers import Space, WholeBatchBuffers
 from feedline.engine.device_transfer import CpuTransfer
 from feedline.engine.devices import should_pin
-from feedline.engine.in_flight import InFlightBatch
-from feedline.engine.slots import GrowingSlots
-from feedline.engine.space import Space
+from feedline.engine.tasks import InFlightBatch
 from feedline.engine.worker_errors import WorkerException
 from feedline.errors import SampleError
 
@@ -253,9 +252,9 @@ class WholeBatchTransfer(CpuTransfer):
             accelerator.
     """
 
-    _slots: GrowingSlots
+    _slots: WholeBatchBuffers
 
-    def __init__(self, slots: GrowingSlots, *, spare: int, pin: bool) -> None:
+    def __init__(self, slots: WholeBatchBuffers, *, spare: int, pin: bool) -> None:
         super().__init__(slots)
         self._spare = spare
         self._pin = should_pin(pin)
@@ -264,12 +263,12 @@ class WholeBatchTransfer(CpuTransfer):
         if flight.failures:
             self._slots.release(flight.slot)
             return _failed(flight)
-        if self._slots.lent >= self._spare:
+        if self._slots.pinned >= self._spare:
             memory = self._slots.view(flight.slot, flight.used).copy()
             self._slots.release(flight.slot)
         else:
-            memory = self._slots.lend(flight.slot, flight.used)
-        batch = read_batch(memory, flight.shell)
+            memory = self._slots.pin(flight.slot, flight.used)
+        batch = read_batch(memory, flight.structure_bytes)
         return pin_memory(batch) if self._pin else batch
 
 

@@ -28,8 +28,8 @@ from torch.utils.data._utils import collate as torch_collate
 
 from feedline.engine.attribute_snapshot import take_snapshot
 from feedline.engine.batch_layout import empty_in, is_plain, write_batch
-from feedline.engine.messages import BatchTask, said
-from feedline.engine.space import Space
+from feedline.engine.buffers import Space
+from feedline.engine.messages import BatchTask, error_message
 from feedline.engine.worker_errors import (
     SkippedBatch,
     WorkerException,
@@ -265,7 +265,7 @@ class DatasetFetcher:
                         stage_timer.end_sample(key, "dataset")
                 except Exception as error:
                     first = error if first is None else first
-                    skipped.append((repr(key), f"{type(error).__name__}: {said(error)}"))
+                    skipped.append((repr(key), f"{type(error).__name__}: {error_message(error)}"))
             if first is not None and not samples:
                 count = len(skipped)
                 note(
@@ -331,7 +331,7 @@ def _sample_function(
         if number is None:
             return dataset[key]
         request.image_size_was_read = request.strength_was_read = True
-        own = extend(seed, number)  # as in `engine.fill`
+        own = extend(seed, number)  # as in `engine.worker.fill`
         if task.stride:
             own = extend(own, task.place + place * task.stride)
         return samples.sample(Item(number, task.image_size, own, task.strength))

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from feedline.engine.buffers import BatchBuffers, RowBuffers
 from feedline.engine.devices import copy_to_pinned
-from feedline.engine.in_flight import InFlightBatch
 from feedline.engine.normalise import DeviceTransforms, is_image
-from feedline.engine.slots import FixedSlots, Slots
+from feedline.engine.tasks import InFlightBatch
 from feedline.order.batch_spec import Field
 from feedline.trace.split import Timing
 
@@ -85,7 +85,7 @@ def in_layout(rows: torch.Tensor, field: Field) -> torch.Tensor:
     return rows.permute(0, 3, 1, 2) if is_image(field) else rows
 
 
-def copy_good_rows(slots: FixedSlots, flight: InFlightBatch) -> tuple[NDArray[np.generic], ...]:
+def copy_good_rows(slots: RowBuffers, flight: InFlightBatch) -> tuple[NDArray[np.generic], ...]:
     """Copy the rows of a batch that were made without errors, in order; releases the slot."""
     rows = flight.batch.rows
     keep = np.setdiff1d(np.arange(rows), [failure.row for failure in flight.failures])
@@ -106,7 +106,7 @@ class CpuTransfer(ABC):
 
     ahead = False
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: BatchBuffers) -> None:
         self._slots = slots
         self._flight: InFlightBatch | None = None
         self.timing = Timing()
@@ -169,11 +169,11 @@ class HostTransfer(CpuTransfer):
         pin: copy returned tensors to pinned memory.
     """
 
-    _slots: FixedSlots
+    _slots: RowBuffers
 
     def __init__(
         self,
-        slots: FixedSlots,
+        slots: RowBuffers,
         transforms: DeviceTransforms | None,
         form: Callable[[Tensors], Any] = tuple,
         pin: bool = False,
@@ -192,10 +192,10 @@ class HostTransfer(CpuTransfer):
         slots, slot, fields, rows = self._slots, flight.slot, flight.fields, flight.batch.rows
         if flight.failures:
             return self._copies(copy_good_rows(slots, flight), flight)
-        lends = self._transforms is None and not self._pin
-        if lends and slots.lent < slots.slots - _SLOTS_FOR_WORKERS:
-            lent = slots.lend(slot, fields, rows)
-            return tuple(to_tensor(a, f) for a, f in zip(lent, fields, strict=True))
+        pins = self._transforms is None and not self._pin
+        if pins and slots.pinned < slots.slots - _SLOTS_FOR_WORKERS:
+            pinned = slots.pin(slot, fields, rows)
+            return tuple(to_tensor(a, f) for a, f in zip(pinned, fields, strict=True))
         copies = self._copies(slots.view(slot, fields, rows), flight)
         slots.release(slot)
         return copies

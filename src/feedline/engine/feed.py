@@ -5,7 +5,7 @@ task of a dead worker is repeated; a row that kills its worker twice is given up
 Batches of a source of rows are divided into tasks; a source of whole batches gets one task per
 batch.
 Every wait has a deadline, if the user has set one, and a liveness check of the workers: see
-`patience`.
+`hang_detection`.
 No thread runs here: tasks are queued ahead of need, and everything else happens in `take`.
 Relies on: a worker pool that returns every task exactly once.
 """
@@ -19,14 +19,12 @@ from collections.abc import Callable, Iterator
 from math import inf
 from typing import Any
 
-from feedline.engine.board import pages_of
-from feedline.engine.crew import Crew, Death
-from feedline.engine.in_flight import InFlightBatch
-from feedline.engine.live_settings import LiveSettings
+from feedline.engine.buffers import SlotTooSmall
+from feedline.engine.hang_detection import CHECK_S, HangDetector, Place
+from feedline.engine.heartbeat import stage_pages
 from feedline.engine.messages import HUNG, Failure, Report
-from feedline.engine.patience import CHECK_S, Patience, Place
-from feedline.engine.slots import SlotTooSmall
-from feedline.engine.tasks import PieceTasks, Span, Tasks
+from feedline.engine.pool import Death, WorkerPool
+from feedline.engine.tasks import InFlightBatch, LiveSettings, RowTasks, Span, Tasks
 from feedline.errors import LoadTimeoutError
 from feedline.order.batch_spec import BatchSpec
 from feedline.trace.stage_timings import StageTimings, read_pages
@@ -36,7 +34,7 @@ __all__ = ["Feed"]
 
 _DEATHS_PER_ROW = 2
 _FIRST_ROW_NS = 1_000_000.0  # a full ImageNet photograph takes about that long
-_NEW_WEIGHT = 0.1  # of the latest piece in the mean time of a row
+_NEW_WEIGHT = 0.1  # of the latest task in the mean time of a row
 
 
 def _sample(batch: BatchSpec, row: int) -> tuple[Any, str]:
@@ -49,12 +47,12 @@ class Feed:
 
     Args:
         tasks: kind of tasks, and the slots of the batches.
-        crew: worker pool.
+        pool: worker pool.
         settings: settings that `apply` can change later; the pool has that many workers.
         timeout_s: time on one row after which a worker counts as stuck.
         deadline_s: how long `take` may wait while no worker finishes a row or a whole batch.
         in_order: batches come in the order they were planned; otherwise as soon as they are made.
-        replaces: replace stuck workers, see `patience`; otherwise only warn.
+        replaces: replace stuck workers, see `HangDetector`; otherwise only warn.
         ahead: request batches before they are needed. False if no worker would make them meanwhile:
             a sampler is then asked for each batch when it is needed, as in torch.
         sample: number or key of a row (None if unknown), and its name in messages.
@@ -63,7 +61,7 @@ class Feed:
     def __init__(
         self,
         tasks: Tasks,
-        crew: Crew,
+        pool: WorkerPool,
         settings: LiveSettings,
         *,
         timeout_s: float,
@@ -77,7 +75,7 @@ class Feed:
         self._ahead = ahead
         self._tasks = tasks
         self._deadline_s = deadline_s
-        self._crew = crew
+        self._pool = pool
         self.slots = tasks.slots
         self.settings = settings
         self._batches: Iterator[BatchSpec] = iter(())
@@ -89,7 +87,7 @@ class Feed:
         self._pending: list[tuple[int, int, int]] = []  # a heap: batch number, start, id
         self._row_ns = _FIRST_ROW_NS
         self._sample = sample
-        self._patience = Patience(crew, timeout_s, self._place, replaces=replaces)
+        self._hang_detector = HangDetector(pool, timeout_s, self._place, replaces=replaces)
         self._unchecked_s = 0.0  # waited since the last look at the workers
         self._reported = False  # a report has come since then
         self._events = 0  # reports and deaths so far
@@ -108,21 +106,21 @@ class Feed:
     @property
     def shares_batches(self) -> bool:
         """True if all workers share each batch; otherwise a batch is made by one worker."""
-        return isinstance(self._tasks, PieceTasks)
+        return isinstance(self._tasks, RowTasks)
 
     @property
     def pids(self) -> dict[int, int]:
         """Process ids of the workers that have started, by worker id."""
-        return self._crew.pids
+        return self._pool.pids
 
     def spent(self) -> dict[int, StageTimings]:
         """Time per stage of each worker, by worker id."""
-        block = self._crew.block
-        return read_pages(pages_of(block)) if len(block) else {}
+        block = self._pool.block
+        return read_pages(stage_pages(block)) if len(block) else {}
 
     def start(self, batches: Iterator[BatchSpec]) -> None:
         """Continue with other batches; batches in flight are cancelled."""
-        self._recall()
+        self._cancel_queued()
         for flight in self._flights:
             flight.cancelled = True
             self._free_if_done(flight)
@@ -135,11 +133,11 @@ class Feed:
 
     def restart(self, batches: Iterator[BatchSpec]) -> None:
         """Like `start`, with new workers and without the state of the old ones."""
-        self._crew.restart()
+        self._pool.restart()
         self._flights.clear()
         self._outstanding.clear()
         self._pending.clear()
-        self._patience.forget()
+        self._hang_detector.forget()
         self._unchecked_s, self._reported = 0.0, False
         self.slots.reclaim()
         self._batches, self._too_small = batches, None
@@ -151,8 +149,8 @@ class Feed:
         Raises:
             UsageError: the worker pool cannot have that many workers; nothing changes.
         """
-        self._recall()  # those that are to leave would else hear of it after all that is queued
-        self._crew.resize(settings.workers)
+        self._cancel_queued()  # else workers would leave only after all queued tasks
+        self._pool.resize(settings.workers)
         self._tasks.resize(settings)
         self.settings = settings
         self._pump()
@@ -167,7 +165,7 @@ class Feed:
     def _made(self) -> InFlightBatch | None:
         """Next in-flight batch to return, if it is made."""
         for flight in self._flights:
-            if not flight.unmade:
+            if not flight.open_tasks:
                 return flight
             if self._in_order:
                 return None
@@ -176,7 +174,7 @@ class Feed:
     def take(self) -> InFlightBatch | None:
         """Return the next batch, made as far as possible; None if no batch is left.
 
-        The caller owns its slot and passes it to `slots.release` or `slots.lend`.
+        The caller owns its slot and passes it to `slots.release` or `slots.pin`.
 
         Raises:
             SlotTooSmall: the batch does not fit into a slot.
@@ -185,7 +183,7 @@ class Feed:
         """
         self._pump(wanted=1)
         if not self._flights and self._outstanding:
-            # Every slot is with a cancelled batch, whose last pieces are still being made.
+            # Every slot is with a cancelled batch, whose last tasks are still being made.
             self._wait(lambda: bool(self._flights or not self._outstanding))
         if not self._flights:
             if self._too_small is not None:
@@ -217,31 +215,31 @@ class Feed:
             if self._events != events:
                 idle_s, events = 0.0, self._events
             elif idle_s >= self._deadline_s and not is_over():
-                idle_s = self._patience.idle_s(idle_s)
-                if self._patience.has_ended(idle_s, self._deadline_s):
+                idle_s = self._hang_detector.idle_s(idle_s)
+                if self._hang_detector.has_ended(idle_s, self._deadline_s):
                     raise self._timed_out(idle_s)
 
     def _timed_out(self, idle_s: float) -> LoadTimeoutError:
         awaited = self._flights[0] if self._flights else None
         busy = [
-            (self._outstanding[row.piece][0] is not awaited, row.since_ns, seat, row)
-            for seat, row in self._crew.busy().items()
-            if row.piece in self._outstanding
+            (self._outstanding[row.task][0] is not awaited, row.since_ns, worker_id, row)
+            for worker_id, row in self._pool.busy().items()
+            if row.task in self._outstanding
         ]
-        said, facts = "no worker is working on the batch", {}
+        detail, facts = "no worker is working on the batch", {}
         unit = "row" if self.shares_batches else "batch"
         if busy:
-            _, since_ns, seat, row = min(busy)
-            place = self._place(row.piece, row.row)
+            _, since_ns, worker_id, row = min(busy)
+            place = self._place(row.task, row.row)
             on_s = (time.monotonic_ns() - since_ns) / 1e9
-            said = f"worker {seat} (pid {row.pid}) has been on {place.name} for {on_s:.0f} s"
-            facts = {"worker": seat, "sample": place.sample}
+            detail = f"worker {worker_id} (pid {row.pid}) has been on {place.name} for {on_s:.0f} s"
+            facts = {"worker": worker_id, "sample": place.sample}
         return LoadTimeoutError(
             f"DataLoader timed out after {self._deadline_s:g} seconds in which no worker finished "
-            f"a {unit}; {said}. The storage may be unavailable (a network disk or server that does "
-            "not answer), or the sample takes longer. Set a larger timeout, or 0 for no limit; "
-            "iterating again loads the same batch again"
-            + (f". {self._crew.advice}" if self._crew.advice else ""),
+            f"a {unit}; {detail}. The storage may be unavailable (a network disk or server that "
+            "does not answer), or the sample takes longer. Set a larger timeout, or 0 for no "
+            "limit; iterating again loads the same batch again"
+            + (f". {self._pool.advice}" if self._pool.advice else ""),
             seconds=idle_s,
             **facts,
         )
@@ -257,24 +255,24 @@ class Feed:
     def poll(self, timeout_s: float) -> None:
         """Process new events of the workers; wait for one if there is none yet."""
         before = time.monotonic()
-        for news in self._crew.wait(timeout_s):
-            if isinstance(news, Report):
-                self._on_report(news)
+        for event in self._pool.wait(timeout_s):
+            if isinstance(event, Report):
+                self._on_report(event)
             else:
-                self._on_death(news)
+                self._on_death(event)
         # Time in which the whole program was stopped or asleep counts against no worker.
         self._unchecked_s += min(time.monotonic() - before, 2 * CHECK_S)
         if self._unchecked_s >= CHECK_S:
             waited_s, reported = self._unchecked_s, self._reported
             self._unchecked_s, self._reported = 0.0, False
-            self._patience.check(waited_s, reported)
+            self._hang_detector.check(waited_s, reported)
 
     def close(self) -> None:
         """End the workers and free the memory that no batch uses."""
         self._batches = iter(())
         self._flights.clear()
         self.slots.close()
-        self._crew.close()
+        self._pool.close()
 
     def _pump(self, wanted: int = 0) -> None:
         """Queue tasks for all free slots, up to the maximum in flight.
@@ -305,40 +303,40 @@ class Feed:
         while self._pending:
             id = self._pending[0][2]
             flight, span = self._outstanding[id]
-            if not self._crew.submit(self._tasks.task(id, flight, span)):
+            if not self._pool.submit(self._tasks.task(id, flight, span)):
                 break
             heapq.heappop(self._pending)
 
     def _add(self, flight: InFlightBatch, span: Span) -> None:
-        flight.unmade += 1
+        flight.open_tasks += 1
         self._outstanding[self._next_id] = flight, span
         heapq.heappush(self._pending, (flight.number, span[0], self._next_id))
         self._next_id += 1
 
-    def _recall(self) -> None:
+    def _cancel_queued(self) -> None:
         """Cancel tasks that no worker has started, to queue them again in order."""
-        for id in self._crew.recall():
+        for id in self._pool.cancel():
             flight, span = self._outstanding[id]
             heapq.heappush(self._pending, (flight.number, span[0], id))
 
     def _forget(self, id: int) -> None:
         flight, _ = self._outstanding.pop(id)
-        flight.unmade -= 1
+        flight.open_tasks -= 1
         self._free_if_done(flight)
 
     def _free_if_done(self, flight: InFlightBatch) -> None:
-        if flight.cancelled and not flight.unmade:
+        if flight.cancelled and not flight.open_tasks:
             self.slots.release(flight.slot)
 
     def _on_report(self, report: Report) -> None:
         self._reported = True
         self._events += 1
-        self._patience.finished(report.seat, report.started_ns)
+        self._hang_detector.finished(report.worker_id, report.started_ns)
         flight, span = self._outstanding[report.id]
         row_ns = (report.ended_ns - report.started_ns) / max(1, span[1])
         self._row_ns += _NEW_WEIGHT * (row_ns - self._row_ns)
         flight.failures += report.failures
-        self._tasks.done(flight, report)
+        self._tasks.store_result(flight, report)
         self._forget(report.id)  # only now: it frees the slot of a batch that is cancelled
 
     def _on_death(self, death: Death) -> None:
@@ -349,21 +347,21 @@ class Feed:
             flight, span = self._outstanding[id]
             if not flight.cancelled:
                 spans = [span]
-                if id == death.piece:
+                if id == death.task:
                     row = span[0] + death.row
                     flight.deaths[row] = flight.deaths.get(row, 0) + 1
-                    hopeless = flight.deaths[row] >= _DEATHS_PER_ROW
-                    spans = self._tasks.again(span, row, hopeless)
-                    if hopeless:
-                        said = (
+                    give_up = flight.deaths[row] >= _DEATHS_PER_ROW
+                    spans = self._tasks.retry_spans(span, row, give_up)
+                    if give_up:
+                        text = (
                             f"killed its worker {_DEATHS_PER_ROW} times; the last time: {death.how}"
                         )
                         kind = HUNG if death.hung else "WorkerDied"
-                        flight.failures.append(Failure(row, kind, said))
-                for again in spans:
-                    self._add(flight, again)
+                        flight.failures.append(Failure(row, kind, text))
+                for part in spans:
+                    self._add(flight, part)
             self._forget(id)
         if death.lost:
             # The oldest batch goes first: later tasks are queued again after it.
-            self._recall()
+            self._cancel_queued()
             self._pump()

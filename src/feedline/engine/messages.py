@@ -7,9 +7,7 @@ smaller than the limit of a message: longer data is sent as memory, by its descr
 
 from __future__ import annotations
 
-import array
 import json
-import socket
 import struct
 import traceback
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.errors import FeedlineError, ResourceError
+from feedline.errors import FeedlineError
 
 __all__ = [
     "HUNG",
@@ -26,13 +24,11 @@ __all__ = [
     "MAX_MESSAGE_BYTES",
     "BatchTask",
     "Failure",
-    "Piece",
     "Report",
+    "RowTask",
     "Task",
+    "error_message",
     "leave",
-    "receive",
-    "said",
-    "send",
     "task_id",
 ]
 
@@ -45,19 +41,13 @@ MAX_KEY_BYTES = 32 * 1024
 
 # The fields in their order, without what has a length of its own.
 _ID = struct.Struct("<q")
-_PIECE = struct.Struct("<qqqiiiQqid")
+_ROW_TASK = struct.Struct("<qqqiiiQqid")
 _BATCH_TASK = struct.Struct("<qiiQQqidq")
 _REPORT = struct.Struct("<iqqqqq")
 _TEXT_CHARS = 2000
-_FD_BYTES = array.array("i").itemsize
-# For `send` and `receive`, which only Linux calls: other platforms lack some of these names.
-_FD_ROOM_BYTES = socket.CMSG_LEN(_FD_BYTES) if hasattr(socket, "CMSG_LEN") else 0
-# Plain numbers: Python's enums take microseconds to be joined.
-_AT_ONCE = int(getattr(socket, "MSG_DONTWAIT", 0))
-_RECEIVE = _AT_ONCE | int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 
 
-def said(error: BaseException) -> str:
+def error_message(error: BaseException) -> str:
     """Message of an exception, even if its own class fails to give one."""
     try:
         return str(error)
@@ -65,7 +55,7 @@ def said(error: BaseException) -> str:
         return "(the exception's __str__ failed)"
 
 
-class Piece(NamedTuple):
+class RowTask(NamedTuple):
     """Task: some rows of one batch.
 
     Args:
@@ -97,14 +87,14 @@ class Piece(NamedTuple):
     def pack(self) -> bytes:
         """Serialise to one message."""
         id, samples, offset, slot_bytes, rows, start, size, *rest = self
-        head = _PIECE.pack(id, offset, slot_bytes, rows, start, size or 0, *rest)
+        head = _ROW_TASK.pack(id, offset, slot_bytes, rows, start, size or 0, *rest)
         return head + samples.tobytes()
 
     @classmethod
-    def unpack(cls, message: bytes) -> Piece:
+    def unpack(cls, message: bytes) -> RowTask:
         """The inverse of `pack`."""
-        id, offset, slot_bytes, rows, start, size, *rest = _PIECE.unpack_from(message)
-        samples = np.frombuffer(message, np.int64, offset=_PIECE.size)
+        id, offset, slot_bytes, rows, start, size, *rest = _ROW_TASK.unpack_from(message)
+        samples = np.frombuffer(message, np.int64, offset=_ROW_TASK.size)
         return cls(id, samples, offset, slot_bytes, rows, start, size or None, *rest)
 
 
@@ -118,10 +108,10 @@ class BatchTask(NamedTuple):
         slot: index of the slot; a worker caches its mapping by this number.
         image_size: in pixels; None if no size is set, 0 in a message.
         seed: seed of the batch.
-        row_seed: seed of the epoch; a sample's seed follows from it as in `Piece`,
+        row_seed: seed of the epoch; a sample's seed follows from it as in `RowTask`,
         place, stride: likewise.
         strength: augmentation strength.
-        kept: bytes of keys at the head of the slot's memory instead.
+        key_bytes: bytes of keys at the head of the slot's memory instead.
     """
 
     id: int
@@ -134,7 +124,7 @@ class BatchTask(NamedTuple):
     place: int = 0
     stride: int = 0
     strength: float = 1.0
-    kept: int = 0
+    key_bytes: int = 0
 
     def pack(self) -> bytes:
         """Serialise to one message."""
@@ -149,7 +139,7 @@ class BatchTask(NamedTuple):
         return task._replace(image_size=task.image_size or None)
 
 
-Task: TypeAlias = Piece | BatchTask
+Task: TypeAlias = RowTask | BatchTask
 
 
 def task_id(message: bytes) -> int:
@@ -186,37 +176,37 @@ class Failure:
         trace = "".join(traceback.format_exception(error, limit=-20))
         if isinstance(error, FeedlineError):
             return cls(row, type(error).__name__, error.message, trace, error.advice)
-        return cls(row, type(error).__name__, said(error), trace)
+        return cls(row, type(error).__name__, error_message(error), trace)
 
 
 @dataclass(slots=True)
 class Report:
     """Report of a finished task: worker, times (monotonic clock, ns) and failed rows.
 
-    For a batch task also: `used` bytes of the slot's memory hold the batch, the last `shell` of
-    them describe its structure; `memory` is a descriptor of new memory sent with the report, -1 for
-    none, and `data` the batch itself if it came through a pipe.
+    For a batch task also: `used` bytes of the slot's memory hold the batch, and the last
+    `structure_bytes` of these describe its structure; `memory` is a descriptor of new memory sent
+    with the report, -1 for none, and `data` the batch itself if it came through a pipe.
     """
 
-    seat: int
+    worker_id: int
     id: int
     started_ns: int
     ended_ns: int
     failures: tuple[Failure, ...] = ()
     used: int = 0
-    shell: int = 0
+    structure_bytes: int = 0
     memory: int = -1
     data: NDArray[np.uint8] | None = None
 
     @classmethod
-    def start_failure(cls, seat: int, error: BaseException) -> Report:
+    def start_failure(cls, worker_id: int, error: BaseException) -> Report:
         """Report of a worker that could not open its source; its id is 0."""
-        return cls(seat, 0, 0, 0, (Failure.of(-1, error),))
+        return cls(worker_id, 0, 0, 0, (Failure.of(-1, error),))
 
     def pack(self) -> bytes:
         """Serialise to one message, shortened if many long failures would not fit."""
         head = _REPORT.pack(
-            self.seat, self.id, self.started_ns, self.ended_ns, self.used, self.shell
+            self.worker_id, self.id, self.started_ns, self.ended_ns, self.used, self.structure_bytes
         )
         if not self.failures:
             return head
@@ -240,42 +230,7 @@ class Report:
     @classmethod
     def unpack(cls, message: bytes) -> Report:
         """The inverse of `pack`."""
-        seat, id, started_ns, ended_ns, used, shell = _REPORT.unpack_from(message)
+        worker_id, id, started_ns, ended_ns, used, structure_bytes = _REPORT.unpack_from(message)
         text = message[_REPORT.size :]
         failures = tuple(Failure(*row) for row in json.loads(text)) if text else ()
-        return cls(seat, id, started_ns, ended_ns, failures, used, shell)
-
-
-def send(connection: socket.socket, message: bytes, fd: int = -1, *, wait: bool) -> None:
-    """Send a message, with a descriptor unless it is -1.
-
-    Python's `socket.send_fds` and `recv_fds` do the same but ignore their flags.
-
-    Raises:
-        BlockingIOError: there is no room, and `wait` is False.
-    """
-    flags = 0 if wait else _AT_ONCE
-    if fd < 0:
-        connection.send(message, flags)
-    else:
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))
-        connection.sendmsg([message], [rights], flags)
-
-
-def receive(connection: socket.socket, max_bytes: int) -> tuple[bytes, int]:
-    """Receive a message (empty at the end) and its descriptor (-1 for none). Never waits.
-
-    Raises:
-        BlockingIOError: there is no message now.
-        ResourceError: this process cannot open the descriptor; the kernel has closed it.
-    """
-    message, extras, flags, _ = connection.recvmsg(max_bytes, _FD_ROOM_BYTES, _RECEIVE)
-    for level, kind, data in extras:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            return message, array.array("i", data[:_FD_BYTES])[0]
-    if flags & socket.MSG_CTRUNC:
-        raise ResourceError(
-            "this process has too many open files to receive a batch; raise the limit (ulimit -n), "
-            "or use fewer num_workers or a smaller prefetch_factor"
-        )
-    return message, -1
+        return cls(worker_id, id, started_ns, ended_ns, failures, used, structure_bytes)

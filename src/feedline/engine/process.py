@@ -68,12 +68,9 @@ def in_worker() -> bool:
 
 def importing_script() -> bool:
     """Return True while this child process imports its parent's script."""
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] == "__mp_main__":
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+    # While it runs, the script is another module than `__main__`; afterwards it is the same.
+    script = sys.modules.get("__mp_main__")
+    return script is not None and script is not sys.modules.get("__main__")
 
 
 def end_with_parent(parent: int) -> None:

@@ -13,11 +13,11 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.engine.buffers import Space
 from feedline.engine.messages import BatchTask
-from feedline.engine.space import Space
 from feedline.order.batch_spec import Field, Item
 
-__all__ = ["AnySource", "BatchSource", "Given", "Row", "Source", "packs"]
+__all__ = ["AnySource", "BatchSource", "Given", "Row", "Source", "makes_whole_batches"]
 
 Row = tuple[NDArray[np.generic], ...]
 
@@ -87,6 +87,6 @@ class Given(Protocol):
 AnySource: TypeAlias = "Source | BatchSource"
 
 
-def packs(source: AnySource) -> bool:
+def makes_whole_batches(source: AnySource) -> bool:
     """Return True if a source makes whole batches."""
     return hasattr(source, "pack")

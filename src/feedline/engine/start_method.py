@@ -1,4 +1,7 @@
-"""Choice of the worker pool for a platform and start method."""
+"""Choice of the worker pool for a platform and start method, and default numbers of a loader.
+
+The defaults need no torch: commands that describe a loader before it exists use the same numbers.
+"""
 
 from __future__ import annotations
 
@@ -9,32 +12,86 @@ import multiprocessing
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import cast
 
-from feedline.engine.board import BOARD_BYTES, MAX_SEATS
-from feedline.engine.crew import UNGUARDED, Crew
-from feedline.engine.defaults import WORKER_BYTES
-from feedline.engine.inline_crew import InlineCrew
-from feedline.engine.memory import require_memory
-from feedline.engine.pipe_crew import PipeCrew
+from feedline.engine.heartbeat import HEARTBEAT_BYTES, MAX_WORKERS
+from feedline.engine.pool import UNGUARDED, InProcessPool, WorkerPool
+from feedline.engine.pool_portable import PortablePool
 from feedline.engine.process import (
     UNGUARDED_STATUS,
     WORKER_NAME,
     importing_script,
     in_worker,
 )
+from feedline.engine.shared_memory import require_memory
 from feedline.engine.source import AnySource, Source
 from feedline.errors import UsageError
+from feedline.system import available_memory_bytes, local_processes, usable_cores
 
 __all__ = [
+    "DEFAULT_PREFETCH",
+    "DEFAULT_PREFETCH_FACTOR",
     "WORKER_BYTES",
-    "crew_bytes",
+    "auto_workers",
     "default_start_method",
-    "start_crew",
+    "own_memory_bytes",
+    "pool_bytes",
+    "slots_for",
+    "start_pool",
     "taking_arguments",
 ]
+
+
+# Proportional set size of a worker that decodes and resizes images, measured: 30 to 60 MB.
+WORKER_BYTES = 64 << 20
+_MEMORY = 0.5  # of what is available, as when the pool grows while it works
+
+DEFAULT_PREFETCH = 3
+"""Batches of rows made ahead. One is with the user; two keep any number of workers busy, because
+all workers share each batch."""
+
+DEFAULT_PREFETCH_FACTOR = 2
+"""Whole batches that each worker makes ahead, as in torch."""
+
+
+def auto_workers(
+    cores: int | None = None, *, available_bytes: int | None = None, batches_bytes: int = 0
+) -> int:
+    """Initial number of workers for `num_workers="auto"`.
+
+    One per core up to 5 cores, because the training loop mostly waits. From 6 cores on, one core is
+    left to the loop; from 16 on, one more to threads that launch kernels and copy. Fewer, but at
+    least one, if half of the memory cannot hold the batches and the workers. GPU memory does not
+    matter: it holds two batches for any number of workers. This is a rule of thumb that
+    measurements of the training refine (see `control`).
+
+    Args:
+        cores: cores this process may use; None reads them from the machine.
+        available_bytes: memory available to this process; None if unknown.
+        batches_bytes: memory of the batches, as far as known.
+    """
+    cores = usable_cores() if cores is None else cores
+    most = min(cores - (cores >= 6) - (cores >= 16), MAX_WORKERS)
+    if available_bytes is not None:
+        fitting = (int(_MEMORY * available_bytes) - batches_bytes) // WORKER_BYTES
+        most = min(most, fitting)
+    return max(1, most)
+
+
+def own_memory_bytes() -> int | None:
+    """Memory available to this process, one of several that train here; None if unknown."""
+    try:
+        return available_memory_bytes() // local_processes()
+    except OSError:
+        return None
+
+
+def slots_for(prefetch: int) -> int:
+    """Number of slots for batches of rows: those made ahead, and one being read."""
+    return prefetch + 1
+
 
 _log = logging.getLogger("feedline")
 
@@ -62,13 +119,13 @@ def default_start_method() -> str:
 
 
 def _has_message_sockets() -> bool:
-    """Return True if this system has the sockets of `SocketCrew`; a sandbox may refuse them."""
+    """Return True if this system has the sockets of `LinuxPool`; a sandbox may refuse them."""
     try:
         for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET):
             end.close()
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-            return True  # which is said where they are needed
+            return True  # the error comes when they are created
         _log.warning(
             'workers start with the slower "spawn": this system refuses SEQPACKET sockets (%s)',
             error,
@@ -77,20 +134,19 @@ def _has_message_sockets() -> bool:
     return True
 
 
-def crew_bytes(workers: int, slots_bytes: int) -> int:
+def pool_bytes(workers: int, slots_bytes: int) -> int:
     """Memory of a worker pool, in bytes; it is not started if less is available."""
-    return BOARD_BYTES + slots_bytes + workers * WORKER_BYTES
+    return HEARTBEAT_BYTES + slots_bytes + workers * WORKER_BYTES
 
 
-def start_crew(
+def start_pool(
     source: AnySource,
     *,
     slots_bytes: int,
     workers: int,
     method: str | None,
-    preload: Sequence[str],
     runs_user_code: bool = False,
-) -> Crew:
+) -> WorkerPool:
     """Start a worker pool.
 
     Args:
@@ -100,7 +156,6 @@ def start_crew(
         method: "forkserver", "spawn", "fork" (the workers are forks of this process: nothing is
             pickled, but its locks and threads are inherited in their current state), or None for
             the platform's best.
-        preload: modules that workers will need.
         runs_user_code: user code runs in the workers, so they import the user's script first, like
             multiprocessing's own children.
 
@@ -114,15 +169,15 @@ def start_crew(
         raise UsageError(f"start_method must be None or one of {_METHODS}, got {method!r}")
     if method != "spawn" and default_start_method() != "forkserver":
         raise UsageError(f'start_method="{method}" needs Linux; use start_method=None')
-    if not 0 <= workers <= MAX_SEATS:
-        raise UsageError(f"num_workers must be from 0 to {MAX_SEATS}, got {workers}")
+    if not 0 <= workers <= MAX_WORKERS:
+        raise UsageError(f"num_workers must be from 0 to {MAX_WORKERS}, got {workers}")
     require_memory(
-        crew_bytes(workers, slots_bytes),
+        pool_bytes(workers, slots_bytes),
         f"a loader of {workers} workers with {slots_bytes / 2**20:,.0f} MiB of batches",
         "use fewer num_workers, a smaller batch_size, image size or prefetch",
     )
     if workers == 0:
-        return InlineCrew(cast(Source, source), slots_bytes)
+        return InProcessPool(cast(Source, source), slots_bytes)
     process = multiprocessing.current_process()
     beginning = getattr(process, "_inheriting", False)
     if beginning and _taking.get() and method == "spawn":
@@ -142,23 +197,22 @@ def start_crew(
         raise UsageError(UNGUARDED)
     if method != "spawn" and not _has_message_sockets():
         method = "spawn"
-    crew: Crew
+    pool: WorkerPool
     if method != "spawn":
         # Linux only: fcntl and SEQPACKET sockets are not to be had elsewhere.
-        from feedline.engine.socket_crew import SocketCrew
+        from feedline.engine.pool_linux import LinuxPool
 
-        crew = SocketCrew(
+        pool = LinuxPool(
             source,
             slots_bytes,
-            preload,
             runs_user_code=runs_user_code,
             forked=method == "fork",
         )
     else:
-        crew = PipeCrew(source, slots_bytes)
+        pool = PortablePool(source, slots_bytes)
     try:
-        crew.resize(workers)
+        pool.resize(workers)
     except BaseException:
-        crew.close()
+        pool.close()
         raise
-    return crew
+    return pool

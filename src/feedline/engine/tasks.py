@@ -1,11 +1,11 @@
-"""Tasks of the workers: some rows, or whole batches.
+"""Batches in flight and their tasks: some rows, or whole batches; settings that may change.
 
 The feed queues and counts tasks; this module defines what a task is, and what its end means for a
-batch. `PieceTasks` are for a `Source` of rows, `BatchTasks` for a `BatchSource`. Both have the same
+batch. `RowTasks` are for a `Source` of rows, `BatchTasks` for a `BatchSource`. Both have the same
 methods: `resize` prepares the slots for other settings, and `depth` is the maximum number of
 batches in flight with them; `begin` divides a new flight into spans, `task` is the message to a
-worker for a span, `done` processes a report's data, and `again` lists the spans to repeat after a
-worker died on a row of a span; `hopeless` means that this row is given up.
+worker for a span, `store_result` processes a report's data, and `retry_spans` lists the spans to
+repeat after a worker died on a row of a span, without that row if it is given up.
 """
 
 from __future__ import annotations
@@ -14,30 +14,112 @@ import operator
 import os
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from feedline.engine.in_flight import InFlightBatch
-from feedline.engine.layout import batch_bytes
-from feedline.engine.live_settings import LiveSettings
-from feedline.engine.memory import Memfd
-from feedline.engine.messages import MAX_KEY_BYTES, BatchTask, Piece, Report
-from feedline.engine.slots import FixedSlots, GrowingSlots, SlotTooSmall
+from feedline.engine.buffers import RowBuffers, SlotTooSmall, WholeBatchBuffers, batch_bytes
+from feedline.engine.heartbeat import MAX_WORKERS
+from feedline.engine.messages import MAX_KEY_BYTES, BatchTask, Failure, Report, RowTask
+from feedline.engine.shared_memory import SharedFile
+from feedline.engine.start_method import DEFAULT_PREFETCH_FACTOR
 from feedline.errors import ResourceError, UsageError
-from feedline.order.batch_spec import NO_NUMBER, BatchSpec, Field, divide_rows, rows_per_task
+from feedline.order.batch_spec import (
+    NO_NUMBER,
+    TASK_NS,
+    BatchSpec,
+    Field,
+    divide_rows,
+    rows_per_task,
+)
 
-__all__ = ["BatchTasks", "PieceTasks", "Span", "Tasks"]
+__all__ = ["BatchTasks", "InFlightBatch", "LiveSettings", "RowTasks", "Span", "Tasks"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveSettings:
+    """Settings of a feed.
+
+    Args:
+        workers: number of workers; 0 if the training process makes batches.
+        prefetch: maximum number of batches in flight, made or not, besides those already taken. For
+            rows at most the number of slots; for whole batches slots are added. None: for rows the
+            number of slots, for whole batches `usual`.
+        prefetch_factor: whole batches that each worker makes ahead.
+        ahead: minimum of whole batches made ahead by all workers together.
+        task_ns: target work of a task of a batch of rows, in ns.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
+
+    workers: int
+    prefetch: int | None = None
+    prefetch_factor: int = DEFAULT_PREFETCH_FACTOR
+    ahead: int = 0
+    task_ns: int = TASK_NS
+
+    def __post_init__(self) -> None:
+        for name, value, least, most in (
+            ("num_workers", self.workers, 0, MAX_WORKERS),
+            ("prefetch", 1 if self.prefetch is None else self.prefetch, 1, None),
+            ("prefetch_factor", self.prefetch_factor, 1, None),
+            ("ahead", self.ahead, 0, None),
+            ("task_ns", self.task_ns, 1, None),
+        ):
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if not whole or value < least or (most is not None and value > most):
+                limits = f"at least {least}" if most is None else f"from {least} to {most}"
+                raise UsageError(f"{name} must be a whole number, {limits}, got {value!r}")
+
+    @property
+    def usual(self) -> int:
+        """Default number of whole batches made ahead."""
+        return max(self.prefetch_factor * self.workers, self.ahead)
+
+    def depth(self, slots: int) -> int:
+        """Maximum number of batches in flight for a number of slots."""
+        return slots if self.prefetch is None else min(self.prefetch, slots)
+
+
+@dataclass(eq=False, slots=True)
+class InFlightBatch:
+    """A batch in flight, in its slot.
+
+    Args:
+        number: counted from the start of the feed; earlier ones go first.
+        batch: planned batch.
+        slot: its slot.
+        fields: layout of its arrays; empty for a whole batch.
+        used: bytes of the slot used by a whole batch.
+        structure_bytes: bytes at its end that describe its structure.
+        open_tasks: tasks that have not come back.
+        failures: rows that could not be made.
+        deaths: number of workers that died on a row, by row.
+        cancelled: it will not be returned; the slot is free when its last task is back.
+    """
+
+    number: int
+    batch: BatchSpec
+    slot: int
+    fields: tuple[Field, ...] = ()
+    used: int = 0
+    structure_bytes: int = 0
+    open_tasks: int = 0
+    failures: list[Failure] = field(default_factory=list)
+    deaths: dict[int, int] = field(default_factory=dict)
+    cancelled: bool = False
+
 
 Span: TypeAlias = tuple[int, int]
 """Rows of a batch of one task: the first, and their number."""
 
-Tasks: TypeAlias = "PieceTasks | BatchTasks"
+Tasks: TypeAlias = "RowTasks | BatchTasks"
 """Kind of tasks."""
 
 
-class PieceTasks:
+class RowTasks:
     """Tasks of some rows.
 
     Args:
@@ -46,7 +128,7 @@ class PieceTasks:
     """
 
     def __init__(
-        self, slots: FixedSlots, fields: Callable[[int | None], tuple[Field, ...]]
+        self, slots: RowBuffers, fields: Callable[[int | None], tuple[Field, ...]]
     ) -> None:
         self.slots = slots
         self._fields = fields
@@ -76,11 +158,11 @@ class PieceTasks:
         rows = rows_per_task(batch.rows, settings.workers, row_ns, ahead, settings.task_ns)
         return divide_rows(batch.rows, rows)
 
-    def task(self, id: int, flight: InFlightBatch, span: Span) -> Piece:
+    def task(self, id: int, flight: InFlightBatch, span: Span) -> RowTask:
         """Create a task of rows."""
         batch = flight.batch
         start, count = span
-        return Piece(
+        return RowTask(
             id=id,
             offset=self.slots.offset(flight.slot),
             slot_bytes=self.slots.slot_bytes,
@@ -94,15 +176,15 @@ class PieceTasks:
             samples=batch.samples[start : start + count],
         )
 
-    def done(self, flight: InFlightBatch, report: Report) -> None:
+    def store_result(self, flight: InFlightBatch, report: Report) -> None:
         """Do nothing: the rows are in place."""
 
-    def again(self, span: Span, row: int, hopeless: bool) -> list[Span]:
+    def retry_spans(self, span: Span, row: int, give_up: bool) -> list[Span]:
         """The row by itself, so that nothing else is lost with it, and the other rows."""
         start, count = span
         parts = [
             (start, row - start),
-            (row, 0 if hopeless else 1),
+            (row, 0 if give_up else 1),
             (row + 1, start + count - row - 1),
         ]
         return [part for part in parts if part[1]]
@@ -118,7 +200,7 @@ class BatchTasks:
             messages.
     """
 
-    def __init__(self, slots: GrowingSlots, *, kept: int, shares_memory: bool) -> None:
+    def __init__(self, slots: WholeBatchBuffers, *, kept: int, shares_memory: bool) -> None:
         self.slots = slots
         self._kept = kept
         self._shares_memory = shares_memory
@@ -146,8 +228,8 @@ class BatchTasks:
         batch = flight.batch
         # Pickled by this process for its own workers.
         keys = pickle.dumps(batch.dataset_keys)
-        kept = len(keys) if self._shares_memory and len(keys) > MAX_KEY_BYTES else 0
-        if kept:
+        in_memory = self._shares_memory and len(keys) > MAX_KEY_BYTES
+        if in_memory:
             self.slots.write(flight.slot, keys)
         return BatchTask(
             id=id,
@@ -158,26 +240,26 @@ class BatchTasks:
             place=batch.place,
             stride=batch.stride,
             strength=batch.phase.strength,
-            keys=b"" if kept else keys,
-            kept=kept,
+            keys=b"" if in_memory else keys,
+            key_bytes=len(keys) if in_memory else 0,
             memory=self.slots.memory(flight.slot),
         )
 
-    def done(self, flight: InFlightBatch, report: Report) -> None:
+    def store_result(self, flight: InFlightBatch, report: Report) -> None:
         """Store the batch from the slot's memory, from new memory, or from the report.
 
         Raises:
             ResourceError: no room for the new memory.
         """
-        flight.used, flight.shell = report.used, report.shell
+        flight.used, flight.structure_bytes = report.used, report.structure_bytes
         if report.memory >= 0:
             self.slots.adopt(flight.slot, _mapped(report.memory))
         elif report.data is not None:
             self.slots.put(flight.slot, report.data)
 
-    def again(self, span: Span, row: int, hopeless: bool) -> list[Span]:
+    def retry_spans(self, span: Span, row: int, give_up: bool) -> list[Span]:
         """The whole batch, or nothing: `collate_fn` needs every sample."""
-        return [] if hopeless else [span]
+        return [] if give_up else [span]
 
 
 def _indexed(batch: BatchSpec) -> BatchSpec:
@@ -196,10 +278,10 @@ def _indexed(batch: BatchSpec) -> BatchSpec:
     return replace(batch, samples=samples)
 
 
-def _mapped(fd: int) -> Memfd:
+def _mapped(fd: int) -> SharedFile:
     """Map the memory of a descriptor and take ownership of it."""
     try:
-        return Memfd(fd)
+        return SharedFile(fd)
     except OSError as error:  # a mapping of Python's has a descriptor of its own
         os.close(fd)
         raise ResourceError(

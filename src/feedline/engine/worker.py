@@ -1,147 +1,239 @@
-"""Worker of the fork server: claim a task, do it, report it, repeat.
+"""A worker's work, for all pools: fill the rows of a task, or make a whole batch.
 
-All workers read one SEQPACKET socket: the kernel delivers each message to exactly one of them.
-Between receiving a task and writing it to the heartbeat table a worker holds a record lock. The
-kernel releases that lock when a process dies, so it cannot be left locked; and its holder knows
-that every received task is in the table. That is how the trainer knows exactly which task a dead
-worker held.
+Guarantees: every row of a task is tried; failures are always reported; nothing outside the task's
+rows is written; the memory of a buffer slot is mapped once for as long as the slot has it.
 """
 
 from __future__ import annotations
 
-import mmap
+import contextlib
 import os
-import select
-import socket
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
+from typing import ParamSpec, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.engine import shipment
-from feedline.engine.board import PID, PIECE, SINCE, board_of
-from feedline.engine.make_batch import MappedMemory
-from feedline.engine.memory import Memfd
-from feedline.engine.messages import MAX_MESSAGE_BYTES, Report, receive, send, task_id
-from feedline.engine.process import limit_threads
-from feedline.engine.source import AnySource
-from feedline.engine.worker_dispatch import work_for
+from feedline.engine.buffers import Space, arrays
+from feedline.engine.heartbeat import READING, ROW, SINCE, stage_pages
+from feedline.engine.messages import BatchTask, Failure, Report, RowTask
+from feedline.engine.process import keep_freed_memory
+from feedline.engine.shared_memory import SharedFile
+from feedline.engine.source import AnySource, BatchSource, Source, makes_whole_batches
+from feedline.order.batch_spec import Item
+from feedline.order.seeds import extend, mix
+from feedline.stores.reading import reading
+from feedline.trace import is_recording_enabled, stage_timer
+from feedline.trace.stage_timings import StagePage
 
-if sys.platform != "win32":
-    import fcntl
+__all__ = ["MappedMemory", "PrivateMemory", "Work", "fill", "make_batch", "recorded", "work_for"]
 
-__all__ = ["claim_lock", "run"]
-
-_ORPHAN_CHECK_S = 1.0
-
-
-@contextmanager
-def claim_lock(fd: int, timeout_s: float | None = None) -> Iterator[None]:
-    """Hold the lock under which tasks are received. Per process, released by the kernel at death.
-
-    Args:
-        fd: descriptor of the pool's block.
-        timeout_s: how long to wait for it; None waits without limit.
-
-    Raises:
-        TimeoutError: another process has held it for that long.
-    """
-    now = 0 if timeout_s is None else fcntl.LOCK_NB
-    deadline = time.monotonic() + (timeout_s or 0.0)
-    while True:
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | now, 1, 0)
-            break
-        except BlockingIOError:  # held for microseconds, unless its holder was stopped
-            if time.monotonic() > deadline:
-                raise TimeoutError from None
-            time.sleep(0.0005)
-    try:
-        yield
-    finally:
-        fcntl.lockf(fd, fcntl.LOCK_UN, 1, 0)
+P = ParamSpec("P")
+Work: TypeAlias = Callable[[bytes, int], Report]
+"""Function of a message and its descriptor, -1 for none."""
 
 
-def run(
-    tasks: socket.socket,
-    results: socket.socket,
-    block_fd: int,
-    source: AnySource | int,
-    resources: Sequence[int],
-    seat: int,
+def work_for(
+    source: AnySource,
+    block: NDArray[np.uint8],
+    line: NDArray[np.int64],
+    memory: MappedMemory | PrivateMemory,
+    worker_id: int,
     workers: int,
-) -> None:
-    """Serve until asked to exit, until the trainer closes `tasks`, or until it is gone.
+) -> Work:
+    """Open a source in a worker. Return the function that does its tasks.
 
     Args:
-        tasks: socket of tasks.
-        results: socket of reports.
-        block_fd: the pool's block, with the heartbeat table at its head.
-        source: makes rows or batches; a descriptor if it is still pickled.
-        resources: descriptors of that payload's resources.
-        seat: worker id.
+        source: makes rows or batches.
+        block: memory of the pool, shape (bytes,), for rows and stage timings.
+        line: this worker's line of the heartbeat table.
+        memory: memory for whole batches.
+        worker_id: worker id.
         workers: number of workers.
     """
-    _keep_from_children(tasks, results)
-    parent = os.getppid()
-    block = Memfd(block_fd)
-    line = board_of(block.array)[seat]
+    reading.show_in(line[READING : READING + 1])
+    page = StagePage(stage_pages(block)[worker_id]) if is_recording_enabled() else None
+    if makes_whole_batches(source):
+        batches = cast(BatchSource, source)
+        keep_freed_memory()
+        batches.open(worker_id, workers)
+        return lambda message, fd: recorded(
+            page, make_batch, BatchTask.unpack(message, fd), batches, memory, line, worker_id
+        )
+    rows = cast(Source, source)
+    if (open_source := getattr(rows, "open", None)) is not None:
+        open_source(worker_id, workers)
+    return lambda message, _: recorded(
+        page, fill, RowTask.unpack(message), rows, block, line, worker_id
+    )
+
+
+def recorded(
+    page: StagePage | None, do: Callable[P, Report], *arguments: P.args, **options: P.kwargs
+) -> Report:
+    """Do a task, and record the time of its stages.
+
+    Args:
+        page: page for stage timings; None if they are not recorded.
+        do: `fill` or `make_batch`.
+        *arguments, **options: its arguments.
+    """
+    is_recorded = stage_timer.begin_task(page)
     try:
-        if isinstance(source, int):
-            source = shipment.unpack(_private(source), resources)
-        limit_threads()  # of whatever came with the source
-        work = work_for(source, block.array, line, MappedMemory(), seat, workers)
-    except BaseException as error:
-        results.send(Report.start_failure(seat, error).pack())
-        return
-    line[PID] = os.getpid()
-    # Exclusive: one message wakes one idle worker, not all of them.
-    waiting = select.epoll()
-    try:
-        waiting.register(tasks, select.EPOLLIN | select.EPOLLEXCLUSIVE)
-    except OSError:  # not known here: all wake, and one is the first
-        waiting.register(tasks, select.EPOLLIN)
-    while True:
-        if not waiting.poll(_ORPHAN_CHECK_S):
-            if os.getppid() != parent:
-                return
-            continue
-        with claim_lock(block_fd):
-            try:
-                message, memory = receive(tasks, MAX_MESSAGE_BYTES)
-            except BlockingIOError:
-                continue  # another worker was quicker
-            if not message:
-                return
-            id = task_id(message)
-            line[SINCE] = time.monotonic_ns()
-            line[:2] = id, 0
-        if id < 0:
-            return
-        report = work(message, memory)
-        send(results, report.pack(), report.memory, wait=True)
-        if report.memory >= 0:
-            os.close(report.memory)
-        line[PIECE] = 0
+        return do(*arguments, **options)
+    finally:
+        if is_recorded:
+            stage_timer.end_task()
 
 
-def _keep_from_children(*connections: socket.socket) -> None:
-    """Close a worker's connections in processes it forks.
+def fill(
+    task: RowTask,
+    source: Source,
+    block: NDArray[np.uint8],
+    line: NDArray[np.int64],
+    worker_id: int,
+) -> Report:
+    """Make the rows of a task in `block`.
 
-    The trainer waits for the results to end, which they do not while any process holds them; and a
-    child started by user code may outlive its worker.
+    Args:
+        task: what to make and where.
+        source: makes the rows.
+        block: shared memory, shape (bytes,).
+        line: this worker's line of the heartbeat table; its row is updated.
+        worker_id: worker id, for the report.
+    """
+    each = stage_timer.each_sample
+    samples = task.samples.tolist()
+    if (prepare := getattr(source, "prepare", None)) is not None:
+        with reading, contextlib.suppress(Exception):
+            prepare(samples, task.image_size)
+        stage_timer.end_stage("fetch")
+    # Waiting for another machine is not work, and must not make later tasks shorter.
+    started_ns = time.monotonic_ns()
+    failures: list[Failure] = []
+    slot = block[task.offset : task.offset + task.slot_bytes]
+    views = arrays(slot, source.fields(task.image_size), task.batch_rows)
+    seed = mix(task.seed)
+    clock, before_ns, slow_ns = time.monotonic_ns, started_ns, 0
+    for k, sample in enumerate(samples):
+        line[SINCE] = clock()
+        line[ROW] = k
+        row = task.start + k
+        own = extend(seed, sample)
+        if task.stride:
+            own = extend(own, task.place + row * task.stride)
+        item = Item(sample, task.image_size, own, task.strength)
+        try:
+            source.load(item, tuple([view[row, ...] for view in views]))
+        except (Exception, SystemExit) as error:
+            failures.append(Failure.of(row, error))
+        if each:  # by hand, as for small rows a call is felt
+            now_ns = clock()
+            if now_ns - before_ns > slow_ns or stage_timer.timed:
+                slow_ns = stage_timer.note_sample(sample, now_ns - before_ns)
+            before_ns = now_ns
+    return Report(worker_id, task.id, started_ns, time.monotonic_ns(), tuple(failures))
+
+
+class MappedMemory:
+    """Memory of slots as file descriptors, which come with tasks or are sent with reports."""
+
+    def __init__(self) -> None:
+        # By slot: device and inode, bytes.
+        self._mapped: dict[int, tuple[tuple[int, int], NDArray[np.uint8]]] = {}
+        self._new = -1
+
+    def of(self, task: BatchTask) -> NDArray[np.uint8]:
+        """Memory of a task's slot, shape (bytes,), mapped once; empty if it has none."""
+        self._new = -1
+        if task.memory < 0:
+            return np.empty(0, np.uint8)
+        file = _identity(task.memory)
+        known, memory = self._mapped.get(task.slot, (None, None))
+        if known == file and memory is not None:
+            os.close(task.memory)
+            return memory
+        memory = SharedFile(task.memory).array
+        os.close(task.memory)  # the mapping stays
+        self._mapped[task.slot] = file, memory
+        return memory
+
+    def larger(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
+        """Allocate new memory for a slot, to be sent with the report.
+
+        Raises:
+            ResourceError: not enough memory.
+        """
+        made = SharedFile.create(nbytes)
+        self._new = made.fd
+        self._mapped[slot] = _identity(made.fd), made.array
+        return made.array
+
+    def attach(self, report: Report) -> None:
+        """Add new memory to a report, if any; the sender then closes the descriptor."""
+        report.memory, self._new = self._new, -1
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    """Device and inode: unique while the file is mapped."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+class PrivateMemory:
+    """One memory for all slots, private to this process: batches are sent through a pipe."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def of(self, task: BatchTask) -> NDArray[np.uint8]:
+        """Return the memory, for any slot."""
+        return self._memory
+
+    def larger(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
+        """Allocate more memory."""
+        self._memory = np.empty(nbytes, np.uint8)
+        return self._memory
+
+    def attach(self, report: Report) -> None:
+        """Add the batch itself to the report."""
+        report.data = self._memory[: report.used]
+
+
+def make_batch(
+    task: BatchTask,
+    source: BatchSource,
+    memory: MappedMemory | PrivateMemory,
+    line: NDArray[np.int64],
+    worker_id: int,
+) -> Report:
+    """Make the batch of a task.
+
+    Args:
+        task: what to make.
+        source: makes the batch.
+        memory: memory of the slots.
+        line: this worker's line of the heartbeat table; its row is updated.
+        worker_id: worker id, for the report.
     """
 
-    def close() -> None:
-        for connection in connections:
-            connection.close()
+    def at(row: int) -> None:
+        line[ROW] = row
 
-    os.register_at_fork(after_in_child=close)
-
-
-def _private(fd: int) -> NDArray[np.uint8]:
-    """Map a payload copy-on-write, so that a source may write to its own arrays."""
-    return np.frombuffer(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY), dtype=np.uint8)
+    report = Report(worker_id, task.id, time.monotonic_ns(), 0)
+    try:
+        there = memory.of(task)
+        keys = task.keys or there[: task.key_bytes].tobytes()
+        space = Space(there)
+        structure_bytes = source.pack(keys, task, space, at)
+        stage_timer.end_stage("pack")
+        if not space.fits:
+            space.move(partial(memory.larger, task.slot))
+        report.used, report.structure_bytes = space.used, structure_bytes
+    except (Exception, SystemExit) as error:
+        report.failures = (Failure.of(0, error),)
+    report.ended_ns = time.monotonic_ns()
+    memory.attach(report)
+    return report

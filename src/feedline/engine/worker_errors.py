@@ -15,8 +15,8 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
-from feedline.engine.culprit import culprit_in
-from feedline.engine.messages import said
+from feedline.engine.messages import error_message
+from feedline.engine.pickling import find_unpicklable
 from feedline.errors import FeedlineError, UsageError, note
 from feedline.order.batch_spec import BatchSpec
 
@@ -64,7 +64,7 @@ class WorkerException:
         kind = RuntimeError if unfit else type(error)
         notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
         with contextlib.suppress(Exception):  # its class may allow no change
-            error.__notes__ = []  # type: ignore[attr-defined]  # said already
+            error.__notes__ = []  # type: ignore[attr-defined]  # already in the message
         trace = "".join(traceback.format_exception(error))
         message = f"Caught {type(error).__name__} {place}.{notes}\nOriginal {trace}"
         try:
@@ -101,7 +101,7 @@ def append_notes(error: BaseException) -> None:
             error.strerror = f"{error.strerror} ({notes})"
         elif isinstance(error, KeyError) and error.args:
             error.args = (_PlainRepr(f"{error}\n{notes}"), *error.args[1:])
-        elif isinstance(first, str) and said(error) == first:
+        elif isinstance(first, str) and error_message(error) == first:
             error.args = (f"{first}\n{notes}".lstrip(), *error.args[1:])
 
 
@@ -128,7 +128,7 @@ def note_unpicklable(error: Exception, batch: object) -> None:
     """Add a note with the unpicklable part of a batch to an exception, unless memory ran out."""
     if isinstance(error, (FeedlineError, MemoryError, OSError)):
         return
-    found = culprit_in(batch, "batch")
+    found = find_unpicklable(batch, "batch")
     note(
         error,
         f"Batches are pickled to return from a worker, and {found.path}, of type "

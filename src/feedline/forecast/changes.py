@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal
 
-from feedline.engine.board import MAX_SEATS
+from feedline.engine.heartbeat import MAX_WORKERS
 from feedline.errors import UsageError
 
 __all__ = ["Changes"]
@@ -20,7 +20,7 @@ _MIN_CACHE_PX, _MAX_CACHE_PX = 8, 8192
 _MIN_GPU, _MAX_GPU = 0.01, 1000.0
 
 _FORM = (
-    f"write any of workers=1..{MAX_SEATS}, cache={_MIN_CACHE_PX}..{_MAX_CACHE_PX} (resolution in "
+    f"write any of workers=1..{MAX_WORKERS}, cache={_MIN_CACHE_PX}..{_MAX_CACHE_PX} (resolution in "
     f"px) or cache=none, cores=1..{_MAX_CORES}, and gpu={_MIN_GPU:g}..{_MAX_GPU:g} (factor of the "
     "step's speed), comma separated, e.g. "
     '"workers=8,cache=256,cores=16,gpu=2"'
@@ -50,7 +50,7 @@ class Changes:
 
     def __post_init__(self) -> None:
         for name, kind, expected, low, high in (
-            ("workers", Integral, "a whole number", 1, MAX_SEATS),
+            ("workers", Integral, "a whole number", 1, MAX_WORKERS),
             ("cache", Integral, "a whole number", _MIN_CACHE_PX, _MAX_CACHE_PX),
             ("cores", Integral, "a whole number", 1, _MAX_CORES),
             ("gpu", Real, "a number", _MIN_GPU, _MAX_GPU),

@@ -12,7 +12,7 @@ from typing import Any
 
 from feedline.diagnose.finding import count
 from feedline.diagnose.step_load import Limit, StepLoad, with_workers
-from feedline.engine.board import MAX_SEATS
+from feedline.engine.heartbeat import MAX_WORKERS
 from feedline.errors import UsageError
 from feedline.forecast.changes import Changes
 from feedline.forecast.rates import Rates, rates_at
@@ -180,7 +180,7 @@ def _needed_workers(load: StepLoad, shared: float) -> int | None:
     return next(
         (
             number
-            for number in range(1, MAX_SEATS + 1)
+            for number in range(1, MAX_WORKERS + 1)
             if with_workers(start, number, shared).made_ms <= enough_ms
         ),
         None,

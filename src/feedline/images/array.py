@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 import numpy as np
+import torch  # noqa: F401  # mirrors rows; so it is loaded once, before workers are forked
 
 from feedline.images.given_transform import GivenTransform, given_transform
 from feedline.images.image_source import ImageSource

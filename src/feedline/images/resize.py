@@ -17,7 +17,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 
 from feedline.images.placement import Box, Placement, Window
 from feedline.images.resample_filter import FILTERS, Filter, nearest_pixels, support, weights
@@ -31,12 +30,8 @@ except ImportError:
 __all__ = ["fill"]
 
 _quick = compiled is not None and compiled.supported
-
-# What torch.nn.functional.interpolate calls; the same kernels through torch.ops take 2 us longer.
-_antialiased: dict[str, Any] = {
-    "bilinear": torch._C._nn._upsample_bilinear2d_aa,
-    "bicubic": torch._C._nn._upsample_bicubic2d_aa,
-}
+if not _quick:
+    import torch  # noqa: F401  # for every row; otherwise imported when first needed: it takes 1 s
 
 # Beyond this many times the row's pixels, the resized whole of an elongated image is not made.
 _WHOLE_LIMIT = 16
@@ -86,6 +81,8 @@ def fill(row: Pixels, image: Pixels, placement: Placement, *, down_first: bool =
     else:
         _resize_window(image, Window(height, width, top, left, filter=filter), row)
     if flip:
+        import torch
+
         mirrored = torch.from_numpy(row)
         mirrored.copy_(mirrored.flip(1))
 
@@ -145,7 +142,7 @@ def _whole_weights(
 
 def _resize(source: Pixels, target: Pixels, filter: Filter, down_first: bool) -> None:
     """Resize all of `source` (h, w, 3) to all of `target` (H, W, 3)."""
-    if filter not in _antialiased:
+    if filter not in ("bilinear", "bicubic"):
         _resize_edges(source, target, (0.0, 0.0, *source.shape[:2]), filter, down_first)
         return
     if down_first:
@@ -155,7 +152,11 @@ def _resize(source: Pixels, target: Pixels, filter: Filter, down_first: bool) ->
         return
     if not source.flags.writeable or min(source.strides) < 0:  # torch warns, or refuses
         source = source.copy()
-    _antialiased[filter](
+    import torch
+
+    # What torch.nn.functional.interpolate calls; the same through torch.ops takes 2 us longer.
+    resize: Any = getattr(torch._C._nn, f"_upsample_{filter}2d_aa")
+    resize(
         torch.from_numpy(source[None]).permute(0, 3, 1, 2),
         list(target.shape[:2]),
         False,

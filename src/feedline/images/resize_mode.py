@@ -13,7 +13,6 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 import PIL
-import torch
 
 from feedline.images.placement import Box, Placement
 from feedline.images.resample_filter import Filter
@@ -52,6 +51,8 @@ def fill_as(mode: ResizeMode, row: Pixels, image: Pixels, placement: Placement) 
 def _resized_in_floats(image: Pixels, height: int, width: int, filter: Filter) -> Pixels:
     if image.shape[:2] == (height, width):
         return image
+    import torch  # heavy, and rarely needed
+
     resized = torch.nn.functional.interpolate(
         # The image may be read-only, of which torch would warn: convert before.
         torch.from_numpy(image.astype(np.float32)).permute(2, 0, 1)[None],

@@ -23,8 +23,8 @@ from feedline.control.decision import SettingChange, What
 from feedline.control.limits import WorkerLimits
 from feedline.control.room import Room
 from feedline.control.window import StepWindow, error_of
-from feedline.engine.live_settings import LiveSettings
 from feedline.engine.start_method import WORKER_BYTES
+from feedline.engine.tasks import LiveSettings
 from feedline.loader.engines import Engine
 from feedline.loader.options import Settings
 from feedline.order.batch_spec import BatchSpec

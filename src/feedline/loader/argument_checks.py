@@ -14,8 +14,8 @@ from typing import Any, TypeGuard
 import torch
 from torch.utils.data import default_collate
 
-from feedline.engine.board import MAX_SEATS
-from feedline.engine.defaults import auto_workers, own_memory_bytes
+from feedline.engine.heartbeat import MAX_WORKERS
+from feedline.engine.start_method import auto_workers, own_memory_bytes
 from feedline.errors import DatasetError, UsageError
 from feedline.order.batch_spec import TASK_NS
 from feedline.order.planned_order import window_size
@@ -163,7 +163,7 @@ def check_length(dataset: Any, *, needed: bool) -> None:
         )
 
 
-_WORKERS = f'must be "auto" or a whole number from 0 to {MAX_SEATS}'
+_WORKERS = f'must be "auto" or a whole number from 0 to {MAX_WORKERS}'
 
 
 def is_native(dataset: object) -> bool:
@@ -393,6 +393,6 @@ def worker_count(workers: int | str, batches_bytes: int = 0) -> int:
     """
     if workers == "auto":
         return auto_workers(available_bytes=own_memory_bytes(), batches_bytes=batches_bytes)
-    if is_whole(workers) and 0 <= workers <= MAX_SEATS:
+    if is_whole(workers) and 0 <= workers <= MAX_WORKERS:
         return int(workers)
     raise UsageError(f"{_WORKERS}, got {workers!r}", argument="num_workers")

@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from feedline import errors
+from feedline.engine.payload import search_path
 from feedline.engine.process import WORKER_ENVIRONMENT
-from feedline.engine.shipment import search_path
 from feedline.errors import ResourceError, StateError, UsageError
 from feedline.loader.argument_checks import own_source
 from feedline.loader.options import Settings

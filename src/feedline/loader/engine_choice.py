@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from feedline.engine.attribute_snapshot import AttributeSnapshot, take_snapshot
-from feedline.engine.layout import batch_bytes
+from feedline.engine.buffers import batch_bytes
 from feedline.engine.normalise import DeviceTransforms, ValueTable
 from feedline.engine.source import Source
 from feedline.errors import UsageError

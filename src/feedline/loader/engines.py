@@ -27,8 +27,7 @@ import psutil
 
 from feedline.engine.device_transfer import DeviceTransfer
 from feedline.engine.feed import Feed
-from feedline.engine.in_flight import InFlightBatch
-from feedline.engine.live_settings import LiveSettings
+from feedline.engine.tasks import InFlightBatch, LiveSettings
 from feedline.engine.worker_errors import SkippedBatch, WorkerException, append_notes
 from feedline.errors import SampleError, UsageError
 from feedline.loader.position import LoaderPosition

@@ -10,7 +10,7 @@ from feedline.diagnose.facts import summarise_run
 from feedline.diagnose.finding import Thresholds
 from feedline.diagnose.gains import step_load
 from feedline.diagnose.step_load import StepLoad
-from feedline.engine.defaults import slots_for
+from feedline.engine.start_method import slots_for
 from feedline.engine.worker_setup import describe_generators
 from feedline.forecast.rates import PoolRate, Rates
 from feedline.forecast.schedule import break_even, forecast
@@ -56,8 +56,8 @@ def estimate_phases(settings: Settings, choice: EngineChoice, run: Run, rows: Ro
         each for each in _trained(choice, run) if bool(each.size) == bool(schedule.image_sizes)
     ]
     if known:
-        crew, images = settings.workers or None, _images(settings)
-        return "; ".join(forecast(known, schedule, images=images, workers=crew).advice)
+        workers, images = settings.workers or None, _images(settings)
+        return "; ".join(forecast(known, schedule, images=images, workers=workers).advice)
     if isinstance(rows, str):
         return ""
     return break_even(

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from feedline.engine.board import BOARD_BYTES, board_of
-from feedline.engine.fill import fill
-from feedline.engine.layout import batch_bytes
-from feedline.engine.messages import Failure, Piece, Report
+from feedline.engine.buffers import batch_bytes
+from feedline.engine.heartbeat import HEARTBEAT_BYTES, heartbeat_table
+from feedline.engine.messages import Failure, Report, RowTask
+from feedline.engine.worker import fill
 from feedline.loader.engine_choice import EngineChoice, cache_of
 from feedline.loader.options import Settings
 from feedline.order.batch_spec import Item
@@ -44,10 +44,10 @@ __all__ = [
 
 _ROWS = 100
 _IN_PIECE = 10
-_PASSES = 3  # of each piece the quickest counts: the others were disturbed, or read the disk
+_PASSES = 3  # of each task the quickest counts: the others were disturbed, or read the disk
 _SECONDS = 1.0  # for each size
 
-_Maker = Callable[[Piece], Report]
+_Maker = Callable[[RowTask], Report]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +88,12 @@ def measure_rows(settings: Settings, choice: EngineChoice) -> RowCost | str:
     image_s, problem, images = dict[int, float](), "", 0
     with _opened(source), _states_kept():
         for size, phase in _sizes(settings, source).items():
-            pieces = _pieces(size, phase, len(given))
+            tasks = _tasks(size, phase, len(given))
             if choice.rows is not None:
-                maker = _maker_of_rows(source, pieces)
+                maker = _maker_of_rows(source, tasks)
             else:
                 maker = _maker_of_samples(source)
-            made, seconds, why = _cost(pieces, maker)
+            made, seconds, why = _cost(tasks, maker)
             problem, images = problem or why, max(images, made)
             if made:
                 image_s[size] = seconds / made
@@ -169,11 +169,11 @@ def _store_apart(store: Any) -> Any:
     return other
 
 
-def _pieces(size: int, phase: Phase, samples: int) -> list[Piece]:
+def _tasks(size: int, phase: Phase, samples: int) -> list[RowTask]:
     """Tasks of one batch, of samples spread over the dataset."""
     numbers = np.linspace(0, samples - 1, min(_ROWS, samples)).astype(np.int64)
     return [
-        Piece(
+        RowTask(
             1,
             numbers[start : start + _IN_PIECE],
             batch_rows=len(numbers),
@@ -185,14 +185,14 @@ def _pieces(size: int, phase: Phase, samples: int) -> list[Piece]:
     ]
 
 
-def _maker_of_rows(source: Any, pieces: list[Piece]) -> _Maker:
+def _maker_of_rows(source: Any, tasks: list[RowTask]) -> _Maker:
     """Function that does tasks like a worker, in its own memory."""
-    slot_bytes = batch_bytes(source.fields(pieces[0].image_size), pieces[0].batch_rows)
-    block: np.ndarray[Any, np.dtype[np.uint8]] = np.zeros(BOARD_BYTES + slot_bytes, np.uint8)
-    line = board_of(block)[0]
+    slot_bytes = batch_bytes(source.fields(tasks[0].image_size), tasks[0].batch_rows)
+    block: np.ndarray[Any, np.dtype[np.uint8]] = np.zeros(HEARTBEAT_BYTES + slot_bytes, np.uint8)
+    line = heartbeat_table(block)[0]
 
-    def make(piece: Piece) -> Report:
-        placed = piece._replace(offset=BOARD_BYTES, slot_bytes=slot_bytes)
+    def make(task: RowTask) -> Report:
+        placed = task._replace(offset=HEARTBEAT_BYTES, slot_bytes=slot_bytes)
         return fill(placed, source, block, line, 0)
 
     return make
@@ -201,20 +201,20 @@ def _maker_of_rows(source: Any, pieces: list[Piece]) -> _Maker:
 def _maker_of_samples(source: Any) -> _Maker:
     """Function that makes the samples of tasks one by one."""
 
-    def make(piece: Piece) -> Report:
+    def make(task: RowTask) -> Report:
         started_ns, failures = time.monotonic_ns(), []
-        for row, sample in enumerate(piece.samples.tolist()):
-            item = Item(sample, piece.image_size, extend(piece.seed, sample), piece.strength)
+        for row, sample in enumerate(task.samples.tolist()):
+            item = Item(sample, task.image_size, extend(task.seed, sample), task.strength)
             try:
                 source.sample(item)
             except Exception as error:  # whatever a step of the user's raises
                 failures.append(Failure.of(row, error))
-        return Report(0, piece.id, started_ns, time.monotonic_ns(), tuple(failures))
+        return Report(0, task.id, started_ns, time.monotonic_ns(), tuple(failures))
 
     return make
 
 
-def _cost(pieces: list[Piece], make: _Maker) -> tuple[int, float, str]:
+def _cost(tasks: list[RowTask], make: _Maker) -> tuple[int, float, str]:
     """Do tasks several times.
 
     Returns:
@@ -222,13 +222,13 @@ def _cost(pieces: list[Piece], make: _Maker) -> tuple[int, float, str]:
     """
     best: dict[int, tuple[int, float]] = {}
     problem, until = "", time.monotonic() + _SECONDS
-    for piece in _PASSES * pieces:
-        report = make(piece)
+    for task in _PASSES * tasks:
+        report = make(task)
         took_s = (report.ended_ns - report.started_ns) / 1e9
         for failure in report.failures:
             problem = problem or f"{failure.kind}: {failure.message}"
-        rows = len(piece.samples) - len(report.failures)
-        best[piece.start] = min(best.get(piece.start, (rows, took_s)), (rows, took_s))
+        rows = len(task.samples) - len(report.failures)
+        best[task.start] = min(best.get(task.start, (rows, took_s)), (rows, took_s))
         if time.monotonic() > until:
             break
     made, seconds = (sum(column) for column in zip(*best.values(), strict=True))

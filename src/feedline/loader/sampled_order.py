@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from feedline.engine.messages import said
+from feedline.engine.messages import error_message
 from feedline.errors import StateError
 from feedline.loader.sampled_epoch import (
     Draw,
@@ -219,7 +219,7 @@ class EpochSource:
                 raise
             raise StateError(  # whatever a user's sampler makes of a damaged state
                 f"cannot resume: {describe(self.sampler)['type']} raised {type(error).__name__}: "
-                f"{said(error)}. The state may be damaged"
+                f"{error_message(error)}. The state may be damaged"
             ) from error
 
     def _load(self, sampler_state: Any) -> None:
@@ -235,8 +235,8 @@ class EpochSource:
         A sampler with a state of its own continues from `sampler_state`, its generator included.
         """
         then, first = (
-            None if said is None else RandomStates.from_json(said, self.sampler, self.generator)
-            for said in map(state["start"].get, ("random", "first"))
+            None if saved is None else RandomStates.from_json(saved, self.sampler, self.generator)
+            for saved in map(state["start"].get, ("random", "first"))
         )
         if then is not None:
             then.set_generators()

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import msgspec
 import torch
 
-from feedline.engine.board import MAX_SEATS
+from feedline.engine.heartbeat import MAX_WORKERS
 from feedline.errors import UsageError
 from feedline.stores.read_file import read_small
 from feedline.trace.machine import this_machine
@@ -28,7 +28,7 @@ _MOST_BYTES = 1 << 20
 _GB = 1 << 30
 _ALIKE = 0.9  # memory: what a machine keeps for itself differs a little from boot to boot
 
-_Workers = Annotated[int, msgspec.Meta(ge=1, le=MAX_SEATS)]
+_Workers = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)]
 _Batches = Annotated[int, msgspec.Meta(ge=1, le=64)]
 _Factor = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 _Milliseconds = Annotated[float, msgspec.Meta(gt=0, le=60_000)]

@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from feedline.engine.attribute_snapshot import find_shared_memory
-from feedline.engine.layout import PAGE_BYTES, align
-from feedline.engine.slots import SlotTooSmall
+from feedline.engine.buffers import PAGE_BYTES, SlotTooSmall, align
 from feedline.errors import ClosedError
 from feedline.loader.adaptation import Adaptation
 from feedline.loader.cache_filling import CacheFilling
@@ -257,7 +256,7 @@ class Session:
             self.settings, workers=live.workers, prefetch=live.prefetch, task_ns=live.task_ns
         )
         try:
-            # Before the old ones end, as the last crew of a fork server takes that with it.
+            # Before the old ones end, as the last pool of a fork server takes that with it.
             self.engine = self._built(self._at_work, settings, self.position)
         except BaseException:
             self._slot_bytes = before

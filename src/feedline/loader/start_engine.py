@@ -16,19 +16,16 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from feedline.engine.accelerator_transfer import AcceleratorTransfer
 from feedline.engine.batch_layout import WholeBatchTransfer
-from feedline.engine.crew import Crew
+from feedline.engine.buffers import BatchBuffers, RowBuffers, WholeBatchBuffers
 from feedline.engine.dataset_fetch import DatasetFetcher
-from feedline.engine.defaults import slots_for
 from feedline.engine.device_transfer import DeviceTransfer, HostTransfer, Tensors
 from feedline.engine.devices import TorchAccelerator, register_memory, should_pin
 from feedline.engine.feed import Feed
-from feedline.engine.in_flight import InFlightBatch
-from feedline.engine.live_settings import LiveSettings
 from feedline.engine.messages import HUNG
-from feedline.engine.slots import FixedSlots, GrowingSlots, Slots
+from feedline.engine.pool import WorkerPool
 from feedline.engine.source import Source
-from feedline.engine.start_method import start_crew
-from feedline.engine.tasks import BatchTasks, PieceTasks
+from feedline.engine.start_method import slots_for, start_pool
+from feedline.engine.tasks import BatchTasks, InFlightBatch, LiveSettings, RowTasks
 from feedline.engine.worker_errors import describe_sample
 from feedline.engine.worker_setup import SourceWithInit, WorkerInit
 from feedline.errors import ImageError, SampleError
@@ -48,7 +45,7 @@ __all__ = [
 
 
 def samples_to_skip(
-    source: Source, slots: Slots, on_error: str, flight: InFlightBatch
+    source: Source, slots: BatchBuffers, on_error: str, flight: InFlightBatch
 ) -> list[Skipped]:
     """Samples to skip in a batch with failed rows.
 
@@ -105,17 +102,7 @@ def _name(source: Source, sample: int) -> str:
 
 
 _ROW_TIMEOUT_S = 120.0
-"""Time on one row after which a worker counts as stuck, see `engine.patience`."""
-
-# The fork server imports these once, so that every worker starts with them at once.
-_PRELOAD = ("numpy", "torch", "simplejpeg", "PIL.Image", "feedline.images.folder")
-_PRELOAD_WHOLE = (
-    "numpy",
-    "torch",
-    "torch.utils.data",
-    "PIL.Image",
-    "feedline.engine.dataset_fetch",
-)
+"""Time on one row after which a worker counts as stuck, see `engine.hang_detection`."""
 
 _KEPT_BY_USER = 2
 """Batches a user may hold without a copy, besides those made ahead."""
@@ -160,7 +147,7 @@ def _started(engine: WorkerEngine) -> WorkerEngine:
 
 
 @contextlib.contextmanager
-def _closed_on_error(thing: Crew | WorkerEngine) -> Iterator[None]:
+def _closed_on_error(thing: WorkerPool | WorkerEngine) -> Iterator[None]:
     try:
         yield
     except BaseException:
@@ -180,19 +167,18 @@ def _rows_backend(
         init = WorkerInit(shown, settings.worker_init_fn, asked.seed or 0)
         source = SourceWithInit(source, init)
     count = slots_for(asked.prefetch)
-    crew = start_crew(
+    pool = start_pool(
         source,
         slots_bytes=count * choice.slot_bytes,
         workers=settings.workers,
         method=settings.start_method,
-        preload=_PRELOAD,
         runs_user_code=choice.runs_user_code or _needs_formats_of_the_script(choice),
     )
-    with _closed_on_error(crew):
-        slots = FixedSlots(crew.block, choice.slot_bytes, count)
+    with _closed_on_error(pool):
+        slots = RowBuffers(pool.block, choice.slot_bytes, count)
         feed = Feed(
-            PieceTasks(slots, source.fields),
-            crew,
+            RowTasks(slots, source.fields),
+            pool,
             LiveSettings(
                 workers=settings.workers,
                 prefetch=settings.prefetch,
@@ -212,7 +198,7 @@ def _rows_backend(
                 slots,
                 choice.on_device,
                 TorchAccelerator(asked.device),
-                register_memory(crew.block, asked.device),
+                register_memory(pool.block, asked.device),
                 form,
             )
         else:
@@ -239,18 +225,17 @@ def _whole_batches(
     timing: Timing,
 ) -> WorkerEngine:
     """Build workers that make whole batches, one each."""
-    crew = start_crew(
+    pool = start_pool(
         fetcher,
         slots_bytes=0,
         workers=settings.workers,
         method=settings.start_method,
-        preload=_PRELOAD_WHOLE,
         # Of samples and collate_fn, what is pickled says.
         runs_user_code=choice.engine == "dataset" or _needs_formats_of_the_script(choice),
     )
 
-    slots = GrowingSlots(0)
-    tasks = BatchTasks(slots, kept=_KEPT_BY_USER, shares_memory=crew.shares_memory)
+    slots = WholeBatchBuffers(0)
+    tasks = BatchTasks(slots, kept=_KEPT_BY_USER, shares_memory=pool.shares_memory)
     live = LiveSettings(
         workers=settings.workers,
         prefetch_factor=settings.prefetch_factor,
@@ -259,7 +244,7 @@ def _whole_batches(
     tasks.resize(live)
     feed = Feed(
         tasks,
-        crew,
+        pool,
         live,
         timeout_s=settings.timeout_s or _ROW_TIMEOUT_S,
         deadline_s=settings.timeout_s or inf,

@@ -13,8 +13,8 @@ import pytest
 from faulty import Steady
 from torch.utils.data import IterableDataset
 
-from feedline.engine.crew import CurrentRow
-from feedline.engine.patience import Patience, Place
+from feedline.engine.hang_detection import HangDetector, Place
+from feedline.engine.pool import CurrentRow
 from feedline.errors import LoadTimeoutError, SampleError, WorkerError
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
@@ -26,7 +26,7 @@ LIMIT_S = 3.5
 
 
 class Workers:
-    """Workers as `Patience` sees them: what each is on is set by hand."""
+    """Workers as `HangDetector` sees them: what each is on is set by hand."""
 
     def __init__(self) -> None:
         self.rows: dict[int, CurrentRow] = {}
@@ -41,19 +41,19 @@ class Workers:
     def idle(self) -> set[int]:
         return self.ready
 
-    def waits_for_storage(self, seat: int) -> bool:
-        return seat in self.reading
+    def waits_for_storage(self, worker_id: int) -> bool:
+        return worker_id in self.reading
 
-    def kill(self, seat: int, why: str) -> None:
-        self.killed.append(seat)
+    def kill(self, worker_id: int, why: str) -> None:
+        self.killed.append(worker_id)
 
 
-def patience_on(workers: Workers) -> Patience:
+def patience_on(workers: Workers) -> HangDetector:
     """Each task is a row of one batch, by its id."""
-    return Patience(workers, LIMIT_S, lambda id, row: Place(0, id % 100, id, f"sample {id}"))  # type: ignore[arg-type]
+    return HangDetector(workers, LIMIT_S, lambda id, row: Place(0, id % 100, id, f"sample {id}"))  # type: ignore[arg-type]
 
 
-def check(patience: Patience, seconds: int = 6) -> None:
+def check(patience: HangDetector, seconds: int = 6) -> None:
     for _ in range(seconds):
         patience.check(1.0, False)
 

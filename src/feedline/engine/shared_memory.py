@@ -26,7 +26,8 @@ from feedline.engine.process import in_worker
 from feedline.errors import ResourceError
 from feedline.system import available_memory_bytes
 
-__all__ = ["Memfd", "Named", "nameless_file", "require_memory"]
+__all__ = ["NamedMemory", "SharedFile", "require_memory", "unnamed_file"]
+
 
 _SHARED_MEMORY = "/dev/shm"
 _ZEROS_BYTES = 1 << 20
@@ -48,7 +49,7 @@ def require_memory(nbytes: int, purpose: str, remedy: str) -> None:
         )
 
 
-def nameless_file(nbytes: int) -> int:
+def unnamed_file(nbytes: int) -> int:
     """Create an unlinked file of `nbytes` zero bytes for several processes. Return its descriptor.
 
     Linux only. Not inheritable: it is passed to the fork server explicitly.
@@ -112,16 +113,16 @@ def _allocate(fd: int, nbytes: int) -> None:
 
 
 @functools.cache
-def _log_once(said: str) -> None:
+def _log_once(warning: str) -> None:
     if not in_worker():
-        _log.warning(said)
+        _log.warning(warning)
 
 
-class Memfd:
+class SharedFile:
     """A block behind a file descriptor. Linux.
 
     Args:
-        fd: from `nameless_file`; owned from here on.
+        fd: from `unnamed_file`; owned from here on.
 
     Raises:
         OSError: it cannot be mapped.
@@ -134,7 +135,7 @@ class Memfd:
         self.nbytes = self.array.nbytes
 
     @classmethod
-    def create(cls, nbytes: int) -> Memfd:
+    def create(cls, nbytes: int) -> SharedFile:
         """Allocate a block of `nbytes` zero bytes.
 
         Raises:
@@ -142,7 +143,7 @@ class Memfd:
         """
         fd = -1
         try:
-            fd = nameless_file(nbytes)
+            fd = unnamed_file(nbytes)
             return cls(fd)
         except OSError as error:
             if fd >= 0:
@@ -161,7 +162,7 @@ class Memfd:
 
 
 class _Segment(SharedMemory):
-    """Named memory that stays mapped for batches a user holds, without warnings."""
+    """NamedMemory memory that stays mapped for batches a user holds, without warnings."""
 
     # No module is used here: at the interpreter's end their globals may be gone already.
     def close(self) -> None:
@@ -177,7 +178,7 @@ class _Segment(SharedMemory):
             pass
 
 
-class Named:
+class NamedMemory:
     """A named block, for the start method "spawn".
 
     Args:

@@ -12,25 +12,26 @@ from numpy.typing import NDArray
 
 from feedline.trace.stage_timings import PAGE_BYTES, PAGE_WORDS
 
-__all__ = ["BOARD_BYTES", "MAX_SEATS", "board_of", "pages_of"]
+__all__ = ["HEARTBEAT_BYTES", "MAX_WORKERS", "heartbeat_table", "stage_pages"]
 
-MAX_SEATS = 512
+
+MAX_WORKERS = 512
 _WORDS = 8  # one cache line of 64 bytes each: no worker slows another down
-_LINES_BYTES = MAX_SEATS * _WORDS * 8
-BOARD_BYTES = _LINES_BYTES + MAX_SEATS * PAGE_BYTES
+_LINES_BYTES = MAX_WORKERS * _WORDS * 8
+HEARTBEAT_BYTES = _LINES_BYTES + MAX_WORKERS * PAGE_BYTES
 """Size of the table at the head of a block; the slots follow."""
 
-PIECE, ROW, PID, SINCE, READING = range(5)
+TASK, ROW, PID, SINCE, READING = range(5)
 """Columns: the task held, 0 for none; its current row, counted from 0; the process id, 0 before the
 worker is ready for its first task; when the row (of a whole batch: the task) was started, on the
 monotonic clock in ns; 1 while the worker reads from storage."""
 
 
-def board_of(block: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Heartbeat table at the head of a block: shape (MAX_SEATS, 8), int64."""
-    return block[:_LINES_BYTES].view(np.int64).reshape(MAX_SEATS, _WORDS)
+def heartbeat_table(block: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Heartbeat table at the head of a block: shape (MAX_WORKERS, 8), int64."""
+    return block[:_LINES_BYTES].view(np.int64).reshape(MAX_WORKERS, _WORDS)
 
 
-def pages_of(block: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Pages of stage timings: shape (MAX_SEATS, PAGE_WORDS), int64; see `trace.stage_timings`."""
-    return block[_LINES_BYTES:BOARD_BYTES].view(np.int64).reshape(MAX_SEATS, PAGE_WORDS)
+def stage_pages(block: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Pages of stage timings: shape (MAX_WORKERS, PAGE_WORDS), int64; see `trace.stage_timings`."""
+    return block[_LINES_BYTES:HEARTBEAT_BYTES].view(np.int64).reshape(MAX_WORKERS, PAGE_WORDS)

@@ -4,7 +4,7 @@ Guarantees: numpy arrays inside the source are stored once for all workers (pick
 out-of-band) and mapped copy-on-write: writable, private, and shared until written to. The pickle is
 made by the trainer for its own workers and never read from a file. Modules imported by a worker see
 the trainer's arguments, search path, working directory and environment.
-Relies on: the source being picklable; otherwise the error of `pack` names the attribute.
+Relies on: the source being picklable; otherwise the error of `Payload` names the attribute.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ import pickle
 import struct
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import process as mp_process
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.engine.culprit import culprit_in
-from feedline.engine.layout import LINE_BYTES, align
+from feedline.engine.buffers import LINE_BYTES, align
+from feedline.engine.pickling import SharedResources, SharingPickler, find_unpicklable, inherited
 from feedline.engine.process import WORKER_ENVIRONMENT
-from feedline.engine.sharing import SharedResources, SharingPickler, inherited
+from feedline.engine.shared_memory import NamedMemory, SharedFile
 from feedline.engine.source import AnySource, Given
 from feedline.errors import UsageError
 
-__all__ = ["lay", "main_module", "pack", "search_path", "size_bytes", "unpack"]
+__all__ = ["Payload", "main_module", "search_path", "unpickle_source"]
+
+Memory = TypeVar("Memory", SharedFile, NamedMemory)
+
 
 _COUNT = struct.Struct("<q")
-_LIBRARIES = {"feedline", "torch", "torchvision", "timm", "numpy", "PIL", *sys.stdlib_module_names}
+_LIBRARIES = {"feedline", "torch", "torchvision", "timm", "numpy", "PIL"}
 
 
-def pack(
-    source: AnySource, resources: SharedResources, *, runs_user_code: bool = False
-) -> list[memoryview | bytes]:
-    """Pickle a source. Return the parts of the payload, for `lay`.
+class Payload(Generic[Memory]):
+    """A pickled source in memory that all workers map.
 
     Args:
         source: source to send.
-        resources: receives the descriptors that workers need to unpickle it; open as long as
-            workers start.
+        create: creates memory of a number of bytes.
         runs_user_code: user code runs in workers, so they import the user's script first, for what
             it sets at its top level. Otherwise they do so if the source needs any module besides
             feedline's and the libraries of its pipelines.
@@ -55,6 +55,47 @@ def pack(
     Raises:
         UsageError: something in the source cannot be pickled; the message names it. Or it needs the
             user's script, which has no file.
+        ResourceError: not enough memory.
+    """
+
+    memory: Memory
+    resources: SharedResources
+    """Descriptors that workers need to unpickle it; open as long as workers start."""
+    library_modules: list[str]
+    """Modules of feedline and of the libraries of its pipelines that the source needs."""
+
+    def __init__(
+        self, source: AnySource, create: Callable[[int], Memory], *, runs_user_code: bool
+    ) -> None:
+        with contextlib.ExitStack() as cleanup:
+            self.resources = SharedResources()
+            cleanup.callback(self.resources.close)
+            modules, parts = _pickled(source, self.resources, runs_user_code)
+            self.library_modules = sorted(m for m in modules if _package(m) in _LIBRARIES)
+            sizes = [_COUNT.pack(len(part)) for part in parts]
+            parts.insert(0, _COUNT.pack(len(parts)) + b"".join(sizes))
+            self.memory = create(sum(align(len(part), LINE_BYTES) for part in parts))
+            offset = 0
+            for part in parts:
+                block = self.memory.array[offset : offset + len(part)]
+                block[:] = np.frombuffer(part, np.uint8)
+                offset += align(len(part), LINE_BYTES)
+            cleanup.pop_all()
+
+    def close(self) -> None:
+        """Free the memory and the resources. May be called again."""
+        self.memory.close()
+        self.resources.close()
+
+
+def _pickled(
+    source: AnySource, resources: SharedResources, runs_user_code: bool
+) -> tuple[set[str], list[memoryview | bytes]]:
+    """Pickle a source.
+
+    Returns:
+        the modules it needs; and the parts of the payload: a worker's settings, the source, and its
+        out-of-band buffers.
     """
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
@@ -64,14 +105,15 @@ def pack(
             pickler.dump(source)
         except Exception as error:
             given = source.given() if isinstance(source, Given) else {}
-            found = culprit_in(source, type(source).__name__, given, _dump)
+            found = find_unpicklable(source, type(source).__name__, given, _dump)
             raise UsageError(
                 f"{found.path} cannot be sent to worker processes: {found.reason}. "
                 f'{found.remedy}, or use start_method="fork" (Linux) or num_workers=0'
             ) from error
         home = _home(resources)
-        if runs_user_code or pickler.packages - _LIBRARIES:
-            home |= main_module(needed="__main__" in pickler.packages)
+        packages = {_package(module) for module in pickler.modules}
+        if runs_user_code or packages - _LIBRARIES - sys.stdlib_module_names:
+            home |= main_module(needed="__main__" in packages)
         head = io.BytesIO()
         SharingPickler(head, buffers.append, resources).dump(home)
     if pickler.copied:
@@ -81,11 +123,19 @@ def pack(
             "Use fewer, larger tensors, or call share_memory_() on those that must be shared",
             stacklevel=2,
         )
-    return [head.getvalue(), file.getvalue(), *[buffer.raw() for buffer in buffers]]
+    return pickler.modules, [
+        head.getvalue(),
+        file.getvalue(),
+        *[buffer.raw() for buffer in buffers],
+    ]
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def _dump(value: object) -> None:
-    """Pickle a value like `pack`, to test whether that is possible."""
+    """Pickle a value like a source, to test whether that is possible."""
     resources = SharedResources()
     try:
         with resources.pickling():
@@ -95,26 +145,11 @@ def _dump(value: object) -> None:
         resources.close()
 
 
-def size_bytes(parts: Sequence[memoryview | bytes]) -> int:
-    """Size of a payload in bytes."""
-    head = _COUNT.size * (1 + len(parts))
-    return align(head, LINE_BYTES) + sum(align(len(part), LINE_BYTES) for part in parts)
-
-
-def lay(parts: Sequence[memoryview | bytes], block: NDArray[np.uint8]) -> None:
-    """Write a payload into a block of at least `size_bytes(parts)` bytes."""
-    head = _COUNT.pack(len(parts)) + b"".join(_COUNT.pack(len(part)) for part in parts)
-    offset = 0
-    for part in (head, *parts):
-        block[offset : offset + len(part)] = np.frombuffer(part, np.uint8)
-        offset += align(len(part), LINE_BYTES)
-
-
-def unpack(block: NDArray[np.uint8], descriptors: Sequence[int]) -> AnySource:
+def unpickle_source(block: NDArray[np.uint8], descriptors: Sequence[int]) -> AnySource:
     """Unpickle a payload in a worker. The source's arrays stay where they are, in `block`.
 
     Args:
-        block: block written by `lay`.
+        block: memory of a `Payload`.
         descriptors: descriptors of the payload's resources, in this process; closed here.
     """
     with inherited(descriptors):
@@ -224,6 +259,6 @@ def _home(resources: SharedResources) -> dict[str, Any]:
     with contextlib.suppress(OSError):  # it has been removed
         home["dir"] = os.getcwd()
     tracker: Any = resource_tracker._resource_tracker
-    if tracker._fd is not None:
+    if tracker._fd is not None and sys.platform != "win32":
         home["tracker"] = resources.DupFd(resources.duplicate_for_child(tracker._fd))
     return home

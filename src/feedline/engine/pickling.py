@@ -3,7 +3,8 @@
 Guarantees: shared tensors, locks, values, queues, connections and manager proxies inside the
 pickled object refer to the same memory and the same descriptors in every process that unpickles
 it, however often and however late: a replacement worker included. Nothing runs in the background,
-and nothing stays open after `close`.
+and nothing stays open after `close`. `find_unpicklable` finds the part of a value that cannot be
+pickled, for error messages; it changes nothing.
 Relies on: the private hooks by which multiprocessing's own start methods pass descriptors
 (`set_spawning_popen` and a process object with `duplicate_for_child` and `DupFd`).
 """
@@ -15,15 +16,148 @@ import io
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing import context as mp_context
 from multiprocessing import process as mp_process
 from multiprocessing.reduction import ForkingPickler
-from types import FunctionType
-from typing import Any
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, TypeAlias
 
-__all__ = ["SharedResources", "SharingPickler", "inherited"]
+from feedline.engine.messages import error_message
+
+__all__ = ["SharedResources", "SharingPickler", "UnpicklablePart", "find_unpicklable", "inherited"]
+
+
+Dump: TypeAlias = Callable[[object], object]
+"""Pickles a value, or raises."""
+
+_DEPTH = 8
+_MOST_PARTS = 1000
+
+
+@dataclass(frozen=True)
+class UnpicklablePart:
+    """The innermost part of a value that cannot be pickled.
+
+    Args:
+        path: path to it in the user's terms, e.g. dataset.transform.function.
+        value: the part.
+        error: exception raised by pickling it.
+    """
+
+    path: str
+    value: object
+    error: Exception
+
+    @property
+    def reason(self) -> str:
+        """Reason why it cannot be pickled."""
+        method = self._raised_in()
+        kind = type(self.error).__name__
+        if method is not None:
+            return f"its {method} raised {kind}: {error_message(self.error)}"
+        return error_message(self.error)
+
+    @property
+    def remedy(self) -> str:
+        """Fix other than not pickling it; the beginning of a sentence."""
+        kind = self.value if isinstance(self.value, type) else type(self.value)
+        if isinstance(self.value, (FunctionType, type)) or "<locals>" in kind.__qualname__:
+            return (
+                "Lambdas, and functions or classes defined inside a function, cannot be pickled: "
+                "define them at the top level of a module"
+            )
+        if kind.__module__.startswith("multiprocessing."):
+            return "Create it with multiprocessing.get_context() of the workers' start method"
+        if self._raised_in() is not None:
+            return f"Fix the pickling of {kind.__name__}"
+        return (
+            f"A {kind.__name__} belongs to one process and cannot be pickled: open or create it in "
+            "the worker, when it is first used, and leave it out in __getstate__"
+        )
+
+    def _raised_in(self) -> str | None:
+        """Special method of the value that raised the error."""
+        for frame, _ in traceback.walk_tb(self.error.__traceback__):
+            name, arguments = frame.f_code.co_name, frame.f_code.co_varnames[:1]
+            if name.startswith("__") and any(
+                frame.f_locals.get(a) is self.value for a in arguments
+            ):
+                return name
+        return None
+
+
+def _plain_dump(value: object) -> None:
+    # Large arrays need not be copied to learn that they pickle.
+    pickle.Pickler(io.BytesIO(), 5, buffer_callback=lambda _: None).dump(value)
+
+
+def find_unpicklable(
+    value: object,
+    path: str,
+    parts: Mapping[str, object] | None = None,
+    dump: Dump = _plain_dump,
+) -> UnpicklablePart:
+    """Find the part that cannot be pickled.
+
+    Args:
+        value: value that cannot be pickled.
+        path: its name in the user's terms.
+        parts: its parts by the user's names, if those are not its attributes.
+        dump: function that pickles it.
+    """
+    for name, part in (parts or {}).items():
+        if _refusal(part, dump) is not None:
+            return find_unpicklable(part, name, dump=dump)
+    return _innermost(value, path, _refusal(value, dump), _DEPTH, dump)
+
+
+def _innermost(
+    value: object, path: str, error: Exception | None, depth: int, dump: Dump
+) -> UnpicklablePart:
+    for key, part in _parts(value).items() if depth else ():
+        refused = _refusal(part, dump)
+        if refused is not None:
+            return _innermost(part, path + key, refused, depth - 1, dump)
+    # It may pickle by itself, and not along with what it came in.
+    return UnpicklablePart(path, value, error or pickle.PicklingError("it cannot be pickled"))
+
+
+def _refusal(value: object, dump: Dump) -> Exception | None:
+    """Exception raised by pickling a value; None if it succeeds."""
+    try:
+        dump(value)
+    except Exception as error:
+        return error
+    return None
+
+
+def _parts(value: object) -> dict[str, object]:
+    """Parts that are pickled with a value, by their suffix in Python code."""
+    if isinstance(value, partial):
+        return {".func": value.func, ".args": value.args, ".keywords": value.keywords}
+    if isinstance(value, MethodType):
+        return {".__self__": value.__self__}
+    if isinstance(value, (FunctionType, ModuleType, type)):
+        return {}
+    if isinstance(value, dict):
+        return {f"[{key!r}]": part for key, part in list(value.items())[:_MOST_PARTS]}
+    if isinstance(value, (list, tuple)):
+        return {f"[{k}]": part for k, part in enumerate(value[:_MOST_PARTS])}
+    own = getattr(type(value), "__getstate__", None)
+    if own in (None, getattr(object, "__getstate__", None)):
+        state = getattr(value, "__dict__", {})
+    else:
+        try:
+            state = own(value)
+        except Exception:
+            return {}
+    return {f".{key}": part for key, part in state.items()} if isinstance(state, dict) else {}
+
 
 _MOST_MOVED = 128
 """Maximum number of tensors of one pickle that are moved to shared memory, because each takes a
@@ -107,8 +241,8 @@ class SharingPickler(ForkingPickler):
         resources: SharedResources,
     ) -> None:
         super().__init__(file, 5, True, buffer_callback)
-        self.packages: set[str] = set()
-        """Top-level names of the modules needed to unpickle."""
+        self.modules: set[str] = set()
+        """Modules of the pickled classes and functions."""
         self.copied: list[str] = []
         """Reason for each tensor that could not be shared."""
         self._resources = resources
@@ -118,7 +252,7 @@ class SharingPickler(ForkingPickler):
     def reducer_override(self, obj: object) -> Any:
         """Reduce torch storages; record the modules of classes and functions."""
         if isinstance(obj, (type, FunctionType)):
-            self.packages.add(str(obj.__module__).partition(".")[0])
+            self.modules.add(str(obj.__module__))
         elif self._torch is not None and type(obj) is self._torch.UntypedStorage:
             return self._reduced_storage(obj)
         return NotImplemented

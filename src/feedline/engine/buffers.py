@@ -1,0 +1,409 @@
+"""Batch buffers: the memory of batches, in slots. Each slot is free, being filled or pinned.
+
+Rows use `RowBuffers`, whole batches `WholeBatchBuffers`. Rows are laid out as one array after
+another, each on its own cache lines; a whole batch is packed into a `Space`.
+
+Guarantees: a pinned slot is free again when the last array on it is garbage, in whichever thread
+that happens; so a returned batch is safe to keep. A process forked from the trainer holds the
+batches that its parent held: slots pinned at a fork are free again when the child has ended, too.
+Relies on: an exporter of memory living as long as the arrays made from it (the buffer protocol);
+a forked child keeping its copy of a pipe open until it ends or becomes another program.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.engine.heartbeat import HEARTBEAT_BYTES
+from feedline.engine.shared_memory import SharedFile
+from feedline.order.batch_spec import Field
+
+__all__ = [
+    "LINE_BYTES",
+    "PAGE_BYTES",
+    "BatchBuffers",
+    "RowBuffers",
+    "SlotTooSmall",
+    "Space",
+    "WholeBatchBuffers",
+    "align",
+    "arrays",
+    "batch_bytes",
+]
+
+PAGE_BYTES = 4096
+LINE_BYTES = 64
+_HEADROOM = 8  # batches that vary in size get an eighth more, so that few of them must move
+
+
+def align(offset: int, to: int) -> int:
+    """Round `offset` up to a multiple of `to`."""
+    return -(-offset // to) * to
+
+
+def _field_bytes(field: Field, rows: int) -> int:
+    return rows * np.dtype(field.dtype).itemsize * prod(field.shape)
+
+
+def batch_bytes(fields: tuple[Field, ...], rows: int) -> int:
+    """Bytes of a batch of `rows` rows, a whole number of pages."""
+    return align(sum(align(_field_bytes(f, rows), LINE_BYTES) for f in fields), PAGE_BYTES)
+
+
+def arrays(
+    slot: NDArray[np.uint8], fields: tuple[Field, ...], rows: int
+) -> tuple[NDArray[np.generic], ...]:
+    """Arrays of a batch as views of its slot, each of shape (rows, *field.shape)."""
+    views: list[NDArray[np.generic]] = []
+    offset = 0
+    for field in fields:
+        views.append(np.ndarray((rows, *field.shape), field.dtype, slot, offset))
+        offset += align(_field_bytes(field, rows), LINE_BYTES)
+    return tuple(views)
+
+
+class Space:
+    """Memory of a whole batch while it is packed, allocated in parts.
+
+    Allocated parts stay where they are; there is always more. Parts that fit into the existing
+    memory are written there once; only the others are copied at the end.
+
+    Args:
+        memory: existing memory, shape (bytes,); may be empty.
+    """
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self._memory = memory
+        self._beyond: list[tuple[int, NDArray[np.uint8]]] = []
+        self.used = 0
+
+    def take(self, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
+        """Allocate bytes on their own cache lines. Return their offset and the bytes."""
+        start = align(self.used, LINE_BYTES)
+        self.used = start + nbytes
+        if self.used <= len(self._memory):
+            return start, self._memory[start : self.used]
+        part = np.empty(nbytes, np.uint8)
+        self._beyond.append((start, part))
+        return start, part
+
+    def where(self, address: int) -> int | None:
+        """Offset of an address in the allocated parts; None for other memory."""
+        for start, part in [(0, self._memory[: self.used]), *self._beyond]:
+            within = address - part.ctypes.data
+            if 0 <= within < len(part):
+                return start + within
+        return None
+
+    @property
+    def fits(self) -> bool:
+        """True if all parts are in the existing memory."""
+        return not self._beyond
+
+    def move(self, make: Callable[[int], NDArray[np.uint8]]) -> NDArray[np.uint8]:
+        """Copy all parts into larger memory, allocated by `make(bytes)`."""
+        larger = make(align(self.used + self.used // _HEADROOM, PAGE_BYTES))
+        first = min(self._beyond[0][0], len(self._memory)) if self._beyond else self.used
+        larger[:first] = self._memory[:first]
+        for start, part in self._beyond:
+            larger[start : start + len(part)] = part
+        return larger
+
+
+class SlotTooSmall(Exception):
+    """A batch needs larger slots. They come with new workers: see `loader.session`.
+
+    Args:
+        nbytes: size of the batch, in bytes.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(f"a batch needs {nbytes} bytes")
+        self.nbytes = nbytes
+
+
+class BatchBuffers:
+    """A number of slots.
+
+    Args:
+        slots: number of slots.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        # Appending and popping are atomic: slots may come back from any thread.
+        self._free: deque[int] = deque(range(slots))
+        self._pins: dict[int, weakref.ref[object]] = {}
+        self._children: dict[_ForkedChild, list[int]] = {}  # slots that were pinned at the fork
+        self._held: set[int] = set()  # pinned no more, but a child may still read them
+        _all.add(self)
+
+    def acquire(self) -> int | None:
+        """Acquire a free slot, or None."""
+        if self._held and not self._free:
+            self._free_ended()
+        return self._free.popleft() if self._free else None
+
+    def release(self, slot: int) -> None:
+        """Release an acquired slot."""
+        self._free.append(slot)
+
+    def grow(self, slots: int) -> None:
+        """Increase the number of slots; existing ones stay."""
+        more = range(self.slots, max(self.slots, slots))
+        self.slots += len(more)
+        self._free.extend(more)
+
+    @property
+    def pinned(self) -> int:
+        """Number of slots that arrays refer to, or that a child process may read."""
+        if self._held:
+            self._free_ended()
+        return len(self._pins) + len(self._held)
+
+    def pin_bytes(self, slot: int, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Pin a slot: return its memory; the last array on it releases the slot."""
+        exporter: Any = (ctypes.c_char * len(memory)).from_buffer(memory.data)
+
+        def released(_: object) -> None:
+            if self._pins.pop(slot, None) is not None:
+                if any(slot in slots for slots in list(self._children.values())):
+                    self._held.add(slot)
+                else:
+                    self._free.append(slot)
+
+        self._pins[slot] = weakref.ref(exporter, released)
+        return np.frombuffer(memoryview(exporter), np.uint8)
+
+    def note_child(self, child: _ForkedChild) -> None:
+        """Record that a child of this process has inherited the pinned slots."""
+        if slots := list(self._pins):
+            self._children[child] = slots
+
+    def forget_children(self) -> None:
+        """Forget all children, in a process that is one of them."""
+        for child in self._children:
+            child.forget()
+        self._children.clear()
+
+    def _free_ended(self) -> None:
+        """Release the slots that were held by children that have ended."""
+        for child in list(self._children):
+            if child.has_ended():
+                self._children.pop(child, None)
+        for slot in list(self._held):
+            if not any(slot in slots for slots in list(self._children.values())):
+                self._held.remove(slot)
+                self._free.append(slot)
+
+    def reclaim(self) -> None:
+        """Release every slot that is not pinned, when none is being filled or read."""
+        away = self._held.union(self._pins)
+        self._free = deque(slot for slot in range(self.slots) if slot not in away)
+
+    def close(self) -> None:
+        """Give out no more slots. Pinned slots keep their memory alive."""
+        self._free.clear()
+
+
+class RowBuffers(BatchBuffers):
+    """Slots of rows of a known size: of equal size, after the heartbeat table in one block.
+
+    Args:
+        block: shared memory, shape (bytes,).
+        slot_bytes: size of a slot, a whole number of pages.
+        slots: number of slots.
+    """
+
+    def __init__(self, block: NDArray[np.uint8], slot_bytes: int, slots: int) -> None:
+        super().__init__(slots)
+        self._block = block
+        self.slot_bytes = slot_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of all slots."""
+        return self.slots * self.slot_bytes
+
+    def offset(self, slot: int) -> int:
+        """Offset of a slot in the block, in bytes."""
+        return HEARTBEAT_BYTES + slot * self.slot_bytes
+
+    def _bytes(self, slot: int) -> NDArray[np.uint8]:
+        start = self.offset(slot)
+        return self._block[start : start + self.slot_bytes]
+
+    def view(
+        self, slot: int, fields: tuple[Field, ...], rows: int
+    ) -> tuple[NDArray[np.generic], ...]:
+        """Arrays of a batch in a slot, each of shape (rows, *field.shape)."""
+        return arrays(self._bytes(slot), fields, rows)
+
+    def pin(
+        self, slot: int, fields: tuple[Field, ...], rows: int
+    ) -> tuple[NDArray[np.generic], ...]:
+        """Pin a slot: return the same arrays; the last of them releases the slot."""
+        return arrays(self.pin_bytes(slot, self._bytes(slot)), fields, rows)
+
+    def close(self) -> None:
+        """Give out no more slots; the block is freed with the last array on it."""
+        super().close()
+        self._block = np.empty(0, np.uint8)
+
+
+class WholeBatchBuffers(BatchBuffers):
+    """Slots of whole batches: their memory comes from the workers and grows when needed.
+
+    Args:
+        slots: number of slots.
+    """
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots)
+        self._memory: list[SharedFile | None] = [None] * slots
+        self._private: dict[int, NDArray[np.uint8]] = {}  # came by a pipe, for this batch only
+
+    def grow(self, slots: int) -> None:
+        """Increase the number of slots; new ones begin without memory."""
+        self._memory += [None] * (slots - self.slots)
+        super().grow(slots)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Current memory of the slots."""
+        return sum(memory.nbytes for memory in self._memory if memory is not None)
+
+    def memory(self, slot: int) -> int:
+        """Descriptor of a slot's memory; -1 if it has none yet."""
+        memory = self._memory[slot]
+        return -1 if memory is None else memory.fd
+
+    def adopt(self, slot: int, memory: SharedFile) -> None:
+        """Use a worker's new memory for a slot; the last reader frees the previous memory."""
+        before, self._memory[slot] = self._memory[slot], memory
+        if before is not None:
+            before.close()
+
+    def put(self, slot: int, data: NDArray[np.uint8]) -> None:
+        """Store a batch that came through a pipe."""
+        self._private[slot] = data
+
+    def write(self, slot: int, data: bytes) -> None:
+        """Write bytes at the head of a slot, which a worker reads before it writes there."""
+        memory = self._memory[slot]
+        if memory is None or memory.nbytes < len(data):
+            memory = SharedFile.create(len(data))
+            self.adopt(slot, memory)
+        memory.array[: len(data)] = np.frombuffer(data, np.uint8)
+
+    def view(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
+        """First `nbytes` bytes of a slot."""
+        private = self._private.get(slot)
+        if private is not None:
+            return private[:nbytes]
+        memory = self._memory[slot]
+        return np.empty(0, np.uint8) if memory is None else memory.array[:nbytes]
+
+    def pin(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
+        """Pin a slot: return the same bytes; the last array on them releases the slot."""
+        private = self._private.pop(slot, None)
+        memory = self._memory[slot]
+        if private is not None or memory is None:
+            super().release(slot)
+            return np.empty(0, np.uint8) if private is None else private[:nbytes]
+        return self.pin_bytes(slot, memory.array)[:nbytes]
+
+    def release(self, slot: int) -> None:
+        """Release an acquired slot."""
+        self._private.pop(slot, None)
+        super().release(slot)
+
+    def close(self) -> None:
+        """Release the memory; pinned slots keep theirs alive."""
+        super().close()
+        self._private.clear()
+        for slot, memory in enumerate(self._memory):
+            if memory is not None:
+                memory.close()
+                self._memory[slot] = None
+
+
+class _ForkedChild:
+    """A process forked from this one, which has a copy of every mapped batch.
+
+    Args:
+        fd: reading end of a pipe whose other end only the child holds, owned from here on; None if
+            there is none, so that the end of the child never shows.
+    """
+
+    def __init__(self, fd: int | None) -> None:
+        self._close = None if fd is None else weakref.finalize(self, os.close, fd)
+        self._fd = fd
+
+    def has_ended(self) -> bool:
+        """Return True if the child has ended or runs another program."""
+        if self._fd is None or self._close is None:
+            return False
+        if self._close.alive:
+            pipe = select.poll()
+            pipe.register(self._fd, 0)  # the end of its writers is reported in any case
+            if pipe.poll(0):
+                self._close()
+        return not self._close.alive
+
+    def forget(self) -> None:
+        """Close the pipe."""
+        if self._close is not None:
+            self._close()
+
+
+_all: weakref.WeakSet[BatchBuffers] = weakref.WeakSet()
+_forks = threading.local()  # `pipe`: of the fork under way in this thread
+
+
+def _before_fork() -> None:
+    _forks.pipe = ()
+    if any(buffers.pinned for buffers in list(_all)):
+        try:
+            _forks.pipe = os.pipe()
+        except OSError:  # too many open files
+            _forks.pipe = (None, None)
+
+
+def _after_fork_in_parent() -> None:
+    if _forks.pipe:
+        reading, writing = _forks.pipe
+        if writing is not None:
+            os.close(writing)
+        child = _ForkedChild(reading)
+        for buffers in list(_all):
+            buffers.note_child(child)
+
+
+def _after_fork_in_child() -> None:
+    # The writing end stays open for as long as this process runs. Its parent's batches are not its
+    # own: its children count as their holders for as long as they run, by the same end.
+    for buffers in list(_all):
+        buffers.forget_children()
+    _all.clear()
+    if _forks.pipe and _forks.pipe[0] is not None:
+        os.close(_forks.pipe[0])
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )

@@ -1,0 +1,311 @@
+"""Worker pools: their common base, and the pool without workers.
+
+Three pools exist:
+    LinuxPool       fork server, one SEQPACKET socket, memfd: the default on Linux
+    PortablePool    spawn, a pipe for each worker, named shared memory: everywhere
+    InProcessPool   no process: num_workers=0
+
+Guarantees, of each: a submitted task (some rows, or a whole batch) comes back exactly once, in a
+`Report`, in the `lost` of a `Death`, or from `cancel`. The pool replaces a dead worker itself and
+logs its death.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.engine.heartbeat import (
+    HEARTBEAT_BYTES,
+    MAX_WORKERS,
+    PID,
+    READING,
+    ROW,
+    SINCE,
+    TASK,
+    heartbeat_table,
+    stage_pages,
+)
+from feedline.engine.messages import Report, RowTask, Task
+from feedline.engine.source import Source
+from feedline.engine.worker import fill, recorded
+from feedline.errors import ClosedError, StartError, UsageError, WorkerError
+from feedline.trace import is_recording_enabled
+from feedline.trace.stage_timings import StagePage
+
+__all__ = [
+    "MAX_FRUITLESS_DEATHS",
+    "UNGUARDED",
+    "CurrentRow",
+    "Death",
+    "InProcessPool",
+    "WorkerPool",
+]
+
+MAX_FRUITLESS_DEATHS = 8
+"""Consecutive deaths of workers, without a finished task in between, until an error is raised."""
+
+UNGUARDED = (
+    "your script starts a loader with workers at import, and worker processes import it: put that "
+    'code under `if __name__ == "__main__":`'
+)
+
+_log = logging.getLogger("feedline")
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Death of a worker.
+
+    Args:
+        how: cause of death as text, e.g. "DataLoader worker (pid 7) is killed by signal: SIGKILL".
+        lost: ids of the tasks it held, not done.
+        task: the task it was working on; 0 if unknown.
+        row: row of that task it was working on, counted from 0.
+        hung: True if `kill` was called.
+    """
+
+    how: str
+    lost: tuple[int, ...] = ()
+    task: int = 0
+    row: int = 0
+    hung: bool = False
+
+
+class CurrentRow(NamedTuple):
+    """Row a worker is working on.
+
+    Args:
+        task: id of its task.
+        row: row within the task, counted from 0.
+        since_ns: start of the row (of a whole batch: the task), on the monotonic clock.
+        pid: process id of the worker.
+    """
+
+    task: int
+    row: int
+    since_ns: int = 0
+    pid: int = 0
+
+
+class WorkerPool(ABC):
+    """Pool of workers that do tasks in one block of memory.
+
+    Called from one thread, except `close`, which any thread may call.
+
+    Args:
+        block: memory of the heartbeat table, at its head, and of all slots, shape (bytes,).
+    """
+
+    shares_memory = False
+    """Whether workers can receive memory as a file descriptor."""
+
+    advice = ""
+    """Sentence for errors about hung workers; empty if no cause is known."""
+
+    _workers: Mapping[int, object]
+    """Workers that are alive or starting, by worker id."""
+
+    def __init__(self, block: NDArray[np.uint8]) -> None:
+        self.block = block
+        self._heartbeats = heartbeat_table(block)
+        self._target = 0  # number of workers
+        self._closing = False
+        self._kill_reasons: dict[int, str] = {}  # by worker id
+        self._fruitless_deaths = 0  # since a worker has finished anything
+
+    @property
+    @abstractmethod
+    def pids(self) -> dict[int, int]:
+        """Process ids of the workers that have started, by worker id."""
+
+    @abstractmethod
+    def resize(self, workers: int) -> None:
+        """Set the number of workers. Workers that leave finish their tasks first."""
+
+    @abstractmethod
+    def submit(self, task: Task) -> bool:
+        """Queue a task; False if the queue is full. Never blocks."""
+
+    @abstractmethod
+    def wait(self, timeout_s: float) -> list[Report | Death]:
+        """Return new events; blocks until there is one, or for `timeout_s` at most.
+
+        Raises:
+            StartError: a worker could not open its source.
+            WorkerError: workers end again and again without finishing a task.
+        """
+
+    @abstractmethod
+    def cancel(self) -> list[int]:
+        """Cancel the tasks that no worker has started. Return their ids."""
+
+    @abstractmethod
+    def kill(self, worker_id: int, why: str) -> None:
+        """Kill a worker; its `Death` contains the reason."""
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Replace all workers at once and forget all tasks, for a trainer that lost count."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all workers and free all resources. No process is left when this returns."""
+
+    def busy(self) -> dict[int, CurrentRow]:
+        """Workers with a task, by worker id."""
+        lines = {worker_id: self._heartbeats[worker_id].tolist() for worker_id in self._workers}
+        return {
+            worker_id: CurrentRow(line[TASK], line[ROW], line[SINCE], line[PID])
+            for worker_id, line in lines.items()
+            if line[TASK] > 0
+        }
+
+    def idle(self) -> set[int]:
+        """Ids of the workers that are ready and have no task."""
+        table = self._heartbeats
+        return {id for id in self._workers if table[id, PID] and not table[id, TASK]}
+
+    def waits_for_storage(self, worker_id: int) -> bool:
+        """True if a worker is inside a read of its store, or in the kernel's disk sleep."""
+        line = self._heartbeats[worker_id]
+        return bool(line[READING]) or _in_disk_sleep(int(line[PID]))
+
+    def _set_target(self, workers: int) -> None:
+        if not 1 <= workers <= MAX_WORKERS:
+            raise UsageError(f"num_workers must be from 1 to {MAX_WORKERS}, got {workers}")
+        self._target = workers
+
+    def _received(self, report: Report) -> Report:
+        """Check a report.
+
+        Raises:
+            StartError: its id is 0: a worker could not open its source.
+        """
+        if not report.id:
+            failure = report.failures[0]
+            raise StartError(
+                f"a worker could not open the dataset: {failure.kind}: {failure.message}. "
+                f"In the worker:\n{failure.trace}",
+                hint=failure.hint,
+            )
+        self._fruitless_deaths = 0
+        return report
+
+    def _death(self, worker_id: int, pid: int, status: int, lost: Collection[int]) -> Death:
+        """Record the end of a worker.
+
+        Raises:
+            ClosedError: another thread is closing the pool.
+            WorkerError: too many workers ended in a row without finishing a task.
+        """
+        reason = self._kill_reasons.pop(worker_id, None)
+        how = reason or _exit_in_words(pid, status)
+        self._count_death(how)
+        task, row = self._heartbeats[worker_id, [TASK, ROW]].tolist()
+        return Death(how, tuple(lost), task if task in lost else 0, row, hung=reason is not None)
+
+    def _count_death(self, how: str) -> None:
+        self._raise_if_closing()
+        _log.warning("%s; another worker repeats its work", how)
+        self._fruitless_deaths += 1
+        if self._fruitless_deaths >= MAX_FRUITLESS_DEATHS:
+            raise WorkerError(
+                f"{self._fruitless_deaths} workers in a row ended without finishing a task (the "
+                f"last: {how}); see their output above, or load one sample with num_workers=0"
+            )
+
+    def _raise_if_closing(self) -> None:
+        """Raise ClosedError if another thread is closing the pool."""
+        if self._closing:
+            raise ClosedError("the workers were ended by close()")
+
+    def _drop_block(self) -> None:
+        """Drop the references to the block, so that its last batch frees it."""
+        self.block = np.empty(0, np.uint8)
+        self._heartbeats = np.empty((0, 8), np.int64)
+
+
+def _in_disk_sleep(pid: int) -> bool:
+    """Return True if the kernel reports that a process waits for a disk or server."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[:1] == [b"D"]
+    except OSError:  # no /proc here, or the process has ended
+        return False
+
+
+def _exit_in_words(pid: int, status: int) -> str:
+    """Describe an exit status in the words of torch's DataLoader; negative is a signal."""
+    if status >= 0:
+        return f"DataLoader worker (pid {pid}) exited with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    hint = " (out of memory?)" if name == "SIGKILL" else ""
+    return f"DataLoader worker (pid {pid}) is killed by signal: {name}{hint}"
+
+
+class InProcessPool(WorkerPool):
+    """Pool without workers, for debugging and tiny datasets: tasks are done in `wait`.
+
+    Args:
+        source: makes the rows.
+        slots_bytes: memory of all slots.
+    """
+
+    def __init__(self, source: Source, slots_bytes: int) -> None:
+        super().__init__(np.zeros(HEARTBEAT_BYTES + slots_bytes, np.uint8))
+        self._source = source
+        self._workers: dict[int, object] = {}
+        self._page = StagePage(stage_pages(self.block)[0]) if is_recording_enabled() else None
+        self._queue: deque[RowTask] = deque()
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Empty: there are no workers."""
+        return {}
+
+    def resize(self, workers: int) -> None:
+        """Do nothing: there are no workers."""
+
+    def submit(self, task: Task) -> bool:
+        """Queue a task."""
+        assert isinstance(task, RowTask), "whole batches are made without a worker pool"
+        self._queue.append(task)
+        return True
+
+    def wait(self, timeout_s: float) -> list[Report | Death]:
+        """Do one task; nothing if `timeout_s` is 0, so prefetch costs no time."""
+        if not self._queue or timeout_s == 0:
+            return []
+        task = self._queue.popleft()
+        line = self._heartbeats[0]
+        return [recorded(self._page, fill, task, self._source, self.block, line, 0)]
+
+    def cancel(self) -> list[int]:
+        """Cancel all queued tasks."""
+        ids = [task.id for task in self._queue]
+        self._queue.clear()
+        return ids
+
+    def kill(self, worker_id: int, why: str) -> None:
+        """Do nothing: there are no workers."""
+
+    def restart(self) -> None:
+        """Forget all tasks."""
+        self._queue.clear()
+
+    def close(self) -> None:
+        """Forget all tasks and drop the memory."""
+        self._queue.clear()
+        self._drop_block()

@@ -1,0 +1,335 @@
+"""Worker pool of spawned processes, each with its own pipe. Works on every platform.
+
+Guarantees: those of every worker pool. The trainer assigns tasks, so it knows the tasks of each
+worker. The two ends of a pipe never wait for each other: the trainer never blocks in sending,
+because the tasks in a pipe are fewer bytes than any platform's pipe holds, and a larger task is
+sent through named memory; so a worker may block in sending a report or a batch of any size, until
+the trainer reads it in `wait`. A worker ends when its trainer ends, even within a sample, if the
+platform's Python lets another thread run.
+Costs: workers start as slowly as spawn does (seconds), each has its own copy of the libraries and
+of the source, and tasks are assigned while the trainer is inside `wait`, a few ahead.
+Relies on: a pipe that holds 8 KB, as on macOS and Windows; Linux pipes hold more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.reduction as mp_reduction
+import os
+import struct
+import threading
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+import numpy as np
+
+from feedline.engine.heartbeat import (
+    HEARTBEAT_BYTES,
+    MAX_WORKERS,
+    PID,
+    SINCE,
+    TASK,
+    heartbeat_table,
+)
+from feedline.engine.messages import Report, Task, leave, task_id
+from feedline.engine.payload import Payload, main_module, unpickle_source
+from feedline.engine.pool import UNGUARDED, Death, WorkerPool
+from feedline.engine.process import UNGUARDED_STATUS, WORKER_NAME, limit_threads, settle
+from feedline.engine.shared_memory import NamedMemory
+from feedline.engine.source import AnySource, makes_whole_batches
+from feedline.engine.worker import PrivateMemory, work_for
+from feedline.errors import UsageError
+
+__all__ = ["PortablePool", "run_worker"]
+
+_REFERENCE = struct.Struct("<qq")  # 0, which is no task's id, and bytes of memory; its name follows
+_DEPTH = 4  # tasks a worker has in its pipe: enough to bridge a training step
+_PIPE_BYTES = 4 << 10  # of tasks in a pipe: half of the smallest, which has to hold a leave as well
+_END_DEADLINE_S = 5.0
+
+
+def run_worker(
+    pipe: Connection,
+    block: tuple[str, int],
+    pickled: tuple[str, int] | AnySource,
+    resources: list[int],
+    worker_id: int,
+    workers: int,
+) -> None:
+    """Serve until asked to exit or until the trainer is gone.
+
+    Args:
+        pipe: tasks in; reports out, each followed by its batch, if it has one.
+        block: name and size in bytes of the memory for batches.
+        pickled: name and size in bytes of the pickled source, or the source itself.
+        resources: descriptors of the payload's resources.
+        worker_id: worker id.
+        workers: number of workers.
+    """
+    settle()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    memory = NamedMemory(*block)
+    line = heartbeat_table(memory.array)[worker_id]
+    try:
+        if isinstance(pickled, tuple):
+            # A private copy: Python cannot map named memory copy-on-write.
+            pickled = unpickle_source(NamedMemory(*pickled).array.copy(), resources)
+        limit_threads()  # of whatever came with the source
+        work = work_for(pickled, memory.array, line, PrivateMemory(), worker_id, workers)
+    except BaseException as error:
+        pipe.send_bytes(Report.start_failure(worker_id, error).pack())
+        return
+    line[PID] = os.getpid()
+    try:
+        while True:
+            message = _next_task(pipe)
+            id = task_id(message)
+            if id < 0:
+                return
+            line[SINCE] = time.monotonic_ns()
+            line[:2] = id, 0
+            report = work(message, -1)
+            pipe.send_bytes(report.pack())
+            if report.data is not None:
+                pipe.send_bytes(report.data.data)
+            line[TASK] = 0
+    except (EOFError, ConnectionError):
+        return  # the trainer is gone
+
+
+def _next_task(pipe: Connection) -> bytes:
+    """Message of the next task, from the pipe or from the memory it refers to."""
+    message: bytes = pipe.recv_bytes()
+    if task_id(message):
+        return message
+    _, nbytes = _REFERENCE.unpack_from(message)
+    memory = NamedMemory(message[_REFERENCE.size :].decode(), nbytes)
+    try:
+        return memory.array.tobytes()
+    finally:
+        memory.close()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+@dataclass(eq=False)
+class _Worker:
+    process: SpawnProcess
+    pipe: Connection[bytes, bytes]
+    held: dict[int, int] = field(default_factory=dict)  # by id: bytes of its message in the pipe
+    memories: dict[int, NamedMemory] = field(default_factory=dict)  # by id: of larger tasks
+    leaving: bool = False
+
+    def hold(self, id: int, message: bytes) -> bytes:
+        """Record a task. Return the message for the pipe, or a reference to the task.
+
+        Raises:
+            ResourceError: not enough memory for it.
+        """
+        if sum(self.held.values()) + len(message) > _PIPE_BYTES:
+            memory = self.memories[id] = NamedMemory(None, len(message))
+            memory.array[:] = np.frombuffer(message, np.uint8)
+            message = _REFERENCE.pack(0, memory.nbytes) + memory.name.encode()
+        self.held[id] = len(message)
+        return message
+
+    def finish(self, id: int) -> None:
+        """Remove a reported task, and free its memory."""
+        self.held.pop(id, None)
+        if (memory := self.memories.pop(id, None)) is not None:
+            memory.close()
+
+    def end(self) -> tuple[int, int]:
+        """Release everything of a worker that is ending. Return its process id and exit status."""
+        if not wait([self.process.sentinel], _END_DEADLINE_S):
+            self.process.kill()  # it has closed its pipe and does not end
+        self.process.join(_END_DEADLINE_S)
+        pid, status = self.process.pid or 0, self.process.exitcode or 0
+        # If other code has waited for it, as psutil does, multiprocessing considers it alive.
+        with contextlib.suppress(ValueError):
+            self.process.close()
+        self.pipe.close()
+        for memory in self.memories.values():
+            memory.close()
+        return pid, status
+
+
+class PortablePool(WorkerPool):
+    """Worker pool started with multiprocessing.
+
+    Args:
+        source: makes the rows; pickled here, once.
+        slots_bytes: memory of all slots.
+
+    Raises:
+        ResourceError: not enough memory.
+        UsageError: the user's script has no file. From `resize`: the source cannot be pickled.
+    """
+
+    def __init__(self, source: AnySource, slots_bytes: int) -> None:
+        self._context: Any = multiprocessing.get_context("spawn")
+        main_module()  # multiprocessing has each of its children import the script
+        self._makes_whole_batches = makes_whole_batches(source)
+        self._memory = NamedMemory(None, HEARTBEAT_BYTES + slots_bytes)
+        super().__init__(self._memory.array)
+        self._source: AnySource | None = None
+        self._payload: Payload[NamedMemory] | None = None
+        self._refused: UsageError | None = None
+        try:
+            self._payload = Payload(source, partial(NamedMemory, None), runs_user_code=False)
+        except UsageError as refused:
+            # On Windows locks, values and queues can be pickled as arguments of a process only.
+            self._source, self._refused = source, refused
+        except BaseException:
+            self._memory.close()
+            raise
+        self._workers: dict[int, _Worker] = {}
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids by worker id."""
+        return {
+            worker_id: w.process.pid
+            for worker_id, w in sorted(self._workers.items())
+            if w.process.pid
+        }
+
+    def resize(self, workers: int) -> None:
+        """Set the number of workers. Workers that leave finish their tasks first."""
+        self._set_target(workers)
+        for worker in self._staying()[workers:]:
+            worker.leaving = True
+            with contextlib.suppress(OSError):
+                worker.pipe.send_bytes(leave().pack())
+        self._spawn_missing()
+
+    def _staying(self) -> list[_Worker]:
+        return [worker for worker in self._workers.values() if not worker.leaving]
+
+    def _spawn_missing(self) -> None:
+        free = (worker_id for worker_id in range(MAX_WORKERS) if worker_id not in self._workers)
+        for _ in range(self._target - len(self._staying())):
+            worker_id = next(free)
+            self._heartbeats[worker_id] = 0
+            pipe, worker_end = self._context.Pipe()
+            block = self._memory.name, self._memory.nbytes
+            source: Any = self._source
+            fds: list[int] = []
+            if self._payload is not None:
+                source = self._payload.memory.name, self._payload.memory.nbytes
+                fds = self._payload.resources.fds
+            process = self._context.Process(
+                target=run_worker,
+                args=(worker_end, block, source, _Descriptors(fds), worker_id, self._target),
+                daemon=True,
+                name=WORKER_NAME,
+            )
+            try:
+                process.start()
+            except Exception:  # a pickle calls the user's own code: anything may come
+                if self._refused is not None:
+                    raise self._refused from None
+                raise
+            worker_end.close()  # so that the pipe ends with the worker
+            self._workers[worker_id] = _Worker(process, pipe)
+
+    def submit(self, task: Task) -> bool:
+        """Give a task to the worker with the fewest tasks; False if all have enough."""
+        worker = min(self._staying(), key=lambda w: len(w.held), default=None)
+        if worker is None or len(worker.held) >= _DEPTH:
+            return False
+        message = worker.hold(task.id, task.pack())
+        with contextlib.suppress(OSError):  # it died: `wait` says so and hands the task back
+            worker.pipe.send_bytes(message)
+        return True
+
+    def wait(self, timeout_s: float) -> list[Report | Death]:
+        """Return new events; blocks until there is one, or for `timeout_s` at most.
+
+        Raises:
+            UsageError: a worker's import of the user's script started a loader with workers.
+        """
+        worker_ids: dict[Any, int] = {w.pipe: worker_id for worker_id, w in self._workers.items()}
+        events: list[Report | Death] = []
+        for pipe in wait(list(worker_ids), timeout_s):
+            worker = self._workers[worker_ids[pipe]]
+            try:
+                report = self._received(Report.unpack(worker.pipe.recv_bytes()))
+                if self._makes_whole_batches:
+                    report.data = np.empty(report.used, np.uint8)  # writable, unlike bytes
+                    worker.pipe.recv_bytes_into(report.data)
+            except (EOFError, OSError):
+                events += self._on_exit(worker_ids[pipe])
+            else:
+                worker.finish(report.id)
+                events.append(report)
+        return events
+
+    def _on_exit(self, worker_id: int) -> list[Death]:
+        self._raise_if_closing()
+        worker = self._workers.pop(worker_id)
+        pid, status = worker.end()
+        if status == UNGUARDED_STATUS:
+            raise UsageError(UNGUARDED) from None
+        if worker.leaving and not worker.held:
+            return []
+        death = self._death(worker_id, pid, status, worker.held)
+        self._spawn_missing()
+        return [death]
+
+    def cancel(self) -> list[int]:
+        """Return nothing: tasks in a pipe cannot be cancelled."""
+        return []
+
+    def kill(self, worker_id: int, why: str) -> None:
+        """Kill a worker; its `Death` contains the reason."""
+        self._kill_reasons[worker_id] = why
+        self._workers[worker_id].process.kill()
+
+    def restart(self) -> None:
+        """Replace all workers at once; nothing is outstanding afterwards."""
+        self._end_all()
+        self._spawn_missing()
+
+    def _end_all(self) -> None:
+        for worker in self._workers.values():
+            worker.process.kill()
+        for worker in self._workers.values():
+            worker.end()
+        self._workers.clear()
+        self._kill_reasons.clear()
+
+    def close(self) -> None:
+        """End all workers and free all resources. No process is left when this returns."""
+        self._closing = True
+        self._end_all()
+        self._drop_block()
+        self._memory.close()
+        if self._payload is not None:
+            self._payload.close()
+
+
+class _Descriptors:
+    """Descriptors as an argument of a process, which gets its own duplicates."""
+
+    def __init__(self, fds: list[int]) -> None:
+        self._fds = fds
+
+    def __reduce__(self) -> Any:
+        # Windows has no such function, and no descriptors here.
+        duplicate: Any = getattr(mp_reduction, "DupFd", None)
+        return _detached, ([duplicate(fd) for fd in self._fds],)
+
+
+def _detached(duplicates: list[Any]) -> list[int]:
+    return [duplicate.detach() for duplicate in duplicates]

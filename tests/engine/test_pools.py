@@ -1,0 +1,231 @@
+"""Behaviour that all worker pools share, through a loader: one class of tests for each pool."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any, ClassVar
+
+import numpy as np
+import psutil
+import pytest
+from torch.utils.data import Dataset
+
+from feedline.errors import UsageError
+from feedline.loader import DataLoader
+from loader_reading import planned_epoch, read
+from processes import newcomers, own_family
+from sources import Breaking, Rows
+
+SCHEDULE = "4x1@5,6x2@7"  # of image size and of batch size
+
+
+class Numbers(Dataset[Any]):
+    """Samples of different lengths, of which each knows its number."""
+
+    def __init__(self, fatal: int | None = None) -> None:
+        self.fatal = fatal
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        if number == self.fatal:
+            raise OSError(f"sample {number} is on a bad sector")
+        return {"number": number, "pixels": np.full((number + 1, 50), number)}
+
+
+class NotPicklable(Rows):
+    def __init__(self) -> None:
+        super().__init__(30)
+        self.open_lock = threading.Lock()
+
+
+def lists(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return samples
+
+
+def numbers(batches: Any) -> list[list[int]]:
+    return [[sample["number"] for sample in batch] for batch in batches]
+
+
+class PoolTests:
+    """Tests of a pool. Each test builds one loader, as workers may take seconds to start."""
+
+    options: ClassVar[dict[str, Any]] = {}
+    pickles: ClassVar[bool] = True
+
+    def loader(self, dataset: Any, **options: Any) -> DataLoader:
+        return DataLoader(dataset, **{"seed": 3, **self.options, **options})
+
+    def test_batches_of_rows_follow_the_schedule_and_a_state_resumes_exactly(self) -> None:
+        with self.loader(Rows(31), schedule=SCHEDULE) as loader:
+            expected = [planned_epoch(loader, epoch) for epoch in range(3)]
+            assert read(loader) == expected[0]
+            batches = iter(loader)
+            assert read([next(batches), next(batches)]) == expected[1][:2]
+            state = loader.state_dict()
+            assert read(batches) == expected[1][2:]
+            loader.load_state_dict(state)
+            assert read(loader) == expected[1][2:]
+            assert read(loader) == expected[2]
+
+    def test_a_state_resumes_in_the_training_process(self) -> None:
+        with self.loader(Rows(31), schedule=SCHEDULE) as loader:
+            batches = iter(loader)
+            first = read([next(batches), next(batches)])
+            state = loader.state_dict()
+            expected = planned_epoch(loader, 0)
+        with DataLoader(Rows(31), schedule=SCHEDULE, seed=3, num_workers=0) as resumed:
+            resumed.load_state_dict(state)
+            assert first + read(resumed) == expected
+
+    def test_the_image_size_changes_at_the_next_batch(self) -> None:
+        with self.loader(Rows(40), batch_size=4, image_size=4, max_image_size=8) as loader:
+            sizes = []
+            for step, (images, _) in enumerate(loader):
+                sizes.append(images.shape[-1])
+                if step == 2:
+                    loader.set_image_size(8)
+                if step == 5:
+                    loader.set_image_size(None)
+            assert sizes == [4] * 3 + [8] * 3 + [4] * 4
+
+    def test_broken_samples_are_skipped_and_named(self) -> None:
+        broken = {3, 11, 12, 29}
+        options = {"batch_size": 5, "image_size": 4, "shuffle": True, "on_error": "skip"}
+        with self.loader(Breaking(30, broken), **options) as loader:
+            for _ in range(2):
+                labels = [label for _, labels in loader for label in labels.tolist()]
+                assert sorted(labels) == [k for k in range(30) if k not in broken]
+            assert {name for name, _ in loader.skipped} == {f"row-{k}" for k in broken}
+
+    def test_an_exception_of_a_dataset_is_raised_and_the_next_batch_follows(self) -> None:
+        with self.loader(Numbers(fatal=7), batch_size=5, collate_fn=lists) as loader:
+            batches = iter(loader)
+            assert numbers([next(batches)]) == [[0, 1, 2, 3, 4]]
+            with pytest.raises(OSError, match="bad sector"):
+                next(batches)
+            assert numbers(batches) == [[k + j for j in range(5)] for k in (10, 15, 20, 25)]
+
+    def test_an_interrupt_loses_no_batch_and_repeats_none(self) -> None:
+        with self.loader(Rows(40), batch_size=4, image_size=4, shuffle=True) as loader:
+            batches, seen = iter(loader), []
+            interrupted = 0
+            while len(seen) < len(loader):
+                try:
+                    with _interrupt_after(0.0005 if interrupted < 2 else None):
+                        seen += read([next(batches)])
+                except KeyboardInterrupt:
+                    interrupted += 1
+                    state = loader.state_dict()
+                    loader.load_state_dict({**state, "step": len(seen)})
+                    batches = iter(loader)
+            assert seen == planned_epoch(loader, 0)
+
+    def test_memory_is_known_before_the_first_batch_and_does_not_grow(self) -> None:
+        with self.loader(Rows(64), batch_size=8, image_size=32) as loader:
+            known = loader.memory_bytes
+            assert known >= 2 * 8 * 32 * 32 * 3
+            kept = []
+            for _ in range(3):
+                kept += [images for images, _ in loader]
+                assert loader.memory_bytes == known
+            assert len({images.data_ptr() for images in kept}) == len(kept)
+
+    def test_closing_leaves_no_process(self) -> None:
+        before = own_family()
+        loader = self.loader(Rows(40), batch_size=4, image_size=4)
+        next(iter(loader))
+        loader.close()
+        # The fork server of other tests, and multiprocessing's resource tracker, stay.
+        workers = [p for p in newcomers(before) if not p.children() and _is_worker(p)]
+        assert not workers
+
+
+class WorkerPoolTests(PoolTests):
+    """Tests of a pool of processes."""
+
+    def test_a_killed_worker_is_replaced_and_no_byte_changes(self) -> None:
+        with self.loader(Rows(60), schedule="4x1@5,6x1@5") as loader:
+            seen = []
+            for _ in range(2):
+                for step, batch in enumerate(loader):
+                    seen += read([batch])
+                    if step == 1:
+                        psutil.Process(loader.worker_pids[0]).kill()
+            assert seen == planned_epoch(loader, 0) + planned_epoch(loader, 1)
+            assert len(loader.worker_deaths) == 2
+
+    def test_a_killed_worker_loses_no_whole_batch(self) -> None:
+        with self.loader(Numbers(), batch_size=3, collate_fn=lists) as loader:
+            seen = []
+            for step, batch in enumerate(loader):
+                seen += numbers([batch])
+                if step == 1:
+                    psutil.Process(loader.worker_pids[0]).kill()
+            assert seen == [[k, k + 1, k + 2] for k in range(0, 30, 3)]
+
+    def test_the_number_of_workers_changes_while_it_works(self) -> None:
+        with self.loader(Rows(60), batch_size=5, image_size=4, shuffle=True) as loader:
+            batches = iter(loader)
+            seen = read([next(batches), next(batches)])
+            loader.num_workers = 1
+            seen += read([next(batches), next(batches)])
+            loader.num_workers = 3
+            seen += read(batches)
+            assert seen == planned_epoch(loader, 0)
+            assert not loader.worker_deaths
+
+    def test_what_cannot_be_pickled_is_named(self) -> None:
+        if not self.pickles:
+            with self.loader(NotPicklable(), batch_size=5, image_size=4) as loader:
+                assert len(list(loader)) == 6
+            return
+        with pytest.raises(UsageError, match=r"open_lock"):
+            self.loader(NotPicklable(), batch_size=5, image_size=4)
+
+
+class TestInProcessPool(PoolTests):
+    options: ClassVar[dict[str, Any]] = {"num_workers": 0}
+
+
+class TestPortablePool(WorkerPoolTests):
+    options: ClassVar[dict[str, Any]] = {"num_workers": 2, "start_method": "spawn"}
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
+class TestLinuxPool(WorkerPoolTests):
+    options: ClassVar[dict[str, Any]] = {"num_workers": 2, "start_method": "forkserver"}
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
+class TestLinuxPoolByFork(WorkerPoolTests):
+    options: ClassVar[dict[str, Any]] = {"num_workers": 2, "start_method": "fork"}
+    pickles: ClassVar[bool] = False
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return "resource_tracker" not in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+
+
+class _interrupt_after:
+    """Context manager: Ctrl-C after a time, if it still runs."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = seconds
+
+    def __enter__(self) -> None:
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        self.usual = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, self.seconds or 0.0)
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, self.usual)
