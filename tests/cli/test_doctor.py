@@ -101,8 +101,9 @@ def test_a_folder_that_is_none_is_wrong_use(feedline: Command, tmp_path: Path, n
     (tmp_path / "file").write_text("x")
     ended = feedline("doctor", tmp_path / name)
     assert (ended.status, ended.out) == (2, "")
-    assert ended.err.startswith("error: ")
-    assert ended.err.count("\n") == 1
+    message, hint = ended.err.splitlines()
+    assert message.startswith("error: ")
+    assert hint.startswith("hint: ")
 
 
 def test_a_json_file_that_cannot_be_written_is_wrong_use(feedline: Command, tmp_path: Path) -> None:

@@ -339,7 +339,7 @@ def test_a_batch_that_the_schedule_names_is_tried_and_stays() -> None:
     found = tried(training(small_model()), "32x1@33,48x1", BoundedMemory(3 * MB))
     assert [phase.bound for phase in found.phases] == ["asked", "memory"]
     assert str(found.schedule).startswith("32x1@33,48x1@")
-    with pytest.raises(UsageError, match=r"5000.*32 px.*@5000"):
+    with pytest.raises(UsageError, match=r"(?s)5000.*32 px.*@5000"):
         tried(training(small_model()), "32x1@5000", BoundedMemory(3 * MB))
 
 
