@@ -20,7 +20,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -174,7 +174,7 @@ class BatchBuffers:
 
     def pin_bytes(self, slot: int, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Pin a slot: return its memory; the last array on it releases the slot."""
-        exporter: Any = (ctypes.c_char * len(memory)).from_buffer(memory.data)
+        exporter: Any = (ctypes.c_char * len(memory)).from_buffer(cast(Any, memory))
 
         def released(_: object) -> None:
             if self._pins.pop(slot, None) is not None:
@@ -184,7 +184,8 @@ class BatchBuffers:
                     self._free.append(slot)
 
         self._pins[slot] = weakref.ref(exporter, released)
-        return np.frombuffer(memoryview(exporter), np.uint8)
+        array: NDArray[np.uint8] = np.frombuffer(exporter, np.uint8)
+        return array
 
     def note_child(self, child: _ForkedChild) -> None:
         """Record that a child of this process has inherited the pinned slots."""
