@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -126,6 +127,7 @@ def test_modules_in_the_way_do_not_keep_workers_from_starting(
 import sys
 {path}
 from pathlib import Path
+from typing import Any
 sys.path.append(Path("/nowhere"))
 from faulty import Steady
 from feedline.loader import DataLoader
@@ -151,16 +153,28 @@ def test_a_fork_server_never_hears_ctrl_c_not_even_while_it_starts() -> None:
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
-def test_workers_end_where_what_brings_their_batches_cannot_be_built(
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    ("part", "dataset", "options"),
+    [
+        ("HostTransfer", Steady(64), {"image_size": 8}),
+        ("WholeBatchTransfer", list(range(64)), {}),
+    ],
+)
+def test_workers_end_if_their_loader_cannot_be_built(
+    part: str,
+    dataset: Any,
+    options: dict[str, Any],
+    error: type[BaseException],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def broken(*_: object) -> None:
-        raise MemoryError("no memory could be page-locked")
+    def broken(*_: object, **__: object) -> None:
+        raise error
 
-    monkeypatch.setattr(start_engine, "HostTransfer", broken)
+    monkeypatch.setattr(start_engine, part, broken)
     before = {child.pid for child in descendants(os.getpid())}
-    with pytest.raises(MemoryError, match="page-locked"):
-        DataLoader(Steady(64), 16, num_workers=2, image_size=8)
+    with pytest.raises(error):
+        iter(DataLoader(dataset, 16, num_workers=2, **options))
     assert eventually(lambda: gone([p for p in descendants(os.getpid()) if p.pid not in before]))
 
 

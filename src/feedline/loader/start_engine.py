@@ -233,28 +233,28 @@ def _whole_batches(
         # Of samples and collate_fn, what is pickled says.
         runs_user_code=choice.engine == "dataset" or _needs_formats_of_the_script(choice),
     )
-
-    slots = WholeBatchBuffers(0)
-    tasks = BatchTasks(slots, kept=_KEPT_BY_USER, shares_memory=pool.shares_memory)
-    live = LiveSettings(
-        workers=settings.workers,
-        prefetch_factor=settings.prefetch_factor,
-        ahead=settings.ahead,
-    )
-    tasks.resize(live)
-    feed = Feed(
-        tasks,
-        pool,
-        live,
-        timeout_s=settings.timeout_s or _ROW_TIMEOUT_S,
-        deadline_s=settings.timeout_s or inf,
-        in_order=settings.in_order,
-        replaces=False,  # a user's sample may take as long as it likes
-        sample=partial(describe_sample, settings.dataset),
-    )
-    transfer = WholeBatchTransfer(slots, spare=_KEPT_BY_USER, pin=settings.pin)
-    transfer.timing = timing
-    return WorkerEngine(feed, transfer, position, lambda flight: [])
+    with _closed_on_error(pool):
+        slots = WholeBatchBuffers(0)
+        tasks = BatchTasks(slots, kept=_KEPT_BY_USER, shares_memory=pool.shares_memory)
+        live = LiveSettings(
+            workers=settings.workers,
+            prefetch_factor=settings.prefetch_factor,
+            ahead=settings.ahead,
+        )
+        tasks.resize(live)
+        feed = Feed(
+            tasks,
+            pool,
+            live,
+            timeout_s=settings.timeout_s or _ROW_TIMEOUT_S,
+            deadline_s=settings.timeout_s or inf,
+            in_order=settings.in_order,
+            replaces=False,  # a user's sample may take as long as it likes
+            sample=partial(describe_sample, settings.dataset),
+        )
+        transfer = WholeBatchTransfer(slots, spare=_KEPT_BY_USER, pin=settings.pin)
+        transfer.timing = timing
+        return WorkerEngine(feed, transfer, position, lambda flight: [])
 
 
 def _in_process(
