@@ -495,11 +495,11 @@ def test_what_was_replaced_is_seen_when_it_is_compiled(pictures, monkeypatch):
 def test_a_clock_of_feedlines_own_is_no_replacement(monkeypatch):
     for owner, method in ((v1.Compose, "__call__"), (v2.Compose, "forward")):
         monkeypatch.setattr(owner, method, vars(owner)[method])  # to be put back
-    transform_timing._around(
-        "torchvision.transforms", "Compose", "__call__", transform_timing._composed
+    transform_timing._wrap_method(
+        "torchvision.transforms", "Compose", "__call__", transform_timing._time_compose
     )
-    transform_timing._around(
-        "torchvision.transforms.v2", "Compose", "forward", transform_timing._composed
+    transform_timing._wrap_method(
+        "torchvision.transforms.v2", "Compose", "forward", transform_timing._time_compose
     )
     assert v1.Compose.__call__.__wrapped__
     for pipeline in (usual_pipeline(), random_pipeline()):

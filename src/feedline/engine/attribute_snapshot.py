@@ -23,7 +23,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from multiprocessing.managers import BaseProxy
 from multiprocessing.shared_memory import SharedMemory
@@ -45,12 +45,12 @@ __all__ = [
     "class_of_any",
     "find_shared_memory",
     "is_plain_object",
-    "parts",
     "take_snapshot",
+    "walk",
 ]
 
-_MOST_PARTS = 1000  # of a list; a longer one counts by identity and length
-_MOST_LOOKED_INTO = 10_000
+_MAX_PARTS = 1000  # of a list; a longer one counts by identity and length
+_MAX_INSPECTED = 10_000
 _TRANSFORMS = ("torchvision.", "timm.", "torch.nn.modules.container")
 _BY_VALUE = (int, float, complex, str, bytes, bool, type(None))
 _SETS = (set, frozenset)
@@ -120,15 +120,15 @@ class AttributeSnapshot:
     """Values to compare one by one.
 
     Args:
-        walk: finished walk through the objects. Objects that allow it are referenced weakly, so
+        builder: values and their paths. Objects that allow it are referenced weakly, so
             that a snapshot does not keep a dataset's old tensors alive. The others are referenced,
             so that no other object can get their identity.
     """
 
-    def __init__(self, walk: _Walk) -> None:
-        self._values = list(map(_held, walk.values))
-        self._places = walk.places
-        self.entries = walk.entries
+    def __init__(self, builder: _SnapshotBuilder) -> None:
+        self._values = list(map(_reference, builder.values))
+        self._places = builder.places
+        self.entries = builder.entries
         """Copies of the lists compared at any length, by the lists' ids."""
 
     def __eq__(self, other: object) -> bool:
@@ -159,14 +159,14 @@ def take_snapshot(
         before: an earlier snapshot, whose copies of unchanged long lists are shared.
         whole: compare all entries of those lists; otherwise only their lengths.
     """
-    walk = _Walk({} if before is None else before.entries, whole=whole)
-    walk.look_into(dataset, _AttributePath(None, "dataset"))
+    builder = _SnapshotBuilder({} if before is None else before.entries, whole=whole)
+    builder.add_attributes(dataset, _AttributePath(None, "dataset"))
     for other in others:
-        walk.add(other, _AttributePath(None, "the loader's settings"))
-    return AttributeSnapshot(walk)
+        builder.add(other, _AttributePath(None, "the loader's settings"))
+    return AttributeSnapshot(builder)
 
 
-def _held(value: object) -> object:
+def _reference(value: object) -> object:
     if isinstance(value, _ListEntries):
         return value
     try:
@@ -187,11 +187,11 @@ def _same(one: object, other: object) -> bool:
     return type(one) in _BY_VALUE and one == other
 
 
-class _Walk:
-    """Walk through a dataset that records values and their paths.
+class _SnapshotBuilder:
+    """Records the values of a dataset and their paths.
 
     Args:
-        known: copies of long lists from an earlier walk.
+        known: copies of long lists from an earlier snapshot.
         whole: see `_ListEntries`.
     """
 
@@ -206,7 +206,7 @@ class _Walk:
         self.values.append(value)
         self.places.append(place)
 
-    def look_into(self, thing: object, place: _AttributePath) -> None:
+    def add_attributes(self, thing: object, place: _AttributePath) -> None:
         """Record all attributes of a dataset or a transform."""
         self._seen.add(id(thing))
         whole = _lists_of(type(thing))
@@ -229,11 +229,11 @@ class _Walk:
         """Record a value and its entries; `deeper`: also the attributes of plain objects."""
         self._note(thing, place)
         kind = type(thing)
-        if kind in _BY_VALUE or id(thing) in self._seen or len(self._seen) > _MOST_LOOKED_INTO:
+        if kind in _BY_VALUE or id(thing) in self._seen or len(self._seen) > _MAX_INSPECTED:
             return
         if kind in _CONTAINERS:
             self._note(len(thing), place)
-            if deeper and len(thing) <= _MOST_PARTS:
+            if deeper and len(thing) <= _MAX_PARTS:
                 self._seen.add(id(thing))
                 self._add_parts(thing, place)
         elif kind in _TENSORS:
@@ -242,10 +242,10 @@ class _Walk:
         elif (
             issubclass(kind, Dataset) or kind.__module__.startswith(_TRANSFORMS) or has_images(kind)
         ):
-            self.look_into(thing, place)
+            self.add_attributes(thing, place)
         elif call := users_call(thing):  # it may wrap transforms
             self._note(call, place)
-            self.look_into(thing, place)
+            self.add_attributes(thing, place)
         elif deeper and is_plain_object(thing):
             self._seen.add(id(thing))
             for name, value in attributes(thing):
@@ -285,7 +285,6 @@ def _version(tensor: torch.Tensor) -> int | None:
 
 _CDATA: type = ctypes.c_int.__mro__[-2]  # the base of all values and arrays of ctypes
 _SHARED = (SynchronizedBase, BaseProxy, SharedMemory, Event, _CDATA)
-_MOST_OBJECTS = 10_000
 
 
 def find_shared_memory(dataset: object, *, forked: bool) -> str | None:
@@ -295,17 +294,8 @@ def find_shared_memory(dataset: object, *, forked: bool) -> str | None:
         dataset: any object. It is searched like for generators, up to 10,000 objects.
         forked: workers start by fork. With other methods all CPU tensors become shared.
     """
-    known: set[int] = set()
-    ahead: deque[tuple[str, Any]] = deque([("dataset", dataset)])
-    while ahead and len(known) < _MOST_OBJECTS:
-        path, thing = ahead.popleft()
-        if id(thing) in known:
-            continue
-        known.add(id(thing))
-        if _is_shared(thing, forked=forked):
-            return path
-        ahead.extend((path + name, part) for name, part in parts(thing))
-    return None
+    shared = (path for path, part in walk(("dataset", dataset)) if _is_shared(part, forked=forked))
+    return next(shared, None)
 
 
 def _is_shared(thing: Any, *, forked: bool) -> bool:
@@ -325,7 +315,8 @@ def _is_mapped(array: Any) -> bool:
     return class_of_any(array, (mmap.mmap, _CDATA))
 
 
-MAX_ENTRIES = 1000
+_MAX_OBJECTS = 10_000
+_MAX_ENTRIES = 1000
 """Maximum length of a container: longer ones hold data, not transforms."""
 
 _OPAQUE = (
@@ -365,19 +356,43 @@ def is_plain_object(thing: object) -> bool:
     return bool(_flags(type(thing)) & _USERS) and not class_of_any(thing, _OPAQUE)
 
 
+def walk(
+    *roots: tuple[str, Any],
+    is_leaf: Callable[[Any], object] = lambda thing: False,
+    max_depth: int = sys.maxsize,
+) -> Iterator[tuple[str, Any]]:
+    """Yield each object that can be reached once, with its path: at most 10,000, the nearest first.
+
+    Args:
+        roots: objects to start from, with their paths.
+        is_leaf: parts of an object are not visited if this returns something true.
+        max_depth: largest distance from a root, in steps.
+    """
+    known: set[int] = set()
+    upcoming = deque((0, path, thing) for path, thing in roots)
+    while upcoming and len(known) < _MAX_OBJECTS:
+        depth, path, thing = upcoming.popleft()
+        if id(thing) in known:
+            continue
+        known.add(id(thing))
+        yield path, thing
+        if depth < max_depth and not is_leaf(thing):
+            upcoming.extend((depth + 1, path + name, part) for name, part in parts(thing))
+
+
 def parts(thing: Any) -> Iterator[tuple[str, Any]]:
     """Parts of an object, each with its suffix (e.g. ".name" or "[0]")."""
     if class_of_any(thing, _OPAQUE):
         return
     if class_of_any(thing, (list, tuple)):
         kind: Any = list if class_of_any(thing, (list,)) else tuple
-        if kind.__len__(thing) <= MAX_ENTRIES:
+        if kind.__len__(thing) <= _MAX_ENTRIES:
             yield from ((f"[{k}]", part) for k, part in enumerate(kind.__iter__(thing)))
     elif class_of_any(thing, (dict,)):
-        if dict.__len__(thing) <= MAX_ENTRIES:
-            yield from ((f"[{_said(key)}]", part) for key, part in list(dict.items(thing)))
+        if dict.__len__(thing) <= _MAX_ENTRIES:
+            yield from ((f"[{_key_text(key)}]", part) for key, part in list(dict.items(thing)))
     elif type(thing) is types.FunctionType:
-        yield from _bound(thing)
+        yield from _bound_values(thing)
         return
     elif type(thing) is types.BuiltinFunctionType:  # a method of an object that is written in C
         yield ".__self__", thing.__self__
@@ -386,11 +401,11 @@ def parts(thing: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".{name}", part) for name, part in attributes(thing))
 
 
-def _said(key: object) -> str:
+def _key_text(key: object) -> str:
     return repr(key) if type(key) in (str, int) else f"a {type(key).__name__}"
 
 
-def _bound(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def _bound_values(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Values bound by a function; not the globals it names, which other code shares."""
     cells: tuple[types.CellType, ...] = function.__closure__ or ()
     for name, cell in zip(function.__code__.co_freevars, cells, strict=True):

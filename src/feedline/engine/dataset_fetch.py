@@ -99,12 +99,12 @@ class DatasetFetcher:
         self._worker = worker
         if is_recording_enabled():
             time_transforms()
-        self._init.become(worker, workers)
+        self._init.initialise(worker, workers)
         before = fingerprint()
         try:
-            had = None if self._compiled is None else take_snapshot(self.dataset)
-            self._init.call(worker)
-            if had is not None and had != take_snapshot(self.dataset, before=had):
+            snapshot = None if self._compiled is None else take_snapshot(self.dataset)
+            self._init.call_init_fn(worker)
+            if snapshot is not None and snapshot != take_snapshot(self.dataset, before=snapshot):
                 self._compiled = None
             if worker == 0 and fingerprint() != before:
                 _log.info(
@@ -125,14 +125,14 @@ class DatasetFetcher:
     def _place(self) -> str:
         return f"in DataLoader worker process {self._worker}"
 
-    def pack(self, keys: bytes, task: BatchTask, space: Space, at: OnSample) -> int:
+    def pack(self, keys: bytes, task: BatchTask, space: Space, on_sample: OnSample) -> int:
         """Make a batch, or catch its exception, and write it to memory."""
         if self._broken is not None:
             return write_batch(self._broken, space)
         try:
             seed_all(task.seed)
             seed_generators(self._find_generators(), task.seed)
-            batch = self._make(pickle.loads(keys), task, space, at)
+            batch = self._make(pickle.loads(keys), task, space, on_sample)
             try:
                 return write_batch(batch, space)
             except Exception as error:
@@ -164,19 +164,21 @@ class DatasetFetcher:
             seed_generators_temporarily(self._find_generators(), task.seed)
             return self._make(batch.dataset_keys, task, None, None)
 
-    def _make(self, keys: Any, task: BatchTask, space: Space | None, at: OnSample | None) -> Any:
+    def _make(
+        self, keys: Any, task: BatchTask, space: Space | None, on_sample: OnSample | None
+    ) -> Any:
         """Make a batch.
 
         Args:
             keys: keys from the sampler.
             task: size, strength and seeds.
             space: memory to stack tensors into; None leaves everything to `collate_fn`.
-            at: see `OnSample`; None if not needed.
+            on_sample: see `OnSample`; None if not needed.
         """
         with SampleRequest(task.image_size, task.strength) as request:
-            one = None
+            make_sample = None
             if self._compiled is not None:
-                one = _sample_function(
+                make_sample = _sample_function(
                     self._compiled,
                     self.dataset,
                     keys if self._batched else [keys],
@@ -185,13 +187,13 @@ class DatasetFetcher:
                 )
             skipped: list[tuple[str, str]] = []
             if self._batched:
-                samples, keys = self._samples(keys, one, skipped, at)
+                samples, keys = self._samples(keys, make_sample, skipped, on_sample)
                 batch = self._collated(samples, keys, space)
                 stage_timer.end_stage("collate")
             else:
-                if at is not None:
-                    at(0)
-                batch = self._collate(self._sample(one, 0, keys))
+                if on_sample is not None:
+                    on_sample(0)
+                batch = self._collate(self._sample(make_sample, 0, keys))
         _check_request(request, self.dataset)
         return SkippedBatch(batch, tuple(skipped)) if skipped else batch
 
@@ -201,9 +203,11 @@ class DatasetFetcher:
                 return collate_into(samples, space)
             return self._collate(samples)
         except Exception as error:
-            odd = _find_mismatch(samples) if isinstance(samples, Sequence) and samples else None
-            if odd is not None:
-                where, how = odd
+            mismatch = (
+                _find_mismatch(samples) if isinstance(samples, Sequence) and samples else None
+            )
+            if mismatch is not None:
+                where, how = mismatch
                 note(error, f"Sample {keys[where]!r} {how} (sample {keys[0]!r}).")
             elif isinstance(samples, Sequence) and samples and _holds_none(samples[0]):
                 note(
@@ -216,28 +220,28 @@ class DatasetFetcher:
     def _samples(
         self,
         keys: Any,
-        one: SampleFunction | None,
+        make_sample: SampleFunction | None,
         skipped: list[tuple[str, str]],
-        at: OnSample | None,
+        on_sample: OnSample | None,
     ) -> tuple[Any, Any]:
         if self._skip:
-            return self._samples_without_failures(keys, one, skipped, at)
-        together = getattr(self.dataset, "__getitems__", None)
-        if together and one is None:
-            samples = together(keys)
+            return self._samples_without_failures(keys, make_sample, skipped, on_sample)
+        getitems = getattr(self.dataset, "__getitems__", None)
+        if getitems and make_sample is None:
+            samples = getitems(keys)
             stage_timer.end_stage("dataset")
             return samples, keys
         dataset, upcoming = self.dataset, iter(keys)
         try:
             each = stage_timer.each_sample
-            if at is None and one is None and not each:
+            if on_sample is None and make_sample is None and not each:
                 # The quickest loop there is: tiny samples feel it.
                 return [dataset[key] for key in upcoming], keys
             samples = []
             for k, key in enumerate(upcoming):
-                if at is not None:
-                    at(k)
-                samples.append(dataset[key] if one is None else one(k, key))
+                if on_sample is not None:
+                    on_sample(k)
+                samples.append(dataset[key] if make_sample is None else make_sample(k, key))
                 if each:
                     stage_timer.end_sample(key, "dataset")
             return samples, keys
@@ -248,18 +252,18 @@ class DatasetFetcher:
     def _samples_without_failures(
         self,
         keys: Any,
-        one: SampleFunction | None,
+        make_sample: SampleFunction | None,
         skipped: list[tuple[str, str]],
-        at: OnSample | None,
+        on_sample: OnSample | None,
     ) -> tuple[Any, Any]:
         samples, made = [], []
         first: Exception | None = None
         try:
             for k, key in enumerate(keys):
-                if at is not None:
-                    at(k)
+                if on_sample is not None:
+                    on_sample(k)
                 try:
-                    samples.append(self._sample(one, k, key))
+                    samples.append(self._sample(make_sample, k, key))
                     made.append(key)
                     if stage_timer.each_sample:
                         stage_timer.end_sample(key, "dataset")
@@ -278,9 +282,9 @@ class DatasetFetcher:
         finally:
             first = None  # its traceback holds this frame, and with it the samples
 
-    def _sample(self, one: SampleFunction | None, place: int, key: Any) -> Any:
+    def _sample(self, make_sample: SampleFunction | None, place: int, key: Any) -> Any:
         try:
-            return self.dataset[key] if one is None else one(place, key)
+            return self.dataset[key] if make_sample is None else make_sample(place, key)
         except (Exception, SystemExit) as error:
             note_failing_sample(error, self.dataset, key)
             raise
@@ -326,7 +330,7 @@ def _sample_function(
         numbers = [number for number in map(_sample_index, keys) if number is not None]
         samples.prepare(numbers, task.image_size)
 
-    def one(place: int, key: Any) -> Any:
+    def make_sample(place: int, key: Any) -> Any:
         number = _sample_index(key)
         if number is None:
             return dataset[key]
@@ -336,7 +340,7 @@ def _sample_function(
             own = extend(own, task.place + place * task.stride)
         return samples.sample(Item(number, task.image_size, own, task.strength))
 
-    return one
+    return make_sample
 
 
 def _sample_index(key: Any) -> int | None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +28,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from feedline.engine.attribute_snapshot import class_of_any, parts
+from feedline.engine.attribute_snapshot import class_of_any, walk
 from feedline.engine.source import Source
 from feedline.order.seeds import extend
 from feedline.randomness import put_back_later, seed_all
@@ -63,7 +62,7 @@ class WorkerInit:
         """The user's objects, by the names of the loader's arguments."""
         return {"dataset": self.dataset, "worker_init_fn": self.worker_init_fn}
 
-    def become(self, worker: int, workers: int) -> None:
+    def initialise(self, worker: int, workers: int) -> None:
         """Make this process a worker."""
         seed = self.seed + worker
         torch_worker._worker_info = torch_worker.WorkerInfo(
@@ -71,7 +70,7 @@ class WorkerInit:
         )
         seed_all(seed)
 
-    def call(self, worker: int) -> None:
+    def call_init_fn(self, worker: int) -> None:
         """Call `worker_init_fn`, if there is one. Raises any error it raises."""
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker)
@@ -97,8 +96,8 @@ class SourceWithInit:
 
     def open(self, worker: int, workers: int) -> None:
         """Initialise a worker. Raises any error of `worker_init_fn`."""
-        self._init.become(worker, workers)
-        self._init.call(worker)
+        self._init.initialise(worker, workers)
+        self._init.call_init_fn(worker)
 
     def prepare(self, samples: Sequence[int], image_size: int | None) -> None:
         """Prepare for rows that are about to be loaded."""
@@ -109,14 +108,13 @@ class SourceWithInit:
         return len(self._rows)
 
 
-_OWN = 3
+_GENERATORS = 3
 """Constant that separates these seeds from those of the global states."""
-_DEEPEST = 16
-_MOST = 10_000
+_MAX_DEPTH = 16
 _numpy: Any = np.random  # its stubs leave functions out
 
 
-class _Kind(NamedTuple):
+class _GeneratorKind(NamedTuple):
     """Functions for one kind of generator.
 
     Args:
@@ -143,7 +141,7 @@ class DatasetGenerator:
     """
 
     path: str
-    kind: _Kind
+    kind: _GeneratorKind
     thing: Any
 
 
@@ -156,42 +154,36 @@ def find_generators(dataset: object, collate_fn: object = None) -> list[DatasetG
     a module, and the fields of a C extension's object, are out of reach.
     """
     found: list[DatasetGenerator] = []
-    known = {id(own) for own in _global_states()}
-    ahead: deque[tuple[int, str, Any]] = deque(
-        [(0, "dataset", dataset), (0, "collate_fn", collate_fn)]
-    )
-    while ahead and len(known) < _MOST:
-        depth, path, thing = ahead.popleft()
+    known = {id(each) for each in _global_states()}
+    roots = ("dataset", dataset), ("collate_fn", collate_fn)
+    for path, thing in walk(*roots, is_leaf=_kind_of, max_depth=_MAX_DEPTH):
         if type(thing) is np.random.Generator:
             thing = thing.bit_generator  # all its state, which several Generators may share
-        if id(thing) in known:
-            continue
-        known.add(id(thing))
         kind = _kind_of(thing)
-        if kind is not None:
+        if kind is not None and id(thing) not in known:
+            known.add(id(thing))
             found.append(DatasetGenerator(path, kind, thing))
-        elif depth < _DEEPEST:
-            ahead.extend((depth + 1, path + name, part) for name, part in parts(thing))
     return found
 
 
 def describe_generators(dataset: object, collate_fn: object = None) -> list[str]:
-    """Describe what `find` finds, e.g. "dataset.transform.rng (numpy Generator)"."""
-    return [f"{own.path} ({own.kind.name})" for own in find_generators(dataset, collate_fn)]
+    """Describe the generators found, e.g. "dataset.transform.rng (numpy Generator)"."""
+    return [f"{each.path} ({each.kind.name})" for each in find_generators(dataset, collate_fn)]
 
 
 def seed_generators(found: Sequence[DatasetGenerator], seed: int) -> None:
     """Seed each generator with its own stream, from 64 bits."""
-    seed = extend(seed, _OWN)
-    for place, own in enumerate(found):
-        own.kind.seed(own.thing, extend(seed, place))
+    seed = extend(seed, _GENERATORS)
+    for place, each in enumerate(found):
+        each.kind.seed(each.thing, extend(seed, place))
 
 
 def seed_generators_temporarily(found: Sequence[DatasetGenerator], seed: int) -> None:
     """Seed generators within a `seeded`, and restore them at its end."""
-    for own in found:
-        put_back_later(partial(own.kind.restore, own.thing, own.kind.state(own.thing)))
-    seed_generators(found, seed)
+    for each in found:
+        put_back_later(partial(each.kind.restore, each.thing, each.kind.state(each.thing)))
+    if found:
+        seed_generators(found, seed)
 
 
 def _global_states() -> tuple[object, ...]:
@@ -200,7 +192,7 @@ def _global_states() -> tuple[object, ...]:
     return (python, torch.default_generator, _numpy.mtrand._rand, _numpy.get_bit_generator())
 
 
-def _kind_of(thing: Any) -> _Kind | None:
+def _kind_of(thing: Any) -> _GeneratorKind | None:
     kind: type = type(thing)
     if kind is np.random.RandomState and type(thing._bit_generator) is not np.random.MT19937:
         return None  # only that one can be seeded through it
@@ -251,7 +243,7 @@ def _seed_albumentations(outermost: Any, number: int) -> None:
 
 def _albumentations_state(outermost: Any) -> _AttributeValues:
     """Data that `restore` needs: everything that seeding changes, in any release."""
-    within = [vars(thing) for thing in _within(outermost)]
+    within = [vars(thing) for thing in _nested_transforms(outermost)]
     before = [dict(attributes) for attributes in within]
     try:
         _seed_albumentations(outermost, 0)
@@ -282,40 +274,35 @@ def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return [name for name in names if before.get(name, _MISSING) is not now.get(name, _MISSING)]
 
 
-def _within(outermost: Any) -> list[Any]:
-    """Yield a transform and all transforms within it."""
+def _nested_transforms(outermost: Any) -> list[Any]:
+    """A transform and all transforms within it."""
     kinds = _albumentations_classes()
-    found, known, ahead = [], set[int](), [outermost]
-    while ahead and len(known) < _MOST:
-        thing = ahead.pop()
-        if id(thing) in known:
-            continue
-        known.add(id(thing))
-        if class_of_any(thing, kinds):
-            found.append(thing)
-        ahead.extend(part for _, part in parts(thing))
-    return found
+    return [part for _, part in walk(("", outermost)) if class_of_any(part, kinds)]
 
 
-_BITS = _Kind(
+_BITS = _GeneratorKind(
     "numpy Generator",
     _seed_bits,
     lambda bits: bits.state,
     lambda bits, state: setattr(bits, "state", state),
 )
-_STATE = _Kind(
+_STATE = _GeneratorKind(
     "numpy RandomState",
     _seed_random_state,
     lambda thing: thing.get_state(legacy=False),
     lambda thing, state: thing.set_state(state),
 )
-_PYTHON = _Kind("random.Random", random.Random.seed, random.Random.getstate, random.Random.setstate)
-_TORCH = _Kind("torch Generator", _seed_torch, torch.Generator.get_state, torch.Generator.set_state)
-_ALBUMENTATIONS = _Kind(
+_PYTHON = _GeneratorKind(
+    "random.Random", random.Random.seed, random.Random.getstate, random.Random.setstate
+)
+_TORCH = _GeneratorKind(
+    "torch Generator", _seed_torch, torch.Generator.get_state, torch.Generator.set_state
+)
+_ALBUMENTATIONS = _GeneratorKind(
     "albumentations", _seed_albumentations, _albumentations_state, _restore_albumentations
 )
 # Exactly these: a class derived from them may do anything, as random.SystemRandom does.
-_KINDS: dict[type, _Kind] = {
+_KINDS: dict[type, _GeneratorKind] = {
     np.random.RandomState: _STATE,
     random.Random: _PYTHON,
     np.random.MT19937: _BITS,

@@ -36,7 +36,7 @@ from feedline.trace.transform_timing import time_transforms
 
 __all__ = ["TorchWorkers"]
 
-_MOST_WORKERS = 512
+_MAX_WORKERS = 512
 
 
 class TorchWorkers:
@@ -50,10 +50,10 @@ class TorchWorkers:
     """
 
     def __init__(self, workers: int) -> None:
-        self._worker_count = min(_MOST_WORKERS, max(1, workers))
+        self._worker_count = min(_MAX_WORKERS, max(1, workers))
         self.owner = os.getpid()
-        self._path, release = _file(self._worker_count * PAGE_BYTES)
-        self.pages = _mapped(self._path, self._worker_count)
+        self._path, release = _create_file(self._worker_count * PAGE_BYTES)
+        self.pages = _map_pages(self._path, self._worker_count)
         self._end = weakref.finalize(self, release)
 
     def spent(self) -> dict[int, StageTimings]:
@@ -68,10 +68,10 @@ class TorchWorkers:
     def starting(self, loader: Any) -> Iterator[None]:
         """Context manager: record the workers that start within it."""
         before = loader.worker_init_fn
-        if isinstance(before, _Begin):  # of a pass that has not ended its start
+        if isinstance(before, _TimedWorkerInit):  # of a pass that has not ended its start
             yield
             return
-        mine = loader.worker_init_fn = _Begin(before, self._path, self._worker_count)
+        mine = loader.worker_init_fn = _TimedWorkerInit(before, self._path, self._worker_count)
         try:
             yield
         finally:
@@ -82,10 +82,10 @@ class TorchWorkers:
         """Record an iterator without workers, in this process."""
         fetcher = getattr(iterator, "_dataset_fetcher", None)
         if fetcher is not None:
-            _note(fetcher, StagePage(self.pages[0]))
+            _time_fetcher(fetcher, StagePage(self.pages[0]))
 
 
-class _Begin:
+class _TimedWorkerInit:
     """A worker's `worker_init_fn`: calls the user's, then starts recording."""
 
     def __init__(self, init: Callable[[int], Any] | None, path: str, worker_count: int) -> None:
@@ -96,7 +96,7 @@ class _Begin:
     def __call__(self, worker: int) -> None:
         if self._init is not None:
             self._init(worker)
-        with contextlib.suppress(Exception):  # then nothing is noted
+        with contextlib.suppress(Exception):  # then nothing is recorded
             self._begin(worker)
 
     def _begin(self, worker: int) -> None:
@@ -104,20 +104,20 @@ class _Begin:
         create = kinds.create_fetcher
         if worker >= self._worker_count:
             return
-        page = StagePage(_mapped(self._path, self._worker_count)[worker])
+        page = StagePage(_map_pages(self._path, self._worker_count)[worker])
         time_transforms()
 
-        def noted(*args: Any) -> Any:
+        def create_timed(*args: Any) -> Any:
             fetcher = create(*args)
             with contextlib.suppress(Exception):  # of a kind that this does not know
-                _note(fetcher, page)
+                _time_fetcher(fetcher, page)
             return fetcher
 
         # In this process only, which is the worker's own.
-        kinds.create_fetcher = staticmethod(noted)
+        kinds.create_fetcher = staticmethod(create_timed)
 
 
-def _note(fetcher: Any, page: StagePage) -> None:
+def _time_fetcher(fetcher: Any, page: StagePage) -> None:
     """Record the time of the parts of torch's fetcher."""
     collate = fetcher.collate_fn
     # Held weakly: a fetcher that held itself would stay after a loop, with its dataset's files.
@@ -126,19 +126,19 @@ def _note(fetcher: Any, page: StagePage) -> None:
     iterable = hasattr(fetcher, "dataset_iter")
     stays = iterable and hasattr(fetcher.dataset_iter, "state_dict")
     if iterable and not stays:
-        fetcher.dataset_iter = _NotedIterator(fetcher.dataset_iter)
+        fetcher.dataset_iter = _TimedIterator(fetcher.dataset_iter)
     elif not iterable:
         batched = getattr(fetcher.dataset, "__getitems__", None)
-        fetcher.dataset = (_NotedBatches if batched else _NotedDataset)(fetcher.dataset)
+        fetcher.dataset = (_TimedBatchDataset if batched else _TimedDataset)(fetcher.dataset)
 
-    def noted_collate(samples: Any) -> Any:
+    def timed_collate(samples: Any) -> Any:
         if stays:
             stage_timer.end_stage("dataset")
         made = collate(samples)
         stage_timer.end_stage("collate")
         return made
 
-    def noted_fetch(keys: Any) -> Any:
+    def timed_fetch(keys: Any) -> Any:
         whole: Any = fetch()  # it is there: this is called through it
         begun = stage_timer.begin_task(page)
         try:
@@ -147,59 +147,63 @@ def _note(fetcher: Any, page: StagePage) -> None:
             if begun:
                 stage_timer.end_task()
 
-    fetcher.collate_fn, fetcher.fetch = noted_collate, noted_fetch
+    fetcher.collate_fn, fetcher.fetch = timed_collate, timed_fetch
 
 
-class _Noted:
+class _TimedObject:
     """Wrapper of a user's object in torch's fetcher; delegates attribute access."""
 
-    def __init__(self, of: Any) -> None:
-        self._of = of
+    def __init__(self, wrapped: Any) -> None:
+        self._wrapped = wrapped
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_of":
+        if name == "_wrapped":
             raise AttributeError(name)
-        return getattr(self._of, name)
+        return getattr(self._wrapped, name)
 
 
-class _NotedDataset(_Noted):
+class _TimedDataset(_TimedObject):
     """Wrapper of a map-style dataset."""
 
     def __getitem__(self, key: Any) -> Any:
-        made = self._of[key]
+        made = self._wrapped[key]
         if stage_timer.each_sample:
             stage_timer.end_sample(key, "dataset")
         return made
 
 
-class _NotedBatches(_NotedDataset):
+class _TimedBatchDataset(_TimedDataset):
     """Wrapper of a dataset with `__getitems__`."""
 
     def __getitems__(self, keys: Any) -> Any:
-        made = self._of.__getitems__(keys)
+        made = self._wrapped.__getitems__(keys)
         stage_timer.end_stage("dataset")
         return made
 
 
-class _NotedIterator(_Noted):
+class _TimedIterator(_TimedObject):
     """Wrapper of the iterator of an IterableDataset; its samples have no indices."""
 
-    def __iter__(self) -> _NotedIterator:
+    def __iter__(self) -> _TimedIterator:
         return self
 
     def __next__(self) -> Any:
-        made = next(self._of)
+        made = next(self._wrapped)
         if stage_timer.each_sample:
             stage_timer.end_sample(None, "dataset")
         return made
 
 
-def _file(nbytes: int) -> tuple[str, Callable[[], None]]:
+def _create_file(nbytes: int) -> tuple[str, Callable[[], None]]:
     """Create a file of zeros for other processes. Return its path and a release function."""
     owner = os.getpid()
     if sys.platform == "linux":
         descriptor = _unlinked_file()
-        os.posix_fallocate(descriptor, 0, nbytes)
+        try:
+            os.posix_fallocate(descriptor, 0, nbytes)
+        except OSError:
+            os.close(descriptor)
+            raise
 
         def close() -> None:
             with contextlib.suppress(OSError):
@@ -221,12 +225,12 @@ def _file(nbytes: int) -> tuple[str, Callable[[], None]]:
 def _unlinked_file() -> int:
     try:
         return os.memfd_create("feedline-timings")
-    except OSError:  # refused by a sandbox
+    except (AttributeError, OSError):  # an old C library, or refused by a sandbox
         with tempfile.TemporaryFile() as file:
             return os.dup(file.fileno())
 
 
-def _mapped(path: str, worker_count: int) -> NDArray[np.int64]:
+def _map_pages(path: str, worker_count: int) -> NDArray[np.int64]:
     with open(path, "r+b") as file:
         memory = mmap.mmap(file.fileno(), worker_count * PAGE_BYTES)
     return np.frombuffer(memory, np.int64).reshape(worker_count, PAGE_WORDS)

@@ -36,18 +36,20 @@ def time_transforms() -> None:
     """
     if "PIL.Image" in sys.modules:  # which loads the other with the first image
         importlib.import_module("PIL.ImageFile")
-    _around("torchvision.transforms", "Compose", "__call__", _composed)
-    _around("torchvision.transforms.v2", "Compose", "forward", _composed)
-    _around("albumentations.core.transforms_interface", "BasicTransform", "__call__", _step)
-    _around("torchvision.transforms.v2._augment", "_BaseMixUpCutMix", "forward", _mixed)
+    _wrap_method("torchvision.transforms", "Compose", "__call__", _time_compose)
+    _wrap_method("torchvision.transforms.v2", "Compose", "forward", _time_compose)
+    _wrap_method(
+        "albumentations.core.transforms_interface", "BasicTransform", "__call__", _time_transform
+    )
+    _wrap_method("torchvision.transforms.v2._augment", "_BaseMixUpCutMix", "forward", _time_mixing)
     for mix in ("Mixup", "FastCollateMixup"):
-        _around("timm.data.mixup", mix, "__call__", _mixed)
-    _around("PIL.ImageFile", "ImageFile", "load", _loaded)
+        _wrap_method("timm.data.mixup", mix, "__call__", _time_mixing)
+    _wrap_method("PIL.ImageFile", "ImageFile", "load", _time_image_load)
     for module, function in _DECODERS:
-        _around_function(module, function)
+        _wrap_decoder(module, function)
 
 
-def _around(module: str, kind: str, method: str, how: Callable[..., Any]) -> None:
+def _wrap_method(module: str, kind: str, method: str, how: Callable[..., Any]) -> None:
     """Wrap a method of a class with `how`, if its module is loaded and has it."""
     found = getattr(sys.modules.get(module), kind, None)
     original = vars(found).get(method) if isinstance(found, type) else None
@@ -63,7 +65,7 @@ def _around(module: str, kind: str, method: str, how: Callable[..., Any]) -> Non
     setattr(found, method, called)
 
 
-def _around_function(module: str, name: str) -> None:
+def _wrap_decoder(module: str, name: str) -> None:
     """Time a function that decodes."""
     original = getattr(sys.modules.get(module), name, None)
     if not callable(original):
@@ -84,19 +86,19 @@ def _around_function(module: str, name: str) -> None:
     setattr(sys.modules[module], name, called)
 
 
-def _composed(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+def _time_compose(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     steps = self.transforms
     if type(steps) is not list:
         return original(self, *args, **kwargs)
     end_stage("before the transform")
-    self.transforms = [_noted(step) for step in steps]
+    self.transforms = [_timed_step(step) for step in steps]
     try:
         return original(self, *args, **kwargs)
     finally:
         self.transforms = steps
 
 
-def _noted(step: Callable[..., Any]) -> Callable[..., Any]:
+def _timed_step(step: Callable[..., Any]) -> Callable[..., Any]:
     name = getattr(step, "__qualname__", None) or type(step).__qualname__
 
     def call(*args: Any) -> Any:
@@ -107,14 +109,14 @@ def _noted(step: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _step(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+def _time_transform(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     end_stage("before the transform")
     made = original(self, *args, **kwargs)
     end_stage(f"transform: {type(self).__qualname__}")
     return made
 
 
-def _loaded(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+def _time_image_load(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     if not getattr(self, "tile", None):  # it is loaded already
         return original(self, *args, **kwargs)
     end_stage("open")
@@ -125,7 +127,7 @@ def _loaded(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) 
     return made
 
 
-def _mixed(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+def _time_mixing(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     end_stage("collate")
     made = original(self, *args, **kwargs)
     end_stage(f"mix: {type(self).__qualname__}")
