@@ -599,9 +599,9 @@ def test_the_workers_of_an_earlier_iteration_end_with_it() -> None:
         next(first)
         second = iter(loader)
         assert [next(first)[1].tolist(), next(second)[1].tolist()] == [[4, 5, 6, 7], [0, 1, 2, 3]]
-        assert first.session.engine.pids
+        assert first.stream.engine.pids
         assert [labels.tolist() for _, labels in first] == [[8, 9, 10, 11]]
-        assert not first.session.engine.pids
+        assert not first.stream.engine.pids
         assert [labels.tolist() for _, labels in second] == [[4, 5, 6, 7], [8, 9, 10, 11]]
 
 

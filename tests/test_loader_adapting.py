@@ -88,7 +88,7 @@ def images(rows: int = 256) -> ImageArray:
 def scripted(loader: DataLoader[Any], *changes: Change) -> Script:
     script = Script(*changes)
     loader.adapts = True
-    loader._session.adapting._controller = script  # type: ignore[assignment, union-attr]
+    loader._state.adaptation._controller = script  # type: ignore[assignment, union-attr]
     return script
 
 
@@ -101,7 +101,7 @@ def read(loader: DataLoader[Any], passes: int = 1) -> Iterator[Any]:
             while len(loader.worker_pids) not in {loader.num_workers, 0}:  # 0: it was the last one
                 assert time.monotonic() < until, loader.worker_pids
                 time.sleep(0.001)
-                loader._session.engine.poll()
+                loader._state.stream.engine.poll()
 
 
 def test_steps_that_wait_get_more_workers() -> None:
@@ -160,7 +160,7 @@ def test_batches_are_the_same_with_any_depth_and_pieces(kind: str) -> None:
         found = list(read(loader, 2))
         what, value = EVEN[kind][-1]  # type: ignore[misc]
         assert [decision.what for decision in loader.adaptations] == [what, "workers", what, what]
-        live = loader._session.engine.live
+        live = loader._state.stream.engine.live
         assert live is not None
         seen = [(window.workers, getattr(window, what)) for window in script.windows]
         if kind == "rows":
@@ -185,11 +185,11 @@ def test_what_was_found_lives_on_with_other_workers_and_is_no_copys() -> None:
         assert not loader.worker_pids  # they ended with the epoch
         batches = iter(loader)
         next(batches)
-        assert loader._session.engine.live.usual == 12  # type: ignore[union-attr]
+        assert loader._state.stream.engine.live.usual == 12  # type: ignore[union-attr]
         assert "2 batches per worker (prefetch_factor), at least 12" in loader.explain()
         assert pickle.loads(pickle.dumps(loader))._ahead == 0
         loader.prefetch_factor = 3
-        assert loader._session.engine.live.usual == 3  # type: ignore[union-attr]
+        assert loader._state.stream.engine.live.usual == 3  # type: ignore[union-attr]
 
 
 @pytest.mark.usefixtures("often")
@@ -338,7 +338,7 @@ def test_what_is_set_by_hand_stands_before_a_decision(
     decisions = [SettingChange(kind="more", what="workers", before=2, after=1, reason="a test")]
     with DataLoader(list(range(400)), 2, num_workers=2) as loader:
         loader.adapts = True
-        controller = loader._session.adapting._controller
+        controller = loader._state.adaptation._controller
         monkeypatch.setattr(controller, "observe", lambda _: decisions.pop() if decisions else None)
         batches = iter(loader)
         while decisions:

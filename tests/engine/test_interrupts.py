@@ -136,7 +136,9 @@ def test_an_interrupt_at_any_line_of_the_end_begins_no_other_epoch(
     assert line > 40
     with DataLoader(Numbers(64), 2, num_workers=workers) as loader:
         assert len(list(loader)) == 32
-        assert sum(spent.tasks for spent in loader._session.spent().values()) > 0  # it is noted
+        assert (
+            sum(spent.tasks for spent in loader._state.stream.spent().values()) > 0
+        )  # it is noted
 
 
 class Interrupting(RandomSampler):

@@ -6,7 +6,7 @@ of batches of rows.
 Guarantees: batches, their order and the state do not depend on the decisions; workers are not
 evaluated while a change is in progress; no decision exceeds memory or cores. A step costs about
 half a microsecond, a look at the workers some 0.1 ms, once a second at most. Relies on:
-`session.Session` reporting each batch; `control.controller` for the decisions.
+`epoch_iterator.LoaderState` reporting each batch; `control.controller` for the decisions.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, Protocol
 
 from feedline.control.controller import Controller
 from feedline.control.decision import SettingChange, What
@@ -25,8 +25,8 @@ from feedline.control.room import Room
 from feedline.control.window import StepWindow, error_of
 from feedline.engine.start_method import WORKER_BYTES
 from feedline.engine.tasks import LiveSettings
+from feedline.loader.batch_stream import BatchStream
 from feedline.loader.engines import Engine
-from feedline.loader.options import Settings
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.position import PlannedPosition
 from feedline.system import available_memory_bytes, usable_cores
@@ -46,26 +46,17 @@ _MEMORY = 0.5  # of what is available
 _TO_FILL = 4  # times as many batches as may be ahead: workers are that little faster than the step
 
 
-class _Session(Protocol):
-    """Attributes of `session.Session` that are read."""
-
-    position: Any
-    settings: Settings
-
-    @property
-    def engine(self) -> Engine: ...
-
-
 class Adaptation:
-    """Measures a session's steps, and changes its settings.
+    """Measures the steps of a stream of batches, and changes its settings.
 
     Args:
-        session: the session.
+        stream: its steps are measured.
         change: sets something; raises if that is not possible.
     """
 
-    def __init__(self, session: _Session, change: Callable[[What, float], None]) -> None:
-        self._session = session
+    def __init__(self, stream: BatchStream, change: Callable[[What, float], None]) -> None:
+        self._stream = stream
+        self._engine: weakref.ref[Engine] | None = None  # whose batches are measured
         self._change = change
         self._controller = Controller(WorkerLimits(cores=usable_cores()))
         self.decisions: deque[SettingChange] = deque(maxlen=_MOST_KEPT)
@@ -83,7 +74,7 @@ class Adaptation:
         self._waited_ns = self._passed_ns = 0
         self._before = self._spent()
 
-    def paused(self) -> None:
+    def pause(self) -> None:
         """Start an iteration: the time since the last batch belongs to no step."""
         self.follow()
         self._ready_ns = 0
@@ -100,7 +91,7 @@ class Adaptation:
         """Apply the last decision, before a batch is requested."""
         decision, self._to_follow = self._to_follow, None
         # What has been set meanwhile, by hand, stays.
-        same = self._session.engine.live == self._decided_with
+        same = self._stream.engine.live == self._decided_with
         if decision is not None and same and not self.off:
             with self._off_on_error():
                 self._follow(decision)
@@ -118,7 +109,10 @@ class Adaptation:
             )
 
     def _notice(self, asked_ns: int) -> None:
-        batch, ready_ns = self._session.engine.batch, self._ready_ns
+        engine, ready_ns = self._stream.engine, self._ready_ns
+        if self._engine is None or self._engine() is not engine:
+            self._engine, ready_ns = weakref.ref(engine), 0  # its start belongs to no step
+        batch = engine.batch
         self._ready_ns = now_ns = time.monotonic_ns()
         if batch is None:
             return
@@ -136,7 +130,7 @@ class Adaptation:
                 self._look(batch)
 
     def _look(self, batch: BatchSpec) -> None:
-        engine, spent = self._session.engine, self._spent()
+        engine, spent = self._stream.engine, self._spent()
         live = engine.live
         if live is not None and engine.workers and len(engine.pids) == engine.workers:
             self._controller.limits = _limits(engine, live)
@@ -161,14 +155,14 @@ class Adaptation:
 
     def _for_next_phase(self, batch: BatchSpec) -> SettingChange | None:
         """Change for the next phase, if its first batches are near."""
-        position = self._session.position
+        position = self._stream.position
         if not isinstance(position, PlannedPosition) or position.current.image_size is not None:
             return None
         now, then = batch.phase, position.phase_in(batch.epoch + 1)
         # As many steps as a window has: the next look might come too late.
         if now == then or position.steps(batch.epoch) - batch.step - 1 > len(self._steps_ns):
             return None
-        rows = self._session.settings.batch_size or batch.rows
+        rows = self._stream.settings.batch_size or batch.rows
         more = (then.batch_size or rows) / (now.batch_size or rows)
         larger = 1.0
         if then.image_size and now.image_size:
@@ -179,12 +173,12 @@ class Adaptation:
         self.decisions.append(decision)
         _log.info("adapting: %s", decision)
         self._change(decision.what, decision.after)
-        to_take = self._session.engine.under_way
+        to_take = self._stream.engine.under_way
         self._settling = 1 + to_take * (_TO_FILL if decision.what == "prefetch" else 1)
 
     def _spent(self) -> StageTimings:
         total = StageTimings()
-        for spent in self._session.engine.spent().values():
+        for spent in self._stream.engine.spent().values():
             total += spent
         return total
 

@@ -342,6 +342,10 @@ class CacheFilling:
         self._filler: CacheFiller | None = None  # that was just started
         self._copies = root is None or is_finished(root)
 
+    def copy(self) -> CacheFilling:
+        """Return an independent copy."""
+        return copy.copy(self)
+
     def agree(self, agreement: RankAgreement, order: Order) -> None:
         """Begin with copies only if all ranks do."""
         if self._root is not None and not self._chosen:
@@ -408,7 +412,7 @@ class CacheFilling:
         Raises:
             StateError: it is damaged.
         """
-        other, said = copy.copy(self), state.get("cache")
+        other, said = self.copy(), state.get("cache")
         if self._root is None or said is None:
             return other
         if not (

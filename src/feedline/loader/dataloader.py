@@ -3,7 +3,7 @@
 Guarantees: batches come in the specified order and at the specified sizes, exact to the batch, on
 any number of workers; `state_dict` names the next batch at any moment. A copy, or an unpickled
 loader, is built from the same arguments: it begins at the start, and shares no workers.
-Relies on: use from one thread of the process that built it; `session` for the work.
+Relies on: use from one thread of the process that built it; `epoch_iterator` for the work.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ from feedline.engine.source import Source
 from feedline.engine.start_method import taking_arguments
 from feedline.loader.accelerate import TOLD_BY_ACCELERATE, Accelerated
 from feedline.loader.argument_checks import check_samples, is_native
-from feedline.loader.epoch_iterator import EpochIterator
-from feedline.loader.iterable_engine import IterableEngine
+from feedline.loader.epoch_iterator import EpochIterator, LoaderState
 from feedline.loader.live_settings import Controls
 from feedline.loader.options import Asked, create_order, settings_of
 from feedline.loader.ranks import RankAgreement
 from feedline.loader.samplers import PlannedSampler, PublicBatchSampler
 from feedline.loader.saved_settings import naming_file, warn_of_useless, with_saved
-from feedline.loader.session import Session
 from feedline.order.schedule import Phase, Schedule
 
 __all__ = ["DataLoader"]
@@ -234,18 +232,17 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         self._planned_batches = self.batch_sampler if order else None
         self._ahead = 0  # whole batches at least, as was found while the loader worked
         self._agreement = RankAgreement()
-        engine = IterableEngine(self) if asked.iterable else None
-        self._session = Session(settings_of(self, asked, order), engine)
-        self._finalizer = weakref.finalize(self, self._session.close)
-        if asked.adapts and asked.num_workers and engine is None:
+        self._state = LoaderState(settings_of(self, asked, order), self)
+        self._finalizer = weakref.finalize(self, self._state.close)
+        if asked.adapts and asked.num_workers and not asked.iterable:
             self.adapts = True
-        if settings is not None and (choice := self._session.choice()).rows is None:
+        if settings is not None and (choice := self._state.stream.choice()).rows is None:
             warn_of_useless(settings, without_file, given, str(choice))
         if asked.native:
-            self._session.open()
-            self.max_image_size = self._session.choice().max_image_size
+            self._state.stream.start()
+            self.max_image_size = self._state.stream.choice().max_image_size
         elif asked.device is not None:
-            self._session.choice()  # which says now whether batches can go there
+            self._state.stream.choice()  # which says now whether batches can go there
         self._not_added = frozenset({*vars(self), "_not_added"} - added_before)
 
     # Copies
@@ -267,22 +264,22 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
 
     def _get_iterator(self) -> Any:
         """Create the iterator, as torch's class does: subclasses may override it."""
-        iteration = EpochIterator(self, self._session)
+        iteration = EpochIterator(self, self._state)
         self._begin(iteration)
         return self.watched(iteration, iteration.at_end)
 
     def _begin(self, iteration: EpochIterator) -> None:
         """Begin an epoch, whose batches an iteration returns."""
-        self._session.ensure_usable()
+        self._state.ensure_usable()
         if not (self._asked.native or self._asked.iterable):
             check_samples(self.dataset, sampled=self._asked.sampled)
         settings = self._settings()
         if settings.order is not None:
-            self._agreement.check(settings.order, self._session.position.current, self.dataset)
-            self._session.filling.agree(self._agreement, settings.order)
+            self._agreement.check(settings.order, self._state.stream.position.current, self.dataset)
+            self._state.stream.filling.agree(self._agreement, settings.order)
         elif not (self._asked.iterable or self.in_a_wrapper):
             self._agreement.warn_of_draws(settings.sampler)
-        self._session.begin(iteration, settings)
+        self._state.begin(iteration, settings)
         if isinstance(self.sampler, PlannedSampler) and self.order is not None:
             self.sampler.follow(self.order, self.dataset)
 
@@ -294,18 +291,18 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         """
         stored = self.__dict__["_iterator"]
         if stored is None and self._keeps_iterator():
-            return self._session.kept_iterator(self)
+            return self._state.kept_iterator(self)
         return stored
 
     @_iterator.setter
     def _iterator(self, iterator: Any) -> None:
         self.__dict__["_iterator"] = iterator
         if iterator is None and self._keeps_iterator():
-            self._session.drop_kept_iterator()
+            self._state.drop_kept_iterator()
 
     def _keeps_iterator(self) -> bool:
         """True if torch's loader would keep its iterator; an IterableDataset uses torch's own."""
-        if "_session" not in self.__dict__:  # torch's own constructor
+        if "_state" not in self.__dict__:  # torch's own constructor
             return False
         return bool(self.persistent_workers and self.num_workers and not self._asked.iterable)
 

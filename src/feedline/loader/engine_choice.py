@@ -399,6 +399,13 @@ class CurrentChoice:
         self._cache: CacheStore | None = None
         self._warned = False
 
+    def fork(self) -> CurrentChoice:
+        """Return an independent object with the same choice."""
+        other = CurrentChoice()
+        other._choice, other._outline, other._cache = self._choice, self._outline, self._cache
+        other._fingerprint, other._warned = self._fingerprint, self._warned
+        return other
+
     def of(self, settings: Settings, filling: CacheFilling, *, whole: bool = False) -> EngineChoice:
         """Choose the engine for the current dataset; raises like `choose_engine`.
 

@@ -102,6 +102,9 @@ class Engine:
     The methods of this class are those of an engine without workers and without prefetch.
     """
 
+    times_steps = True
+    """True if the engine reports the times of its steps itself."""
+
     def __init__(self) -> None:
         self.batch: BatchSpec | None = None  # what was planned for the batch that `next` gave last
         self.skipped: list[Skipped] = []  # samples left out so far
@@ -180,6 +183,12 @@ class Engine:
 
     def restart_prefetch(self) -> None:
         """Continue from the position, which was moved."""
+
+    def split_off(self, position: LoaderPosition) -> Engine:
+        """Engine that continues the running iteration at a fork of the position, while this one
+        begins another; NO_ENGINE if it has to be started.
+        """
+        return NO_ENGINE
 
     def apply(self, **changes: int | None) -> None:
         """Change settings of the running engine: fields of `engine.LiveSettings`."""

@@ -1,56 +1,160 @@
-"""One pass over a loader, with the attributes of torch's iterators."""
+"""Iteration of a loader: EpochIterator is one pass, LoaderState begins and replaces passes.
+
+Guarantees: an error in one `next` does not end a pass, nor does Ctrl-C, which costs no batch. When
+a second iteration begins, the first one continues independently, with its own position and workers.
+Relies on: use from one thread.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from typing import Any, Protocol
+import weakref
+from collections.abc import Callable
+from typing import Any
 
 from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 from torch.autograd.profiler import record_function
+from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from feedline.errors import ClosedError, FeedlineError, UsageError
-from feedline.loader.engines import Engine
+from feedline.loader.adaptation import Adaptation
+from feedline.loader.batch_stream import BatchStream
+from feedline.loader.options import Settings
+from feedline.loader.position import LoaderPosition, create_position
 from feedline.loader.recording import Recording
 
-__all__ = [
-    "EpochIterator",
-]
-
+__all__ = ["EpochIterator", "LoaderState"]
 
 _STARTED_WITHIN_S = 10.0
 
 
-class _Session(Protocol):
-    """Protocol of `session.Session`, from which an iteration gets its batches."""
+class LoaderState:
+    """Running state of one loader: the stream of its newest iteration, and earlier ones.
 
-    @property
-    def engine(self) -> Engine: ...
+    Args:
+        settings: settings of the loader.
+        loader: the loader, for an IterableDataset.
+    """
 
-    @property
-    def position(self) -> Any: ...
+    def __init__(self, settings: Settings, loader: TorchDataLoader[Any]) -> None:
+        self.stream = BatchStream(settings, create_position(settings, loader))
+        self.recording = Recording(self.stream)
+        self.adaptation: Adaptation | None = None
+        self._owner = os.getpid()
+        self._iterations = 0  # how many have begun
+        self._current: weakref.ref[EpochIterator] | None = None
+        self._earlier: weakref.WeakSet[BatchStream] = weakref.WeakSet()
 
-    @property
-    def recording(self) -> Recording: ...
+    def begin(self, iterator: EpochIterator, settings: Settings) -> None:
+        """Begin an iteration; the previous one continues independently from here."""
+        began_ns = time.monotonic_ns()
+        earlier, self._current = self._unfinished(), None
+        if earlier is not None and (position := self.stream.position.fork()) is not None:
+            self._split_off(earlier, position)
+        self.stream.adopt(settings)
+        self.stream.begin()
+        self.recording.begin(began_ns)
+        if self.adaptation is not None:
+            self.adaptation.pause()
+        self._current = weakref.ref(iterator)
+        self._iterations += 1
+        # As torch's workers end with their iterator.
+        end = weakref.finalize(iterator, self._abandon, self._iterations)
+        end.atexit = False
 
-    def ensure_usable(self) -> None: ...
+    def _split_off(self, iterator: EpochIterator, position: LoaderPosition) -> None:
+        """Give an iterator its own stream."""
+        iterator.stream = stream = self.stream.split_off(position)
+        self._earlier.add(stream)
+        end = weakref.finalize(iterator, stream.close)
+        end.atexit = False
 
-    def raise_if_closed(self, cause: Exception | None = None) -> None: ...
+    def next(self, iterator: EpochIterator) -> Any:
+        """Return the next batch of the newest iteration; raises like an engine's `next`."""
+        if self._current is None or self._current() is not iterator:
+            self.begin(iterator, self.stream.settings)  # replaced before its first batch
+        if self.adaptation is None:
+            return self.stream.next()
+        self.adaptation.follow()
+        asked_ns = time.monotonic_ns()
+        batch = self.stream.next()
+        self.adaptation.notice(asked_ns)
+        return batch
 
-    def next(self, iteration: Any) -> Any: ...
+    def ended(self) -> None:
+        """End the newest iteration after the epoch's last batch."""
+        self._current = None
+        self.recording.end("exhausted")
 
-    def step(self) -> Any: ...
+    def kept_iterator(self, loader: object) -> EpochIterator | None:
+        """Latest iterator, also after its end while its workers live on; otherwise None."""
+        if not self._iterations or not self.stream.is_started:
+            return None
+        current = None if self._current is None else self._current()
+        return current or EpochIterator.after_the_last(loader, self)
 
-    def delivered(self) -> None: ...
+    def drop_kept_iterator(self) -> None:
+        """End the workers, unless an iteration is in progress."""
+        if self._iterations and self._unfinished() is None and os.getpid() == self._owner:
+            self.stream.end_workers()
 
-    def finish(self) -> None: ...
+    def _unfinished(self) -> EpochIterator | None:
+        """Newest iterator, unless it has ended or is garbage."""
+        current = None if self._current is None else self._current()
+        return None if current is None or current.ended else current
 
-    def shut_down(self, iteration: Any) -> None: ...
+    def _abandon(self, number: int) -> None:
+        """Clean up after a garbage-collected iterator: its workers end, unless they live on."""
+        is_own = os.getpid() == self._owner
+        if is_own and self._current is not None and number == self._iterations:
+            self._current = None
+            self.recording.end("left")
+            if not self.stream.workers_live_on:
+                self.stream.end_workers()
 
-    def close(self) -> None: ...
+    def shut_down(self, iterator: EpochIterator) -> None:
+        """End the workers of the newest iterator, if no later one uses them."""
+        current = None if self._current is None else self._current()
+        if current is iterator:
+            self.recording.end("left")
+        if current is None or current is iterator or current.ended:
+            handles = self.stream.end_workers()
+            iterator.ended_workers = iterator.ended_workers or handles
+            self._current = None
+
+    def move(self, how: Callable[[LoaderPosition], bool]) -> None:
+        """Move the position; `how` returns True if it moved. A started iteration continues
+        independently.
+        """
+        iterator, stream = self._unfinished(), self.stream
+        fork = stream.position.fork() if stream.has_delivered else None
+        if how(stream.position):
+            if fork is not None and iterator is not None:
+                self._split_off(iterator, fork)
+                self._current, stream.has_delivered = None, False
+            stream.engine.restart_prefetch()
+
+    def ensure_usable(self) -> None:
+        """Raise ClosedError after `close`; in a forked process, continue with new workers."""
+        if os.getpid() != self._owner:
+            self._current, self._earlier = None, weakref.WeakSet()
+            self._owner = os.getpid()
+        self.stream.ensure_usable()
+
+    def close(self) -> None:
+        """End all workers and free all memory; not in a forked child of their process."""
+        if os.getpid() == self._owner:
+            current = self._unfinished()
+            with contextlib.ExitStack() as closing:  # each of them, whatever the others raise
+                for stream in list(self._earlier):
+                    closing.callback(stream.close)
+                handles = self.stream.close()
+                if current is not None:
+                    current.ended_workers = handles
 
 
 class EpochIterator(_BaseDataLoaderIter):
@@ -64,12 +168,12 @@ class EpochIterator(_BaseDataLoaderIter):
 
     Args:
         loader: kept alive by its iterations.
-        session: makes the batches; replaced when a later iteration begins.
+        state: running state of the loader.
     """
 
-    def __init__(self, loader: Any, session: _Session) -> None:
+    def __init__(self, loader: Any, state: LoaderState) -> None:
         self._loader = loader
-        self._own = session
+        self._state = state
         self._process = os.getpid()
         self._dataset, self._num_workers = loader.dataset, loader.num_workers
         self._index_sampler = loader._index_sampler
@@ -78,18 +182,20 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def prepare(self) -> None:
         """Prepare for the first batch of a pass."""
-        self.session = self._own
+        self.stream = self._state.stream
+        """Makes the batches; replaced when a later iteration begins."""
         self.ended = False
-        self.ended_workers: list[Any] = []  # those that ended with it
+        self.ended_workers: list[Any] = []
+        """Handles of workers that ended with the iteration."""
         self._shutdown = False
         self._num_yielded = 0
 
     @classmethod
-    def after_the_last(cls, loader: Any, session: _Session) -> EpochIterator:
-        """Create an iteration that has ended, for access to the workers that outlive it."""
-        iteration = cls(loader, session)
-        iteration.ended = True
-        return iteration
+    def after_the_last(cls, loader: Any, state: LoaderState) -> EpochIterator:
+        """Create an iterator that has ended, for access to the workers that outlive it."""
+        iterator = cls(loader, state)
+        iterator.ended = True
+        return iterator
 
     def __iter__(self) -> EpochIterator:
         return self
@@ -105,13 +211,13 @@ class EpochIterator(_BaseDataLoaderIter):
                 batch = self._fetch()
         else:
             batch = self._fetch()
-        self.session.delivered()
+        self.stream.delivered()
         return batch
 
     def _next_data(self) -> Any:
         """Return the next batch, without an entry for profilers."""
         batch = self._fetch()
-        self.session.delivered()
+        self.stream.delivered()
         return batch
 
     def _fetch(self) -> Any:
@@ -127,36 +233,36 @@ class EpochIterator(_BaseDataLoaderIter):
             raise UsageError(
                 "this iterator belongs to another process; create one here with iter(loader)"
             )
-        session, recording = self.session, self.session.recording
-        session.ensure_usable()
-        own = session is self._own
-        timed = own and recording.rest <= 0
+        state, stream, recording = self._state, self.stream, self._state.recording
+        is_newest = stream is state.stream
+        stream.ensure_usable()
+        timed = is_newest and recording.rest <= 0
         asked_ns, asked_cpu_ns = (time.monotonic_ns(), time.thread_time_ns()) if timed else (0, 0)
         try:
-            batch = session.next(self) if own else session.step()
+            batch = state.next(self) if is_newest else stream.next()
         except StopIteration:
             self.ended = True  # first: whatever breaks off what follows, no batch comes any more
-            session.finish()
-            if own:
-                recording.end("exhausted")
+            self.ended_workers = stream.finish()
+            if is_newest:
+                state.ended()
             else:
-                session.close()
+                stream.close()
             raise
         except BaseException as error:
             recording.raised()
             if isinstance(error, Exception):
-                session.raise_if_closed(error)
+                stream.raise_if_closed(error)
             raise
         if timed:
             recording.handed_out(batch, asked_ns, asked_cpu_ns)
-        elif own and recording.rest > 0:  # else a pass has begun
+        elif is_newest and recording.rest > 0:  # else a pass has begun
             recording.rest -= 1
         self._num_yielded += 1
         return batch
 
     def at_end(self) -> bool:
         """True if no batches are left, for an order made or drawn by feedline."""
-        return bool(self.session.position.is_at_end())
+        return self.stream.position.is_at_end()
 
     def __reduce__(self) -> Any:
         raise NotImplementedError("an iterator cannot be pickled; pickle the loader")
@@ -168,10 +274,10 @@ class EpochIterator(_BaseDataLoaderIter):
         After the end of the epoch and its workers, the last ones.
         """
         deadline = time.monotonic() + _STARTED_WITHIN_S
-        engine = self.session.engine
+        engine = self.stream.engine
         with contextlib.suppress(FeedlineError):  # the next batch raises it
             while len(engine.pids) < engine.workers and time.monotonic() < deadline:
-                self.session.ensure_usable()
+                self.stream.ensure_usable()
                 time.sleep(0.001)
                 engine.poll()
         return self.ended_workers or engine.handles
@@ -184,12 +290,15 @@ class EpochIterator(_BaseDataLoaderIter):
         """
         if not self._shutdown and self._num_workers and os.getpid() == self._process:
             self._shutdown = True
-            self.session.shut_down(self)
+            if self.stream is self._state.stream:
+                self._state.shut_down(self)
+            else:
+                self.ended_workers = self.ended_workers or self.stream.end_workers()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Start another pass over the loader with this iterator."""
-        if self.session is not self._own:
-            self.session.close()
+        if self.stream is not self._state.stream:
+            self.stream.close()
         self.ended = True  # the pass under way is over
         loader._begin(self)
         self.prepare()

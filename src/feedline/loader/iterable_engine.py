@@ -1,83 +1,55 @@
 """torch's own engine for IterableDataset, with its rules for workers and sharding, and its
 iterator.
 
-Guarantees: the batches of torch's DataLoader, with a position. On resume the delivered batches are
-drawn again from the recorded random states and discarded: exact for a deterministic dataset, at the
-cost of its work. An exception that replaces a batch is a step like a batch. Without workers the
-state of a dataset or iterator with `state_dict` and `load_state_dict` is used instead.
-Relies on: the loader calling `begin` for each iteration.
+Guarantees: the batches of torch's DataLoader, at a position. A batch of an interrupted `next` is
+returned again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
-import weakref
-from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from feedline.errors import LoadTimeoutError, StateError, UsageError
+from feedline.errors import LoadTimeoutError, UsageError
 from feedline.loader.engines import Engine
+from feedline.loader.position import IterablePosition, LoaderPosition
 from feedline.loader.sampled_epoch import RandomStates
-from feedline.order.position import (
-    STATE_VERSION,
-    Position,
-    check_same_run,
-    check_state,
-    position_in,
-)
-from feedline.order.schedule import Phase, is_count
 from feedline.trace import is_recording_enabled
 from feedline.trace.stage_timings import StageTimings
 from feedline.trace.torch_workers import TorchWorkers
 
-__all__ = [
-    "IterableEngine",
-]
-
+__all__ = ["IterableEngine"]
 
 _END = object()
 _TIMED_OUT = "DataLoader timed out"
-_ITERATOR, _DATASET = "iterator_state", "dataset_state"
 
 
 class IterableEngine(Engine):
-    """Position and engine in one, because torch's cannot be separated.
+    """torch's engine at a position.
 
     Args:
-        loader: loader whose attributes torch's engine reads; referenced weakly.
+        position: position of the loader, which names the loader torch's engine reads.
     """
 
-    def __init__(self, loader: TorchDataLoader[Any]) -> None:
+    times_steps = False
+
+    def __init__(self, position: IterablePosition) -> None:
         super().__init__()
-        self._of = weakref.ref(loader)
-        self.current = Position()
-        self._raised: list[int] = []  # the steps of the epoch that came to an exception
+        self._position = position
         self._iterator: Any = None
-        self._apart = False  # of an earlier iteration: workers that persist are not its own
+        self._batch: Any = None
+        self._has_batch = False  # `_batch` was made and not yet delivered
+        self._is_split_off = False  # persistent workers belong to the loader's engine
         self._processes: list[Any] = []
         self._pages: TorchWorkers | None = None
-        self._start: RandomStates | None = None
-        self._restored: Mapping[str, Any] | None = None
-
-    @property
-    def _loader(self) -> TorchDataLoader[Any]:
-        loader = self._of()
-        assert loader is not None, "an iteration keeps its loader alive"
-        return loader
 
     @property
     def workers(self) -> int:
         """Target number of worker processes."""
-        return self._loader.num_workers
-
-    @property
-    def phase(self) -> Phase:
-        """Endless phase without an image size."""
-        return Phase(epochs=1)
+        return self._position.loader.num_workers
 
     @property
     def pids(self) -> dict[int, int]:
@@ -89,60 +61,60 @@ class IterableEngine(Engine):
         """torch's objects of these workers."""
         return self._processes
 
-    def begin(self, restart: bool = False) -> bool:
+    def begin(self, restart: bool) -> None:
         """Begin an iteration."""
-        if self._restored is None and self.current.step:
-            self._go_to(self.current.epoch + 1)
         self._open()
-        return True
 
     def _open(self) -> None:
-        restored = self._restored
+        """Create torch's iterator at the position, like torch's `iter()`."""
+        position, loader = self._position, self._position.loader
+        self.restart_prefetch()
+        restored = position.restored
         if restored is None:
-            self._start = RandomStates.now(None, self._loader.generator)
-            self._iterator = self._begun()
+            start = RandomStates.now(None, loader.generator)
+            self._iterator = self._create_iterator()
+            position.open(start, _samples(self._iterator))
             return
-        dataset: Any = self._loader.dataset
-        self._loader._iterator = None  # workers that persist have gone on from where they began
-        if restored.get(_DATASET) is not None:
-            dataset.load_state_dict(restored[_DATASET])
-        start = RandomStates.from_json(restored["random"], None, self._loader.generator)
-        own = restored.get(_ITERATOR)
+        loader._iterator = None  # persistent workers are not at the beginning any more
+        dataset: Any = loader.dataset
+        of_dataset, of_iterator = position.dataset_state()
+        if of_dataset is not None:
+            dataset.load_state_dict(of_dataset)
+        start = RandomStates.from_json(restored["random"], None, loader.generator)
         with start.again():
-            iterator = self._begun()
-            if own is None and restored.get(_DATASET) is None:
+            iterator = self._create_iterator()
+            if of_iterator is None and of_dataset is None:
                 self._skip(iterator)
-        if own is not None:  # it may set the random state, too, which then has to stay
-            _samples(iterator).load_state_dict(own)
-        # Only now: where something failed on the way here, the next call tries again.
-        self._start, self._iterator, self._restored = start, iterator, None
+        if of_iterator is not None:  # it may set the random state, too, which then has to stay
+            _samples(iterator).load_state_dict(of_iterator)
+        # Only now: if something failed on the way here, the next call tries again.
+        self._iterator = iterator
+        position.open(start, _samples(iterator))
 
-    def _begun(self) -> Any:
-        """Create torch's iterator, like its own `__iter__`."""
+    def _create_iterator(self) -> Any:
         with contextlib.ExitStack() as starting:
-            if (pages := self._opened_pages()) is not None:
-                starting.enter_context(pages.starting(self._loader))
-            iterator = self._iterator_of_torch()
+            if (pages := self._open_pages()) is not None:
+                starting.enter_context(pages.starting(self._position.loader))
+            iterator = self._torch_iterator()
             if pages is not None:
                 pages.watch_here(iterator)
         self._processes = list(getattr(iterator, "_workers", ()))
         return iterator
 
-    def _opened_pages(self) -> TorchWorkers | None:
+    def _open_pages(self) -> TorchWorkers | None:
         """Stage timings of the workers; None if not available."""
         if self._pages is None or self._pages.owner != os.getpid():
             with contextlib.suppress(OSError):
-                self._pages = (
-                    TorchWorkers(self._loader.num_workers) if is_recording_enabled() else None
-                )
+                workers = self._position.loader.num_workers
+                self._pages = TorchWorkers(workers) if is_recording_enabled() else None
         return self._pages
 
     def spent(self) -> dict[int, StageTimings]:
         """Time per stage of each worker, by worker id."""
         return {} if self._pages is None else self._pages.spent()
 
-    def _iterator_of_torch(self) -> Any:
-        loader: Any = self._loader
+    def _torch_iterator(self) -> Any:
+        loader: Any = self._position.loader
         if not (loader.persistent_workers and loader.num_workers):
             iterator: Any = TorchDataLoader._get_iterator(loader)
         elif loader._iterator is None:
@@ -153,38 +125,44 @@ class IterableEngine(Engine):
         return iterator
 
     def _skip(self, iterator: Any) -> None:
-        """Draw the delivered batches again; exceptions of then may be raised again."""
-        for step in range(self.current.step):
+        """Draw the delivered batches again; their exceptions may be raised again."""
+        for step in range(self._position.current.step):
             before = _received(iterator)
             try:
                 if next(iterator, _END) is _END:
                     return
             except Exception:
-                if step not in self._raised or not _order_changed(iterator, before):
+                if step not in self._position.raised or not _order_changed(iterator, before):
                     raise
 
     def next(self) -> Any:
         """Return the next batch of torch's iterator."""
-        # None is open after `set_epoch` or `load`, which may come between `begin` and here.
-        if self._restored is not None or self._iterator is None:
+        if self._has_batch:
+            return self._batch
+        if self._iterator is None:  # the position was moved
             self._open()
         before = _received(self._iterator)
         try:
-            made = next(self._iterator)
+            self._batch = next(self._iterator)
         except StopIteration:
-            self._go_to(self.current.epoch + 1)
+            self._iterator = None
             raise
         except Exception as error:
             if _order_changed(self._iterator, before):
-                self._raised.append(self.current.step)
-                self.current = self.current.at_step(self.current.step + 1)
+                self._position.record_exception()
             elif type(error) is RuntimeError and str(error).startswith(_TIMED_OUT):
-                raise self._timed_out(error) from None
+                raise self._timeout_error(error) from None
             raise
-        self.current = self.current.at_step(self.current.step + 1)
-        return made
+        self._has_batch = True
+        return self._batch
 
-    def _timed_out(self, error: RuntimeError) -> LoadTimeoutError:
+    def delivered(self) -> None:
+        """Record the delivery of the batch."""
+        self._position.record_delivery(None)
+        # No call follows the move, because Ctrl-C is handled in calls.
+        self._batch, self._has_batch = None, False
+
+    def _timeout_error(self, error: RuntimeError) -> LoadTimeoutError:
         """Convert a timeout error of torch to one with its facts."""
         iterator: Any = self._iterator
         # Names of torch's: where a release lacks them, the worker is not known.
@@ -197,103 +175,27 @@ class IterableEngine(Engine):
         return LoadTimeoutError(
             f"{error}{which}. The storage may be unavailable (a network disk or server that does "
             "not answer), or a batch takes longer. Set a larger timeout, or 0 for no limit",
-            seconds=float(self._loader.timeout),
+            seconds=float(self._position.loader.timeout),
             worker=worker,
         )
 
-    def _go_to(self, epoch: int) -> None:
-        """Set the position to the beginning of an epoch that is not opened yet."""
-        self._iterator = self._start = self._restored = None
-        self._raised = []
-        self.current = Position(epoch=epoch)
+    def restart_prefetch(self) -> None:
+        """Open the epoch again at the position, which was moved, with the next batch."""
+        self._iterator, self._batch, self._has_batch = None, None, False
 
-    def fork(self) -> IterableEngine | None:
-        """Current iteration, to continue apart from the next; None if there is none."""
-        if self._iterator is None:
-            return None
-        apart = copy.copy(self)
-        apart._apart = True
-        return apart
-
-    def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
-        """Position as a state."""
-        if self._restored is not None:
-            return dict(self._restored)
-        start = self._start or RandomStates.now(None, self._loader.generator)
-        state: dict[str, Any] = {
-            "version": STATE_VERSION,
-            "epoch": self.current.epoch,
-            "step": self.current.step,
-            **self._mine(identity),
-            "raised": list(self._raised),
-            "random": start.as_json(),
-        }
-        if self._loader.num_workers == 0:
-            dataset: Any = self._loader.dataset
-            samples = _samples(self._iterator)
-            if _keeps_state(samples):
-                state[_ITERATOR] = samples.state_dict()
-            elif _keeps_state(dataset):
-                state[_DATASET] = dataset.state_dict()
-        return state
-
-    def _mine(self, identity: Mapping[str, Any]) -> dict[str, Any]:
-        loader = self._loader
-        # Each worker has a share of its own: another number of them is another order.
-        return {
-            **identity,
-            "batch_size": loader.batch_size,
-            "drop_last": loader.drop_last,
-            "num_workers": loader.num_workers,
-        }
-
-    def load_state(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-        """Continue from a state with the next batch."""
-        check_state(state)
-        check_same_run(
-            state,
-            self._mine(identity),
-            "An IterableDataset is divided among its workers, so their number must be the same",
+    def split_off(self, position: LoaderPosition) -> Engine:
+        """Engine with the running iterator, for an earlier iteration."""
+        assert isinstance(position, IterablePosition)
+        other = IterableEngine(position)
+        other._is_split_off = True
+        other._iterator, other._batch, other._has_batch = (
+            self._iterator,
+            self._batch,
+            self._has_batch,
         )
-        position = position_in(state)
-        if not isinstance(state.get("random"), Mapping):
-            raise StateError("cannot resume: the state is damaged: invalid 'random'")
-        raised = state.get("raised", [])  # older states have none
-        if not isinstance(raised, list) or not all(
-            is_count(step) and step < position.step for step in raised
-        ):
-            raise StateError("cannot resume: the state is damaged: invalid 'raised'")
-        self._restored = dict(state)
-        self._raised = list(raised)
-        self.current = position
-
-    def steps(self, epoch: int) -> int:
-        """Number of batches of an epoch, if the dataset has a length."""
-        return TorchDataLoader.__len__(self._loader)
-
-    def set_epoch(self, epoch: int) -> bool:
-        """Begin the next iteration as `epoch`; calls `set_epoch` of the dataset if it exists."""
-        tell = getattr(self._loader.dataset, "set_epoch", None)
-        if callable(tell):
-            tell(epoch)
-        if epoch == self.current.epoch:
-            return False
-        self._go_to(epoch)
-        return True
-
-    def set_step(self, step: int) -> bool:
-        """Raise an error: an IterableDataset cannot skip batches without making them."""
-        raise UsageError(
-            "an IterableDataset cannot skip its first batches without making them; skip its first "
-            "samples in its __iter__, or load a state"
-        )
-
-    def set_image_size(self, image_size: int | None) -> bool:
-        """Raise an error: torch's workers do not know image sizes."""
-        raise UsageError(
-            "an IterableDataset cannot be given an image size: torch's engine makes its batches "
-            "ahead, without one. Use a map-style Dataset"
-        )
+        other._processes, other._pages = self._processes, self._pages
+        self.restart_prefetch()
+        return other
 
     def apply(self, **changes: int | None) -> None:
         """Raise an error: the number of workers determines how the dataset is divided."""
@@ -307,18 +209,20 @@ class IterableEngine(Engine):
         Returns:
             The iterators. Keep them alive: their finalizer would end the other process's workers.
         """
-        held = self._iterator, self._loader._iterator
-        self._iterator = self._loader._iterator = None
-        return held
+        loader = self._position.loader
+        iterators = self._iterator, loader._iterator
+        self._iterator = loader._iterator = None
+        return iterators
 
     def close(self) -> None:
         """End torch's workers, even if an exception's traceback keeps their iterator alive."""
         iterator, self._iterator, self._pages = self._iterator, None, None
-        loader = self._of()
+        self._position.samples = None
+        loader = self._position.loader_or_none
         persistent = None if loader is None else loader._iterator
-        if not (self._apart and iterator is persistent):
+        if not (self._is_split_off and iterator is persistent):
             _end_workers(iterator)
-        if not self._apart and loader is not None:
+        if not self._is_split_off and loader is not None:
             loader._iterator = None
             _end_workers(persistent)
 
@@ -347,9 +251,3 @@ def _order_changed(iterator: Any, before: int | None) -> bool:
     """
     in_order = getattr(iterator, "_in_order", True)  # from torch 2.6 on
     return before is None or not in_order or iterator._rcvd_idx != before
-
-
-def _keeps_state(thing: object) -> bool:
-    return callable(getattr(thing, "state_dict", None)) and callable(
-        getattr(thing, "load_state_dict", None)
-    )

@@ -24,11 +24,11 @@ from feedline.loader.argument_checks import (
     task_ns_of,
     worker_count,
 )
+from feedline.loader.epoch_iterator import LoaderState
 from feedline.loader.explain import explain
 from feedline.loader.options import Asked, Settings, create_order, prefetch_factor_of, settings_of
 from feedline.loader.ranks import RankAgreement
 from feedline.loader.samplers import share_of
-from feedline.loader.session import Session
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.planned_order import Order
 from feedline.order.schedule import Phase, is_count
@@ -60,7 +60,7 @@ class LiveControls:
     _ahead: int
     _asked: Asked
     _arguments: dict[str, Any]
-    _session: Session
+    _state: LoaderState
 
     @property
     def num_workers(self) -> int:
@@ -112,7 +112,7 @@ class LiveControls:
                 "number can be set later"
             )
         prefetch = None if prefetch is None else int(prefetch)  # of numpy's, too
-        self._session.engine.apply(prefetch=None if prefetch == allocated else prefetch)
+        self._state.stream.engine.apply(prefetch=None if prefetch == allocated else prefetch)
         self.__dict__["prefetch"] = self._arguments["prefetch"] = prefetch
 
     @property
@@ -143,7 +143,7 @@ class LiveControls:
                 "on request. Build the loader with num_workers"
             )
         if not self._asked.iterable:
-            self._session.engine.apply(prefetch_factor=prefetch_factor_of(factor), ahead=0)
+            self._state.stream.engine.apply(prefetch_factor=prefetch_factor_of(factor), ahead=0)
         self._ahead = 0
         self.__dict__["prefetch_factor"] = self._arguments["prefetch_factor"] = factor
 
@@ -171,27 +171,27 @@ class LiveControls:
     def _set(self, what: What, value: float | None) -> None:
         """Set a value that adaptation may change, too; copies do not get it."""
         if what == "task_ms":
-            self._session.engine.apply(task_ns=task_ns_of(value))
+            self._state.stream.engine.apply(task_ns=task_ns_of(value))
             self.__dict__["task_ms"] = value
         elif what == "prefetch":
             ahead = int(value or 0)
-            self._session.engine.apply(ahead=ahead)
+            self._state.stream.engine.apply(ahead=ahead)
             self._ahead = ahead
         else:
             workers = int(value or 0)
-            self._session.engine.apply(workers=workers)
+            self._state.stream.engine.apply(workers=workers)
             self.__dict__["num_workers"] = workers
 
     def _is_built(self, name: str, value: object) -> bool:
         """True once the loader is built; before that, a value is only stored."""
-        if "_session" not in self.__dict__:  # torch's own constructor, or ours
+        if "_state" not in self.__dict__:  # torch's own constructor, or ours
             self.__dict__[name] = value
             return False
-        self._session.ensure_usable()
+        self._state.ensure_usable()
         return True
 
     def _need_rows(self, asked: str, instead: str) -> None:
-        choice = self._session.choice()
+        choice = self._state.stream.choice()
         if choice.rows is None:
             raise UsageError(
                 f"{asked} has no effect on this loader, which uses the {choice}. {instead}"
@@ -209,12 +209,12 @@ class LiveControls:
             UsageError: set to True without workers, or for an IterableDataset, which is divided by
                 their number.
         """
-        adapting = self._session.adapting
+        adapting = self._state.adaptation
         return adapting is not None and not adapting.off
 
     @adapts.setter
     def adapts(self, adapts: bool) -> None:
-        adapting = self._session.adapting
+        adapting = self._state.adaptation
         if adapts and (self.num_workers == 0 or self._asked.iterable):
             why = (
                 "an IterableDataset is divided by it"
@@ -223,7 +223,7 @@ class LiveControls:
             )
             raise UsageError(f"the number of workers cannot change in a running loader: {why}")
         if adapts and adapting is None:
-            adapting = self._session.adapting = Adaptation(self._session, _setter_of(self))
+            adapting = self._state.adaptation = Adaptation(self._state.stream, _setter_of(self))
         if adapting is not None:
             adapting.off = not adapts
         # A copy of the loader is built of these.
@@ -231,8 +231,8 @@ class LiveControls:
 
     @property
     def adaptations(self) -> list[SettingChange]:
-        """Changes with their reasons, as `control.decision.SettingChange`s, the latest 256."""
-        adapting = self._session.adapting
+        """Changes with their reasons, as `control.SettingChange`s, the latest 256."""
+        adapting = self._state.adaptation
         return [] if adapting is None else list(adapting.decisions)
 
 
@@ -244,7 +244,7 @@ class Controls(LiveControls):
     _asked: Asked
     _arguments: dict[str, Any]
     _planned_batches: object
-    _session: Session
+    _state: LoaderState
     _agreement: RankAgreement
     _finalizer: weakref.finalize[Any, Any]
 
@@ -261,7 +261,7 @@ class Controls(LiveControls):
     @property
     def order(self) -> Order | None:
         """Order planned by feedline; None if samplers or the dataset define it."""
-        return self._session.settings.order
+        return self._state.stream.settings.order
 
     def __len__(self) -> int:
         """Number of batches in the current epoch."""
@@ -270,7 +270,7 @@ class Controls(LiveControls):
     @property
     def epoch(self) -> int:
         """Current epoch, or the epoch of the next iteration. Counted from 0."""
-        return self._session.position.current.epoch
+        return self._state.stream.position.current.epoch
 
     @property
     def epochs(self) -> int | None:
@@ -286,28 +286,28 @@ class Controls(LiveControls):
     def steps_in(self, epoch: int) -> int:
         """Return the number of batches of an epoch."""
         order = self._current_order()
-        return order.steps(epoch) if order else self._session.position.steps(epoch)
+        return order.steps(epoch) if order else self._state.stream.position.steps(epoch)
 
     def _current_order(self) -> Order | None:
         """Order of the current epoch, or of the next one."""
-        return self.order if self._session.given else self._create_order()
+        return self.order if self._state.stream.has_delivered else self._create_order()
 
     @property
     def batch(self) -> BatchSpec | None:
         """Specification of the last delivered batch: sample indices, image size, padding."""
-        return self._session.batch
+        return self._state.stream.batch
 
     @property
     def phase(self) -> Phase:
         """Phase of the last delivered batch; before the first batch, of the next one."""
-        return self.batch.phase if self.batch else self._session.position.phase
+        return self.batch.phase if self.batch else self._state.stream.position.phase
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, or of the current one before its first batch."""
-        self._session.ensure_usable()
+        self._state.ensure_usable()
         if not is_count(epoch):
             raise UsageError(f"epoch must be a whole number of at least 0, got {epoch!r}")
-        self._session.move(lambda position: position.set_epoch(epoch))
+        self._state.move(lambda position: position.set_epoch(epoch))
 
     def set_step(self, step: int) -> None:
         """Skip the first `step` batches of the next iteration's epoch, without making them.
@@ -321,11 +321,11 @@ class Controls(LiveControls):
         Raises:
             UsageError: a loaded state is at a later step, or the dataset is an IterableDataset.
         """
-        self._session.ensure_usable()
+        self._state.ensure_usable()
         if not is_count(step):
             raise UsageError(f"step must be a whole number of at least 0, got {step!r}")
         self._adopt_before_epoch()
-        self._session.move(lambda position: position.set_step(step))
+        self._state.move(lambda position: position.set_step(step))
 
     def set_image_size(self, image_size: int | None) -> None:
         """Set the image size of all following batches.
@@ -336,17 +336,17 @@ class Controls(LiveControls):
         Raises:
             UsageError: larger than `max_image_size`, or the dataset's images have a fixed size.
         """
-        self._session.ensure_usable()
+        self._state.ensure_usable()
         if image_size is not None:
             check_size("image_size", image_size)
-        self._session.set_image_size(image_size)
+        self._state.stream.set_image_size(image_size)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as a state: small and JSON-able; with a seed or a schedule, the same
         on every rank.
         """
         self._adopt_before_epoch()
-        return self._session.state()
+        return self._state.stream.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with exactly the batches not yet delivered in a state.
@@ -361,9 +361,9 @@ class Controls(LiveControls):
             StateError: the state belongs to another dataset, seed, order, sampler or schedule.
             UsageError: the state's image size is larger than `max_image_size`.
         """
-        self._session.ensure_usable()
+        self._state.ensure_usable()
         self._adopt_before_epoch()
-        self._session.load(state)
+        self._state.stream.load(state)
         self._agreement.forget()
 
     def _adopt_before_epoch(self) -> None:
@@ -371,8 +371,8 @@ class Controls(LiveControls):
 
         Lightning, for one, initialises torch.distributed in `fit`, after the loader was built.
         """
-        if not self._session.given:
-            self._session.adopt(self._settings())
+        if not self._state.stream.has_delivered:
+            self._state.stream.adopt(self._settings())
 
     def refresh(self) -> None:
         """Re-read the dataset and start new workers when the next iteration begins.
@@ -381,8 +381,8 @@ class Controls(LiveControls):
         arrays and of lists with more than 1000 entries, and changes deeper inside the dataset than
         the attributes of its datasets, transforms and other objects.
         """
-        self._session.ensure_usable()
-        self._session.refresh()
+        self._state.ensure_usable()
+        self._state.stream.refresh()
 
     # Workers
 
@@ -395,22 +395,22 @@ class Controls(LiveControls):
     @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers."""
-        return list(self._session.engine.pids.values())
+        return list(self._state.stream.engine.pids.values())
 
     @property
     def worker_deaths(self) -> list[str]:
         """Causes of death of replaced workers."""
-        return self._session.deaths
+        return self._state.stream.deaths
 
     @property
     def skipped(self) -> list[tuple[str, str]]:
         """Samples skipped so far: name and reason."""
-        return self._session.skipped
+        return self._state.stream.skipped
 
     @property
     def timing(self) -> Timing:
         """Times of the steps."""
-        return self._session.timing
+        return self._state.stream.timing
 
     @property
     def run(self) -> Run:
@@ -427,7 +427,7 @@ class Controls(LiveControls):
     @property
     def recorder(self) -> Recorder:
         """Recorder of the run."""
-        return self._session.recording.recorder
+        return self._state.recording.recorder
 
     def explain(self, *, measure: bool = False) -> str:
         """Describe how the current dataset will be loaded, one fact per line.
@@ -444,7 +444,7 @@ class Controls(LiveControls):
         Example:
             >>> print(loader.explain(measure=True))                               # doctest: +SKIP
         """
-        choice = self._session.choice()
+        choice = self._state.stream.choice()
         settings = self._settings()
         return explain(settings, choice, self.memory_bytes, self.run, measure=measure)
 
@@ -453,7 +453,7 @@ class Controls(LiveControls):
         """Memory allocated for batches: for rows the final amount, otherwise the amount used so
         far.
         """
-        return self._session.engine.memory_bytes
+        return self._state.stream.engine.memory_bytes
 
     # Life
 

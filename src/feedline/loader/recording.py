@@ -12,17 +12,16 @@ import contextlib
 import logging
 import os
 import time
-from typing import Any, Protocol
+from typing import Any
 
+from feedline.loader.batch_stream import BatchStream
 from feedline.loader.engine_choice import EngineChoice, workers_live_on
-from feedline.loader.iterable_engine import IterableEngine
 from feedline.loader.options import Settings
 from feedline.trace import is_recording_enabled
 from feedline.trace.batch_probe import BatchProbe
 from feedline.trace.pass_record import PassRecord
 from feedline.trace.recorder import Recorder, WorkerObserver
 from feedline.trace.run import Loader
-from feedline.trace.stage_timings import StageTimings
 
 __all__ = [
     "Recording",
@@ -38,33 +37,15 @@ _REST = 62
 _MOST_NAMES = 256
 
 
-class _Session(Protocol):
-    """Attributes of `session.Session` that are read."""
-
-    settings: Settings
-    timing: Any
-    position: Any
-
-    @property
-    def engine(self) -> Any: ...
-
-    @property
-    def deaths(self) -> list[str]: ...
-
-    def choice(self) -> EngineChoice: ...
-
-    def spent(self) -> dict[int, StageTimings]: ...
-
-
 class Recording:
-    """Connects a session with a recorder.
+    """Connects a stream of batches with a recorder.
 
     Args:
-        session: session whose batches are recorded.
+        stream: its batches are recorded.
     """
 
-    def __init__(self, session: _Session) -> None:
-        self._session = session
+    def __init__(self, stream: BatchStream) -> None:
+        self._stream = stream
         self._on = is_recording_enabled()
         self.rest = 0
         """Number of following batches that are not recorded."""
@@ -96,32 +77,32 @@ class Recording:
             self._fail(error)
 
     def _begin(self, began_ns: int) -> None:
-        session, recorder = self._session, self.recorder
-        said = describe_feedline_loader(session.settings, session.choice())
+        stream, recorder = self._stream, self.recorder
+        said = describe_feedline_loader(stream.settings, stream.choice())
         if self._said is None:
             self._workers = WorkerObserver(
-                pids=lambda: list(session.engine.pids.values()),
-                spent=session.spent,
+                pids=lambda: list(stream.engine.pids.values()),
+                spent=stream.spent,
                 name=self._name,
-                deaths=lambda: len(session.deaths),
+                deaths=lambda: len(stream.deaths),
             )
             self._number = recorder.register_loader(said, self._workers)
         elif said != self._said:
             self._number = recorder.change_loader(self._number, said, self._workers)
         self._said = said
-        same, self._engine = self._engine is session.engine, session.engine
-        transfer = getattr(session.engine, "transfer", None)
+        same, self._engine = self._engine is stream.engine, stream.engine
+        transfer = getattr(stream.engine, "transfer", None)
         # A device transfer knows the copies and the device's clock; torch's engine knows neither.
         self._pass = recorder.begin(
             self._number,
-            session.position.current.epoch,
+            stream.position.current.epoch,
             began_ns,
-            timed_elsewhere=not isinstance(session.position, IterableEngine),
+            timed_elsewhere=stream.engine.times_steps,
             device_clock=bool(getattr(transfer, "ahead", False)),
             before=self._pass if same else None,
         )
         self._may_rest = not self._pass.entry.device_clock
-        session.timing.listener = self._measured
+        stream.timing.listener = self._measured
         self.rest = self._quick = 0
 
     def handed_out(self, batch: Any, asked_ns: int, asked_cpu_ns: int) -> None:
@@ -133,7 +114,7 @@ class Recording:
             got_ns = time.monotonic_ns()
             rested = record.has_unreported
             if rested:
-                self._session.timing.listener = self._measured
+                self._stream.timing.listener = self._measured
             record.add_batch(self._looker.inspect(batch), asked_ns, got_ns, asked_cpu_ns)
             took_ns, self._got_ns = got_ns - self._got_ns, got_ns
             if not rested and took_ns > _QUICK_NS:
@@ -145,7 +126,7 @@ class Recording:
                     self._quick = _QUICK_STEPS - 2
                     self.rest = _REST
                     record.count_unreported(_REST)
-                    self._session.timing.listener = None
+                    self._stream.timing.listener = None
         except Exception as error:
             self._fail(error)
 
@@ -181,7 +162,7 @@ class Recording:
             record.uncount_unreported(self.rest)
             self.rest = 0
             self.recorder.end(record, how)
-            for spent in self._session.spent().values():  # while the dataset is as it was
+            for spent in self._stream.spent().values():  # while the dataset is as it was
                 for _, sample in spent.slowest:
                     self._name(sample)
         except Exception as error:
@@ -191,7 +172,7 @@ class Recording:
         """Stop recording."""
         record = self._pass
         self._on, self._pass, self.rest = False, None, 0
-        self._session.timing.listener = None
+        self._stream.timing.listener = None
         if record is not None:
             with contextlib.suppress(Exception):
                 self.recorder.end(record, "left")
@@ -203,7 +184,7 @@ class Recording:
         if (known := self._names.get(sample)) is not None:
             return known
         try:
-            choice = self._session.choice()
+            choice = self._stream.choice()
             named = getattr(choice.rows or choice.samples, "name", None)
             said = str(named(sample)) if named and sample >= 0 else f"sample {sample}"
         except Exception:  # the dataset is another now, and has no such sample

@@ -31,8 +31,9 @@ from feedline.engine.worker_setup import SourceWithInit, WorkerInit
 from feedline.errors import ImageError, SampleError
 from feedline.loader.engine_choice import EngineChoice
 from feedline.loader.engines import Engine, InProcessEngine, Skipped, WorkerEngine
+from feedline.loader.iterable_engine import IterableEngine
 from feedline.loader.options import Settings
-from feedline.loader.position import LoaderPosition
+from feedline.loader.position import IterablePosition, LoaderPosition
 from feedline.order.batch_spec import BatchSpec
 from feedline.recognition.tensors import batched_tensors
 from feedline.trace.split import Timing
@@ -123,6 +124,8 @@ def start_engine(
         UsageError: the dataset cannot be sent to workers.
         ResourceError: not enough memory or processes on this machine.
     """
+    if isinstance(position, IterablePosition):
+        return IterableEngine(position)
     if choice.rows is not None:
         return _started(_rows_backend(choice, settings, position, timing))
     # 63 bits, as a seed of torch's has.

@@ -14,7 +14,7 @@ from typing import Any
 from feedline.engine.start_method import DEFAULT_PREFETCH, DEFAULT_PREFETCH_FACTOR
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
-from feedline.loader.session import Session
+from feedline.loader.batch_stream import BatchStream
 from feedline.order.batch_spec import TASK_NS
 from feedline.order.position import PlannedPosition
 from feedline.order.schedule import Phase, Schedule
@@ -49,7 +49,7 @@ class TunableFeedlineLoader:
                 "it",
                 hint="time separate loaders with different numbers of workers",
             )
-        choice = loader._session.choice()
+        choice = loader._state.stream.choice()
         if choice.engine == "tensors":
             raise UsageError(
                 "this loader slices batches from tensors in the training process and needs no "
@@ -113,7 +113,7 @@ class TunableFeedlineLoader:
     def change(self, setting: LoaderSetting) -> int:
         """Apply a setting."""
         loader = self._loader
-        stale = loader._session.engine.under_way
+        stale = loader._state.stream.engine.under_way
         if loader.num_workers != setting.workers:
             loader.num_workers = setting.workers
         if setting.task_ms is not None:
@@ -135,18 +135,18 @@ class TunableFeedlineLoader:
         self._phase = phase
         # A pass that ends here counts no batch of another phase.
         self._batches.close()
-        _set_phase(self._loader._session, phase)
+        _set_phase(self._loader._state.stream, phase)
         self._batches = self._endless_batches()
 
     def spent(self) -> StageTimings:
         """Return the stage timings of the workers."""
-        return reduce(iadd, self._loader._session.spent().values(), StageTimings())
+        return reduce(iadd, self._loader._state.stream.spent().values(), StageTimings())
 
     def close(self) -> None:
         """Restore the loader's settings and position."""
         loader, (workers, adapts) = self._loader, self._original
         self._batches.close()
-        _set_phase(loader._session, None)
+        _set_phase(loader._state.stream, None)
         loader.load_state_dict(self._state)
         if loader.num_workers != workers:
             loader.num_workers = workers
@@ -166,17 +166,17 @@ class TunableFeedlineLoader:
                 raise UsageError(NO_BATCH)
 
 
-def _set_phase(session: Session, phase: Phase | None) -> None:
+def _set_phase(stream: BatchStream, phase: Phase | None) -> None:
     """Plan endless batches of one phase; None restores the order, for a state to be loaded.
 
     Without an end workers continue over epochs, as within a schedule.
     """
-    position, order = session.position, session.settings.order
+    position, order = stream.position, stream.settings.order
     if isinstance(position, PlannedPosition) and order is not None:
         position.replace_order(
             order if phase is None else replace(order, schedule=Schedule((phase,)))
         )
-        position.endless = phase is not None or session.settings.asked.schedule is None
-        session.engine.restart_prefetch()
+        position.endless = phase is not None or stream.settings.asked.schedule is None
+        stream.engine.restart_prefetch()
     elif phase is not None and phase.image_size is not None:
-        session.set_image_size(phase.image_size)
+        stream.set_image_size(phase.image_size)

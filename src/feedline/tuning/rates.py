@@ -38,7 +38,7 @@ def feedline_rates(loader: DataLoader[Any], phase: TunedPhase, step_cpu_s: float
     ]
     passes = [each for each in at_size if each.batch_size == phase.batch_size] or at_size
     hand_over_cpu_s = _hand_over_cpu_s(passes)
-    wanted_px, level_px = level_read(loader._session.choice(), phase.size)
+    wanted_px, level_px = level_read(loader._state.stream.choice(), phase.size)
     return Rates(
         size=phase.size,
         rows=_rows(passes) or loader.batch_size,

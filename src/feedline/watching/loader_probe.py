@@ -142,7 +142,7 @@ class LoaderProbe:
     def _spent(self) -> dict[int, StageTimings]:
         own = None if self._own is None else self._own()
         if own is not None:
-            return own._session.spent()
+            return own._state.stream.spent()
         return {} if self._pages is None else self._pages.spent()
 
     def _worker_pids(self) -> list[int]:
@@ -189,7 +189,7 @@ def describe_loader(iterable: Iterable[Any]) -> Loader:
     try:
         inner = find_torch_loader(iterable)
         if isinstance(inner, DataLoader):
-            return describe_feedline_loader(inner._settings(), inner._session.choice())
+            return describe_feedline_loader(inner._settings(), inner._state.stream.choice())
         if inner is None:
             return Loader(kind="other", name=name)
         return _describe_torch_loader(inner, name)

@@ -1,0 +1,348 @@
+"""Batches from a position on, and the engine that makes them, started when needed.
+
+Guarantees: batches are made from the dataset as it is when an iteration begins, as far as `outline`
+detects changes. Workers live on from epoch to epoch with `persistent_workers=True`, with a
+schedule, and if no user code runs in them; others end with the epoch. The position moves in
+`delivered`, and nowhere else while batches come.
+Relies on: use from one thread; `engine_choice` for the choice, `start_engine` for the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from feedline.engine.attribute_snapshot import find_shared_memory
+from feedline.engine.buffers import PAGE_BYTES, SlotTooSmall, align
+from feedline.errors import ClosedError
+from feedline.loader.cache_filling import CacheFilling
+from feedline.loader.engine_choice import (
+    REFRESH,
+    CurrentChoice,
+    EngineChoice,
+    is_kept_by_schedule,
+    workers_live_on,
+)
+from feedline.loader.engines import NO_ENGINE, Engine, Skipped
+from feedline.loader.options import Settings
+from feedline.loader.position import LoaderPosition, check_length, create_position
+from feedline.loader.sampled_order import SampledPosition
+from feedline.loader.start_engine import start_engine
+from feedline.loader.state import compare_made_by, warn_of
+from feedline.order.batch_spec import BatchSpec
+from feedline.order.position import PlannedPosition, check_state
+from feedline.order.schedule import is_image_size
+from feedline.trace.split import Timing
+from feedline.trace.stage_timings import StageTimings, merge_timings
+
+__all__ = ["BatchStream"]
+
+_HEADROOM = 4  # slots grow by a quarter at least
+
+_log = logging.getLogger("feedline")
+
+
+class BatchStream:
+    """Position and engine of one iteration at a time.
+
+    Args:
+        settings: settings of the loader.
+        position: position of the first batch.
+    """
+
+    def __init__(self, settings: Settings, position: LoaderPosition) -> None:
+        self.settings = settings
+        self.position = position
+        self.timing = Timing()
+        self.engine: Engine = NO_ENGINE
+        self.batch: BatchSpec | None = None
+        """Specification of the last batch."""
+        self.has_delivered = False
+        """True if the epoch in progress has delivered a batch, or an exception instead of one."""
+        self.filling = CacheFilling(settings.asked.cache)
+        self._choice = CurrentChoice()
+        self._started_with: EngineChoice | None = None
+        self._slot_bytes = 0  # of rows, once a batch needed more than the choice foresaw
+        self._workers_logged = False
+        # Of ended workers.
+        self._skipped: list[Skipped] = []
+        self._deaths: list[str] = []
+        self._spent: dict[int, StageTimings] = {}
+        self._owner, self._is_closed = os.getpid(), False
+        self._inherited: list[object] = []  # of the process that this one was forked from
+
+    def split_off(self, position: LoaderPosition) -> BatchStream:
+        """Stream of an earlier iteration, at a fork of the position.
+
+        Its workers start when its next batch is requested; torch's are already running, and go with
+        it. Lists of skipped samples and deaths are shared.
+        """
+        other = BatchStream(self.settings, position)
+        other.engine = self.engine.split_off(position)
+        other.batch, other.has_delivered = self.batch, self.has_delivered
+        other.filling, other._choice = self.filling.copy(), self._choice.fork()
+        other._slot_bytes, other._workers_logged = self._slot_bytes, self._workers_logged
+        other._skipped, other._deaths, other._spent = self._skipped, self._deaths, self._spent
+        return other
+
+    # Engine
+
+    def choice(self, *, whole: bool = False) -> EngineChoice:
+        """Choose the engine for the current dataset; see `CurrentChoice.of`."""
+        return self._choice.of(self.settings, self.filling, whole=whole)
+
+    def refresh(self) -> None:
+        """Re-read the dataset when the next iteration begins, with new workers."""
+        self._choice.forget()
+
+    @property
+    def workers_live_on(self) -> bool:
+        """True if workers stay when an epoch ends."""
+        choice = self._started_with
+        return choice is not None and workers_live_on(self.settings, choice)
+
+    @property
+    def is_started(self) -> bool:
+        """True if an engine is running."""
+        return self.engine is not NO_ENGINE
+
+    def start(self) -> None:
+        """Start the engine at the position."""
+        self._start(self.choice())
+
+    def _start(self, choice: EngineChoice) -> None:
+        if choice is not self._started_with:
+            self._started_with, self._slot_bytes = choice, choice.slot_bytes
+        if not self._workers_logged and is_kept_by_schedule(self.settings, choice):
+            self._workers_logged = True
+            _log.info("schedule= keeps the workers for all epochs; %s", REFRESH)
+        position = self.position
+        if isinstance(position, PlannedPosition):
+            if self.settings.asked.schedule is None:
+                # Workers that end with the epoch would make batches of the next one for nothing.
+                position.endless = self.workers_live_on
+            position.stops_after_epoch = self._shares_memory(choice)
+        self.filling.start(choice.cache_contents)
+        self.engine = self._start_engine(choice, self.settings)
+
+    def _shares_memory(self, choice: EngineChoice) -> bool:
+        """Return True if kept workers must not begin an epoch ahead of the training process."""
+        if not (choice.runs_user_code and self.workers_live_on and self.settings.workers):
+            return False
+        path = find_shared_memory(
+            self.settings.dataset, forked=self.settings.start_method == "fork"
+        )
+        if path is not None:
+            _log.info(
+                "%s is in shared memory, which may change between epochs: no batch is made before "
+                "its epoch begins",
+                path,
+            )
+        return path is not None
+
+    def _start_engine(self, choice: EngineChoice, settings: Settings) -> Engine:
+        if self._slot_bytes > choice.slot_bytes:
+            choice = replace(choice, slot_bytes=self._slot_bytes)
+        return start_engine(choice, settings, self.position, self.timing)
+
+    def _enlarge(self, nbytes: int) -> None:
+        """Continue at the position with larger slots and new workers.
+
+        Raises:
+            ResourceError: not enough memory on this machine.
+        """
+        assert self._started_with is not None
+        old, live, before = self.engine, self.engine.live, self._slot_bytes
+        assert live is not None, "slots of rows belong to workers"
+        # Batches that grow a little each time must not have new workers each time.
+        self._slot_bytes = align(max(nbytes, before + before // _HEADROOM), PAGE_BYTES)
+        settings = replace(
+            self.settings, workers=live.workers, prefetch=live.prefetch, task_ns=live.task_ns
+        )
+        try:
+            # Before the old ones end, as the last pool of a fork server takes that with it.
+            self.engine = self._start_engine(self._started_with, settings)
+        except BaseException:
+            self._slot_bytes = before
+            raise
+        _log.info(
+            "memory per batch increased from %.1f to %.1f MiB, because one needs %.1f; set "
+            "max_image_size and the batch sampler's batch_size to the largest values to allocate "
+            "it at the start",
+            *(size / 2**20 for size in (before, self._slot_bytes, nbytes)),
+        )
+        self._end(old)
+
+    def end_workers(self) -> list[Any]:
+        """End the workers. Return their handles."""
+        old, self.engine = self.engine, NO_ENGINE
+        handles = old.handles
+        self._end(old)
+        return handles
+
+    def _end(self, engine: Engine) -> None:
+        self._spent = merge_timings(self._spent, engine.spent())
+        self._skipped += engine.skipped
+        self._deaths += engine.deaths
+        engine.close()
+
+    # Batches
+
+    def begin(self) -> None:
+        """Begin an iteration at the position."""
+        self.filling.begin(self.position)
+        choice = self.choice(whole=True)
+        # torch's engine starts and ends its workers itself.
+        if choice.engine != "torch" and not (choice is self._started_with and self.workers_live_on):
+            self.end_workers()
+        self.has_delivered = False
+        is_stale = self.position.begin()
+        if self.engine is NO_ENGINE:
+            self._start(choice)
+            is_stale = False
+        self.engine.begin(is_stale)
+        self.filling.check()
+
+    def next(self) -> Any:
+        """Return the batch at the position, which stays there until `delivered`.
+
+        Raises like an engine's `next`.
+        """
+        if self.engine is NO_ENGINE:  # the stream was split off, or its process forked
+            self.start()
+        try:
+            try:
+                return self.engine.next()
+            except SlotTooSmall as error:
+                self._enlarge(error.nbytes)
+                return self.engine.next()
+        except Exception:  # it replaces a batch, or the end
+            self.has_delivered = True
+            raise
+        finally:
+            self.batch = self.engine.batch
+
+    def delivered(self) -> None:
+        """Record that the batch of `next` is delivered, and advance the position."""
+        given = self.filling.given_after_one_more()
+        self.engine.delivered()
+        # No call follows the move, because Ctrl-C is handled in calls.
+        self.filling.given, self.has_delivered = given, True
+
+    def finish(self) -> list[Any]:
+        """End the iteration after the epoch's last batch. Return handles of workers that ended."""
+        self.position.finish()
+        self.filling.ended()
+        handles = [] if self.workers_live_on else self.end_workers()
+        self.has_delivered = False
+        return handles
+
+    # Position
+
+    def adopt(self, settings: Settings) -> None:
+        """Continue with other settings, before the epoch's first batch or with a new epoch.
+
+        Raises:
+            UsageError: the dataset has another length than in the loaded state from which this
+                epoch continues.
+        """
+        position = self.position
+        check_length(position, self.settings, settings)
+        before, self.settings = self.settings, settings
+        if isinstance(position, PlannedPosition) and settings.order is not None:
+            if settings.order != before.order:
+                position.replace_order(settings.order)
+                self.engine.restart_prefetch()
+        elif isinstance(position, SampledPosition):
+            position.set_generator(settings.generator)
+        if settings.sampler is not before.sampler:
+            self.end_workers()
+            self.position = create_position(settings)
+            self.position.current = position.current.at_step(0)
+            self.position.steps_to_skip = position.steps_to_skip
+
+    def set_image_size(self, image_size: int | None) -> None:
+        """Set the image size of all following batches, if `check_size` allows it."""
+        if image_size is not None:
+            self.choice().check_size(image_size, "image size")
+        if self.position.set_image_size(image_size):
+            self.engine.restart_prefetch()
+
+    def state(self) -> dict[str, Any]:
+        """State of the loader: position, dataset, order, and what determines its pixels."""
+        choice = self.choice()  # first: it sees whether the dataset is another
+        state = self.position.state(self._choice.identity(self.settings))
+        return state | {"made_by": choice.made_by} | self.filling.state()
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state, or change nothing.
+
+        Raises:
+            StateError: it does not match.
+            UsageError: its image size is larger than `max_image_size`.
+        """
+        check_state(state)
+        before, self.filling = self.filling, self.filling.after(state)
+        try:
+            choice = self.choice(whole=True)
+            if is_image_size(image_size := state.get("image_size")):
+                choice.check_size(image_size, "the state's image size")
+            differences = compare_made_by(state, choice.made_by)
+            self.position.load_state(state, self._choice.identity(self.settings))
+        except BaseException:
+            self.filling = before
+            raise
+        if differences:
+            warn_of(differences, stacklevel=5)
+        self.engine.restart_prefetch()
+
+    # Workers
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """Samples skipped so far: names and reasons."""
+        return [*self._skipped, *self.engine.skipped]
+
+    @property
+    def deaths(self) -> list[str]:
+        """Causes of death of replaced workers."""
+        return [*self._deaths, *self.engine.deaths]
+
+    def spent(self) -> dict[int, StageTimings]:
+        """Time per stage of each worker, by worker id."""
+        return merge_timings(self._spent, self.engine.spent())
+
+    def ensure_usable(self) -> None:
+        """Raise ClosedError after `close`; in a forked process, continue with new workers."""
+        self.raise_if_closed()
+        if os.getpid() != self._owner:
+            # The parent process ends them.
+            self._inherited += [self.engine, self.engine.release()]
+            self.engine, self._started_with = NO_ENGINE, None
+            self._owner, self.has_delivered = os.getpid(), False
+
+    def raise_if_closed(self, cause: Exception | None = None) -> None:
+        """Raise ClosedError after `close`, which another thread may have called meanwhile.
+
+        When the program ends, loaders are closed while daemon threads still run. Such a thread
+        waits here for its end, because its error would only be printed.
+        """
+        if self._is_closed:
+            while threading.current_thread().daemon and not threading.main_thread().is_alive():
+                time.sleep(1.0)
+            raise ClosedError("the loader is closed; build a new one") from cause
+
+    def close(self) -> list[Any]:
+        """End the workers and free all memory; not in a forked child of their process.
+
+        Return the handles of the workers.
+        """
+        if os.getpid() != self._owner:
+            return []
+        self._is_closed = True
+        return self.end_workers()
