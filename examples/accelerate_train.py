@@ -1,6 +1,6 @@
 """Hugging Face Accelerate: save_state and load_state keep the loader's place in the epoch.
 
-`prepare` gives the same loader back. Needs `pip install accelerate`.
+feedline's `prepare` returns the same loader. Needs `pip install accelerate`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import feedline
+from feedline.integrations.accelerate import prepare
 
 EPOCHS, STOPPED = 2, 17  # of 12 steps each
 
@@ -45,10 +46,9 @@ def train(folder: str, *, resume: bool) -> list[list[int]]:
     )
     # After the Accelerator: then the loader knows the processes it shares its samples among.
     loader = feedline.DataLoader(Pictures(), batch_size=8, shuffle=True, num_workers=2, seed=1)
-    net, optimizer, prepared = accelerator.prepare(
-        net, torch.optim.Adam(net.parameters(), lr=0.01), loader
-    )
-    assert prepared is loader, "Accelerate took another loader"
+    net, optimizer = accelerator.prepare(net, torch.optim.Adam(net.parameters(), lr=0.01))
+    prepared = prepare(accelerator, loader)
+    assert prepared is loader, "Accelerate made another loader"
     if resume:
         accelerator.load_state(folder)
     seen: list[list[int]] = []

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import feedline
-from feedline.frameworks.stepwise import Stepwise
+from feedline.integrations.stepwise import Stepwise
 
 EPOCHS, STOPPED = 2, 17  # of 12 steps each
 

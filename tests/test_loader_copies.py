@@ -125,7 +125,9 @@ def test_a_loader_may_be_an_argument_of_a_spawned_process(prepared: bool) -> Non
     with DataLoader(Rows(10), 5, shuffle=False, image_size=8, num_workers=1) as loader:
         if prepared:
             accelerate = pytest.importorskip("accelerate")
-            assert accelerate.Accelerator(cpu=True).prepare(loader) is loader
+            from feedline.integrations.accelerate import prepare
+
+            assert prepare(accelerate.Accelerator(cpu=True), loader) is loader
             next(iter(loader))
         process = context.Process(target=tell, args=(loader, results))
         process.start()

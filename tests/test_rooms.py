@@ -18,7 +18,7 @@ ROOMS = (
     "cli",
     "train",
     "doctor",
-    "frameworks",
+    "integrations",
     "watching",
     "bench",
     "tuning",

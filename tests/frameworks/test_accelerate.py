@@ -18,8 +18,9 @@ from torch.utils.data import Dataset
 
 from feedline import DataLoader
 from feedline.errors import UsageError
-from feedline.frameworks.accelerate import prepare
+from feedline.integrations.accelerate import prepare, unpadded_rows
 from slow import slow
+from sources import Rows
 
 accelerate = pytest.importorskip("accelerate")
 DataLoaderConfiguration = accelerate.utils.DataLoaderConfiguration
@@ -48,6 +49,7 @@ def accelerator() -> Iterator[Any]:
 
 def test_it_stays_the_same_object_and_its_end_is_seen(accelerator: Any) -> None:
     loader = made()
+    assert prepare(accelerator, loader) is loader
     assert accelerator.prepare(loader) is loader
     for _ in range(2):
         ends, rows = [], []
@@ -60,7 +62,7 @@ def test_it_stays_the_same_object_and_its_end_is_seen(accelerator: Any) -> None:
 
 
 def test_a_loop_that_is_left_early_is_over_for_accelerate(accelerator: Any) -> None:
-    loader = accelerator.prepare(made())
+    loader = prepare(accelerator, made())
     batches = iter(loader)
     next(batches)
     assert accelerator.gradient_state.active_dataloader is loader
@@ -69,30 +71,29 @@ def test_a_loop_that_is_left_early_is_over_for_accelerate(accelerator: Any) -> N
 
 
 def test_save_state_and_load_state_keep_its_place(accelerator: Any, tmp_path: Path) -> None:
-    loader = accelerator.prepare(made())
+    loader = prepare(accelerator, made())
     next(iter(loader))
     accelerator.save_state(str(tmp_path))
     accelerator.free_memory()
-    again = accelerator.prepare(made())
+    again = prepare(accelerator, made())
     accelerator.load_state(str(tmp_path))
     assert [len(batch) for batch in again] == [8, 4]
 
 
-@pytest.mark.parametrize("put", [lambda accelerator, loader: accelerator.prepare(loader), prepare])
 @pytest.mark.parametrize("config", [{}, {"split_batches": True}])
 @pytest.mark.parametrize("saved", [True, *slow(False)])
 def test_the_first_batches_are_skipped_once_and_the_end_is_seen(
-    put: Any, config: dict[str, Any], saved: bool, tmp_path: Path
+    config: dict[str, Any], saved: bool, tmp_path: Path
 ) -> None:
     accelerator = accelerator_of(**config)
-    loader = put(accelerator, DataLoader(list(range(20)), 3, num_workers=1))
+    loader = prepare(accelerator, DataLoader(list(range(20)), 3, num_workers=1))
     batches = iter(loader)
     for _ in range(2):
         next(batches)
     if saved:
         accelerator.save_state(str(tmp_path))
     accelerator.free_memory()
-    again = put(accelerator, DataLoader(list(range(20)), 3, num_workers=1))
+    again = prepare(accelerator, DataLoader(list(range(20)), 3, num_workers=1))
     if saved:
         accelerator.load_state(str(tmp_path))
     ends, rows = [], []
@@ -104,15 +105,16 @@ def test_the_first_batches_are_skipped_once_and_the_end_is_seen(
     accelerator.free_memory()
 
 
-def test_skipping_by_the_function_is_warned_of(accelerator: Any) -> None:
-    loader = accelerator.prepare(DataLoader(list(range(20)), 3))
-    with pytest.warns(RuntimeWarning, match="skip_first_batches of the Accelerator"):
-        rest = accelerate.skip_first_batches(loader, 5)
+def test_the_function_that_skips_gives_the_rest_by_torchs_workers(accelerator: Any) -> None:
+    loader = prepare(accelerator, DataLoader(list(range(20)), 3))
+    rest = accelerate.skip_first_batches(loader, 5)
     assert [batch.tolist() for batch in rest] == [[15, 16, 17], [18, 19]]
+    with pytest.warns(RuntimeWarning, match="feedline's engine is not used"):
+        list(accelerate.skip_first_batches(prepare(accelerator, made()), 1))
 
 
 def test_an_accelerator_can_be_pickled_and_skips_others_loaders_as_ever(accelerator: Any) -> None:
-    accelerator.prepare(made())
+    prepare(accelerator, made())
     again = pickle.loads(pickle.dumps(accelerator))
     stock = again.prepare(TorchDataLoader(list(range(6)), 2))  # type: ignore[arg-type]
     assert [batch.tolist() for batch in again.skip_first_batches(stock, 1)] == [[2, 3], [4, 5]]
@@ -121,7 +123,7 @@ def test_an_accelerator_can_be_pickled_and_skips_others_loaders_as_ever(accelera
 @pytest.mark.parametrize(
     ("put", "config"),
     [
-        (lambda accelerator, loader: accelerator.prepare_data_loader(loader), {}),
+        (prepare, {}),
         (prepare, {"split_batches": True}),
     ],
 )
@@ -143,7 +145,7 @@ def test_a_prepared_loader_and_its_accelerator_are_gone_with_their_last_names(
 
 def test_another_number_of_processes_is_an_error(accelerator: Any) -> None:
     with pytest.raises(UsageError, match="over 2 ranks, but Accelerate runs 1"):
-        accelerator.prepare(made(world_size=2))
+        prepare(accelerator, made(world_size=2))
 
 
 @pytest.mark.parametrize(
@@ -152,13 +154,8 @@ def test_another_number_of_processes_is_an_error(accelerator: Any) -> None:
 def test_repeated_rows_are_cut_off_where_they_come_last(
     length: int, world_size: int, remainder: int
 ) -> None:
-    assert made(length, world_size=world_size)._unpadded() == remainder
-    assert made(length, world_size=world_size, drop_last=True)._unpadded() == 0
-
-
-def test_without_accelerate_nothing_is_wrapped() -> None:
-    batches = iter(())
-    assert made().watched(batches, lambda: 0) is batches
+    assert unpadded_rows(made(length, world_size=world_size)) == remainder
+    assert unpadded_rows(made(length, world_size=world_size, drop_last=True)) == 0
 
 
 # Settings of Accelerate's
@@ -238,27 +235,45 @@ def test_an_iterable_dataset_and_one_that_is_told_the_epoch_are_accelerates() ->
     assert data.epoch == 0  # of each loader's first epoch
 
 
-def test_a_stock_loader_in_its_place_is_told_of_with_the_way_out() -> None:
-    loader = DataLoader(list(range(8)), 4)
-    with pytest.warns(RuntimeWarning, match=r"split_batches=True.*frameworks.accelerate.prepare"):
-        assert accelerator_of(split_batches=True).prepare(loader) is not loader
+def test_a_stock_loader_in_its_place_is_warned_of_once_with_the_function_to_call() -> None:
+    loader, accelerator = DataLoader(list(range(8)), 4), accelerator_of(split_batches=True)
+    with pytest.warns(RuntimeWarning, match=r"integrations\.accelerate\.prepare"):
+        assert accelerator.prepare(loader) is not loader
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        prepared = prepare(accelerator_of(split_batches=True), DataLoader(list(range(8)), 4))
+        accelerator.prepare(loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        for config in ({}, {"split_batches": True}):
+            prepared = prepare(accelerator_of(**config), DataLoader(list(range(8)), 4))
     assert isinstance(prepared.base_dataloader, DataLoader)
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        lambda: DataLoader(list(range(8)), 4, schedule="ownx2@4"),
+        lambda: DataLoader(Rows(8), 4, image_size=4),
+        lambda: made(world_size=2),
+    ],
+    ids=["schedule", "rows", "ranks"],
+)
+def test_what_a_stock_loader_cannot_give_is_an_error(accelerator: Any, loader: Any) -> None:
+    with loader() as built, pytest.raises(UsageError, match=r"integrations\.accelerate\.prepare"):
+        accelerator.prepare(built)
 
 
 def test_what_a_loader_with_an_order_of_its_own_cannot_do_is_an_error() -> None:
     for config in ({"split_batches": True}, {"dispatch_batches": True}, {"data_seed": 3}):
         with pytest.raises(UsageError, match=f"makes its own order.*{next(iter(config))}="):
-            accelerator_of(**config).prepare(made())
+            prepare(accelerator_of(**config), made())
 
 
 def test_the_last_accumulation_synchronises_however_it_was_prepared() -> None:
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
     net, loader = torch.nn.Linear(1, 1), made(40)
     model = accelerator.prepare(net)
-    assert accelerator.prepare_data_loader(loader) is loader
+    assert prepare(accelerator, loader) is loader
     ends = []
     for _ in loader:
         with accelerator.accumulate(model):
@@ -267,18 +282,11 @@ def test_the_last_accumulation_synchronises_however_it_was_prepared() -> None:
     accelerator.free_memory()
 
 
-def test_an_accelerate_that_asks_otherwise_is_warned_of() -> None:
-    other = {"__name__": "accelerate.accelerator", "loader": made()}
-    with pytest.warns(RuntimeWarning, match="unknown to feedline"):
-        exec("prepared = loader._is_accelerate_prepared", other)
-    assert other["prepared"] is False
-
-
 def test_ranks_that_share_a_batch_are_accelerates_to_serve() -> None:
     accelerator = accelerator_of()
     accelerator.state.device_mesh = SimpleNamespace(mesh_dim_names=("dp_shard", "tp"))
     try:
         with pytest.raises(UsageError, match="several ranks share one batch"):
-            accelerator.prepare(made())
+            prepare(accelerator, made())
     finally:
         accelerator.state.device_mesh = None

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import feedline
 from feedline.errors import UsageError
-from feedline.frameworks.accelerate import prepare
+from feedline.integrations.accelerate import prepare
 
 
 class Endless(IterableDataset):
@@ -125,7 +125,7 @@ def skipped(kind, put):
 def planned():
     accelerator = accelerate.Accelerator(cpu=True)
     loader = feedline.DataLoader(list(range(16)), 4, shuffle=True, seed=1, num_workers=2)
-    assert accelerator.prepare(loader) is loader
+    assert prepare(accelerator, loader) is loader
     epoch = torch.cat([accelerator.gather_for_metrics(batch) for batch in loader])
     try:
         list(accelerate.data_loader.prepare_data_loader(loader))
@@ -160,7 +160,7 @@ if __name__ == "__main__":
     kinds = ((DataLoader, usual), (feedline.DataLoader, usual), (feedline.DataLoader, prepare))
     found["validation in between"] = [between(*each, workers(each[0], numbers)) for each in kinds]
     found["skipped"] = [skipped(*each) for each in kinds]
-    found["resumed"] = [resumed(prepare, {}), resumed(usual, {"seed": 1})]
+    found["resumed"] = [resumed(prepare, {}), resumed(prepare, {"seed": 1})]
     print(json.dumps(found))
 """
 

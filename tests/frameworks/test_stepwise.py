@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch.utils.data
 
-from feedline.frameworks.stepwise import Stepwise
+from feedline.integrations.stepwise import Stepwise
 
 STEPS = 4
 

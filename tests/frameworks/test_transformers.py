@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset
 
 import feedline
-from feedline.frameworks.accelerate import prepare
-from feedline.frameworks.stepwise import Stepwise
+from feedline.integrations.accelerate import prepare
+from feedline.integrations.stepwise import Stepwise
 from ranks import said_by_ranks
 from slow import slow
 
@@ -197,7 +197,7 @@ CASES: dict[str, dict[str, Any]] = {
     "stream": {"data": Stream(), "max_steps": 8, "resume": 2},
     "evaluated": {"eval_strategy": "steps", "eval_steps": 5, "workers": 1},
 }
-SEEDED: dict[str, Put] = {"Stepwise": stepwise, "accelerator.prepare": as_ever, "bare": bare}
+SEEDED: dict[str, Put] = {"Stepwise": stepwise, "prepare": prepare}
 
 
 def both(way: str, case: str, folder: Path) -> list[Any]:

@@ -17,7 +17,7 @@ import lightning, torch
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 import feedline
-from feedline.frameworks.lightning import WatchCallback
+from feedline.integrations.lightning import WatchCallback
 
 class Learner(lightning.LightningModule):
     def __init__(self):
@@ -64,7 +64,7 @@ from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 from torch.utils.data import DataLoader, TensorDataset
 import feedline
-from feedline.frameworks.accelerate import prepare, tracker
+from feedline.integrations.accelerate import prepare, tracker
 
 class Kept(GeneralTracker):
     name, requires_logging_directory, tracker, main_process_only = "kept", False, None, True

@@ -124,13 +124,13 @@ def test_sizes_of_a_schedule_have_their_own_entries(jpeg_folder: Path) -> None:
 
 def test_tiny_batches_are_counted_and_some_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     rested = []
-    told = Recording.handed_out
+    note_batch = Recording.note_batch
 
-    def handed_out(self: Recording, batch: Any, asked_ns: int, asked_cpu_ns: int) -> None:
-        told(self, batch, asked_ns, asked_cpu_ns)
+    def note_and_count(self: Recording, batch: Any, asked_ns: int, asked_cpu_ns: int) -> None:
+        note_batch(self, batch, asked_ns, asked_cpu_ns)
         rested.append(self.rest)
 
-    monkeypatch.setattr(Recording, "handed_out", handed_out)
+    monkeypatch.setattr(Recording, "note_batch", note_and_count)
     monkeypatch.setattr(recording, "_QUICK_NS", 1 << 60)  # on any machine
     data = TensorDataset(torch.zeros(40_000, 2))
     with feedline.DataLoader(data, 4) as loader:

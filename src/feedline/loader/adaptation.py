@@ -61,14 +61,14 @@ class Adaptation:
         self._controller = Controller(WorkerLimits(cores=usable_cores()))
         self.decisions: deque[SettingChange] = deque(maxlen=_MOST_KEPT)
         self.off = False
-        """Whether adaptation has stopped."""
+        """True if adaptation has stopped."""
         self._ready_ns = 0  # when the latest batch was handed out; 0 after a pause
         self._settling = 0  # batches still to come of the settings before a change
         self._to_follow: SettingChange | None = None
         self._decided_with: LiveSettings | None = None
-        self._begin_anew()
+        self._reset()
 
-    def _begin_anew(self, phase: Hashable = None) -> None:
+    def _reset(self, phase: Hashable = None) -> None:
         self._phase = phase
         self._steps_ns: list[int] = []
         self._waited_ns = self._passed_ns = 0
@@ -121,7 +121,7 @@ class Adaptation:
             self._settling -= 1
         elif phase != self._phase or self._settling:
             self._settling = 0
-            self._begin_anew(phase)
+            self._reset(phase)
         elif ready_ns:
             self._steps_ns.append(now_ns - ready_ns)
             self._waited_ns += now_ns - asked_ns
@@ -137,7 +137,7 @@ class Adaptation:
             decision = self._controller.observe(self._window(engine, live, spent))
             self._to_follow = decision or self._for_next_phase(batch)
             self._decided_with = live
-        self._begin_anew(self._phase)
+        self._reset(self._phase)
 
     def _window(self, engine: Engine, live: LiveSettings, spent: StageTimings) -> StepWindow:
         return StepWindow.between(
@@ -162,7 +162,7 @@ class Adaptation:
         # As many steps as a window has: the next look might come too late.
         if now == then or position.steps(batch.epoch) - batch.step - 1 > len(self._steps_ns):
             return None
-        rows = self._stream.settings.batch_size or batch.rows
+        rows = self._stream.options.batch_size or batch.rows
         more = (then.batch_size or rows) / (now.batch_size or rows)
         larger = 1.0
         if then.image_size and now.image_size:

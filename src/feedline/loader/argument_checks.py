@@ -7,7 +7,9 @@ method of a dataset raises one that names it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any, TypeGuard
 
@@ -15,6 +17,7 @@ import torch
 from torch.utils.data import default_collate
 
 from feedline.engine.heartbeat import MAX_WORKERS
+from feedline.engine.normalise import BatchTransform, PixelTransform
 from feedline.engine.start_method import auto_workers, own_memory_bytes
 from feedline.errors import DatasetError, UsageError
 from feedline.order.batch_spec import TASK_NS
@@ -24,6 +27,7 @@ from feedline.recognition.steps import NotRecognised
 from feedline.recognition.subsets import has_images, unwrapped
 
 __all__ = [
+    "Arguments",
     "check_arguments",
     "check_length",
     "check_no_factor",
@@ -38,6 +42,53 @@ __all__ = [
     "task_ns_of",
     "worker_count",
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Arguments of a DataLoader as given; see there."""
+
+    dataset: Any
+    batch_size: int | None
+    shuffle: bool | str | None
+    sampler: Any
+    batch_sampler: Any
+    num_workers: int | str | None
+    collate_fn: Callable[[list[Any]], Any] | None
+    pin_memory: bool
+    drop_last: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+    generator: torch.Generator | None
+    prefetch_factor: int | None
+    persistent_workers: bool
+    pin_memory_device: str
+    in_order: bool
+    seed: int | None
+    schedule: Any
+    weights: Any
+    replacement: bool
+    image_size: int | None
+    max_image_size: int | None
+    prefetch: int | None
+    task_ms: float | None
+    device: Any
+    dtype: torch.dtype | None
+    mean: tuple[float, float, float] | None
+    std: tuple[float, float, float] | None
+    pixel_transform: PixelTransform | None
+    batch_transform: BatchTransform | None
+    cache: Any
+    on_error: str
+    start_method: str | None
+    rank: int | None
+    world_size: int | None
+    settings: str | os.PathLike[str] | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Arguments by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 _MAX_PREFETCH_FACTOR = 1024
@@ -211,13 +262,11 @@ def check_still(dataset: object, *, native: bool) -> None:
         )
 
 
-def check_arguments(
-    given: Mapping[str, Any], *, native: bool, iterable: bool, sampled: bool
-) -> None:
+def check_arguments(given: Arguments, *, native: bool, iterable: bool, sampled: bool) -> None:
     """Check the arguments that Schedule, Order, normalisation and torch do not check.
 
     Args:
-        given: arguments of a loader by name.
+        given: arguments of a loader.
         native: the dataset is one of feedline's own sources.
         iterable: the dataset is an IterableDataset.
         sampled: a sampler defines the samples.
@@ -225,19 +274,19 @@ def check_arguments(
     Raises:
         UsageError: an argument is invalid, or would have no effect.
     """
-    dataset, schedule, seed = given["dataset"], given["schedule"], given["seed"]
-    _check_counts(given["batch_size"], given["num_workers"], given["prefetch_factor"])
+    dataset, schedule, seed = given.dataset, given.schedule, given.seed
+    _check_counts(given.batch_size, given.num_workers, given.prefetch_factor)
     _check_values(given)
     if native:
         _check_native(dataset, given)
     elif iterable:
         _check_iterable(given)
-    elif not sampled and (given["shuffle"] or seed is not None or schedule is not None):
+    elif not sampled and (given.shuffle or seed is not None or schedule is not None):
         check_length(dataset, needed=True)
     _check_effects(given, native=native, sampled=sampled)
 
 
-def _check_native(dataset: Any, given: Mapping[str, Any]) -> None:
+def _check_native(dataset: Any, given: Arguments) -> None:
     source = own_source(dataset)
     methods = ("__len__", "fields", "load", "name", "fingerprint")
     missing = [name for name in methods if not hasattr(source, name)]
@@ -251,21 +300,22 @@ def _check_native(dataset: Any, given: Mapping[str, Any]) -> None:
     if len(dataset) == 0:
         which = repr(source) if dataset is source else f"This Subset of {source!r}"
         raise DatasetError(f"{which} has no samples; check its folder or files")
-    if given["cache"] is not None and not hasattr(source, "cached"):
+    if given.cache is not None and not hasattr(source, "cached"):
         raise UsageError(
-            f"cache={given['cache']!r} has no effect: {kind} does not support caches; remove it"
+            f"cache={given.cache!r} has no effect: {kind} does not support caches; remove it"
         )
-    if given["collate_fn"] not in (None, default_collate):
+    if given.collate_fn not in (None, default_collate):
         raise UsageError(
-            f"collate_fn={given['collate_fn']!r} has no effect: {kind} makes batches, not single "
+            f"collate_fn={given.collate_fn!r} has no effect: {kind} makes batches, not single "
             "samples; apply it to the batches, or use a torch Dataset"
         )
 
 
-def _check_iterable(given: Mapping[str, Any]) -> None:
+def _check_iterable(given: Arguments) -> None:
     names = ("seed", "schedule", "weights", "image_size", "cache", "device")
-    useless = [f"{name}={given[name]!r}" for name in names if given[name] is not None]
-    useless += ['on_error="skip"'] if given["on_error"] == "skip" else []
+    values = {name: getattr(given, name) for name in names}
+    useless = [f"{name}={value!r}" for name, value in values.items() if value is not None]
+    useless += ['on_error="skip"'] if given.on_error == "skip" else []
     if useless:
         raise UsageError(
             f"{', '.join(useless)} cannot be used with an IterableDataset: torch's engine makes "
@@ -273,81 +323,80 @@ def _check_iterable(given: Mapping[str, Any]) -> None:
         )
 
 
-def _check_effects(given: Mapping[str, Any], *, native: bool, sampled: bool) -> None:
+def _check_effects(given: Arguments, *, native: bool, sampled: bool) -> None:
     """Check that no argument is without effect and none is missing."""
     for name in ("mean", "std", "dtype", "pixel_transform", "batch_transform"):
-        if given[name] is not None and not native:
+        if getattr(given, name) is not None and not native:
             raise UsageError(
-                f"{name}={given[name]!r} is only for feedline's own sources, e.g. "
+                f"{name}={getattr(given, name)!r} is only for feedline's own sources, e.g. "
                 "feedline.ImageFolder, with a TrainCrop or EvalCrop. With any other dataset or "
                 "transform, do this in the transform or on the batches"
             )
-        if given[name] is not None and given["device"] is None:
+        if getattr(given, name) is not None and given.device is None:
             raise UsageError(
-                f"{name}={given[name]!r} has no effect without device=; set device= as well"
+                f"{name}={getattr(given, name)!r} has no effect without device=; set device= as "
+                "well"
             )
     if native:
-        check_no_factor(given["prefetch_factor"])
-    sizes = native or given["schedule"] is not None or given["image_size"] is not None
-    if given["max_image_size"] is not None and not sizes:
+        check_no_factor(given.prefetch_factor)
+    sizes = native or given.schedule is not None or given.image_size is not None
+    if given.max_image_size is not None and not sizes:
         raise UsageError(
-            f"max_image_size={given['max_image_size']} has no effect without an image size; set "
+            f"max_image_size={given.max_image_size} has no effect without an image size; set "
             "schedule= or image_size= as well"
         )
-    if sampled and given["schedule"] is not None:
-        named = [str(phase) for phase in Schedule.of(given["schedule"]).phases if phase.batch_size]
+    if sampled and given.schedule is not None:
+        named = [str(phase) for phase in Schedule.of(given.schedule).phases if phase.batch_size]
         if named:
             raise UsageError(
                 f"batch sizes in the schedule ({', '.join(named)}) have no effect because a "
                 "sampler or batch_sampler makes the batches; remove one of them"
             )
-    planned = (given["seed"] is not None or given["schedule"] is not None) and not sampled
-    if planned and not given["in_order"]:
+    planned = (given.seed is not None or given.schedule is not None) and not sampled
+    if planned and not given.in_order:
         raise UsageError(
             "in_order=False has no effect with a seed or a schedule, which fix the order of the "
             "batches; remove one of them"
         )
 
 
-def _check_values(given: Mapping[str, Any]) -> None:
-    seed, timeout = given["seed"], given["timeout"]
-    shuffle = given["shuffle"]
+def _check_values(given: Arguments) -> None:
+    seed, timeout = given.seed, given.timeout
+    shuffle = given.shuffle
     if isinstance(shuffle, str) and window_size(shuffle) is None:
         raise UsageError(
             f'shuffle must be True, False, None or "window:N", e.g. "window:16384", got {shuffle!r}'
         )
-    if given["weights"] is not None and shuffle not in (None, True):
+    if given.weights is not None and shuffle not in (None, True):
         raise UsageError(
             f"shuffle={shuffle!r} cannot be used with weights=, which define the order: remove "
             "shuffle"
         )
-    if not isinstance(given["replacement"], bool):
-        raise UsageError(f"replacement must be True or False, got {given['replacement']!r}")
-    if not given["replacement"] and given["weights"] is None:
+    if not isinstance(given.replacement, bool):
+        raise UsageError(f"replacement must be True or False, got {given.replacement!r}")
+    if not given.replacement and given.weights is None:
         raise UsageError("replacement=False has no effect without weights; set weights= as well")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise UsageError(f"seed must be a whole number or None, got {seed!r}")
-    if given["on_error"] not in ("raise", "skip"):
-        raise UsageError(f'on_error must be "raise" or "skip", got {given["on_error"]!r}')
-    check_prefetch(given["prefetch"])
-    task_ns_of(given["task_ms"])
+    if given.on_error not in ("raise", "skip"):
+        raise UsageError(f'on_error must be "raise" or "skip", got {given.on_error!r}')
+    check_prefetch(given.prefetch)
+    task_ns_of(given.task_ms)
     if not isinstance(timeout, int | float) or not timeout >= 0:
         raise UsageError(f"timeout option should be non-negative, in seconds; got {timeout!r}")
     for name in ("pixel_transform", "batch_transform"):
-        if given[name] is not None and not callable(given[name]):
+        if getattr(given, name) is not None and not callable(getattr(given, name)):
             raise UsageError(
-                f"{name} must be a function of tensors and a batch, got {given[name]!r}"
+                f"{name} must be a function of tensors and a batch, got {getattr(given, name)!r}"
             )
-    if not (given["dtype"] is None or isinstance(given["dtype"], torch.dtype)):
-        raise UsageError(
-            f"dtype must be a torch.dtype, e.g. torch.bfloat16, got {given['dtype']!r}"
-        )
-    if given["schedule"] is not None and given["image_size"] is not None:
+    if not (given.dtype is None or isinstance(given.dtype, torch.dtype)):
+        raise UsageError(f"dtype must be a torch.dtype, e.g. torch.bfloat16, got {given.dtype!r}")
+    if given.schedule is not None and given.image_size is not None:
         raise UsageError("schedule= and image_size= are both set; use one of them")
     for name in ("image_size", "max_image_size"):
-        if given[name] is not None:
-            check_size(name, given[name])
-    size, largest = given["image_size"], given["max_image_size"]
+        if getattr(given, name) is not None:
+            check_size(name, getattr(given, name))
+    size, largest = given.image_size, given.max_image_size
     if size and largest and size > largest:
         raise UsageError(
             f"image_size {size} is larger than max_image_size {largest}; remove one of them"

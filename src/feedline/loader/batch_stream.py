@@ -29,7 +29,7 @@ from feedline.loader.engine_choice import (
     workers_live_on,
 )
 from feedline.loader.engines import NO_ENGINE, Engine, Skipped
-from feedline.loader.options import Settings
+from feedline.loader.options import CurrentOptions
 from feedline.loader.position import LoaderPosition, check_length, create_position
 from feedline.loader.sampled_order import SampledPosition
 from feedline.loader.start_engine import start_engine
@@ -51,12 +51,12 @@ class BatchStream:
     """Position and engine of one iteration at a time.
 
     Args:
-        settings: settings of the loader.
+        options: options of the loader.
         position: position of the first batch.
     """
 
-    def __init__(self, settings: Settings, position: LoaderPosition) -> None:
-        self.settings = settings
+    def __init__(self, options: CurrentOptions, position: LoaderPosition) -> None:
+        self.options = options
         self.position = position
         self.timing = Timing()
         self.engine: Engine = NO_ENGINE
@@ -64,7 +64,7 @@ class BatchStream:
         """Specification of the last batch."""
         self.has_delivered = False
         """True if the epoch in progress has delivered a batch, or an exception instead of one."""
-        self.filling = CacheFilling(settings.asked.cache)
+        self.filling = CacheFilling(options.cache)
         self._choice = CurrentChoice()
         self._started_with: EngineChoice | None = None
         self._slot_bytes = 0  # of rows, once a batch needed more than the choice foresaw
@@ -82,7 +82,7 @@ class BatchStream:
         Its workers start when its next batch is requested; torch's are already running, and go with
         it. Lists of skipped samples and deaths are shared.
         """
-        other = BatchStream(self.settings, position)
+        other = BatchStream(self.options, position)
         other.engine = self.engine.split_off(position)
         other.batch, other.has_delivered = self.batch, self.has_delivered
         other.filling, other._choice = self.filling.copy(), self._choice.fork()
@@ -93,8 +93,8 @@ class BatchStream:
     # Engine
 
     def choice(self, *, whole: bool = False) -> EngineChoice:
-        """Choose the engine for the current dataset; see `CurrentChoice.of`."""
-        return self._choice.of(self.settings, self.filling, whole=whole)
+        """Choose the engine for the current dataset; see `CurrentChoice.get`."""
+        return self._choice.get(self.options, self.filling, whole=whole)
 
     def refresh(self) -> None:
         """Re-read the dataset when the next iteration begins, with new workers."""
@@ -104,7 +104,7 @@ class BatchStream:
     def workers_live_on(self) -> bool:
         """True if workers stay when an epoch ends."""
         choice = self._started_with
-        return choice is not None and workers_live_on(self.settings, choice)
+        return choice is not None and workers_live_on(self.options, choice)
 
     @property
     def is_started(self) -> bool:
@@ -118,25 +118,23 @@ class BatchStream:
     def _start(self, choice: EngineChoice) -> None:
         if choice is not self._started_with:
             self._started_with, self._slot_bytes = choice, choice.slot_bytes
-        if not self._workers_logged and is_kept_by_schedule(self.settings, choice):
+        if not self._workers_logged and is_kept_by_schedule(self.options, choice):
             self._workers_logged = True
             _log.info("schedule= keeps the workers for all epochs; %s", REFRESH)
         position = self.position
         if isinstance(position, PlannedPosition):
-            if self.settings.asked.schedule is None:
+            if self.options.schedule is None:
                 # Workers that end with the epoch would make batches of the next one for nothing.
                 position.endless = self.workers_live_on
             position.stops_after_epoch = self._shares_memory(choice)
         self.filling.start(choice.cache_contents)
-        self.engine = self._start_engine(choice, self.settings)
+        self.engine = self._start_engine(choice, self.options)
 
     def _shares_memory(self, choice: EngineChoice) -> bool:
         """Return True if kept workers must not begin an epoch ahead of the training process."""
-        if not (choice.runs_user_code and self.workers_live_on and self.settings.workers):
+        if not (choice.runs_user_code and self.workers_live_on and self.options.workers):
             return False
-        path = find_shared_memory(
-            self.settings.dataset, forked=self.settings.start_method == "fork"
-        )
+        path = find_shared_memory(self.options.dataset, forked=self.options.start_method == "fork")
         if path is not None:
             _log.info(
                 "%s is in shared memory, which may change between epochs: no batch is made before "
@@ -145,10 +143,10 @@ class BatchStream:
             )
         return path is not None
 
-    def _start_engine(self, choice: EngineChoice, settings: Settings) -> Engine:
+    def _start_engine(self, choice: EngineChoice, options: CurrentOptions) -> Engine:
         if self._slot_bytes > choice.slot_bytes:
             choice = replace(choice, slot_bytes=self._slot_bytes)
-        return start_engine(choice, settings, self.position, self.timing)
+        return start_engine(choice, options, self.position, self.timing)
 
     def _enlarge(self, nbytes: int) -> None:
         """Continue at the position with larger slots and new workers.
@@ -161,12 +159,12 @@ class BatchStream:
         assert live is not None, "slots of rows belong to workers"
         # Batches that grow a little each time must not have new workers each time.
         self._slot_bytes = align(max(nbytes, before + before // _HEADROOM), PAGE_BYTES)
-        settings = replace(
-            self.settings, workers=live.workers, prefetch=live.prefetch, task_ns=live.task_ns
+        options = replace(
+            self.options, workers=live.workers, prefetch=live.prefetch, task_ns=live.task_ns
         )
         try:
-            # Before the old ones end, as the last pool of a fork server takes that with it.
-            self.engine = self._start_engine(self._started_with, settings)
+            # Before the old ones end, as the last crew of a fork server takes that with it.
+            self.engine = self._start_engine(self._started_with, options)
         except BaseException:
             self._slot_bytes = before
             raise
@@ -229,40 +227,40 @@ class BatchStream:
 
     def delivered(self) -> None:
         """Record that the batch of `next` is delivered, and advance the position."""
-        given = self.filling.given_after_one_more()
+        delivered = self.filling.delivered_after_one_more()
         self.engine.delivered()
         # No call follows the move, because Ctrl-C is handled in calls.
-        self.filling.given, self.has_delivered = given, True
+        self.filling.delivered, self.has_delivered = delivered, True
 
     def finish(self) -> list[Any]:
         """End the iteration after the epoch's last batch. Return handles of workers that ended."""
         self.position.finish()
-        self.filling.ended()
+        self.filling.note_end()
         handles = [] if self.workers_live_on else self.end_workers()
         self.has_delivered = False
         return handles
 
     # Position
 
-    def adopt(self, settings: Settings) -> None:
-        """Continue with other settings, before the epoch's first batch or with a new epoch.
+    def adopt(self, options: CurrentOptions) -> None:
+        """Continue with other options, before the epoch's first batch or with a new epoch.
 
         Raises:
             UsageError: the dataset has another length than in the loaded state from which this
                 epoch continues.
         """
         position = self.position
-        check_length(position, self.settings, settings)
-        before, self.settings = self.settings, settings
-        if isinstance(position, PlannedPosition) and settings.order is not None:
-            if settings.order != before.order:
-                position.replace_order(settings.order)
+        check_length(position, self.options, options)
+        before, self.options = self.options, options
+        if isinstance(position, PlannedPosition) and options.order is not None:
+            if options.order != before.order:
+                position.replace_order(options.order)
                 self.engine.restart_prefetch()
         elif isinstance(position, SampledPosition):
-            position.set_generator(settings.generator)
-        if settings.sampler is not before.sampler:
+            position.set_generator(options.generator)
+        if options.sampler is not before.sampler:
             self.end_workers()
-            self.position = create_position(settings)
+            self.position = create_position(options)
             self.position.current = position.current.at_step(0)
             self.position.steps_to_skip = position.steps_to_skip
 
@@ -276,7 +274,7 @@ class BatchStream:
     def state(self) -> dict[str, Any]:
         """State of the loader: position, dataset, order, and what determines its pixels."""
         choice = self.choice()  # first: it sees whether the dataset is another
-        state = self.position.state(self._choice.identity(self.settings))
+        state = self.position.state(self._choice.identity(self.options))
         return state | {"made_by": choice.made_by} | self.filling.state()
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -287,13 +285,13 @@ class BatchStream:
             UsageError: its image size is larger than `max_image_size`.
         """
         check_state(state)
-        before, self.filling = self.filling, self.filling.after(state)
+        before, self.filling = self.filling, self.filling.restored_from(state)
         try:
             choice = self.choice(whole=True)
             if is_image_size(image_size := state.get("image_size")):
                 choice.check_size(image_size, "the state's image size")
             differences = compare_made_by(state, choice.made_by)
-            self.position.load_state(state, self._choice.identity(self.settings))
+            self.position.load_state(state, self._choice.identity(self.options))
         except BaseException:
             self.filling = before
             raise

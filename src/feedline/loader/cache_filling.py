@@ -36,7 +36,7 @@ from feedline.engine.payload import search_path
 from feedline.engine.process import WORKER_ENVIRONMENT
 from feedline.errors import ResourceError, StateError, UsageError
 from feedline.loader.argument_checks import own_source
-from feedline.loader.options import Settings
+from feedline.loader.options import CurrentOptions
 from feedline.loader.position import LoaderPosition
 from feedline.loader.ranks import RankAgreement
 from feedline.order.planned_order import Order
@@ -91,44 +91,43 @@ class CacheContents:
     exif: bool
 
 
-def cache_contents(settings: Settings, source: Any) -> CacheContents:
+def cache_contents(options: CurrentOptions, source: Any) -> CacheContents:
     """Contents for the cache of a loader.
 
     Args:
-        settings: settings of the loader, with a cache.
+        options: options of the loader, with a cache.
         source: a `RowPipeline` of the originals.
 
     Raises:
         UsageError: the images are not files, or the folder cannot be their cache.
     """
-    asked = settings.asked
-    assert asked.cache is not None
-    whole = own_source(settings.dataset)
+    assert options.cache is not None
+    whole = own_source(options.dataset)
     files = (source if whole is None else whole).originals()  # all, where a Subset chooses some
     if isinstance(files, RemoteImages):
         raise UsageError(
-            f"{asked.cache!r} is not a cache, and a cache of images at URLs cannot be filled while "
-            "training: build it first with feedline.build_cache(dataset, ...), or remove cache=, "
-            "because fetched files are kept on this machine in any case"
+            f"{options.cache!r} is not a cache, and a cache of images at URLs cannot be filled "
+            "while training: build it first with feedline.build_cache(dataset, ...), or remove "
+            "cache=, because fetched files are kept on this machine in any case"
         )
     if whole is not None:
         where, classes = whole.root, list(whole.classes) or None
         kind = "folder" if isinstance(files.paths, FolderIndex) else "files"
     else:
-        folders = folders_of(settings.dataset, Replacements()).folders
-        if len(folders) > 1 or folders[0] is not settings.dataset:
+        folders = folders_of(options.dataset, Replacements()).folders
+        if len(folders) > 1 or folders[0] is not options.dataset:
             files = store_of(Chosen(folders, None))
         root = root_of(folders)
         where = root or os.fsdecode(files.folders[0])
         kind = "files" if root is None else "folder"
         classes = class_names(folders)
     where = os.path.abspath(where)
-    sizes = [phase.image_size or source.image_size for phase in asked.phases.phases]
-    sizes += [] if asked.max_image_size is None else [asked.max_image_size]
+    sizes = [phase.image_size or source.image_size for phase in options.phases.phases]
+    sizes += [] if options.max_image_size is None else [options.max_image_size]
     wanted = {source.wanted_side(size) for size in sizes}
-    check_place(asked.cache, where if kind == "folder" else None)
+    check_place(options.cache, where if kind == "folder" else None)
     return CacheContents(
-        root=asked.cache,
+        root=options.cache,
         where=where,
         kind=kind,
         files=files.without_repeats(),
@@ -183,11 +182,11 @@ class CacheFiller:
                 f"cannot start the process that fills the cache {wanted.root!r}: {error}"
             ) from error
         try:
-            self._hear()
+            self._read_message()
         except BaseException:
             self.end()
             raise
-        if not self.busy:
+        if not self.is_busy:
             assert self._process.stdin is not None
             request = {
                 "where": wanted.where,
@@ -205,7 +204,7 @@ class CacheFiller:
                 pickle.dump(request, stream, protocol=5)
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """True if another build works in the folder, so that this one has ended."""
         return self._state == "busy"
 
@@ -221,9 +220,9 @@ class CacheFiller:
                 self._process.kill()
                 self._process.wait()
 
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         """True if this process has started it and it is still running."""
-        return not self.busy and self._owner == os.getpid() and self._process.poll() is None
+        return not self.is_busy and self._owner == os.getpid() and self._process.poll() is None
 
     def wait_until_ready(self) -> None:
         """Wait until it has checked that the cache can be made.
@@ -233,20 +232,20 @@ class CacheFiller:
             ResourceError: the process ended before.
         """
         while self._owner == os.getpid() and self._state == "begun":
-            self._hear()
+            self._read_message()
 
-    def look(self, within_s: float) -> None:
+    def poll(self, within_s: float) -> None:
         """Wait briefly for its next message; raises like `wait_until_ready`."""
         assert self._process.stdout is not None
         if readable(self._process.stdout, within_s):
-            self._hear()
+            self._read_message()
 
-    def _hear(self) -> None:
+    def _read_message(self) -> None:
         """Process its next message."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line and self._state not in ("done", "released"):
-            raise _Ended(
+            raise _FillerKilled(
                 "the process that fills the cache ended unexpectedly with status "
                 f"{self._process.wait()}: it was killed, possibly because memory ran out. Finished "
                 "copies stay, and the next run continues with them"
@@ -257,7 +256,7 @@ class CacheFiller:
         self._state = said.get("state", self._state)
 
 
-class _Ended(ResourceError):
+class _FillerKilled(ResourceError):
     """The filler was killed."""
 
 
@@ -270,13 +269,13 @@ def start_filler(wanted: CacheContents, *, eager: bool = False) -> CacheFiller |
     """
     found = _fillers.get(wanted.root)
     if found is not None:
-        if found.usable():
+        if found.is_usable():
             return found
         found.end()
     if is_locked(wanted.root):
         return None
     made = _fillers[wanted.root] = CacheFiller(wanted, eager=eager)
-    return None if made.busy else made
+    return None if made.is_busy else made
 
 
 @atexit.register
@@ -304,8 +303,8 @@ def wait_until_filled(wanted: CacheContents) -> None:
             if filler is None:
                 time.sleep(_LOOK_EVERY_S)
             else:
-                filler.look(_LOOK_EVERY_S)
-        except _Ended:
+                filler.poll(_LOOK_EVERY_S)
+        except _FillerKilled:
             deaths += 1
             if deaths == _MOST_DEATHS:
                 raise
@@ -335,7 +334,7 @@ class CacheFilling:
     def __init__(self, cache: Any) -> None:
         root = cache if isinstance(cache, str) and not is_url(cache) else None
         self._root = root
-        self.given = 0
+        self.delivered = 0
         """Number of delivered batches made of originals."""
         self._ended = False  # an iteration over originals has come to its end
         self._chosen = False  # an iteration has begun, or a state said what is read
@@ -349,7 +348,7 @@ class CacheFilling:
     def agree(self, agreement: RankAgreement, order: Order) -> None:
         """Begin with copies only if all ranks do."""
         if self._root is not None and not self._chosen:
-            self._copies = agreement.all_say(self._copies, order)
+            self._copies = agreement.all_agree(self._copies, order)
 
     def begin(self, position: LoaderPosition) -> None:
         """Begin an iteration at the position of a loader."""
@@ -360,14 +359,14 @@ class CacheFilling:
             batches = position.steps(position.current.epoch)
         except TypeError:  # only the sampler's end tells
             batches = 0
-        self._copies = self._ended or 0 < batches <= self.given
+        self._copies = self._ended or 0 < batches <= self.delivered
 
-    def given_after_one_more(self) -> int:
-        """Value of `given` after one more delivered batch."""
-        return self.given + (not self._copies)
+    def delivered_after_one_more(self) -> int:
+        """Value of `delivered` after one more delivered batch."""
+        return self.delivered + (not self._copies)
 
-    def ended(self) -> None:
-        """End an iteration."""
+    def note_end(self) -> None:
+        """Record that an iteration has ended."""
         self._ended = True
 
     def reads_copies(self, wanted: Callable[[], CacheContents | None]) -> bool:
@@ -404,9 +403,9 @@ class CacheFilling:
         """Entry of a state, JSON-able."""
         if self._root is None:
             return {}
-        return {"cache": {"copies": self._copies, "batches": self.given}}
+        return {"cache": {"copies": self._copies, "batches": self.delivered}}
 
-    def after(self, state: Mapping[str, Any]) -> CacheFilling:
+    def restored_from(self, state: Mapping[str, Any]) -> CacheFilling:
         """Restore it from a loaded state; the state of a loader without a cache has no entry.
 
         Raises:
@@ -421,6 +420,6 @@ class CacheFilling:
             and is_count(said.get("batches"))
         ):
             raise StateError("cannot resume: the state is damaged: invalid 'cache'")
-        other._copies, other.given, other._ended = said["copies"], said["batches"], False
+        other._copies, other.delivered, other._ended = said["copies"], said["batches"], False
         other._chosen = True
         return other

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
 from typing import Any, TypeVar
 
@@ -19,26 +19,39 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, Sampler
 
+from feedline.control.decision import SettingChange
 from feedline.engine.normalise import BatchTransform, PixelTransform
 from feedline.engine.source import Source
 from feedline.engine.start_method import taking_arguments
-from feedline.loader.accelerate import TOLD_BY_ACCELERATE, Accelerated
-from feedline.loader.argument_checks import check_samples, is_native
+from feedline.loader.argument_checks import Arguments, is_native
 from feedline.loader.epoch_iterator import EpochIterator, LoaderState
-from feedline.loader.live_settings import Controls
-from feedline.loader.options import Asked, create_order, settings_of
-from feedline.loader.ranks import RankAgreement
-from feedline.loader.samplers import PlannedSampler, PublicBatchSampler
-from feedline.loader.saved_settings import naming_file, warn_of_useless, with_saved
+from feedline.loader.explain import explain
+from feedline.loader.live_settings import LiveAttributes
+from feedline.loader.options import Options, create_order
+from feedline.loader.samplers import (
+    PlannedSampler,
+    PublicBatchSampler,
+    share_of,
+    warn_of_stock_loader,
+)
+from feedline.loader.saved_settings import add_saved_settings, name_file_in_errors, warn_if_unused
+from feedline.order.batch_spec import BatchSpec
+from feedline.order.planned_order import Order
 from feedline.order.schedule import Phase, Schedule
+from feedline.report.print_why import print_why
+from feedline.trace.recorder import Recorder
+from feedline.trace.run import Run
+from feedline.trace.split import Timing
 
 __all__ = ["DataLoader"]
 
 _T = TypeVar("_T", covariant=True)
+_OF_ONE_RUN = {"end_of_dataloader", "remainder", "_watch_iterator", "_warns_of_stock_loader"}
+"""Attributes that a copy does not get."""
 _TORCH_KNOWS_IN_ORDER = "in_order" in signature(TorchDataLoader.__init__).parameters  # from 2.6 on
 
 
-class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
+class DataLoader(TorchDataLoader[_T]):
     """Data loader whose workers start once and live through epochs and changes of image size.
 
     Accepts every argument of torch.utils.data.DataLoader, in its order and with its meaning, and
@@ -62,7 +75,8 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         sampler, batch_sampler: as in torch.
         num_workers: number of worker processes; 0 loads in this process. "auto" starts with the
             cores available to this process and adapts to the training, see `adapts`. Default: 0,
-            with a schedule "auto".
+            with a schedule "auto". As an attribute it can be set at any time, but not between 0 and
+            more.
         collate_fn, pin_memory: as in torch.
         drop_last: drop an epoch's last batch if it is not full.
         timeout: seconds to wait while no worker finishes a batch (if workers share batches: a row),
@@ -73,7 +87,10 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         worker_init_fn: as in torch.
         multiprocessing_context: start method, as in torch; or see `start_method`.
         generator: as in torch.
-        prefetch_factor: batches each worker makes ahead, as in torch; or see `prefetch`.
+        prefetch_factor: batches each worker makes ahead, as in torch; or see `prefetch`. As an
+            attribute it can be set at any time: if increased, more are started at once; if
+            decreased, batches in flight come first. With an IterableDataset it takes effect in the
+            next iteration.
         persistent_workers: keep the workers from epoch to epoch. Otherwise they end with the epoch,
             and the next epoch sees every change of the dataset. Workers are always kept with a
             schedule, and if none of your code runs in them. Kept workers restart at the next
@@ -99,9 +116,11 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
             workers start. Default: any size; if a batch needs more memory, new workers start with
             more, and batches stay the same.
         prefetch: batches of rows made ahead, of feedline's own sources and compiled pipelines
-            (default 3); memory for one more is allocated. Whole batches use `prefetch_factor`.
+            (default 3); memory for one more is allocated. Whole batches use `prefetch_factor`. As
+            an attribute it can be set at any time, up to this number; None returns to it.
         task_ms: work per task (some rows of a batch) in milliseconds (default 50); see
-            docs/reference/options.md. A whole batch is one task.
+            docs/reference/options.md. A whole batch is one task. As an attribute it can be set at
+            any time, for batches started from then on.
         device: device for the batches, by torch's name. Default: the CPU. For feedline's own
             sources, and for torchvision pipelines whose rows feedline makes, see `explain`: if
             nothing follows their ToTensor and Normalize, images travel as uint8 pixels, and the
@@ -138,6 +157,19 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
     """
 
     dataset: Any
+    num_workers: int
+    prefetch: int | None
+    prefetch_factor: int | None
+    task_ms: float | None
+    _live: LiveAttributes | None = None  # until the loader is built
+    _torch_iterator: Any = None
+    # Of Accelerate: see `feedline.integrations.accelerate`.
+    use_stateful_dataloader = True  # `save_state` and `load_state` use state_dict
+    end_of_dataloader = False
+    remainder = -1
+    in_a_wrapper = False  # a wrapper of Accelerate reads from this loader
+    _watch_iterator: Callable[[EpochIterator], Any] | None = None
+    _warns_of_stock_loader = True
 
     def __init__(
         self,
@@ -180,16 +212,50 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         world_size: int | None = None,
         settings: str | os.PathLike[str] | None = None,
     ) -> None:
-        given = {
-            name: value for name, value in locals().items() if name not in ("self", "__class__")
-        }
-        without_file, given = given, with_saved(given)
-        pin_memory, prefetch_factor = given["pin_memory"], given["prefetch_factor"]
-        prefetch, task_ms = given["prefetch"], given["task_ms"]
+        given = Arguments(
+            dataset=dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+            seed=seed,
+            schedule=schedule,
+            weights=weights,
+            replacement=replacement,
+            image_size=image_size,
+            max_image_size=max_image_size,
+            prefetch=prefetch,
+            task_ms=task_ms,
+            device=device,
+            dtype=dtype,
+            mean=mean,
+            std=std,
+            pixel_transform=pixel_transform,
+            batch_transform=batch_transform,
+            cache=cache,
+            on_error=on_error,
+            start_method=start_method,
+            rank=rank,
+            world_size=world_size,
+            settings=settings,
+        )
+        arguments = add_saved_settings(given)
         added_before = set(vars(self))  # by a subclass
-        with naming_file(settings):
-            asked = Asked.resolve(given)  # before torch's own checks: these say more
-        order = create_order(asked, given)
+        with name_file_in_errors(settings):
+            options = Options.resolve(arguments)  # before torch's own checks: these say more
+        order = create_order(options, arguments)
         samplers: dict[str, Any] = {"sampler": sampler, "batch_sampler": batch_sampler}
         if order is not None:
             sampler = PlannedSampler(order, dataset, self)
@@ -199,64 +265,68 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
         super().__init__(
             dataset,  # type: ignore[arg-type]
             batch_size=1 if order else batch_size,
-            shuffle=None if order else asked.shuffle,  # type: ignore[arg-type]  # None or a bool
-            num_workers=int(asked.num_workers),  # of numpy's, torch would keep it as it is
+            shuffle=None if order else options.shuffle,  # type: ignore[arg-type]  # None or a bool
+            num_workers=int(options.num_workers),  # of numpy's, torch would keep it as it is
             collate_fn=collate_fn,
-            pin_memory=pin_memory,
+            pin_memory=arguments.pin_memory,
             drop_last=False if order else drop_last,
             timeout=timeout,
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
             generator=generator,
-            prefetch_factor=prefetch_factor,
+            prefetch_factor=arguments.prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
             **samplers,
         )
         self.in_order = in_order
         if order is not None:
-            # As they were given: torch knows of the batch sampler only. Frameworks read them.
-            self.__dict__.update(batch_size=batch_size, drop_last=drop_last, sampler=sampler)
-        # As they were given, too: frameworks rebuild the loader from what they find here.
+            # As given: torch knows of the batch sampler only. Frameworks read them.
+            for name, value in (("batch_size", batch_size), ("drop_last", drop_last)):
+                object.__setattr__(self, name, value)
+            object.__setattr__(self, "sampler", sampler)
+        # As given, too: frameworks rebuild the loader from these attributes.
         self.seed, self.schedule, self.image_size = seed, schedule, image_size
         self.weights, self.replacement = weights, replacement
-        self.max_image_size, self.prefetch, self.task_ms = max_image_size, prefetch, task_ms
+        self.prefetch, self.task_ms = arguments.prefetch, arguments.task_ms
+        self.max_image_size, self.cache = max_image_size, cache
         self.dtype, self.mean, self.std, self.on_error = dtype, mean, std, on_error
         self.pixel_transform, self.batch_transform = pixel_transform, batch_transform
-        self.cache = cache
         self.rank, self.world_size, self.start_method = rank, world_size, start_method
-        self.settings = None  # what it said is among the others
-        self.device = asked.device
-        self._asked = asked
-        self._arguments = given
-        self._planned_batches = self.batch_sampler if order else None
-        self._ahead = 0  # whole batches at least, as was found while the loader worked
-        self._agreement = RankAgreement()
-        self._state = LoaderState(settings_of(self, asked, order), self)
-        self._finalizer = weakref.finalize(self, self._state.close)
-        if asked.adapts and asked.num_workers and not asked.iterable:
+        self.settings = None  # its values are among the others
+        self.device = options.device
+        self._state = state = LoaderState(self, arguments, options, order)
+        self._finalizer = weakref.finalize(self, state.close)
+        self._live = LiveAttributes(self, state)
+        if options.adapts and options.num_workers and not options.iterable:
             self.adapts = True
-        if settings is not None and (choice := self._state.stream.choice()).rows is None:
-            warn_of_useless(settings, without_file, given, str(choice))
-        if asked.native:
-            self._state.stream.start()
-            self.max_image_size = self._state.stream.choice().max_image_size
-        elif asked.device is not None:
-            self._state.stream.choice()  # which says now whether batches can go there
+        if settings is not None and (choice := state.stream.choice()).rows is None:
+            warn_if_unused(given, arguments, str(choice))
+        if options.native:
+            state.stream.start()
+            self.max_image_size = state.stream.choice().max_image_size
+        elif options.device is not None:
+            state.stream.choice()  # raises now if batches cannot be on the device
         self._not_added = frozenset({*vars(self), "_not_added"} - added_before)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; `num_workers` and others take effect at once, see the arguments."""
+        if name in LiveAttributes.NAMES and self._live is not None:
+            value = self._live.change(name, value)
+        super().__setattr__(name, value)
 
     # Copies
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles consist of the arguments, without the running engine."""
-        return _built_again, (type(self), self._arguments), self.__getstate__()
+        return _built_again, (type(self), self._state.arguments.as_dict()), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
         """Attributes added by a subclass or a user."""
-        known = self._not_added | TOLD_BY_ACCELERATE
+        known = self._not_added | _OF_ONE_RUN
         return {name: value for name, value in vars(self).items() if name not in known}
 
-    # EpochIterator
+    # Iteration
 
     def __iter__(self) -> Any:
         """Begin an epoch. An earlier iteration continues independently, with its own workers."""
@@ -264,24 +334,9 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
 
     def _get_iterator(self) -> Any:
         """Create the iterator, as torch's class does: subclasses may override it."""
-        iteration = EpochIterator(self, self._state)
-        self._begin(iteration)
-        return self.watched(iteration, iteration.at_end)
-
-    def _begin(self, iteration: EpochIterator) -> None:
-        """Begin an epoch, whose batches an iteration returns."""
-        self._state.ensure_usable()
-        if not (self._asked.native or self._asked.iterable):
-            check_samples(self.dataset, sampled=self._asked.sampled)
-        settings = self._settings()
-        if settings.order is not None:
-            self._agreement.check(settings.order, self._state.stream.position.current, self.dataset)
-            self._state.stream.filling.agree(self._agreement, settings.order)
-        elif not (self._asked.iterable or self.in_a_wrapper):
-            self._agreement.warn_of_draws(settings.sampler)
-        self._state.begin(iteration, settings)
-        if isinstance(self.sampler, PlannedSampler) and self.order is not None:
-            self.sampler.follow(self.order, self.dataset)
+        iterator = EpochIterator(self, self._state)
+        self._state.begin_pass(iterator)
+        return iterator if self._watch_iterator is None else self._watch_iterator(iterator)
 
     @property
     def _iterator(self) -> Any:
@@ -289,27 +344,236 @@ class DataLoader(Controls, Accelerated, TorchDataLoader[_T]):
 
         Set it to None to end these workers.
         """
-        stored = self.__dict__["_iterator"]
-        if stored is None and self._keeps_iterator():
-            return self._state.kept_iterator(self)
-        return stored
+        if self._torch_iterator is None and self._live is not None:
+            return self._state.kept_iterator()
+        return self._torch_iterator
 
     @_iterator.setter
     def _iterator(self, iterator: Any) -> None:
-        self.__dict__["_iterator"] = iterator
-        if iterator is None and self._keeps_iterator():
+        self._torch_iterator = iterator
+        if iterator is None and self._live is not None:
             self._state.drop_kept_iterator()
 
-    def _keeps_iterator(self) -> bool:
-        """True if torch's loader would keep its iterator; an IterableDataset uses torch's own."""
-        if "_state" not in self.__dict__:  # torch's own constructor
-            return False
-        return bool(self.persistent_workers and self.num_workers and not self._asked.iterable)
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """True after `feedline.integrations.accelerate.prepare`.
+
+        Accelerate reads it before it builds a torch DataLoader from a loader, of which one warning
+        tells.
+        """
+        if self._watch_iterator is None and self._warns_of_stock_loader:
+            self._warns_of_stock_loader = not warn_of_stock_loader(self)
+        return self._watch_iterator is not None
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, prepared: bool) -> None:
+        """Ignore the mark that Accelerate sets on each prepared loader."""
 
     def check_worker_number_rationality(self) -> None:
         """Give torch's advice on the number of workers only if torch's workers are used."""
         if not is_native(self.dataset):
             super().check_worker_number_rationality()
+
+    # Position
+
+    @property
+    def order(self) -> Order | None:
+        """Order planned by feedline; None if samplers or the dataset define it."""
+        return self._state.stream.options.order
+
+    def __len__(self) -> int:
+        """Number of batches in the current epoch."""
+        return self.steps_in(self.epoch)
+
+    @property
+    def epoch(self) -> int:
+        """Current epoch, or the epoch of the next iteration. Counted from 0."""
+        return self._state.stream.position.current.epoch
+
+    @property
+    def epochs(self) -> int | None:
+        """Number of epochs of the schedule; None without one."""
+        return None if self._state.options.schedule is None else self._state.options.schedule.epochs
+
+    @property
+    def total_steps(self) -> int:
+        """Number of batches of the whole schedule."""
+        order = self._state.current_order
+        return order.total_steps if order else len(self) * (self.epochs or 1)
+
+    def steps_in(self, epoch: int) -> int:
+        """Return the number of batches of an epoch."""
+        return self._state.steps(epoch)
+
+    @property
+    def batch(self) -> BatchSpec | None:
+        """Specification of the last delivered batch: sample indices, image size, padding."""
+        return self._state.stream.batch
+
+    @property
+    def phase(self) -> Phase:
+        """Phase of the last delivered batch; before the first batch, of the next one."""
+        return self.batch.phase if self.batch else self._state.stream.position.phase
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration, or of the current one before its first batch."""
+        self._state.set_epoch(epoch)
+
+    def set_step(self, step: int) -> None:
+        """Skip the first `step` batches of the next iteration's epoch, without making them.
+
+        If the epoch has fewer, no batch of it is left. A current iteration continues independently;
+        the next one is of the following epoch.
+
+        Args:
+            step: number of batches to skip.
+
+        Raises:
+            UsageError: a loaded state is at a later step, or the dataset is an IterableDataset.
+        """
+        self._state.set_step(step)
+
+    def set_image_size(self, image_size: int | None) -> None:
+        """Set the image size of all following batches.
+
+        Args:
+            image_size: side of the images in pixels; None returns to the schedule.
+
+        Raises:
+            UsageError: larger than `max_image_size`, or the dataset's images have a fixed size.
+        """
+        self._state.set_image_size(image_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position as a state: small and JSON-able; with a seed or a schedule, the same
+        on every rank.
+        """
+        return self._state.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with exactly the batches not yet delivered in a state.
+
+        If it fails, nothing has changed. If the state's pixels were made in another way, a warning
+        says how.
+
+        Args:
+            state: return value of `state_dict`.
+
+        Raises:
+            StateError: the state belongs to another dataset, seed, order, sampler or schedule.
+            UsageError: the state's image size is larger than `max_image_size`.
+        """
+        self._state.load_state_dict(state)
+
+    def refresh(self) -> None:
+        """Re-read the dataset and start new workers when the next iteration begins.
+
+        Call it after changes that `iter()` does not detect while workers are kept: the contents of
+        arrays and of lists with more than 1000 entries, and changes deeper inside the dataset than
+        the attributes of its datasets, transforms and other objects.
+        """
+        self._state.refresh()
+
+    # Workers
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes that share the samples."""
+        order = self._state.current_order
+        return order.world_size if order else share_of(self._index_sampler)[1]
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return list(self._state.stream.engine.pids.values())
+
+    @property
+    def worker_deaths(self) -> list[str]:
+        """Causes of death of replaced workers."""
+        return self._state.stream.deaths
+
+    @property
+    def skipped(self) -> list[tuple[str, str]]:
+        """Samples skipped so far: name and reason."""
+        return self._state.stream.skipped
+
+    @property
+    def timing(self) -> Timing:
+        """Times of the steps."""
+        return self._state.stream.timing
+
+    @property
+    def run(self) -> Run:
+        """Record of this loader's steps; see `feedline.trace.run`."""
+        return self.recorder.run()
+
+    def why(self) -> None:
+        """Print the bottleneck of this loader's training, and the fix.
+
+        HTML in a notebook, coloured in a terminal, plain text otherwise.
+        """
+        print_why(self.run)
+
+    @property
+    def recorder(self) -> Recorder:
+        """Recorder of the run."""
+        return self._state.recording.recorder
+
+    def explain(self, *, measure: bool = False) -> str:
+        """Describe how the current dataset will be loaded, one fact per line.
+
+        With a schedule and a training that ran for a while, or with `measure=True`, it includes an
+        estimate of what each phase needs.
+
+        Args:
+            measure: also predict images/s for each size of the schedule, if feedline makes the rows
+                itself: makes up to 100 rows of each size in this process, spread over the dataset,
+                in about a second. For a cache it also tells whether memory holds what the phases
+                read. Changes neither random states nor a current iteration.
+
+        Example:
+            >>> print(loader.explain(measure=True))                               # doctest: +SKIP
+        """
+        choice = self._state.stream.choice()
+        options = self._state.current_options()
+        return explain(options, choice, self.memory_bytes, self.run, measure=measure)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory allocated for batches: for rows the final amount, otherwise the amount used so
+        far.
+        """
+        return self._state.stream.engine.memory_bytes
+
+    @property
+    def adapts(self) -> bool:
+        """True if workers, batches ahead and task size adapt to the measured training.
+
+        The default with `num_workers="auto"`. Set it to False to keep the current values, or to
+        True to adapt any loader with workers; batches are the same in any case. The decisions and
+        reasons are in `adaptations`, and logged by the logger "feedline" at level INFO.
+
+        Raises:
+            UsageError: set to True without workers, or for an IterableDataset, which is divided by
+                their number.
+        """
+        return self._live is not None and self._live.adapts
+
+    @adapts.setter
+    def adapts(self, adapts: bool) -> None:
+        if self._live is not None:
+            self._live.adapts = adapts
+
+    @property
+    def adaptations(self) -> list[SettingChange]:
+        """Changes with their reasons, as `control.SettingChange`s, the latest 256."""
+        return [] if self._live is None else self._live.adaptations
+
+    # Life
+
+    def close(self) -> None:
+        """End the workers. Delivered batches stay valid. May be called twice."""
+        self._finalizer()
 
     def __enter__(self) -> DataLoader[_T]:
         return self

@@ -26,7 +26,7 @@ from feedline.engine.source import Source
 from feedline.errors import UsageError
 from feedline.loader.argument_checks import check_still, own_source
 from feedline.loader.cache_filling import CacheContents, CacheFilling, cache_contents
-from feedline.loader.options import Settings
+from feedline.loader.options import CurrentOptions
 from feedline.loader.state import fingerprint_of, identity_of
 from feedline.recognition.folders import is_folder
 from feedline.recognition.steps import NotRecognised
@@ -132,7 +132,7 @@ class EngineChoice:
 
     @property
     def accepts(self) -> tuple[str, ...]:
-        """Those of the arguments "cache" and "device" that the loader may be given."""
+        """Arguments that the loader could be given: "cache", "device"."""
         made: Any = self.rows or self.samples
         cache = ("cache",) if getattr(made, "has_originals", False) else ()
         return (*cache, "device") if self.rows is not None else cache
@@ -188,65 +188,66 @@ _ENGINE: dict[EngineName, str] = {
 }
 
 
-def workers_live_on(settings: Settings, choice: EngineChoice) -> bool:
+def workers_live_on(options: CurrentOptions, choice: EngineChoice) -> bool:
     """Return True if workers stay when an epoch ends or is left.
 
     A seed alone does not keep them: a user's dataset is copied into new workers for each epoch, as
     in torch, so that they see all changes. torch's own engine without workers has an iterator that
     stays: it may have a state.
     """
-    asked_for = settings.asked.schedule is not None or settings.persistent
-    in_process = choice.engine == "torch" and settings.workers == 0
+    asked_for = options.schedule is not None or options.persistent
+    in_process = choice.engine == "torch" and options.workers == 0
     return asked_for or in_process or not choice.runs_user_code
 
 
-def is_kept_by_schedule(settings: Settings, choice: EngineChoice) -> bool:
+def is_kept_by_schedule(options: CurrentOptions, choice: EngineChoice) -> bool:
     """Return True if workers with the user's dataset are kept because of a schedule."""
-    scheduled = settings.asked.schedule is not None and not settings.persistent
-    return scheduled and settings.workers > 0 and choice.runs_user_code
+    scheduled = options.schedule is not None and not options.persistent
+    return scheduled and options.workers > 0 and choice.runs_user_code
 
 
-def choice_inputs(settings: Settings) -> tuple[Any, ...]:
-    """Settings that affect the choice and may change while the loader lives."""
+def choice_inputs(options: CurrentOptions) -> tuple[Any, ...]:
+    """CurrentOptions that affect the choice and may change while the loader lives."""
     return (
-        *(settings.dataset, settings.collate_fn, settings.worker_init_fn),
-        *(settings.batched, settings.max_rows, settings.timeout_s),
-        *(settings.in_order, settings.pin, settings.workers == 0),
+        *(options.dataset, options.collate_fn, options.worker_init_fn),
+        *(options.batched, options.max_rows, options.timeout_s),
+        *(options.in_order, options.pin, options.workers == 0),
     )
 
 
 def choose_engine(
-    settings: Settings, open_cache: Callable[[], CacheStore] | None = None
+    options: CurrentOptions, open_cache: Callable[[], CacheStore] | None = None
 ) -> EngineChoice:
     """Choose the engine.
 
     Args:
-        settings: settings of the loader.
+        options: options of the loader.
         open_cache: opens the loader's cache, to read its copies; None: originals are read, while
             the cache, if any, is filled.
 
     Raises:
-        UsageError: no engine supports the settings.
+        UsageError: no engine supports the options.
     """
-    asked = settings.asked
-    if asked.iterable:
+    if options.iterable:
         return EngineChoice(engine="torch")
-    check_still(settings.dataset, native=asked.native)
-    if asked.native:
-        source, wanted = _cached(settings, _native(settings.dataset), open_cache)
-        return _rows(settings, "native", source, cache_contents=wanted, on_device=asked.on_device)
-    choice = _of_datasets(settings, open_cache)
-    if asked.device is not None and choice.engine != "rows":
+    check_still(options.dataset, native=options.native)
+    if options.native:
+        source, wanted = _with_cache(options, _row_source(options.dataset), open_cache)
+        return _choose_rows(
+            options, "native", source, cache_contents=wanted, on_device=options.on_device
+        )
+    choice = _choose_for_dataset(options, open_cache)
+    if options.device is not None and choice.engine != "rows":
         raise UsageError(
-            f'device="{asked.device}" is only for feedline\'s own sources, e.g. '
+            f'device="{options.device}" is only for feedline\'s own sources, e.g. '
             "feedline.ImageFolder, and for torchvision pipelines on the image-row engine. This "
-            f"{type(settings.dataset).__name__} uses the {choice}. Use pin_memory=True and "
+            f"{type(options.dataset).__name__} uses the {choice}. Use pin_memory=True and "
             "batch.to(device, non_blocking=True)"
         )
     return choice
 
 
-def _native(dataset: Any) -> Any:
+def _row_source(dataset: Any) -> Any:
     """Row writer of a dataset that is a feedline source, or a Subset of one.
 
     Raises:
@@ -266,28 +267,29 @@ def _native(dataset: Any) -> Any:
         ) from why
 
 
-def _of_datasets(settings: Settings, open_cache: Callable[[], CacheStore] | None) -> EngineChoice:
+def _choose_for_dataset(
+    options: CurrentOptions, open_cache: Callable[[], CacheStore] | None
+) -> EngineChoice:
     """Choose the engine for a map-style Dataset."""
-    asked = settings.asked
     pipeline: Any = None
     reasons: tuple[str, ...] = ()
     # Decoders need not be loaded for anything else.
-    if "torchvision" in sys.modules or own_source(settings.dataset) is not None:
-        pipeline, fast, unchanged, reasons = _recognised(settings)
-    if asked.cache and pipeline is None:
+    if "torchvision" in sys.modules or own_source(options.dataset) is not None:
+        pipeline, fast, unchanged, reasons = _compile(options)
+    if options.cache and pipeline is None:
         raise UsageError(
-            f"cache={asked.cache!r} cannot be used: {type(settings.dataset).__name__} reads its "
+            f"cache={options.cache!r} cannot be used: {type(options.dataset).__name__} reads its "
             f"images with its own code. {' '.join(reasons)} Use a feedline.ImageFolder of the "
             "cache as the dataset, or remove cache="
         )
     if pipeline is not None:
-        pipeline, wanted = _cached(settings, pipeline, open_cache)
+        pipeline, wanted = _with_cache(options, pipeline, open_cache)
         known: dict[str, Any] = {"fast": fast, "unchanged": unchanged, "cache_contents": wanted}
-        blocked = tuple(why for holds, why in _samples_because(settings, pipeline) if holds)
+        blocked = tuple(why for holds, why in _reasons_for_samples(options, pipeline) if holds)
         if not blocked:
-            if asked.device is not None and asked.device.type != "cpu":
-                pipeline, known["on_device"] = _travelling(pipeline)
-            return _rows(settings, "rows", pipeline, reasons=reasons, **known)
+            if options.device is not None and options.device.type != "cpu":
+                pipeline, known["on_device"] = _pixels_for_device(pipeline)
+            return _choose_rows(options, "rows", pipeline, reasons=reasons, **known)
         return EngineChoice(
             engine="samples",
             samples=pipeline,
@@ -295,64 +297,66 @@ def _of_datasets(settings: Settings, open_cache: Callable[[], CacheStore] | None
             pixels=pipeline.transform_identity(),
             **known,
         )
-    tensors = _tensors(settings)
+    tensors = _tensors(options)
     if tensors.gather is not None:
         return EngineChoice(engine="tensors", runs_user_code=False)
-    if isinstance(settings.dataset, TensorDataset | Subset) and not reasons:
+    if isinstance(options.dataset, TensorDataset | Subset) and not reasons:
         reasons = (tensors.refused,)
-    folder = is_folder(settings.dataset) or own_source(settings.dataset) is not None
-    uncompiled = folder and asked.schedule is not None
+    folder = is_folder(options.dataset) or own_source(options.dataset) is not None
+    uncompiled = folder and options.schedule is not None
     return EngineChoice(engine="dataset", reasons=reasons, uncompiled=uncompiled)
 
 
-def _cached(
-    settings: Settings, source: Any, open_cache: Callable[[], CacheStore] | None
+def _with_cache(
+    options: CurrentOptions, source: Any, open_cache: Callable[[], CacheStore] | None
 ) -> tuple[Any, CacheContents | None]:
     """Reader of a loader with a cache, and the contents to fill the cache with meanwhile."""
-    if settings.asked.cache is None:
+    if options.cache is None:
         return source, None
     if open_cache is None:
-        return source, cache_contents(settings, source)
+        return source, cache_contents(options, source)
     return source.cached(open_cache()), None
 
 
-def _recognised(
-    settings: Settings,
+def _compile(
+    options: CurrentOptions,
 ) -> tuple[Any, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     try:
         from feedline.recognition.recognise import recognise
     except ImportError as error:
         return None, (), (), (f"Images cannot be decoded here: {error}.",)
-    found = recognise(settings.dataset, settings.asked.phases.image_sizes)
+    found = recognise(options.dataset, options.phases.image_sizes)
     return found.pipeline, found.fast, found.as_is, found.refused
 
 
-def _travelling(pipeline: Any) -> tuple[Any, DeviceTransforms]:
+def _pixels_for_device(pipeline: Any) -> tuple[Any, DeviceTransforms]:
     """Row writer of pixels for a device, and their transforms there."""
     if pipeline.table is None:
         return pipeline, DeviceTransforms()
     return pipeline.in_pixels(), DeviceTransforms(ValueTable(pipeline.table))
 
 
-def _samples_because(settings: Settings, pipeline: Any) -> list[tuple[bool, str]]:
+def _reasons_for_samples(options: CurrentOptions, pipeline: Any) -> list[tuple[bool, str]]:
     """Conditions that require single samples, although rows would be faster."""
     return [
         (not pipeline.writes_rows, pipeline.no_rows),
-        (settings.collate_fn is not default_collate, "Your collate_fn needs single samples."),
-        (not settings.in_order, "in_order=False is set, but the image-row engine keeps the order."),
-        (not settings.batched, "batch_size=None makes no batches."),
-        (settings.worker_init_fn is not None, "Your worker_init_fn may change the dataset."),
+        (options.collate_fn is not default_collate, "Your collate_fn needs single samples."),
+        (not options.in_order, "in_order=False is set, but the image-row engine keeps the order."),
+        (not options.batched, "batch_size=None makes no batches."),
+        (options.worker_init_fn is not None, "Your worker_init_fn may change the dataset."),
     ]
 
 
-def _rows(settings: Settings, engine: EngineName, source: Any, **known: Any) -> EngineChoice:
+def _choose_rows(
+    options: CurrentOptions, engine: EngineName, source: Any, **known: Any
+) -> EngineChoice:
     """EngineChoice for rows, with the memory they need as far as known."""
-    if not settings.batched:
+    if not options.batched:
         raise UsageError(
-            f"batch_size=None needs single samples, but {type(settings.dataset).__name__} makes "
+            f"batch_size=None needs single samples, but {type(options.dataset).__name__} makes "
             "batches; use batch_size=1"
         )
-    asked, phases = settings.asked, settings.asked.phases.phases
+    phases = options.phases.phases
     if any(phase.strength != 1 for phase in phases) and not getattr(source, "uses_strength", True):
         raise UsageError(
             "a phase of the schedule has a strength other than 1, but the transform does not "
@@ -360,30 +364,30 @@ def _rows(settings: Settings, engine: EngineName, source: Any, **known: Any) -> 
             "transform"
         )
     batches = [
-        (phase.image_size or source.image_size, phase.batch_size or settings.max_rows or 1)
+        (phase.image_size or source.image_size, phase.batch_size or options.max_rows or 1)
         for phase in phases
     ]
-    slot_bytes, largest = slot_size(source, batches, asked.max_image_size)
+    slot_bytes, largest = slot_size(source, batches, options.max_image_size)
     identity: Callable[[], str] | None = getattr(source, "transform_identity", None)
     return EngineChoice(
         engine=engine,
         rows=source,
         max_image_size=largest,
         slot_bytes=slot_bytes,
-        runs_user_code=settings.worker_init_fn is not None,
+        runs_user_code=options.worker_init_fn is not None,
         pixels=identity() if identity else "",
         **known,
     )
 
 
-def _tensors(settings: Settings) -> BatchedTensors:
-    if settings.asked.phases.image_sizes:
+def _tensors(options: CurrentOptions) -> BatchedTensors:
+    if options.phases.image_sizes:
         return BatchedTensors(None, "Tensors have a fixed size.")
-    if not settings.batched:
+    if not options.batched:
         return BatchedTensors(None, "batch_size=None makes no batches.")
-    if settings.worker_init_fn is not None and settings.workers > 0:
+    if options.worker_init_fn is not None and options.workers > 0:
         return BatchedTensors(None, "Your worker_init_fn may change the dataset.")
-    return batched_tensors(settings.dataset, settings.collate_fn, settings.max_rows)
+    return batched_tensors(options.dataset, options.collate_fn, options.max_rows)
 
 
 _log = logging.getLogger("feedline")
@@ -406,25 +410,27 @@ class CurrentChoice:
         other._fingerprint, other._warned = self._fingerprint, self._warned
         return other
 
-    def of(self, settings: Settings, filling: CacheFilling, *, whole: bool = False) -> EngineChoice:
+    def get(
+        self, options: CurrentOptions, filling: CacheFilling, *, whole: bool = False
+    ) -> EngineChoice:
         """Choose the engine for the current dataset; raises like `choose_engine`.
 
         Args:
-            settings: settings of the loader.
+            options: options of the loader.
             filling: cache that is being filled, if any.
             whole: compare the long lists of folders and Subsets entry by entry, too, as at the
                 start of an iteration.
         """
-        copies = filling.reads_copies(lambda: choose_engine(settings).cache_contents)
+        copies = filling.reads_copies(lambda: choose_engine(options).cache_contents)
         before = self._outline
-        now = take_snapshot(*choice_inputs(settings), copies, before=before, whole=whole)
+        now = take_snapshot(*choice_inputs(options), copies, before=before, whole=whole)
         changed = None if before is None else now.change_from(before)
         if self._choice is None or changed is not None:
-            opened = (lambda: self._opened(settings.asked.cache)) if copies else None
-            self._choice, self._outline = choose_engine(settings, opened), now
+            opened = (lambda: self._open_cache(options.cache)) if copies else None
+            self._choice, self._outline = choose_engine(options, opened), now
             self._fingerprint = ""
             because = "" if changed is None else f"{changed} has changed; "
-            name = type(settings.dataset).__name__
+            name = type(options.dataset).__name__
             _log.info("%sengine for %s: %s", because, name, self._choice)
             if self._choice.uncompiled and not self._warned:
                 self._warned = True
@@ -432,12 +438,12 @@ class CurrentChoice:
                     "the transform of %s runs unchanged, which is slower than compiled by "
                     'feedline, and cache= and device= cannot be used: %s See "Compiled transforms" '
                     "in docs/explanation/how-it-works.md for what is compiled.",
-                    type(settings.dataset).__name__,
+                    type(options.dataset).__name__,
                     " ".join(self._choice.reasons),
                 )
         return self._choice
 
-    def _opened(self, given: Any) -> CacheStore:
+    def _open_cache(self, given: Any) -> CacheStore:
         """Cache that a loader was given: a path, a URL, or rows of it."""
         if self._cache is None:
             cache = open_cache(given) if isinstance(given, str) else given.store
@@ -450,11 +456,11 @@ class CurrentChoice:
         """Re-read the dataset and the cache."""
         self._choice = self._cache = None
 
-    def identity(self, settings: Settings) -> dict[str, Any]:
+    def identity(self, options: CurrentOptions) -> dict[str, Any]:
         """State entry of the dataset and the order, after the choice."""
         # Kept until a new choice is made: hashing a million paths takes a second.
-        self._fingerprint = self._fingerprint or fingerprint_of(settings.dataset)
-        return identity_of(settings, self._fingerprint)
+        self._fingerprint = self._fingerprint or fingerprint_of(options.dataset)
+        return identity_of(options, self._fingerprint)
 
 
 def cache_of(choice: EngineChoice) -> CacheStore | None:
@@ -477,7 +483,7 @@ def level_read(choice: EngineChoice, size: int | None) -> tuple[int | None, int 
     return wanted, None if cache is None else cache.level_for(wanted).side
 
 
-def describe_copies(settings: Settings, choice: EngineChoice) -> str:
+def describe_copies(options: CurrentOptions, choice: EngineChoice) -> str:
     """Resolutions of a cache that each phase reads, as text; "" if no cache is read."""
     if choice.cache_contents is not None:
         sides = ", ".join(f"{side} px" for side in choice.cache_contents.sides)
@@ -489,7 +495,7 @@ def describe_copies(settings: Settings, choice: EngineChoice) -> str:
     level_at = getattr(source, "level_at", None)
     if level_at is None:
         return ""
-    sizes = [phase.image_size or source.image_size for phase in settings.asked.phases.phases]
+    sizes = [phase.image_size or source.image_size for phase in options.phases.phases]
     levels = {size: level_at(size) for size in sizes}
     said = [f"{level} for {size} px" for size, level in levels.items() if level]
     return f"{', '.join(said)} (cache {source.copies_from})" if said else ""

@@ -11,21 +11,25 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 from torch.autograd.profiler import record_function
-from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from feedline.errors import ClosedError, FeedlineError, UsageError
 from feedline.loader.adaptation import Adaptation
+from feedline.loader.argument_checks import Arguments, check_samples, check_size
 from feedline.loader.batch_stream import BatchStream
-from feedline.loader.options import Settings
+from feedline.loader.options import CurrentOptions, Options, create_order, current_options
 from feedline.loader.position import LoaderPosition, create_position
+from feedline.loader.ranks import RankAgreement
 from feedline.loader.recording import Recording
+from feedline.loader.samplers import PlannedSampler
+from feedline.order.planned_order import Order
+from feedline.order.schedule import is_count
 
 __all__ = ["EpochIterator", "LoaderState"]
 
@@ -36,26 +40,90 @@ class LoaderState:
     """Running state of one loader: the stream of its newest iteration, and earlier ones.
 
     Args:
-        settings: settings of the loader.
-        loader: the loader, for an IterableDataset.
+        loader: the loader, referenced weakly.
+        arguments: its arguments.
+        options: the same, checked.
+        order: its order, if made by feedline.
     """
 
-    def __init__(self, settings: Settings, loader: TorchDataLoader[Any]) -> None:
-        self.stream = BatchStream(settings, create_position(settings, loader))
+    def __init__(
+        self, loader: Any, arguments: Arguments, options: Options, order: Order | None
+    ) -> None:
+        self.arguments = arguments
+        """Arguments that a copy of the loader is built with."""
+        self.options = options
+        self.ahead = 0
+        """Minimum of whole batches made ahead, found while the loader worked."""
+        self._loader_ref = weakref.ref(loader)
+        self._planned_batches = loader.batch_sampler if order else None
+        current = current_options(loader, options, order, self.ahead)
+        self.stream = BatchStream(current, create_position(current, loader))
         self.recording = Recording(self.stream)
         self.adaptation: Adaptation | None = None
+        self._agreement = RankAgreement()
         self._owner = os.getpid()
         self._iterations = 0  # how many have begun
         self._current: weakref.ref[EpochIterator] | None = None
         self._earlier: weakref.WeakSet[BatchStream] = weakref.WeakSet()
 
-    def begin(self, iterator: EpochIterator, settings: Settings) -> None:
+    @property
+    def _loader(self) -> Any:
+        loader = self._loader_ref()
+        assert loader is not None, "an iterator keeps its loader alive"
+        return loader
+
+    # Order
+
+    def current_options(self) -> CurrentOptions:
+        """Options from the loader's current attributes."""
+        return current_options(self._loader, self.options, self.create_order(), self.ahead)
+
+    def create_order(self) -> Order | None:
+        """Order for the current length of the dataset and the current ranks."""
+        planned = self._planned_batches
+        if planned is None or self._loader.batch_sampler is not planned:
+            return None  # a framework has put another batch sampler in its place
+        return create_order(self.options, self.arguments)
+
+    @property
+    def current_order(self) -> Order | None:
+        """Order of the current epoch, or of the next one."""
+        return self.stream.options.order if self.stream.has_delivered else self.create_order()
+
+    def steps(self, epoch: int) -> int:
+        """Number of batches of an epoch."""
+        order = self.current_order
+        return order.steps(epoch) if order else self.stream.position.steps(epoch)
+
+    # Iterations
+
+    def begin_pass(self, iterator: EpochIterator) -> None:
+        """Begin an epoch with the loader's current attributes.
+
+        Raises:
+            UsageError: the dataset has no samples to request, or the ranks differ.
+        """
+        self.ensure_usable()
+        fixed, stream, loader = self.options, self.stream, self._loader
+        if not (fixed.native or fixed.iterable):
+            check_samples(loader.dataset, sampled=fixed.sampled)
+        options = self.current_options()
+        if options.order is not None:
+            self._agreement.check(options.order, stream.position.current, options.dataset)
+            stream.filling.agree(self._agreement, options.order)
+        elif not (fixed.iterable or loader.in_a_wrapper):
+            self._agreement.warn_of_draws(options.sampler)
+        self._begin(iterator, options)
+        if isinstance(loader.sampler, PlannedSampler) and options.order is not None:
+            loader.sampler.follow(options.order, options.dataset)
+
+    def _begin(self, iterator: EpochIterator, options: CurrentOptions) -> None:
         """Begin an iteration; the previous one continues independently from here."""
         began_ns = time.monotonic_ns()
         earlier, self._current = self._unfinished(), None
         if earlier is not None and (position := self.stream.position.fork()) is not None:
             self._split_off(earlier, position)
-        self.stream.adopt(settings)
+        self.stream.adopt(options)
         self.stream.begin()
         self.recording.begin(began_ns)
         if self.adaptation is not None:
@@ -76,7 +144,7 @@ class LoaderState:
     def next(self, iterator: EpochIterator) -> Any:
         """Return the next batch of the newest iteration; raises like an engine's `next`."""
         if self._current is None or self._current() is not iterator:
-            self.begin(iterator, self.stream.settings)  # replaced before its first batch
+            self._begin(iterator, self.stream.options)  # replaced before its first batch
         if self.adaptation is None:
             return self.stream.next()
         self.adaptation.follow()
@@ -90,16 +158,23 @@ class LoaderState:
         self._current = None
         self.recording.end("exhausted")
 
-    def kept_iterator(self, loader: object) -> EpochIterator | None:
-        """Latest iterator, also after its end while its workers live on; otherwise None."""
-        if not self._iterations or not self.stream.is_started:
+    @property
+    def _keeps_iterator(self) -> bool:
+        """True if torch's loader would keep its iterator; an IterableDataset uses torch's own."""
+        loader = self._loader
+        return loader.persistent_workers and loader.num_workers and not self.options.iterable
+
+    def kept_iterator(self) -> EpochIterator | None:
+        """Latest iterator with persistent workers, also after its end; otherwise None."""
+        if not (self._keeps_iterator and self._iterations and self.stream.is_started):
             return None
         current = None if self._current is None else self._current()
-        return current or EpochIterator.after_the_last(loader, self)
+        return current or EpochIterator.after_the_last(self._loader, self)
 
     def drop_kept_iterator(self) -> None:
-        """End the workers, unless an iteration is in progress."""
-        if self._iterations and self._unfinished() is None and os.getpid() == self._owner:
+        """End persistent workers, unless an iteration is in progress."""
+        is_idle = self._iterations and self._unfinished() is None and os.getpid() == self._owner
+        if self._keeps_iterator and is_idle:
             self.stream.end_workers()
 
     def _unfinished(self) -> EpochIterator | None:
@@ -126,17 +201,68 @@ class LoaderState:
             iterator.ended_workers = iterator.ended_workers or handles
             self._current = None
 
-    def move(self, how: Callable[[LoaderPosition], bool]) -> None:
-        """Move the position; `how` returns True if it moved. A started iteration continues
+    # Position
+
+    def adopt_before_epoch(self) -> None:
+        """Update the ranks and the dataset's length, unless an epoch is in progress.
+
+        Lightning, for one, initialises torch.distributed in `fit`, after the loader was built.
+        """
+        if not self.stream.has_delivered:
+            self.stream.adopt(self.current_options())
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration, or of the current one before its first batch."""
+        self.ensure_usable()
+        if not is_count(epoch):
+            raise UsageError(f"epoch must be a whole number of at least 0, got {epoch!r}")
+        self._move(lambda position: position.set_epoch(epoch))
+
+    def set_step(self, step: int) -> None:
+        """Skip the first `step` batches of the next iteration's epoch."""
+        self.ensure_usable()
+        if not is_count(step):
+            raise UsageError(f"step must be a whole number of at least 0, got {step!r}")
+        self.adopt_before_epoch()
+        self._move(lambda position: position.set_step(step))
+
+    def set_image_size(self, image_size: int | None) -> None:
+        """Set the image size of all following batches. None returns to the schedule."""
+        self.ensure_usable()
+        if image_size is not None:
+            check_size("image_size", image_size)
+        self.stream.set_image_size(image_size)
+
+    def refresh(self) -> None:
+        """Re-read the dataset and start new workers when the next iteration begins."""
+        self.ensure_usable()
+        self.stream.refresh()
+
+    def _move(self, move: Callable[[LoaderPosition], bool]) -> None:
+        """Move the position; `move` returns True if it moved. A started iteration continues
         independently.
         """
         iterator, stream = self._unfinished(), self.stream
         fork = stream.position.fork() if stream.has_delivered else None
-        if how(stream.position):
+        if move(stream.position):
             if fork is not None and iterator is not None:
                 self._split_off(iterator, fork)
                 self._current, stream.has_delivered = None, False
             stream.engine.restart_prefetch()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position as a state."""
+        self.adopt_before_epoch()
+        return self.stream.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with the batches not yet delivered in a state."""
+        self.ensure_usable()
+        self.adopt_before_epoch()
+        self.stream.load(state)
+        self._agreement.forget()
+
+    # Life
 
     def ensure_usable(self) -> None:
         """Raise ClosedError after `close`; in a forked process, continue with new workers."""
@@ -249,12 +375,12 @@ class EpochIterator(_BaseDataLoaderIter):
                 stream.close()
             raise
         except BaseException as error:
-            recording.raised()
+            recording.note_exception()
             if isinstance(error, Exception):
                 stream.raise_if_closed(error)
             raise
         if timed:
-            recording.handed_out(batch, asked_ns, asked_cpu_ns)
+            recording.note_batch(batch, asked_ns, asked_cpu_ns)
         elif is_newest and recording.rest > 0:  # else a pass has begun
             recording.rest -= 1
         self._num_yielded += 1
@@ -300,7 +426,7 @@ class EpochIterator(_BaseDataLoaderIter):
         if self.stream is not self._state.stream:
             self.stream.close()
         self.ended = True  # the pass under way is over
-        loader._begin(self)
+        self._state.begin_pass(self)
         self.prepare()
 
 

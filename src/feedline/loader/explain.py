@@ -23,7 +23,7 @@ from feedline.loader.engine_choice import (
     level_read,
     workers_live_on,
 )
-from feedline.loader.options import Settings
+from feedline.loader.options import CurrentOptions
 from feedline.loader.prediction import RowCost, describe_memory, measure_rows, predict_speed
 from feedline.loader.samplers import describe
 from feedline.order.batch_spec import TASK_NS
@@ -40,29 +40,31 @@ __all__ = [
 _STEPS = 20  # of a size, to know how long they take
 
 
-def estimate_phases(settings: Settings, choice: EngineChoice, run: Run, rows: RowCost | str) -> str:
+def estimate_phases(
+    options: CurrentOptions, choice: EngineChoice, run: Run, rows: RowCost | str
+) -> str:
     """Needs of each phase of a schedule, as text; "" if nothing is known.
 
     Args:
-        settings: settings of the loader.
+        options: options of the loader.
         choice: chosen engine.
         run: record of its steps.
         rows: measured cost of rows; text if it was not measured.
     """
-    schedule = settings.asked.schedule
+    schedule = options.schedule
     if schedule is None:
         return ""
     known = [
         each for each in _trained(choice, run) if bool(each.size) == bool(schedule.image_sizes)
     ]
     if known:
-        workers, images = settings.workers or None, _images(settings)
+        workers, images = options.workers or None, _images(options)
         return "; ".join(forecast(known, schedule, images=images, workers=workers).advice)
     if isinstance(rows, str):
         return ""
     return break_even(
         [
-            _untrained(size, image_s, phase.batch_size or settings.batch_size or 1, settings)
+            _untrained(size, image_s, phase.batch_size or options.batch_size or 1, options)
             for phase in schedule.phases
             for size, image_s in rows.image_s.items()
             if phase.image_size in (None, size)
@@ -90,10 +92,10 @@ def _trained(choice: EngineChoice, run: Run) -> list[Rates]:
     return found
 
 
-def _untrained(size: int, image_s: float, rows: int, settings: Settings) -> Rates:
+def _untrained(size: int, image_s: float, rows: int, options: CurrentOptions) -> Rates:
     """Rates known before any step: the work of a batch."""
     load = StepLoad(
-        workers=settings.workers,
+        workers=options.workers,
         cores=float(usable_cores()),
         compute_ms=0.0,
         step_cpu_ms=0.0,
@@ -107,12 +109,12 @@ def _untrained(size: int, image_s: float, rows: int, settings: Settings) -> Rate
     return Rates(size=size or None, rows=float(rows), points=(point,))
 
 
-def _images(settings: Settings) -> int | None:
+def _images(options: CurrentOptions) -> int | None:
     """Images of an epoch in this process."""
-    if not hasattr(settings.dataset, "__len__"):
+    if not hasattr(options.dataset, "__len__"):
         return None
-    ranks = settings.order.world_size if settings.order else 1
-    return max(1, len(settings.dataset) // ranks)
+    ranks = options.order.world_size if options.order else 1
+    return max(1, len(options.dataset) // ranks)
 
 
 _LONGEST = 300
@@ -120,44 +122,49 @@ _MOST_GENERATORS = 5
 
 
 def explain(
-    settings: Settings, choice: EngineChoice, memory_bytes: int, run: Run, *, measure: bool = False
+    options: CurrentOptions,
+    choice: EngineChoice,
+    memory_bytes: int,
+    run: Run,
+    *,
+    measure: bool = False,
 ) -> str:
     """Describe a loader, one fact per line: samples, engine, schedule, order, workers, memory,
     batches.
 
     Args:
-        settings: current settings of the loader.
+        options: current options of the loader.
         choice: chosen engine.
         memory_bytes: memory currently allocated for batches.
         run: record of its steps.
         measure: make some rows to predict images/s.
     """
-    rows = measure_rows(settings, choice) if measure else ""
+    rows = measure_rows(options, choice) if measure else ""
     facts = {
-        "samples": _samples(settings),
-        "copies": describe_copies(settings, choice),
+        "samples": _samples(options),
+        "copies": describe_copies(options, choice),
         "engine": str(choice).partition(" (")[0],
         "fused": ", ".join(choice.fast),
         "unchanged": ", ".join(choice.unchanged),
         "because": " ".join(choice.reasons),
-        "size": _size(settings, choice),
-        "schedule": _schedule(settings),
-        "order": _order(settings),
-        "generators": _generators(settings, choice),
-        "workers": _workers(settings, choice),
-        "prefetch": _prefetch(settings, choice),
-        "memory": _memory(settings, choice, memory_bytes),
-        "batches": _batches(settings, choice),
-        "bad samples": settings.on_error,
-        "forecast": estimate_phases(settings, choice, run, rows),
-        "predicted": predict_speed(rows, settings, choice) if measure else "",
-        "page cache": describe_memory(settings, choice) if measure else "",
+        "size": _size(options, choice),
+        "schedule": _schedule(options),
+        "order": _order(options),
+        "generators": _generators(options, choice),
+        "workers": _workers(options, choice),
+        "prefetch": _prefetch(options, choice),
+        "memory": _memory(options, choice, memory_bytes),
+        "batches": _batches(options, choice),
+        "bad samples": options.on_error,
+        "forecast": estimate_phases(options, choice, run, rows),
+        "predicted": predict_speed(rows, options, choice) if measure else "",
+        "page cache": describe_memory(options, choice) if measure else "",
     }
     return "\n".join(f"{name:<11} {fact}" for name, fact in facts.items() if fact)
 
 
-def _samples(settings: Settings) -> str:
-    dataset = settings.dataset
+def _samples(options: CurrentOptions) -> str:
+    dataset = options.dataset
     count = f"{len(dataset)} from " if hasattr(dataset, "__len__") else ""
     source = own_source(dataset)
     if source is not None:
@@ -166,60 +173,59 @@ def _samples(settings: Settings) -> str:
     return f"{count}{type(dataset).__module__}.{type(dataset).__qualname__}"
 
 
-def _size(settings: Settings, choice: EngineChoice) -> str:
-    if not settings.asked.phases.image_sizes or choice.honours_size:
+def _size(options: CurrentOptions, choice: EngineChoice) -> str:
+    if not options.phases.image_sizes or choice.honours_size:
         return ""
     return "read by your dataset, transform or collate_fn; a batch that never reads it is an error"
 
 
-def _schedule(settings: Settings) -> str:
-    asked = settings.asked
-    if asked.schedule is None and not asked.phases.image_sizes:
+def _schedule(options: CurrentOptions) -> str:
+    if options.schedule is None and not options.phases.image_sizes:
         return "endless; no image size is set"
     said = []
-    for phase in asked.phases.phases:
+    for phase in options.phases.phases:
         epochs = "epoch" if phase.epochs == 1 else "epochs"
-        length = "endless" if asked.schedule is None else f"{phase.epochs} {epochs}"
+        length = "endless" if options.schedule is None else f"{phase.epochs} {epochs}"
         size = f"{phase.image_size} px" if phase.image_size else "the dataset's own size"
-        rows = phase.batch_size or settings.batch_size or "set by the batch sampler"
+        rows = phase.batch_size or options.batch_size or "set by the batch sampler"
         said.append(f"{length} at {size}, batch size {rows}")
     return ", then ".join(said)
 
 
-def _order(settings: Settings) -> str:
-    order = settings.order
+def _order(options: CurrentOptions) -> str:
+    order = options.order
     if order:
         name = describe_sample_order(order.sample_order)
         return f"{name}, seed {order.seed}, rank {order.rank} of {order.world_size}"
-    if settings.asked.iterable:
+    if options.iterable:
         return "the dataset's own"
-    source = "a generator" if settings.generator else "torch's random state"
+    source = "a generator" if options.generator else "torch's random state"
     return (
-        f"drawn from {describe(settings.sampler)['type']}, one epoch at a time; seeds come from "
+        f"drawn from {describe(options.sampler)['type']}, one epoch at a time; seeds come from "
         f"{source} (seed= makes all epochs plannable)"
     )
 
 
-def _workers(settings: Settings, choice: EngineChoice) -> str:
-    if settings.workers == 0 or choice.engine == "tensors":
+def _workers(options: CurrentOptions, choice: EngineChoice) -> str:
+    if options.workers == 0 or choice.engine == "tensors":
         return "none: batches are made in this process"
     if choice.engine == "torch":
-        return f"{settings.workers} of torch"
-    until = "for all epochs" if workers_live_on(settings, choice) else "new ones each epoch"
-    if is_kept_by_schedule(settings, choice):
+        return f"{options.workers} of torch"
+    until = "for all epochs" if workers_live_on(options, choice) else "new ones each epoch"
+    if is_kept_by_schedule(options, choice):
         until += f" because of schedule=; {REFRESH}"
-    return f"{settings.workers}, started with {settings.start_method}, {until}"
+    return f"{options.workers}, started with {options.start_method}, {until}"
 
 
-def _generators(settings: Settings, choice: EngineChoice) -> str:
+def _generators(options: CurrentOptions, choice: EngineChoice) -> str:
     """Random generators seeded for each batch. There may be others, out of reach."""
     if choice.engine not in ("dataset", "samples"):
         return ""
-    found = describe_generators(settings.dataset, settings.collate_fn)
+    found = describe_generators(options.dataset, options.collate_fn)
     more = len(found) - _MOST_GENERATORS
     shown = ", ".join(["torch, numpy, random", *found[:_MOST_GENERATORS]])
     shown += f" and {more} more" if more > 0 else ""
-    if settings.worker_init_fn is None or settings.workers == 0:
+    if options.worker_init_fn is None or options.workers == 0:
         return f"seeded for each batch: {shown}"
     return (
         f"seeded for each batch, even if worker_init_fn seeds them: {shown}, and those that "
@@ -227,29 +233,29 @@ def _generators(settings: Settings, choice: EngineChoice) -> str:
     )
 
 
-def _prefetch(settings: Settings, choice: EngineChoice) -> str:
+def _prefetch(options: CurrentOptions, choice: EngineChoice) -> str:
     if choice.rows is not None:
-        ahead = settings.asked.prefetch if settings.prefetch is None else settings.prefetch
+        ahead = options.allocated_prefetch if options.prefetch is None else options.prefetch
         said = f"{ahead} batches (prefetch)"
-        if settings.task_ns != TASK_NS:
-            said += f", in tasks of {settings.task_ns / 1e6:g} ms (task_ms)"
+        if options.task_ns != TASK_NS:
+            said += f", in tasks of {options.task_ns / 1e6:g} ms (task_ms)"
         return said
-    if settings.workers == 0 or choice.engine == "tensors":
+    if options.workers == 0 or choice.engine == "tensors":
         return ""
-    said = f"{settings.prefetch_factor} batches per worker (prefetch_factor)"
-    return f"{said}, at least {settings.ahead}" if settings.ahead else said
+    said = f"{options.prefetch_factor} batches per worker (prefetch_factor)"
+    return f"{said}, at least {options.ahead}" if options.ahead else said
 
 
-def _memory(settings: Settings, choice: EngineChoice, used: int) -> str:
-    slots = slots_for(settings.asked.prefetch)
+def _memory(options: CurrentOptions, choice: EngineChoice, used: int) -> str:
+    slots = slots_for(options.allocated_prefetch)
     if choice.rows is not None:
         nbytes = used or slots * choice.slot_bytes
         return f"{nbytes / 2**20:.0f} MiB in {slots} batches; more if a larger batch comes"
     return f"{used / 2**20:.0f} MiB so far" if used else ""
 
 
-def _batches(settings: Settings, choice: EngineChoice) -> str:
-    device = settings.asked.device
+def _batches(options: CurrentOptions, choice: EngineChoice) -> str:
+    device = options.device
     if choice.engine != "native":
         made = "as returned by collate_fn"
         if choice.on_device is None:
@@ -261,6 +267,6 @@ def _batches(settings: Settings, choice: EngineChoice) -> str:
             "values per channel is applied there"
         )
     if device is None:
-        kept = max(0, settings.asked.prefetch - 1)
+        kept = max(0, options.allocated_prefetch - 1)
         return f"uint8, channels_last, on the CPU; no copy unless you keep more than {kept} batches"
     return f"normalised floats, channels_last, on {device}"

@@ -71,7 +71,7 @@ class IterableEngine(Engine):
         self.restart_prefetch()
         restored = position.restored
         if restored is None:
-            start = RandomStates.now(None, loader.generator)
+            start = RandomStates.capture(None, loader.generator)
             self._iterator = self._create_iterator()
             position.open(start, _samples(self._iterator))
             return
@@ -81,7 +81,7 @@ class IterableEngine(Engine):
         if of_dataset is not None:
             dataset.load_state_dict(of_dataset)
         start = RandomStates.from_json(restored["random"], None, loader.generator)
-        with start.again():
+        with start.replace_global_state():
             iterator = self._create_iterator()
             if of_iterator is None and of_dataset is None:
                 self._skip(iterator)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,13 @@ from feedline.engine.start_method import (
     slots_for,
 )
 from feedline.errors import UsageError
-from feedline.loader.argument_checks import check_arguments, is_native, task_ns_of, worker_count
+from feedline.loader.argument_checks import (
+    Arguments,
+    check_arguments,
+    is_native,
+    task_ns_of,
+    worker_count,
+)
 from feedline.order.planned_order import (
     SEQUENTIAL,
     SHUFFLED,
@@ -41,16 +47,16 @@ from feedline.remote.filesystem import is_url
 from feedline.system import rank_and_world
 
 __all__ = [
-    "Asked",
-    "Settings",
+    "CurrentOptions",
+    "Options",
     "create_order",
+    "current_options",
     "prefetch_factor_of",
-    "settings_of",
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Options:
     """Arguments of a loader, checked, with defaults. They never change.
 
     Args:
@@ -62,7 +68,7 @@ class Asked:
         shuffle, seed, num_workers: with their defaults.
         weights: sampling weights; None for any other order.
         adapts: the number of workers adapts while the loader works.
-        prefetch: batches of rows that memory is allocated for, besides the one being read.
+        allocated_prefetch: batches of rows that memory is allocated for, besides the current one.
         max_image_size: largest size that may be set later; None for any.
         device: device with its index; None for batches as the workers make them.
         on_device: transforms of batches of feedline's own sources on a device; None without one,
@@ -81,46 +87,44 @@ class Asked:
     weights: Weights | None
     num_workers: int
     adapts: bool
-    prefetch: int
+    allocated_prefetch: int
     max_image_size: int | None
     device: torch.device | None
     on_device: DeviceTransforms | None
     cache: Any
 
     @classmethod
-    def resolve(cls, given: Mapping[str, Any]) -> Asked:
+    def resolve(cls, given: Arguments) -> Options:
         """Check the arguments of a loader and fill in the defaults.
 
         Raises:
             UsageError: an argument is invalid, or would have no effect.
         """
-        dataset, size = given["dataset"], given["image_size"]
+        dataset, size = given.dataset, given.image_size
         native, iterable = is_native(dataset), isinstance(dataset, IterableDataset)
-        sampled = given["sampler"] is not None or given["batch_sampler"] is not None
+        sampled = given.sampler is not None or given.batch_sampler is not None
         check_arguments(given, native=native, iterable=iterable, sampled=sampled)
-        training = given["schedule"] is not None
-        schedule = Schedule.of(given["schedule"]) if training else None
+        training = given.schedule is not None
+        schedule = Schedule.of(given.schedule) if training else None
         phases = schedule or Schedule((Phase(image_size=size, epochs=1),))
         if native and not phases.image_sizes:
             raise UsageError(
                 f"{type(dataset).__name__} needs an image size: set image_size=224, or a schedule "
                 'such as schedule="112x10,160x10,224x10"'
             )
-        shuffle, seed, workers = given["shuffle"], given["seed"], given["num_workers"]
+        shuffle, seed, workers = given.shuffle, given.seed, given.num_workers
         if shuffle is None and training and not sampled:
             shuffle = True
-        if seed is None and training and not sampled and given["batch_size"] is not None:
+        if seed is None and training and not sampled and given.batch_size is not None:
             seed = 0
         if workers is None:
             workers = "auto" if training else 0
         adapts = isinstance(workers, str)
         on_device = None
-        if given["device"] is not None and native:
-            names = (name for name in ("mean", "std", "dtype") if given[name] is not None)
-            normalise = Normalise(**{name: given[name] for name in names})
-            on_device = DeviceTransforms(
-                normalise, given["pixel_transform"], given["batch_transform"]
-            )
+        if given.device is not None and native:
+            names = (name for name in ("mean", "std", "dtype") if getattr(given, name) is not None)
+            normalise = Normalise(**{name: getattr(given, name) for name in names})
+            on_device = DeviceTransforms(normalise, given.pixel_transform, given.batch_transform)
         if native or isinstance(workers, str):
             workers = worker_count(workers, _batches_bytes(given, phases))
         return cls(
@@ -131,22 +135,22 @@ class Asked:
             phases=phases,
             shuffle=shuffle,
             seed=seed,
-            weights=_weights(given["weights"]),
+            weights=_weights(given.weights),
             num_workers=workers,
             adapts=adapts,
-            prefetch=DEFAULT_PREFETCH if given["prefetch"] is None else given["prefetch"],
-            max_image_size=given["max_image_size"],
-            device=None if given["device"] is None else resolve_device(given["device"]),
+            allocated_prefetch=DEFAULT_PREFETCH if given.prefetch is None else given.prefetch,
+            max_image_size=given.max_image_size,
+            device=None if given.device is None else resolve_device(given.device),
             on_device=on_device,
-            cache=_cache(given["cache"]),
+            cache=_cache(given.cache),
         )
 
 
-def _batches_bytes(given: Mapping[str, Any], phases: Schedule) -> int:
+def _batches_bytes(given: Arguments, phases: Schedule) -> int:
     """Memory of batches of uint8 images, at the given sizes; 0 without a size."""
-    prefetch, larger = given["prefetch"], given["max_image_size"]
+    prefetch, larger = given.prefetch, given.max_image_size
     images = (
-        max(phase.image_size, larger or 0) ** 2 * (phase.batch_size or given["batch_size"] or 1)
+        max(phase.image_size, larger or 0) ** 2 * (phase.batch_size or given.batch_size or 1)
         for phase in phases.phases
         if phase.image_size
     )
@@ -174,15 +178,14 @@ def _cache(given: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Settings:
-    """Settings of a loader from an `iter()` on: its arguments, and what was set on it since.
+class CurrentOptions(Options):
+    """Options of a loader from an `iter()` on, with the values set on it since it was built.
 
     Args:
-        asked: the arguments.
         dataset, collate_fn, worker_init_fn, generator, drop_last: as in torch.
         batched: keys are lists of sample keys; otherwise one key is fetched and collated.
         sampler: yields the keys of each batch, if feedline does not plan the order.
-        order: order made by feedline; None if samplers or the dataset define it.
+        order: order planned by feedline; None if samplers or the dataset define it.
         batch_size: rows of a batch on this rank, if no phase sets it; None: unknown.
         max_rows: rows of the largest batch; 0 if unknown.
         workers: number of processes; 0 for this process.
@@ -198,7 +201,6 @@ class Settings:
         persistent: keep workers from epoch to epoch in any case.
     """
 
-    asked: Asked
     dataset: Any
     collate_fn: Callable[[Any], Any]
     worker_init_fn: Callable[[int], None] | None
@@ -222,32 +224,35 @@ class Settings:
     persistent: bool
 
 
-def settings_of(loader: Any, asked: Asked, order: Order | None) -> Settings:
-    """Settings of a loader from its current attributes: most may be set at any time, as in torch.
+def current_options(
+    loader: Any, options: Options, order: Order | None, ahead: int
+) -> CurrentOptions:
+    """Options of a loader with its current attributes: most may be set at any time, as in torch.
 
     Args:
         loader: a feedline DataLoader.
-        asked: its arguments.
+        options: its arguments.
         order: its order, if made by feedline.
+        ahead: minimum of whole batches made ahead, found while the loader worked.
     """
-    return Settings(
-        asked=asked,
+    return CurrentOptions(
+        **vars(options),
         dataset=loader.dataset,
         collate_fn=loader.collate_fn,
         worker_init_fn=loader.worker_init_fn,
         generator=loader.generator,
         batched=loader._auto_collation,
-        sampler=() if asked.iterable else loader._index_sampler,
+        sampler=() if options.iterable else loader._index_sampler,
         order=order,
         batch_size=loader.batch_size,
         drop_last=loader.drop_last,
         max_rows=_max_rows(loader),
         workers=loader.num_workers,
-        prefetch=None if loader.prefetch in (None, asked.prefetch) else loader.prefetch,
+        prefetch=None if loader.prefetch in (None, options.allocated_prefetch) else loader.prefetch,
         prefetch_factor=prefetch_factor_of(loader.prefetch_factor),
-        ahead=loader._ahead,
+        ahead=ahead,
         task_ns=task_ns_of(loader.task_ms),
-        start_method=_start_method(loader, asked.native),
+        start_method=_start_method(loader, options.native),
         timeout_s=loader.timeout,
         in_order=loader.in_order,
         on_error=loader.on_error,
@@ -285,43 +290,43 @@ def _max_rows(loader: Any) -> int:
     return rows
 
 
-def create_order(asked: Asked, given: Mapping[str, Any]) -> Order | None:
+def create_order(options: Options, given: Arguments) -> Order | None:
     """Create the order planned by feedline; None if samplers or the dataset define it.
 
     Args:
-        asked: arguments with their defaults.
+        options: arguments with their defaults.
         given: arguments as given.
 
     Raises:
         UsageError: arguments for a planned order, but samplers or the dataset define it.
     """
-    batch_size, rank, world_size = given["batch_size"], given["rank"], given["world_size"]
-    if asked.seed is not None and not (asked.sampled or asked.iterable or batch_size is None):
+    batch_size, rank, world_size = given.batch_size, given.rank, given.world_size
+    if options.seed is not None and not (options.sampled or options.iterable or batch_size is None):
         rank_found, world_found = rank_and_world() if None in (rank, world_size) else (0, 1)
         return Order(
-            length=len(given["dataset"]),
-            schedule=asked.phases,
+            length=len(given.dataset),
+            schedule=options.phases,
             batch_size=batch_size,
-            sample_order=_sample_order(asked, given),
-            weights=asked.weights,
-            drop_last=given["drop_last"],
-            seed=asked.seed,
+            sample_order=_sample_order(options, given),
+            weights=options.weights,
+            drop_last=given.drop_last,
+            seed=options.seed,
             rank=rank_found if rank is None else rank,
             world_size=world_found if world_size is None else world_size,
         )
-    if isinstance(asked.shuffle, str) or asked.weights is not None:
+    if isinstance(options.shuffle, str) or options.weights is not None:
         against = {
-            "an IterableDataset": asked.iterable,
-            "a sampler": asked.sampled,
+            "an IterableDataset": options.iterable,
+            "a sampler": options.sampled,
             "batch_size=None": batch_size is None,
-            "no seed": asked.seed is None,
+            "no seed": options.seed is None,
         }
-        name = "weights" if asked.weights is not None else f"shuffle={asked.shuffle!r}"
+        name = "weights" if options.weights is not None else f"shuffle={options.shuffle!r}"
         raise UsageError(
             f"{name} needs an order made by feedline and cannot be used with "
             f"{' and '.join(name for name, so in against.items() if so)}: set seed=0 (or a "
             "schedule), a map-style dataset and a batch_size, and no "
-            f"sampler{'' if asked.weights is not None else '; or use shuffle=True'}"
+            f"sampler{'' if options.weights is not None else '; or use shuffle=True'}"
         )
     if rank is not None or world_size is not None:
         raise UsageError(
@@ -329,7 +334,7 @@ def create_order(asked: Asked, given: Mapping[str, Any]) -> Order | None:
             "make the order; set seed=, without a sampler, or distribute the samples with a "
             "DistributedSampler"
         )
-    if asked.seed is not None and batch_size is None and asked.shuffle:
+    if options.seed is not None and batch_size is None and options.shuffle:
         raise UsageError(
             "seed= with shuffle=True and batch_size=None is not supported, because only batches "
             "can be planned from a seed; pass a sampler that shuffles, e.g. RandomSampler(dataset, "
@@ -338,11 +343,11 @@ def create_order(asked: Asked, given: Mapping[str, Any]) -> Order | None:
     return None
 
 
-def _sample_order(asked: Asked, given: Mapping[str, Any]) -> str:
+def _sample_order(options: Options, given: Arguments) -> str:
     """Name of the sample order for a loader's `weights` or `shuffle`."""
-    if asked.weights is not None:
-        return WEIGHTED if given["replacement"] else WEIGHTED_ONCE
-    shuffle = asked.shuffle
+    if options.weights is not None:
+        return WEIGHTED if given.replacement else WEIGHTED_ONCE
+    shuffle = options.shuffle
     if isinstance(shuffle, str):
         return str(shuffle)  # of numpy's, a state would not be equal to one from JSON
     return SHUFFLED if shuffle else SEQUENTIAL

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.errors import StateError, UsageError
-from feedline.loader.options import Settings
+from feedline.loader.options import CurrentOptions
 from feedline.loader.sampled_epoch import RandomStates
 from feedline.loader.sampled_order import SampledPosition
 from feedline.loader.samplers import share_of
@@ -133,7 +133,7 @@ class IterablePosition:
         """Position as a state."""
         if self.restored is not None:
             return dict(self.restored)
-        start = self.start or RandomStates.now(None, self.loader.generator)
+        start = self.start or RandomStates.capture(None, self.loader.generator)
         state: dict[str, Any] = {
             "version": STATE_VERSION,
             "epoch": self.current.epoch,
@@ -222,32 +222,31 @@ LoaderPosition: TypeAlias = PlannedPosition | SampledPosition | IterablePosition
 
 
 def create_position(
-    settings: Settings, loader: TorchDataLoader[Any] | None = None
+    options: CurrentOptions, loader: TorchDataLoader[Any] | None = None
 ) -> LoaderPosition:
     """Create a position at the beginning.
 
     Args:
-        settings: settings of the loader.
+        options: options of the loader.
         loader: the loader, for an IterableDataset.
     """
-    asked = settings.asked
-    if asked.iterable:
+    if options.iterable:
         assert loader is not None, "torch's engine reads a loader"
         return IterablePosition(loader)
-    if settings.order is not None:
-        return PlannedPosition(settings.order, endless=asked.schedule is None)
+    if options.order is not None:
+        return PlannedPosition(options.order, endless=options.schedule is None)
     return SampledPosition(
-        settings.sampler,
-        settings.generator,
-        asked.phases,
-        share=share_of(settings.sampler),
-        seed=asked.seed,
-        persistent=settings.persistent and settings.workers > 0,
+        options.sampler,
+        options.generator,
+        options.phases,
+        share=share_of(options.sampler),
+        seed=options.seed,
+        persistent=options.persistent and options.workers > 0,
     )
 
 
-def check_length(position: object, before: Settings, settings: Settings) -> None:
-    """Check whether a position may continue with the dataset of other settings.
+def check_length(position: object, before: CurrentOptions, options: CurrentOptions) -> None:
+    """Check whether a position may continue with the dataset of other options.
 
     Raises:
         UsageError: it is at the position of a state with a dataset of another length.
@@ -256,9 +255,9 @@ def check_length(position: object, before: Settings, settings: Settings) -> None
         isinstance(position, PlannedPosition)
         and position.is_restored
         and before.order
-        and settings.order
+        and options.order
     ):
-        had, has = before.order.length, settings.order.length
+        had, has = before.order.length, options.order.length
         if had != has:
             raise UsageError(
                 f"the dataset has {has} samples, but had {had} in the state from which this epoch "

@@ -24,7 +24,7 @@ from feedline.engine.heartbeat import HEARTBEAT_BYTES, heartbeat_table
 from feedline.engine.messages import Failure, Report, RowTask
 from feedline.engine.worker import fill
 from feedline.loader.engine_choice import EngineChoice, cache_of
-from feedline.loader.options import Settings
+from feedline.loader.options import CurrentOptions
 from feedline.order.batch_spec import Item
 from feedline.order.schedule import Phase
 from feedline.order.seeds import extend
@@ -65,12 +65,12 @@ class RowCost:
     problem: str
 
 
-def measure_rows(settings: Settings, choice: EngineChoice) -> RowCost | str:
+def measure_rows(options: CurrentOptions, choice: EngineChoice) -> RowCost | str:
     """Make some rows of each size of the schedule in this process, or return why that is not
     possible.
 
     Args:
-        settings: current settings of the loader.
+        options: current options of the loader.
         choice: chosen engine.
     """
     given: Any = choice.rows or choice.samples
@@ -82,12 +82,12 @@ def measure_rows(settings: Settings, choice: EngineChoice) -> RowCost | str:
     if not len(given):
         return "nothing, because the dataset is empty"
     try:
-        source = _apart(given)
+        source = _copy_source(given)
     except Exception as error:  # a step of the user's may hold anything
         return f"nothing, because the source cannot be copied: {type(error).__name__}: {error}"
     image_s, problem, images = dict[int, float](), "", 0
-    with _opened(source), _states_kept():
-        for size, phase in _sizes(settings, source).items():
+    with _open_source(source), _keep_random_states():
+        for size, phase in _sizes(options, source).items():
             tasks = _tasks(size, phase, len(given))
             if choice.rows is not None:
                 maker = _maker_of_rows(source, tasks)
@@ -102,11 +102,11 @@ def measure_rows(settings: Settings, choice: EngineChoice) -> RowCost | str:
     return RowCost(image_s=image_s, images=images, problem=problem)
 
 
-def predict_speed(rows: RowCost | str, settings: Settings, choice: EngineChoice) -> str:
+def predict_speed(rows: RowCost | str, options: CurrentOptions, choice: EngineChoice) -> str:
     """images/s of each size of the schedule, as text."""
     if isinstance(rows, str):
         return rows
-    workers, cores = settings.workers, usable_cores()
+    workers, cores = options.workers, usable_cores()
     processes = min(max(1, workers), cores)
     rates = {size: f"{processes / image_s:.0f} images/s" for size, image_s in rows.image_s.items()}
     said = [f"{size} px {rate}" if size else rate for size, rate in rates.items()]
@@ -119,13 +119,13 @@ def predict_speed(rows: RowCost | str, settings: Settings, choice: EngineChoice)
     )
 
 
-def describe_memory(settings: Settings, choice: EngineChoice) -> str:
+def describe_memory(options: CurrentOptions, choice: EngineChoice) -> str:
     """Report whether the cached copies of the phases fit in memory, as text; "" without a cache."""
     source: Any = choice.rows or choice.samples
     store = cache_of(choice)
     if store is None:
         return ""
-    sides = [source.wanted_side(size) for size in _sizes(settings, source)]
+    sides = [source.wanted_side(size) for size in _sizes(options, source)]
     levels: list[Level] = list(dict.fromkeys(map(store.level_for, sides)))
     memory = cacheable_memory_bytes()
     said = [
@@ -136,36 +136,36 @@ def describe_memory(settings: Settings, choice: EngineChoice) -> str:
     return f"{', '.join(said)} ({memory / 1e9:.2f} GB of memory available)"
 
 
-def _sizes(settings: Settings, source: Any) -> dict[int, Phase]:
+def _sizes(options: CurrentOptions, source: Any) -> dict[int, Phase]:
     """Sizes of the rows in pixels, each with the first phase that has it; 0 for no size."""
     own = int(getattr(source, "image_size", 0))
     found: dict[int, Phase] = {}
-    for phase in settings.asked.phases.phases:
+    for phase in options.phases.phases:
         found.setdefault(own if phase.image_size is None else phase.image_size, phase)
     return found
 
 
-def _apart(source: Any) -> Any:
+def _copy_source(source: Any) -> Any:
     """Copy a source so that making rows does not change the original."""
     other = copy.copy(source)
     from feedline.images.rows import RowPipeline  # loads decoders
 
     if isinstance(other, RowPipeline):
-        other.store = _store_apart(source.store)
+        other.store = _copy_store(source.store)
         for name in ("recognised", "make"):  # steps of the user's may keep something
             if hasattr(other, name):
                 setattr(other, name, copy.deepcopy(getattr(source, name)))
     return other
 
 
-def _store_apart(store: Any) -> Any:
+def _copy_store(store: Any) -> Any:
     if isinstance(store, CacheStore):  # with connections of its own
         return pickle.loads(pickle.dumps(store))
     other = copy.copy(store)
     if isinstance(other, CachedFiles):
-        other.cache = _store_apart(other.cache)
+        other.cache = _copy_store(other.cache)
     if isinstance(other, ChosenStore):
-        other.store = _store_apart(other.store)
+        other.store = _copy_store(other.store)
     return other
 
 
@@ -236,7 +236,7 @@ def _cost(tasks: list[RowTask], make: _Maker) -> tuple[int, float, str]:
 
 
 @contextlib.contextmanager
-def _opened(source: Any) -> Iterator[None]:
+def _open_source(source: Any) -> Iterator[None]:
     """Open the source like in a worker, on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -251,7 +251,7 @@ def _opened(source: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _states_kept() -> Iterator[None]:
+def _keep_random_states() -> Iterator[None]:
     """Restore the global random states at the end of a `with`."""
     of_torch, of_python = torch.default_generator.get_state(), random.getstate()
     of_numpy = np.random.get_state()

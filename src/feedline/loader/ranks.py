@@ -64,7 +64,7 @@ class RankAgreement:
             return  # they are not who was asked for the rank
         if self._loader is None:
             self._loader = next(_loaders)
-        mine = _said(order, position, dataset)
+        mine = _values(order, position, dataset)
         where = f"feedline/{self._loader}/{next(self._times)}"
         theirs = _exchange(where, json.dumps(mine), order.rank, order.world_size)
         everyone = {order.rank: mine} | {rank: json.loads(said) for rank, said in theirs.items()}
@@ -103,7 +103,7 @@ class RankAgreement:
             stacklevel=5,
         )
 
-    def all_say(self, mine: bool, order: Order) -> bool:
+    def all_agree(self, mine: bool, order: Order) -> bool:
         """Return True if all ranks that `check` has just compared pass True.
 
         Args:
@@ -117,7 +117,7 @@ class RankAgreement:
         return mine and all(map(json.loads, theirs.values()))
 
 
-def _said(order: Order, position: Position, dataset: object) -> dict[str, Any]:
+def _values(order: Order, position: Position, dataset: object) -> dict[str, Any]:
     """Values that must be equal on every rank, by the names users know."""
     return {
         "dataset": type(dataset).__name__,

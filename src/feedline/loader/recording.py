@@ -16,7 +16,7 @@ from typing import Any
 
 from feedline.loader.batch_stream import BatchStream
 from feedline.loader.engine_choice import EngineChoice, workers_live_on
-from feedline.loader.options import Settings
+from feedline.loader.options import CurrentOptions
 from feedline.trace import is_recording_enabled
 from feedline.trace.batch_probe import BatchProbe
 from feedline.trace.pass_record import PassRecord
@@ -49,14 +49,14 @@ class Recording:
         self._on = is_recording_enabled()
         self.rest = 0
         """Number of following batches that are not recorded."""
-        self._begin_anew()
+        self._reset()
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._owner = os.getpid()
         self.recorder = Recorder()
-        self._looker = BatchProbe()
+        self._probe = BatchProbe()
         self._pass: PassRecord | None = None
-        self._said: Loader | None = None
+        self._described: Loader | None = None
         self._workers = WorkerObserver()
         self._names: dict[int, str] = {}
         self._number = 0
@@ -71,15 +71,15 @@ class Recording:
             return
         try:
             if os.getpid() != self._owner:
-                self._begin_anew()  # a forked process has a run of its own
+                self._reset()  # a forked process has a run of its own
             self._begin(began_ns)
         except Exception as error:
             self._fail(error)
 
     def _begin(self, began_ns: int) -> None:
         stream, recorder = self._stream, self.recorder
-        said = describe_feedline_loader(stream.settings, stream.choice())
-        if self._said is None:
+        said = describe_feedline_loader(stream.options, stream.choice())
+        if self._described is None:
             self._workers = WorkerObserver(
                 pids=lambda: list(stream.engine.pids.values()),
                 spent=stream.spent,
@@ -87,9 +87,9 @@ class Recording:
                 deaths=lambda: len(stream.deaths),
             )
             self._number = recorder.register_loader(said, self._workers)
-        elif said != self._said:
+        elif said != self._described:
             self._number = recorder.change_loader(self._number, said, self._workers)
-        self._said = said
+        self._described = said
         same, self._engine = self._engine is stream.engine, stream.engine
         transfer = getattr(stream.engine, "transfer", None)
         # A device transfer knows the copies and the device's clock; torch's engine knows neither.
@@ -105,7 +105,7 @@ class Recording:
         stream.timing.listener = self._measured
         self.rest = self._quick = 0
 
-    def handed_out(self, batch: Any, asked_ns: int, asked_cpu_ns: int) -> None:
+    def note_batch(self, batch: Any, asked_ns: int, asked_cpu_ns: int) -> None:
         """Record a delivered batch, requested at these times: monotonic, and the thread's."""
         record = self._pass
         if record is None or record.over:
@@ -115,7 +115,7 @@ class Recording:
             rested = record.has_unreported
             if rested:
                 self._stream.timing.listener = self._measured
-            record.add_batch(self._looker.inspect(batch), asked_ns, got_ns, asked_cpu_ns)
+            record.add_batch(self._probe.inspect(batch), asked_ns, got_ns, asked_cpu_ns)
             took_ns, self._got_ns = got_ns - self._got_ns, got_ns
             if not rested and took_ns > _QUICK_NS:
                 self._quick = max(0, self._quick - _QUICK_STEPS // 4)
@@ -145,7 +145,7 @@ class Recording:
         except Exception as error:
             self._fail(error)
 
-    def raised(self) -> None:
+    def note_exception(self) -> None:
         """Record an exception raised instead of a batch."""
         try:
             if self._pass is not None and not self._pass.over:
@@ -195,22 +195,22 @@ class Recording:
         return said
 
 
-def describe_feedline_loader(settings: Settings, choice: EngineChoice) -> Loader:
+def describe_feedline_loader(options: CurrentOptions, choice: EngineChoice) -> Loader:
     """Description of a loader for a run."""
-    dataset = settings.dataset
+    dataset = options.dataset
     rows = choice.rows or choice.samples
     return Loader(
         kind="feedline",
         name="feedline.DataLoader",
         dataset=f"{type(dataset).__module__}.{type(dataset).__qualname__}",
         samples=_length(dataset),
-        workers=settings.workers,
-        prefetch_factor=settings.prefetch_factor,
-        persistent_workers=workers_live_on(settings, choice),
-        pin_memory=bool(settings.pin),
-        batch_size=settings.batch_size,
-        start_method=settings.start_method or "",
-        collate=getattr(settings.collate_fn, "__qualname__", ""),
+        workers=options.workers,
+        prefetch_factor=options.prefetch_factor,
+        persistent_workers=workers_live_on(options, choice),
+        pin_memory=bool(options.pin),
+        batch_size=options.batch_size,
+        start_method=options.start_method or "",
+        collate=getattr(options.collate_fn, "__qualname__", ""),
         made_by=choice.engine,
         copies=str(getattr(rows, "copies_from", "")),
         because=" ".join(choice.reasons),

@@ -52,12 +52,12 @@ __all__ = [
 class RandomStates:
     """Recorded random states: the global one, and those of the generators in order."""
 
-    everywhere: bytes
+    global_state: bytes
     generators: tuple[bytes, ...]
     _held: tuple[torch.Generator, ...]
 
     @classmethod
-    def now(cls, sampler: object, generator: torch.Generator | None) -> RandomStates:
+    def capture(cls, sampler: object, generator: torch.Generator | None) -> RandomStates:
         """Record the current states."""
         held = _generators(sampler, generator)
         states = tuple(_bytes(each.get_state()) for each in held)
@@ -71,7 +71,7 @@ class RandomStates:
     def as_json(self) -> dict[str, Any]:
         """Text form, some kilobytes per state."""
         return {
-            "global": _text(self.everywhere),
+            "global": _text(self.global_state),
             "generators": [_text(state) for state in self.generators],
         }
 
@@ -86,10 +86,10 @@ class RandomStates:
         """
         held = _generators(sampler, generator)
         try:
-            everywhere = _state(said["global"])
+            global_state = _state(said["global"])
             states = tuple(_state(text) for text in said["generators"])
             devices = [torch.device("cpu"), *(each.device for each in held)]
-            for device, state in zip(devices, (everywhere, *states), strict=False):
+            for device, state in zip(devices, (global_state, *states), strict=False):
                 torch.Generator(device).set_state(_tensor(state))  # or it would fail in mid-epoch
         except (KeyError, TypeError, ValueError, RuntimeError, zlib.error) as error:
             raise StateError(f"cannot resume: damaged random state ({error})") from None
@@ -98,13 +98,13 @@ class RandomStates:
                 f"cannot resume: the state holds {len(states)} generators for the order of the "
                 f"samples, this loader has {len(held)}; pass the same generator= as before"
             )
-        return cls(everywhere, states, held)
+        return cls(global_state, states, held)
 
     @contextmanager
-    def again(self) -> Iterator[None]:
+    def replace_global_state(self) -> Iterator[None]:
         """Restore the global state for a `with`, and put the current one back at its end."""
         here = torch.default_generator.get_state()
-        torch.default_generator.set_state(_tensor(self.everywhere))
+        torch.default_generator.set_state(_tensor(self.global_state))
         try:
             yield
         finally:
@@ -122,9 +122,9 @@ class RandomStates:
             if draw == 1 and first is not None:
                 then = first
                 first.set_generators()
-            with then.again():
+            with then.replace_global_state():
                 drawn = next(drawing, _END)
-                then = replace(then, everywhere=_bytes(torch.default_generator.get_state()))
+                then = replace(then, global_state=_bytes(torch.default_generator.get_state()))
             if drawn is _END:
                 return
             yield drawn
@@ -254,9 +254,9 @@ class Draws:
         self._waiting: dict[int, Draw] = {}  # by number in the pass
         self._drawn = self._forgotten = 0
         self.begun = False
-        """Whether the first batch was requested."""
+        """True if the first batch was requested."""
         self.broken = False
-        """Whether the pass cannot continue because a request was interrupted."""
+        """True if the pass cannot continue because a request was interrupted."""
         self.sampler_state = self._state()
         """State of the sampler before the first batch."""
 

@@ -84,9 +84,9 @@ class EpochSource:
             start["sampler"] = copy.deepcopy(kept.state_dict())
         return start
 
-    def now(self) -> RandomStates:
+    def random_states(self) -> RandomStates:
         """Current random states."""
-        return RandomStates.now(self.sampler, self.generator)
+        return RandomStates.capture(self.sampler, self.generator)
 
     def open(self, number: int, then: RandomStates | None = None) -> SampledEpoch:
         """Begin the pass of an epoch with the sampler's current state.
@@ -109,26 +109,26 @@ class EpochSource:
             then: random states to draw from; None for the current ones.
             first: states to draw from after the seed is drawn; None to continue with `then`.
         """
-        random = self.now() if then is None else then
+        random = self.random_states() if then is None else then
         # A seed that was drawn is part of a state itself.
         start = self.start(None if draws_nothing(self.sampler) else random)
         drawing = self._pass(seed)
         if then is not None:
             drawing = then.replay(drawing, first)
         elif "random" in start:
-            drawing = self._noted(drawing, start)
+            drawing = self._record_first_states(drawing, start)
         found = ask(drawing)
         return SampledEpoch(Draws(drawing, self.sampler), found, random, start)
 
-    def _noted(self, drawing: Iterator[Any], start: dict[str, Any]) -> Iterator[Any]:
+    def _record_first_states(self, drawing: Iterator[Any], start: dict[str, Any]) -> Iterator[Any]:
         """Pass that records the random states of its first keys, if others drew from them before.
 
         Without workers these are drawn by the first `next`, which may be long after `iter`.
         """
         seed = next(drawing)
-        after = self.now()
+        after = self.random_states()
         yield seed
-        if (first := self.now()) != after:
+        if (first := self.random_states()) != after:
             start["first"] = first.as_json()
         yield from drawing
 
@@ -177,14 +177,14 @@ class EpochSource:
                 set_epoch(self.sampler, mark)
             keeps_state = stateful_part(self.sampler) is not None
             if step and keeps_state and state.get("sampler_state") is not None:
-                epoch = self._again(state, state["sampler_state"], seed, begin)
-                if _as_it_was(epoch, state) and is_count(state.get("drawn")):
+                epoch = self._reopen(state, state["sampler_state"], seed, begin)
+                if _continues_as_saved(epoch, state) and is_count(state.get("drawn")):
                     epoch.first = step
                     kept = epoch.draws.sampler_state
                     early = frozenset(state.get("early", ()))
                     epoch.progress = EpochProgress(step, int(state["drawn"]), early, kept)
                     return epoch
-            epoch = self._again(state, state["start"].get("sampler"), seed, begin)
+            epoch = self._reopen(state, state["start"].get("sampler"), seed, begin)
             if begin:
                 self.seeds.record(position.epoch, epoch.seed)
             epoch.skip_to(step)
@@ -194,7 +194,7 @@ class EpochSource:
                     "been delivered. Use the dataset and sampler of the saved run"
                 )
             same = epoch.progress.digest == state.get("drawn")
-            if comparable and not (same and _as_it_was(epoch, state)):
+            if comparable and not (same and _continues_as_saved(epoch, state)):
                 raise StateError(
                     f"cannot resume: {describe(self.sampler)['type']} gives other samples than "
                     "when the state was saved. A sampler must be deterministic, draw from torch's "
@@ -207,7 +207,7 @@ class EpochSource:
     @contextmanager
     def _unchanged_by_errors(self) -> Iterator[None]:
         """Restore the sampler and the generators after an error, and raise it as a StateError."""
-        random, before = self.now(), self.start()
+        random, before = self.random_states(), self.start()
         try:
             yield
         except Exception as error:
@@ -227,7 +227,7 @@ class EpochSource:
         if kept is not None and sampler_state is not None:
             kept.load_state_dict(sampler_state)
 
-    def _again(
+    def _reopen(
         self, state: Mapping[str, Any], sampler_state: Any, seed: int | None, begin: bool
     ) -> SampledEpoch:
         """Reopen the epoch of a state, with the random states of then.
@@ -243,7 +243,11 @@ class EpochSource:
         elif seed is None:
             seed = state["drawn_seed"]
         self._load(sampler_state)
-        same = then is not None and first is None and then.everywhere == self.now().everywhere
+        same = (
+            then is not None
+            and first is None
+            and then.global_state == self.random_states().global_state
+        )
         if begin and same:
             then = None  # else the next epoch would be this one again
         epoch = self._open(seed, then, first)
@@ -251,7 +255,7 @@ class EpochSource:
         return epoch
 
 
-def _as_it_was(epoch: SampledEpoch, state: Mapping[str, Any]) -> bool:
+def _continues_as_saved(epoch: SampledEpoch, state: Mapping[str, Any]) -> bool:
     """Return True if a reopened epoch continues with the batch that the state names, if any."""
     return "upcoming" not in state or epoch.upcoming() == state["upcoming"]
 
@@ -282,7 +286,7 @@ class SampledPosition:
         seed: int | None = None,
         persistent: bool = False,
     ) -> None:
-        self._sampling = EpochSource(sampler, generator, EpochSeeds(seed, once=persistent))
+        self._source = EpochSource(sampler, generator, EpochSeeds(seed, once=persistent))
         self._schedule = schedule
         self._rank, self._world_size = share
         self.current = Position()
@@ -308,14 +312,14 @@ class SampledPosition:
 
     def _open_epoch(self, then: RandomStates | None = None) -> None:
         """Open the epoch at its beginning; `then` are the random states to draw from."""
-        self._enter(self._sampling.open(self.current.epoch, then))
+        self._enter(self._source.open(self.current.epoch, then))
 
     def _open_restored(self) -> None:
         """Open the restored epoch; at its beginning with the sampler's current settings."""
         epoch = self._open
         if self._restored is not None and (epoch is None or not self._restored["step"]):
             at = self.current.at_step(0)
-            epoch = self._sampling.reopen(self._restored, at, comparable=False, begin=True)
+            epoch = self._source.reopen(self._restored, at, comparable=False, begin=True)
         assert epoch is not None, "a state in mid-epoch is opened when it is loaded"
         self._enter(epoch)
 
@@ -333,7 +337,7 @@ class SampledPosition:
         """Return True if the sampler's epoch was changed before the first batch was delivered."""
         epoch = self._open
         is_under_way = self._has_delivered or self.restored_step > 0
-        if epoch is None or is_under_way or epoch.draws.mark == epoch_mark(self._sampling.sampler):
+        if epoch is None or is_under_way or epoch.draws.mark == epoch_mark(self._source.sampler):
             return False
         epoch.random.set_generators()
         self._open_epoch(epoch.random)
@@ -354,9 +358,9 @@ class SampledPosition:
         """
         if (epoch := self._open) is None or not epoch.draws.broken:
             return
-        state = {**epoch.record(), "kept_seed": self._sampling.seeds.base}
+        state = {**epoch.record(), "kept_seed": self._source.seeds.base}
         at_beginning = not self._has_delivered and self.restored_step == 0
-        self._open = self._sampling.reopen(state, self.current, comparable=True, begin=at_beginning)
+        self._open = self._source.reopen(state, self.current, comparable=True, begin=at_beginning)
 
     def record_delivery(self, batch: BatchSpec) -> None:
         """Record the delivery of a batch, or of the exception raised instead.
@@ -388,7 +392,7 @@ class SampledPosition:
 
         A position restored within it stays, and so does a step set with `set_step`.
         """
-        set_epoch(self._sampling.sampler, epoch)
+        set_epoch(self._source.sampler, epoch)
         if not self._has_delivered and epoch == self.current.epoch:
             return False
         self._is_iterating = self._is_iterating and not self._has_delivered
@@ -428,7 +432,7 @@ class SampledPosition:
         Raises:
             TypeError: the sampler has no length.
         """
-        return len(self._sampling.sampler)  # type: ignore[arg-type]
+        return len(self._source.sampler)  # type: ignore[arg-type]
 
     def upcoming(self) -> Iterator[BatchSpec]:
         """Remaining batches of this epoch, in order."""
@@ -469,7 +473,7 @@ class SampledPosition:
 
     def set_generator(self, generator: torch.Generator | None) -> None:
         """Draw the seeds of the next epochs from another generator."""
-        self._sampling.generator = generator
+        self._source.generator = generator
 
     def fork(self) -> SampledPosition | None:
         """Create a position for an iteration that continues on its own; None if none is active.
@@ -499,24 +503,24 @@ class SampledPosition:
             "world": self._world_size,
             "drawn": 0,
             "drawn_seed": None,
-            "kept_seed": self._sampling.seeds.base,
+            "kept_seed": self._source.seeds.base,
         }
         if self.steps_to_skip > self.current.step:
             state["steps_to_skip"] = self.steps_to_skip
         epoch, restored = self._open, self._restored
-        mark = epoch_mark(self._sampling.sampler)
+        mark = epoch_mark(self._source.sampler)
         still = self.current.step == self.restored_step
         if restored and still and (epoch is None or restored["start"].get("epoch") == mark):
             return state | {name: restored[name] for name in _KEPT_ENTRIES if name in restored}
         if epoch is None:
-            return state | {"start": self._sampling.start(self._sampling.now())}
+            return state | {"start": self._source.start(self._source.random_states())}
         return state | epoch.record()
 
     def _identity(self, identity: Mapping[str, Any]) -> dict[str, Any]:
         return {
             **identity,
-            "seed": self._sampling.seeds.seed,
-            "sampler": describe(self._sampling.sampler),
+            "seed": self._source.seeds.seed,
+            "sampler": describe(self._source.sampler),
         }
 
     def load_state(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
@@ -536,8 +540,8 @@ class SampledPosition:
         position = position_in(state)
         opened = check_record(state, position)
         mine = opened and (state.get("rank"), state.get("world")) == (self._rank, self._world_size)
-        epoch = self._sampling.reopen(state, position, comparable=mine)
-        self._sampling.seeds.load_state(state, position.epoch)
+        epoch = self._source.reopen(state, position, comparable=mine)
+        self._source.seeds.load_state(state, position.epoch)
         self._open, self._restored = epoch if opened else None, state
         self._has_delivered, self.steps_to_skip = False, state.get("steps_to_skip", 0)
         self.current = position

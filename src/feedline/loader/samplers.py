@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
+    IterableDataset,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -27,12 +28,14 @@ from torch.utils.data import (
 )
 
 from feedline.errors import UsageError
+from feedline.loader.argument_checks import is_native
 from feedline.order.planned_order import SEQUENTIAL, Order
 
 __all__ = [
     "PlannedSampler",
     "PublicBatchSampler",
     "Stateful",
+    "accelerate_processes",
     "ask",
     "chain",
     "describe",
@@ -42,6 +45,7 @@ __all__ = [
     "set_epoch",
     "share_of",
     "stateful_part",
+    "warn_of_stock_loader",
 ]
 
 
@@ -263,23 +267,62 @@ class PublicBatchSampler(BatchSampler):
     def __iter__(self) -> Iterator[list[int]]:
         """Keys of each batch; warns if another loader draws them."""
         if not draws_for_feedline():
-            self._check_share(sys._getframe(1).f_locals.get("self"))
+            ranks = getattr(self.sampler, "num_replicas", 1)
+            if ranks > 1 and accelerate_processes() not in (None, 1):
+                raise UsageError(
+                    f"the loader distributes its samples over {ranks} ranks, and Accelerate would "
+                    f"distribute this rank's share again; {_PREPARE}, or remove seed and schedule "
+                    "from the loader"
+                )
             warnings.warn(
                 "another loader draws from the batch sampler of a feedline.DataLoader, so "
                 "feedline's engine is not used. A framework may have replaced the loader by a "
-                "torch DataLoader. With Accelerate use prepare and its method skip_first_batches; "
-                "with transformers return feedline.frameworks.stepwise.Stepwise(loader)",
+                f"torch DataLoader. With Accelerate {_PREPARE}, and the Accelerator's method "
+                "skip_first_batches; with transformers return "
+                "feedline.integrations.stepwise.Stepwise(loader)",
                 RuntimeWarning,
                 stacklevel=2,
             )
         return super().__iter__()
 
-    def _check_share(self, asking: object) -> None:
-        """Check that Accelerate does not distribute a rank's batches over the ranks again."""
-        ranks = getattr(self.sampler, "num_replicas", 1)
-        if type(asking).__name__ == "BatchSamplerShard" and ranks > 1:
-            raise UsageError(
-                f"the loader distributes its samples over {ranks} ranks, and Accelerate's function "
-                "prepare_data_loader would distribute this rank's share again; call "
-                "accelerator.prepare(loader), or remove seed and schedule from the loader"
-            )
+
+def accelerate_processes() -> int | None:
+    """Number of processes of Accelerate; None if no Accelerator exists."""
+    state: Any = sys.modules.get("accelerate.state")
+    if state is None or not state.is_initialized():
+        return None
+    return int(state.AcceleratorState().num_processes)
+
+
+def warn_of_stock_loader(loader: Any) -> bool:
+    """Warn that Accelerate builds a torch DataLoader from a loader's parts. Return True if it did.
+
+    Raises:
+        UsageError: a torch DataLoader could not give the loader's batches.
+    """
+    processes = accelerate_processes()
+    if processes is None or isinstance(loader.dataset, IterableDataset):
+        return False
+    lost = [name for name in _LOST if getattr(loader, name) is not None]
+    ranks = loader.ranks if loader.order is not None else 1
+    if is_native(loader.dataset) or loader.schedule is not None or ranks > 1:
+        raise UsageError(
+            f"accelerator.prepare would build a torch DataLoader, which cannot give this loader's "
+            f"batches; {_PREPARE}"
+        )
+    if loader.on_error != "raise":
+        lost.append("on_error")
+    without = f", without {', '.join(f'{name}=' for name in lost)}" if lost else ""
+    warnings.warn(
+        f"Accelerate builds a torch DataLoader from this feedline.DataLoader: torch's workers load "
+        f"the data{without}. To keep feedline's workers {_PREPARE}",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+    return True
+
+
+_LOST = ("image_size", "cache", "device")
+"""Arguments that a torch DataLoader does not have."""
+
+_PREPARE = "call feedline.integrations.accelerate.prepare(accelerator, loader)"

@@ -9,24 +9,28 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated
 
 import msgspec
 import torch
 
 from feedline.engine.heartbeat import MAX_WORKERS
 from feedline.errors import UsageError
+from feedline.loader.argument_checks import Arguments
 from feedline.stores.read_file import read_small
 from feedline.trace.machine import this_machine
 
-__all__ = ["SavedSettings", "naming_file", "warn_of_useless", "with_saved"]
+__all__ = ["SavedSettings", "add_saved_settings", "name_file_in_errors", "warn_if_unused"]
 
 _VERSION = 1
 _MOST_BYTES = 1 << 20
 _GB = 1 << 30
-_ALIKE = 0.9  # memory: what a machine keeps for itself differs a little from boot to boot
+_MEMORY_TOLERANCE = (
+    0.9  # memory: what a machine keeps for itself differs a little from boot to boot
+)
 
 _Workers = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)]
 _Batches = Annotated[int, msgspec.Meta(ge=1, le=64)]
@@ -58,7 +62,7 @@ class SavedSettings(
         file = _File(
             feedline_settings=_VERSION,
             loader=self,
-            found_on=_here(),
+            found_on=_this_machine(),
             feedline=here.versions.get("feedline"),
         )
         return msgspec.json.format(msgspec.json.encode(file)).decode() + "\n"
@@ -70,7 +74,7 @@ class SavedSettings(
         Raises:
             UsageError: it cannot be read, or is invalid.
         """
-        data = _data(file)
+        data = _read_file(file)
         try:
             version = msgspec.json.decode(data, type=_Version).feedline_settings
             if version != _VERSION:
@@ -82,7 +86,7 @@ class SavedSettings(
                 )
             read = msgspec.json.decode(data, type=_File)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise _unusable(file, str(error)) from None
+            raise _invalid_file(file, str(error)) from None
         _warn_of_another_machine(file, read.found_on)
         return read.loader
 
@@ -111,66 +115,61 @@ class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     feedline: str | None = None
 
 
-def with_saved(given: Mapping[str, Any]) -> dict[str, Any]:
+def add_saved_settings(given: Arguments) -> Arguments:
     """Complete a loader's arguments with those of a settings file.
 
     The result does not contain the file itself: a copy of the loader does not read it again.
 
     Args:
-        given: arguments by name; `settings` is the file, or None.
+        given: arguments; `settings` is the file, or None.
 
     Raises:
         UsageError: the file cannot be used.
     """
-    filled, file = {**given, "settings": None}, given["settings"]
+    file = given.settings
     if file is None:
-        return filled
+        return given
     if not isinstance(file, str | os.PathLike):
         raise UsageError(
             "settings must be the path of a file written by feedline tune --save, got "
             f"{type(file).__name__}"
         )
     saved = msgspec.structs.asdict(SavedSettings.read(file))
-    if given["num_workers"] == 0:  # the file is about workers
-        return filled
-    for name, value in saved.items():
+    if given.num_workers == 0:  # the file is about workers
+        return replace(given, settings=None)
+    changes = {
+        name: value
+        for name, value in saved.items()
         # A loader's own default counts as not given.
-        left_out = given[name] is None or (name == "pin_memory" and given[name] is False)
-        if value is not None and left_out:
-            filled[name] = value
-    return filled
+        if value is not None and getattr(given, name) in (None, False)
+    }
+    return replace(given, settings=None, **changes)
 
 
-def warn_of_useless(
-    file: str | os.PathLike[str],
-    given: Mapping[str, Any],
-    filled: Mapping[str, Any],
-    batches: str,
-) -> None:
+def warn_if_unused(given: Arguments, completed: Arguments, batches: str) -> None:
     """Warn if a file sets options of rows for a loader that makes whole batches.
 
     Args:
-        file: settings file.
-        given: the loader's arguments without it.
-        filled: the loader's arguments with it.
+        given: the loader's arguments, with the file.
+        completed: the same with the settings of the file.
         batches: engine of the loader, as text.
     """
-    useless = [
-        f"{name}={filled[name]!r}"
+    unused = [
+        f"{name}={getattr(completed, name)!r}"
         for name in ("prefetch", "task_ms")
-        if given[name] is None and filled[name] is not None
+        if getattr(given, name) is None and getattr(completed, name) is not None
     ]
-    if useless:
+    if given.settings is not None and unused:
         warnings.warn(
-            f"the settings in {os.fspath(file)!r} set {' and '.join(useless)}, which has no effect "
-            f"on this loader: it uses the {batches}. Write a file for it with feedline tune --save "
-            "FILE",
+            f"the settings in {os.fspath(given.settings)!r} set {' and '.join(unused)}, which has "
+            f"no effect on this loader: it uses the {batches}. Write a file for it with feedline "
+            "tune --save FILE",
             stacklevel=3,
         )
 
 
 @contextmanager
-def naming_file(file: str | os.PathLike[str] | None) -> Iterator[None]:
+def name_file_in_errors(file: str | os.PathLike[str] | None) -> Iterator[None]:
     """Context manager: mention the settings file in errors about invalid arguments.
 
     Args:
@@ -187,7 +186,7 @@ def naming_file(file: str | os.PathLike[str] | None) -> Iterator[None]:
         ) from error
 
 
-def _data(file: str | os.PathLike[str]) -> bytes:
+def _read_file(file: str | os.PathLike[str]) -> bytes:
     try:
         data = read_small(file, _MOST_BYTES)
     except (OSError, ValueError) as error:
@@ -197,11 +196,11 @@ def _data(file: str | os.PathLike[str]) -> bytes:
             hint="`feedline tune --save FILE` writes such a file",
         ) from None
     if len(data) > _MOST_BYTES:
-        raise _unusable(file, "it is larger than 1 MiB")
+        raise _invalid_file(file, "it is larger than 1 MiB")
     return data
 
 
-def _unusable(file: str | os.PathLike[str], why: str) -> UsageError:
+def _invalid_file(file: str | os.PathLike[str], why: str) -> UsageError:
     return UsageError(
         f"{os.fspath(file)!r} is not a valid settings file: {why}",
         argument="settings",
@@ -209,7 +208,7 @@ def _unusable(file: str | os.PathLike[str], why: str) -> UsageError:
     )
 
 
-def _here() -> _Machine:
+def _this_machine() -> _Machine:
     here = this_machine()
     return _Machine(
         cpu=here.cpu, cores=here.usable_cores, gpu=here.gpu, memory_bytes=here.memory_bytes
@@ -217,7 +216,7 @@ def _here() -> _Machine:
 
 
 def _warn_of_another_machine(file: str | os.PathLike[str], there: _Machine) -> None:
-    here = _here()
+    here = _this_machine()
     different = [
         f"{said} {getattr(there, name)!r} in the file, {getattr(here, name)!r} here"
         for name, said in (("cpu", "processor"), ("cores", "cores"), ("gpu", "GPU"))
@@ -228,7 +227,10 @@ def _warn_of_another_machine(file: str | os.PathLike[str], there: _Machine) -> N
     if there.gpu is not None and here.gpu is None and not _has_gpu():
         different.append(f"GPU {there.gpu!r} in the file, none available to torch here")
     memory = there.memory_bytes, here.memory_bytes
-    if None not in memory and not _ALIKE <= (memory[1] or 0) / (memory[0] or 1) <= 1 / _ALIKE:
+    if (
+        None not in memory
+        and not _MEMORY_TOLERANCE <= (memory[1] or 0) / (memory[0] or 1) <= 1 / _MEMORY_TOLERANCE
+    ):
         said, found = ((each or 0) / _GB for each in memory)
         different.append(f"memory {said:.3g} GiB in the file, {found:.3g} GiB here")
     if different:

@@ -32,7 +32,7 @@ from feedline.errors import ImageError, SampleError
 from feedline.loader.engine_choice import EngineChoice
 from feedline.loader.engines import Engine, InProcessEngine, Skipped, WorkerEngine
 from feedline.loader.iterable_engine import IterableEngine
-from feedline.loader.options import Settings
+from feedline.loader.options import CurrentOptions
 from feedline.loader.position import IterablePosition, LoaderPosition
 from feedline.order.batch_spec import BatchSpec
 from feedline.recognition.tensors import batched_tensors
@@ -110,13 +110,13 @@ _KEPT_BY_USER = 2
 
 
 def start_engine(
-    choice: EngineChoice, settings: Settings, position: LoaderPosition, timing: Timing
+    choice: EngineChoice, options: CurrentOptions, position: LoaderPosition, timing: Timing
 ) -> Engine:
     """Build an engine that starts at the position.
 
     Args:
         choice: chosen engine.
-        settings: settings of the loader.
+        options: options of the loader.
         position: position of the loader.
         timing: receives the times of steps.
 
@@ -127,30 +127,30 @@ def start_engine(
     if isinstance(position, IterablePosition):
         return IterableEngine(position)
     if choice.rows is not None:
-        return _started(_rows_backend(choice, settings, position, timing))
+        return _started(_build_row_engine(choice, options, position, timing))
     # 63 bits, as a seed of torch's has.
-    init = WorkerInit(settings.dataset, settings.worker_init_fn, position.seed & (1 << 63) - 1)
+    init = WorkerInit(options.dataset, options.worker_init_fn, position.seed & (1 << 63) - 1)
     fetcher = DatasetFetcher(
         init,
-        settings.collate_fn,
-        batched=settings.batched,
-        skip_errors=settings.on_error == "skip",
+        options.collate_fn,
+        batched=options.batched,
+        skip_errors=options.on_error == "skip",
         samples=choice.samples,
     )
-    if settings.workers == 0 or choice.engine == "tensors":
-        return _in_process(fetcher, choice, settings, position, timing)
-    return _started(_whole_batches(fetcher, choice, settings, position, timing))
+    if options.workers == 0 or choice.engine == "tensors":
+        return _build_in_process_engine(fetcher, choice, options, position, timing)
+    return _started(_build_batch_engine(fetcher, choice, options, position, timing))
 
 
 def _started(engine: WorkerEngine) -> WorkerEngine:
     """Start an engine."""
-    with _closed_on_error(engine):
+    with _close_on_error(engine):
         engine.restart_prefetch()
     return engine
 
 
 @contextlib.contextmanager
-def _closed_on_error(thing: WorkerPool | WorkerEngine) -> Iterator[None]:
+def _close_on_error(thing: WorkerPool | WorkerEngine) -> Iterator[None]:
     try:
         yield
     except BaseException:
@@ -158,56 +158,56 @@ def _closed_on_error(thing: WorkerPool | WorkerEngine) -> Iterator[None]:
         raise
 
 
-def _rows_backend(
-    choice: EngineChoice, settings: Settings, position: LoaderPosition, timing: Timing
+def _build_row_engine(
+    choice: EngineChoice, options: CurrentOptions, position: LoaderPosition, timing: Timing
 ) -> WorkerEngine:
     """Build workers that share batches of rows of a known size."""
-    asked, native = settings.asked, settings.asked.native
+    native = options.native
     assert choice.rows is not None
     source: Source = choice.rows
-    if settings.worker_init_fn is not None:
-        shown = settings.dataset if isinstance(settings.dataset, Subset) else source
-        init = WorkerInit(shown, settings.worker_init_fn, asked.seed or 0)
+    if options.worker_init_fn is not None:
+        shown = options.dataset if isinstance(options.dataset, Subset) else source
+        init = WorkerInit(shown, options.worker_init_fn, options.seed or 0)
         source = SourceWithInit(source, init)
-    count = slots_for(asked.prefetch)
+    count = slots_for(options.allocated_prefetch)
     pool = start_pool(
         source,
         slots_bytes=count * choice.slot_bytes,
-        workers=settings.workers,
-        method=settings.start_method,
+        workers=options.workers,
+        method=options.start_method,
         runs_user_code=choice.runs_user_code or _needs_formats_of_the_script(choice),
     )
-    with _closed_on_error(pool):
+    with _close_on_error(pool):
         slots = RowBuffers(pool.block, choice.slot_bytes, count)
         feed = Feed(
             RowTasks(slots, source.fields),
             pool,
             LiveSettings(
-                workers=settings.workers,
-                prefetch=settings.prefetch,
-                task_ns=settings.task_ns,
+                workers=options.workers,
+                prefetch=options.prefetch,
+                task_ns=options.task_ns,
             ),
-            timeout_s=settings.timeout_s or _ROW_TIMEOUT_S,
-            deadline_s=settings.timeout_s or inf,
-            ahead=settings.workers > 0,
+            timeout_s=options.timeout_s or _ROW_TIMEOUT_S,
+            deadline_s=options.timeout_s or inf,
+            ahead=options.workers > 0,
             sample=partial(describe_row, source),
         )
         # torch's default collate makes lists of tuples.
         form: Callable[[Tensors], Any] = tuple if native else list
         transfer: DeviceTransfer
-        if asked.device is not None and asked.device.type != "cpu":
+        if options.device is not None and options.device.type != "cpu":
             assert choice.on_device is not None, "device transforms are set for batches on a device"
             transfer = AcceleratorTransfer(
                 slots,
                 choice.on_device,
-                TorchAccelerator(asked.device),
-                register_memory(pool.block, asked.device),
+                TorchAccelerator(options.device),
+                register_memory(pool.block, options.device),
                 form,
             )
         else:
-            transfer = HostTransfer(slots, choice.on_device, form, should_pin(settings.pin))
+            transfer = HostTransfer(slots, choice.on_device, form, should_pin(options.pin))
         transfer.timing = timing
-        policy = partial(samples_to_skip, source, slots, settings.on_error)
+        policy = partial(samples_to_skip, source, slots, options.on_error)
         return WorkerEngine(feed, transfer, position, policy, skip_after_error=not native)
 
 
@@ -220,10 +220,10 @@ def _needs_formats_of_the_script(choice: EngineChoice) -> bool:
     return has_added_formats()
 
 
-def _whole_batches(
+def _build_batch_engine(
     fetcher: DatasetFetcher,
     choice: EngineChoice,
-    settings: Settings,
+    options: CurrentOptions,
     position: LoaderPosition,
     timing: Timing,
 ) -> WorkerEngine:
@@ -231,50 +231,50 @@ def _whole_batches(
     pool = start_pool(
         fetcher,
         slots_bytes=0,
-        workers=settings.workers,
-        method=settings.start_method,
+        workers=options.workers,
+        method=options.start_method,
         # Of samples and collate_fn, what is pickled says.
         runs_user_code=choice.engine == "dataset" or _needs_formats_of_the_script(choice),
     )
-    with _closed_on_error(pool):
+    with _close_on_error(pool):
         slots = WholeBatchBuffers(0)
         tasks = BatchTasks(slots, kept=_KEPT_BY_USER, shares_memory=pool.shares_memory)
         live = LiveSettings(
-            workers=settings.workers,
-            prefetch_factor=settings.prefetch_factor,
-            ahead=settings.ahead,
+            workers=options.workers,
+            prefetch_factor=options.prefetch_factor,
+            ahead=options.ahead,
         )
         tasks.resize(live)
         feed = Feed(
             tasks,
             pool,
             live,
-            timeout_s=settings.timeout_s or _ROW_TIMEOUT_S,
-            deadline_s=settings.timeout_s or inf,
-            in_order=settings.in_order,
+            timeout_s=options.timeout_s or _ROW_TIMEOUT_S,
+            deadline_s=options.timeout_s or inf,
+            in_order=options.in_order,
             replaces=False,  # a user's sample may take as long as it likes
-            sample=partial(describe_sample, settings.dataset),
+            sample=partial(describe_sample, options.dataset),
         )
-        transfer = WholeBatchTransfer(slots, spare=_KEPT_BY_USER, pin=settings.pin)
+        transfer = WholeBatchTransfer(slots, spare=_KEPT_BY_USER, pin=options.pin)
         transfer.timing = timing
         return WorkerEngine(feed, transfer, position, lambda flight: [])
 
 
-def _in_process(
+def _build_in_process_engine(
     fetcher: DatasetFetcher,
     choice: EngineChoice,
-    settings: Settings,
+    options: CurrentOptions,
     position: LoaderPosition,
     timing: Timing,
 ) -> InProcessEngine:
     """Build an engine that makes batches in this process on request."""
-    pinned = should_pin(settings.pin)
+    pinned = should_pin(options.pin)
 
     def make(batch: BatchSpec) -> Any:
         made = None
         if choice.engine == "tensors":
             # Looked at for each batch: in this process a change shows at once, as torch's does.
-            found = batched_tensors(settings.dataset, settings.collate_fn, settings.max_rows)
+            found = batched_tensors(options.dataset, options.collate_fn, options.max_rows)
             with contextlib.suppress(Exception):  # samples have to be asked for, or say more
                 made = found.gather and found.gather(batch.dataset_keys)
         if made is None:

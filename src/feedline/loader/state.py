@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 
 from feedline.errors import StateError
 from feedline.loader.argument_checks import own_source
-from feedline.loader.options import Settings
+from feedline.loader.options import CurrentOptions
 from feedline.loader.samplers import share_of
 from feedline.recognition.steps import NotRecognised
 
@@ -49,25 +49,25 @@ def fingerprint_of(dataset: object) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def identity_of(settings: Settings, dataset: str) -> dict[str, Any]:
+def identity_of(options: CurrentOptions, dataset: str) -> dict[str, Any]:
     """Values that a state and the resuming loader must have in common, JSON-able.
 
     `PlannedPosition.state` adds the values of a planned order.
 
     Args:
-        settings: settings of the loader.
+        options: options of the loader.
         dataset: fingerprint of its dataset.
     """
-    if settings.order is not None or settings.asked.iterable:
+    if options.order is not None or options.iterable:
         return {"dataset": dataset}
-    _, ranks = share_of(settings.sampler)
-    phases = settings.asked.phases
+    _, ranks = share_of(options.sampler)
+    phases = options.phases
     return {
         "dataset": dataset,
-        "length": len(settings.dataset) if hasattr(settings.dataset, "__len__") else None,
-        "global_batch_size": None if settings.batch_size is None else settings.batch_size * ranks,
-        "drop_last": settings.drop_last,
-        "schedule": str(phases) if phases.image_sizes or settings.asked.schedule else None,
+        "length": len(options.dataset) if hasattr(options.dataset, "__len__") else None,
+        "global_batch_size": None if options.batch_size is None else options.batch_size * ranks,
+        "drop_last": options.drop_last,
+        "schedule": str(phases) if phases.image_sizes or options.schedule else None,
     }
 
 

@@ -43,7 +43,7 @@ class TunableFeedlineLoader:
     def __init__(self, loader: DataLoader[Any], *, min_workers: int = 1) -> None:
         if loader.num_workers < min_workers:
             raise UsageError("the loader has no workers", hint="build it with num_workers='auto'")
-        if loader._asked.iterable:
+        if loader._state.options.iterable:
             raise UsageError(
                 "torch splits an IterableDataset by the number of workers, so tune cannot change "
                 "it",
@@ -78,7 +78,7 @@ class TunableFeedlineLoader:
         if not self._rows:
             return LoaderSetting(workers=workers, prefetch=factor or DEFAULT_PREFETCH_FACTOR)
         # More may be allocated, for trials.
-        depth = min(DEFAULT_PREFETCH, prefetch or self._loader._asked.prefetch)
+        depth = min(DEFAULT_PREFETCH, prefetch or self._loader._state.options.allocated_prefetch)
         return LoaderSetting(workers=workers, prefetch=depth, task_ms=task_ms or TASK_NS / 1e6)
 
     @property
@@ -88,7 +88,7 @@ class TunableFeedlineLoader:
         start = self.start
         deeper = [k * start.prefetch for k in _PREFETCH_FACTORS]
         if start.task_ms is not None:
-            most = self._loader._asked.prefetch
+            most = self._loader._state.options.allocated_prefetch
             depths = {*(depth for depth in deeper if depth < most), most} - {start.prefetch}
             depths = {depth for depth in depths if depth > start.prefetch}
             return SearchSpace(
@@ -126,7 +126,7 @@ class TunableFeedlineLoader:
     def phases(self) -> list[Phase]:
         """The first phase of each image size and batch size."""
         found: dict[tuple[int | None, int | None], Phase] = {}
-        for phase in self._loader._asked.phases.phases:
+        for phase in self._loader._state.options.phases.phases:
             found.setdefault((phase.image_size, phase.batch_size or self._loader.batch_size), phase)
         return list(found.values())
 
@@ -171,12 +171,12 @@ def _set_phase(stream: BatchStream, phase: Phase | None) -> None:
 
     Without an end workers continue over epochs, as within a schedule.
     """
-    position, order = stream.position, stream.settings.order
+    position, order = stream.position, stream.options.order
     if isinstance(position, PlannedPosition) and order is not None:
         position.replace_order(
             order if phase is None else replace(order, schedule=Schedule((phase,)))
         )
-        position.endless = phase is not None or stream.settings.asked.schedule is None
+        position.endless = phase is not None or stream.options.schedule is None
         stream.engine.restart_prefetch()
     elif phase is not None and phase.image_size is not None:
         stream.set_image_size(phase.image_size)

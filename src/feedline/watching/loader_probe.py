@@ -189,7 +189,8 @@ def describe_loader(iterable: Iterable[Any]) -> Loader:
     try:
         inner = find_torch_loader(iterable)
         if isinstance(inner, DataLoader):
-            return describe_feedline_loader(inner._settings(), inner._state.stream.choice())
+            state = inner._state
+            return describe_feedline_loader(state.current_options(), state.stream.choice())
         if inner is None:
             return Loader(kind="other", name=name)
         return _describe_torch_loader(inner, name)

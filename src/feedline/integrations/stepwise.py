@@ -8,13 +8,13 @@ Relies on: the framework passes on what the batch sampler yields, in one process
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch.utils.data
 
 from feedline.errors import UsageError
+from feedline.loader.samplers import accelerate_processes
 
 __all__ = ["Stepwise"]
 
@@ -39,7 +39,7 @@ class Stepwise(torch.utils.data.DataLoader[Any]):
             raise UsageError(
                 "Stepwise needs batches by epoch and step, but this loader draws its order from "
                 "samplers; set seed= or schedule= on the loader, or use "
-                "feedline.frameworks.accelerate.prepare(accelerator, loader)"
+                "feedline.integrations.accelerate.prepare(accelerator, loader)"
             )
         self._loader = loader
         super().__init__(
@@ -50,19 +50,23 @@ class Stepwise(torch.utils.data.DataLoader[Any]):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Asked by an Accelerator: True, as the loader shares its samples among ranks itself.
+        """True, because the loader distributes its samples over the ranks itself.
 
         Raises:
-            UsageError: the Accelerator wants them otherwise.
+            UsageError: Accelerate runs another number of processes than the loader has ranks.
         """
-        accelerator = sys._getframe(1).f_locals.get("self")
-        if hasattr(accelerator, "dataloader_config"):
-            self._loader.check_accelerator(accelerator)
+        processes = accelerate_processes()
+        if processes not in (None, self._loader.ranks):
+            raise UsageError(
+                f"the loader distributes its samples over {self._loader.ranks} ranks, but "
+                f"Accelerate runs {processes} processes; build it after the Accelerator, or pass "
+                "rank and world_size"
+            )
         return True
 
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self, prepared: bool) -> None:
-        """What an Accelerator does to each loader it keeps."""
+        """Ignore the mark that Accelerate sets on each prepared loader."""
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration."""

@@ -1,0 +1,317 @@
+"""Hugging Face Accelerate with feedline's workers.
+
+Guarantees: if feedline itself provides what Accelerate is configured for, `prepare` returns the
+same loader: `save_state` and `load_state` include its state, and Accelerate knows which batch of an
+epoch is the last. Otherwise it returns Accelerate's wrapper, with the batches of
+`accelerator.prepare(loader)`, made by feedline's workers if the dataset is map-style. A
+configuration that cannot work raises an error.
+Relies on: Accelerate returning a loader that is marked as prepared, and its wrapper storing the
+loader it reads from as `base_dataloader`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+from torch.utils.data import BatchSampler, IterableDataset
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from feedline.errors import UsageError
+from feedline.loader import DataLoader
+from feedline.loader.argument_checks import is_native
+from feedline.loader.samplers import chain
+
+__all__ = ["check_accelerator", "prepare", "tracker"]
+
+_SUPPORTED = ("non_blocking", "use_stateful_dataloader")
+"""Accelerate settings that feedline follows, or that have no effect on it."""
+_WITHOUT_EFFECT_IF_PLANNED = ("use_seedable_sampler",)  # all ranks have one order in any case
+_WITHOUT_EFFECT_ALONE = ("even_batches",)
+
+_TORCH_ATTRIBUTES = (
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
+    *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
+)
+_FEEDLINE_ATTRIBUTES = (
+    *("image_size", "max_image_size", "prefetch", "task_ms", "on_error", "start_method"),
+    "in_order",
+)
+
+
+class _WrappedLoader(DataLoader[Any]):
+    """Loader that a wrapper of Accelerate reads from."""
+
+    in_a_wrapper = True
+
+    # Accelerate asks a loader that has a state for it, at each batch.
+    state_dict = property()
+
+    def in_place_of(self, stock: TorchDataLoader[Any]) -> _WrappedLoader:
+        return _in_place_of(stock, self)
+
+
+def _in_place_of(stock: TorchDataLoader[Any], loader: DataLoader[Any]) -> _WrappedLoader:
+    """Build a loader from a torch loader's parts, with the feedline settings of another."""
+    options = {name: getattr(stock, name) for name in _TORCH_ATTRIBUTES}
+    options |= {name: getattr(loader, name) for name in _FEEDLINE_ATTRIBUTES}
+    if stock.batch_sampler is not None and not isinstance(stock.sampler, BatchSampler):
+        options["batch_sampler"] = stock.batch_sampler
+    else:  # its sampler gives whole batches
+        options |= {"sampler": stock.sampler, "batch_size": stock.batch_size}
+    return _WrappedLoader(stock.dataset, **options)
+
+
+def prepare(accelerator: Any, loader: DataLoader[Any]) -> Any:
+    """Prepare a loader like `accelerator.prepare(loader)`, with feedline's workers.
+
+    Args:
+        accelerator: an `accelerate.Accelerator`.
+        loader: a feedline.DataLoader.
+
+    Returns:
+        The loader itself if feedline does what Accelerate is configured for; otherwise Accelerate's
+        wrapper, to be used like any other prepared loader.
+
+    Raises:
+        UsageError: it is not a feedline.DataLoader, Accelerate's wrapper cannot use one, or the
+            loader has a seed or schedule and the Accelerator needs other batches.
+
+    Example:
+        >>> accelerator = Accelerator()                                           # doctest: +SKIP
+        >>> loader = feedline.DataLoader(dataset, 32, shuffle=True, num_workers=4)  # doctest: +SKIP
+        >>> loader = prepare(accelerator, loader)                                 # doctest: +SKIP
+    """
+    if not isinstance(loader, DataLoader):
+        raise UsageError(
+            f"prepare expects a feedline.DataLoader, got {type(loader).__name__}; pass it to "
+            "accelerator.prepare instead"
+        )
+    if not check_accelerator(loader, accelerator):
+        if loader._watch_iterator is None:
+            _mark_prepared(loader, accelerator)
+        accelerator.skip_first_batches = SkipFirstBatches(accelerator)
+        return accelerator.prepare_data_loader(loader)
+    loader._warns_of_stock_loader = False
+    prepared = accelerator.prepare(loader)
+    stock = getattr(prepared, "base_dataloader", None)
+    if isinstance(loader.dataset, IterableDataset):
+        return prepared
+    if type(stock) is not TorchDataLoader:
+        raise UsageError(
+            f"Accelerate made a {type(prepared).__name__} over a {type(stock).__name__}, which "
+            "cannot use feedline's workers; use accelerator.prepare instead"
+        )
+    accelerator.skip_first_batches = SkipFirstBatches(accelerator)
+    prepared.base_dataloader = _in_place_of(stock, loader)
+    return prepared
+
+
+def check_accelerator(loader: DataLoader[Any], accelerator: Any) -> str:
+    """Reason why feedline cannot do what an Accelerator is configured for; "" if it can.
+
+    Raises:
+        UsageError: the loader plans its order, or has both a seed or schedule and a sampler, and
+            the Accelerator needs other batches.
+    """
+    planned = loader.order is not None or is_native(loader.dataset)
+    processes = accelerator.num_processes
+    if planned and processes != loader.ranks:
+        raise UsageError(
+            f"the loader distributes its samples over {loader.ranks} ranks, but Accelerate runs "
+            f"{processes} processes; set a seed, so that the loader distributes the samples "
+            "itself, and build it after the Accelerator, or pass rank and world_size"
+        )
+    mesh = getattr(accelerator, "torch_device_mesh", None)
+    why = _why_not(loader, accelerator, planned=planned)
+    if mesh is not None and {"tp", "cp", "sp"} & set(mesh.mesh_dim_names or ()):
+        why = "several ranks share one batch in the Accelerator's device mesh"
+    if why and planned:
+        raise UsageError(
+            f"the loader makes its own order, but {why}; remove that, or remove seed and "
+            "schedule from the loader: then Accelerate distributes the samples"
+        )
+    given = [name for name in ("schedule", "seed") if getattr(loader, name) is not None]
+    if why and given:
+        raise UsageError(
+            f"{' and '.join(given)} and a sampler are set on the loader, and {why}, for which "
+            "it builds a loader without them; remove them, or remove the sampler: then "
+            "feedline makes the order and distributes it"
+        )
+    return why
+
+
+def _why_not(loader: DataLoader[Any], accelerator: Any, *, planned: bool) -> str:
+    """Reason why feedline cannot do what Accelerate is configured for; "" if it can."""
+    processes = accelerator.num_processes
+    without_effect = _SUPPORTED + (_WITHOUT_EFFECT_IF_PLANNED if planned else ())
+    without_effect += _WITHOUT_EFFECT_ALONE if processes == 1 else ()
+    changed = _changed(accelerator.dataloader_config)
+    settings = [f"{name}={changed[name]!r}" for name in changed if name not in without_effect]
+    if settings:
+        return f"the Accelerator has DataLoaderConfiguration({', '.join(settings)})"
+    if planned and hasattr(loader.dataset, "set_epoch"):
+        return "Accelerate does not call the dataset's set_epoch for a loader it leaves unchanged"
+    if planned:
+        return ""
+    if isinstance(loader.dataset, IterableDataset):
+        return "the dataset is an IterableDataset"
+    if processes > 1:
+        return f"Accelerate runs {processes} processes"
+    parts = (loader.dataset, *chain(loader.batch_sampler))
+    if any(hasattr(part, "set_epoch") for part in parts):
+        return "Accelerate sets the epoch of the sampler or the dataset"
+    return ""
+
+
+def _changed(config: Any) -> dict[str, Any]:
+    """Settings of a DataLoaderConfiguration that differ from Accelerate's defaults."""
+    usual = type(config)()
+    return {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) != getattr(usual, field.name)
+    }
+
+
+def _mark_prepared(loader: DataLoader[Any], accelerator: Any) -> None:
+    """Mark a loader as prepared, and report its passes to Accelerate."""
+    send, target = None, accelerator.device
+    if accelerator.device_placement and not loader.device and target.type != "cpu":
+        non_blocking = accelerator.dataloader_config.non_blocking
+        send_to_device = sys.modules["accelerate.utils"].send_to_device
+
+        def send(batch: Any) -> Any:
+            return send_to_device(batch, target, non_blocking=non_blocking)
+
+    gradient_state = sys.modules["accelerate.state"].GradientState()
+    loader._watch_iterator = _PassReporter(loader, gradient_state, send)
+
+
+class _PassReporter:
+    """Reports the passes of a loader to Accelerate.
+
+    `accumulate` and `gather_for_metrics` read `end_of_dataloader` and `remainder` of the active
+    loader: whether the current batch is the epoch's last, and how many rows of the last batch over
+    all ranks are not repetitions (0: all of them; -1: unknown).
+
+    Args:
+        loader: the loader; referenced weakly, because it holds this object.
+        gradient_state: Accelerate's list of active loaders.
+        send: moves a batch to Accelerate's device; None to leave it.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], gradient_state: Any, send: Callable[[Any], Any] | None
+    ) -> None:
+        self._loader_ref = weakref.ref(loader)
+        self._gradient_state = gradient_state
+        self._send = send
+        self._passes = 0  # iterations in progress
+
+    def __call__(self, iterator: Any) -> Iterator[Any]:
+        """Yield the batches of an iterator, and report them."""
+        loader = self._loader_ref()
+        assert loader is not None, "an iterator keeps its loader alive"
+        return self._batches(iterator, loader)
+
+    def _batches(self, iterator: Any, loader: DataLoader[Any]) -> Generator[Any, None, None]:
+        loader.end_of_dataloader, loader.remainder = False, unpadded_rows(loader)
+        self._passes += 1
+        if self._passes == 1:  # Accelerate removes all entries of a loader at once
+            self._gradient_state._add_dataloader(loader)
+        try:
+            for batch in iterator:
+                loader.end_of_dataloader = iterator.at_end()
+                yield batch if self._send is None else self._send(batch)
+        finally:
+            self._passes -= 1
+            if not self._passes:
+                self._gradient_state._remove_dataloader(loader)
+
+
+def unpadded_rows(loader: DataLoader[Any]) -> int:
+    """Rows of the epoch's last batch over all ranks that are not repetitions.
+
+    0 for all of them, -1 if unknown.
+    """
+    rows_per_batch = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    if loader.order is not None:
+        rows_per_batch = (
+            loader.order.global_batch_size(loader.order.schedule.phase_at(loader.epoch))
+            // loader.ranks
+        )
+    if not isinstance(rows_per_batch, int) or not hasattr(loader.dataset, "__len__"):
+        return -1
+    if loader.drop_last:
+        return 0
+    rows = len(loader.dataset) % (rows_per_batch * loader.ranks)
+    # Accelerate cuts off the end of what it gathered, rank by rank, where each of the last
+    # `missing` ranks has one repeated row at its own end: right for one such rank alone.
+    missing = -rows % loader.ranks
+    if missing > 1:
+        warnings.warn(
+            f"the epoch's last batch repeats {missing} rows, one on each of the last {missing} "
+            "ranks, and gather_for_metrics counts them; choose a dataset length or batch_size "
+            "with less padding, or drop the last `loader.batch.padding` rows yourself",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    return rows if missing < 2 else 0
+
+
+class SkipFirstBatches:
+    """Method `skip_first_batches` of an Accelerator that prepared a feedline loader.
+
+    Called with a loader and a number of batches, it returns the loader itself, which begins its
+    next iteration after these batches without making them; a loader whose loaded state is already
+    there is not changed. For a wrapper from `feedline.integrations.accelerate.prepare`, it returns
+    a wrapper of the rest, with feedline's workers.
+
+    Raises:
+        UsageError: the loader's loaded state is at a later batch.
+    """
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = weakref.ref(accelerator)  # which holds this object
+
+    def __call__(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """Return the rest of an epoch after a number of batches."""
+        # Not isinstance: a wrapper of Accelerate's says that it is of the class it wraps.
+        kept = issubclass(type(dataloader), DataLoader)
+        if kept and dataloader._is_accelerate_prepared:
+            dataloader.set_step(num_batches)
+            return dataloader
+        accelerator: Any = self._accelerator()
+        rest = type(accelerator).skip_first_batches(accelerator, dataloader, num_batches)
+        in_place_of = getattr(getattr(dataloader, "base_dataloader", None), "in_place_of", None)
+        if in_place_of is not None:
+            rest.base_dataloader = in_place_of(rest.base_dataloader)
+        return rest
+
+    def __reduce__(self) -> Any:
+        return SkipFirstBatches, (self._accelerator(),)
+
+
+def tracker(accelerator: Any) -> Callable[[dict[str, float]], None]:
+    """Create a `metrics=` function for `feedline.watch` that logs to Accelerate's trackers.
+
+    The step of each figure is the number of batches so far. Accelerate logs on its main process.
+
+    Args:
+        accelerator: an `accelerate.Accelerator` after `init_trackers`.
+
+    Example:
+        >>> loader = accelerator.prepare(loader)                                  # doctest: +SKIP
+        >>> for batch in feedline.watch(loader, metrics=tracker(accelerator)):    # doctest: +SKIP
+        ...     step(batch)
+    """
+
+    def tell(figures: dict[str, float]) -> None:
+        accelerator.log(figures, step=int(figures["feedline/batches"]))
+
+    return tell
