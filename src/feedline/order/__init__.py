@@ -1,4 +1,5 @@
-"""Order of a training: schedule, samples of each batch, seeds, tasks, position. Pure.
+"""Planned order of a training run: schedule, sample order, seeds, batches and position.
 
-Nothing here reads a file, a clock or a random state; the same arguments give the same order.
+Pure: the same arguments give the same order. Nothing here reads a file, a clock or a global random
+state.
 """

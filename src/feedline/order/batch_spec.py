@@ -1,7 +1,7 @@
 """Specification of a batch, its rows and their layout, and its division into tasks.
 
-A `BatchSpec` names the samples, the image size and the seed of a batch. The engine and a source of
-rows share only `Field` and `Item`: the engine knows no images, and a source knows no slots.
+The engine and a row source share only `Field` and `Item`: the engine does not depend on images, and
+a source does not depend on buffer slots.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from feedline.order.seeds import mix
 __all__ = ["NO_NUMBER", "TASK_NS", "BatchSpec", "Field", "Item", "divide_rows", "rows_per_task"]
 
 NO_NUMBER = -(1 << 63)
-"""Sample index of a key that is not an integer, as user-defined samplers may return them."""
+"""Sample index that replaces a key that is not an integer (of a user-defined sampler)."""
 
 TASK_NS = 50_000_000
-"""Default work per task: the 0.2 ms for its message are 0.4% of it."""
+"""Default duration of a task, in ns. Sending its message takes 0.2 ms, 0.4% of that."""
 
 MAX_ROWS_PER_TASK = 256
 """Upper limit of rows per task, which keeps messages small."""
@@ -63,7 +63,7 @@ class BatchSpec:
 
     @property
     def dataset_keys(self) -> Any:
-        """Keys or sample indices that a dataset makes the whole batch from."""
+        """Keys of the batch for its dataset: the sampler's keys, or the sample indices."""
         return self.keys if self.is_sampled else self.samples.tolist()
 
     @property
@@ -110,19 +110,19 @@ class Item(NamedTuple):
 
     @property
     def required_image_size(self) -> int:
-        """Image size, for a source of images: its items always have one."""
-        assert self.image_size is not None, "an image is requested at a size"
+        """Image size in pixels, for sources of images: their items always have one."""
+        assert self.image_size is not None
         return self.image_size
 
 
 def rows_per_task(
     batch_rows: int, workers: int, row_ns: float, batches: int = 1, task_ns: int = TASK_NS
 ) -> int:
-    """Rows of a task: about `task_ns` of work, but few enough that every worker has some.
+    """Number of rows per task: about `task_ns` of work, and few enough to occupy every worker.
 
-    If rows are quick, messages and waking up dominate, so tasks are as long as possible: with
-    `batches` in flight every worker has a task and a queued one even if each batch is a single
-    task, as long as there are few workers.
+    For fast rows the overhead of a task (message, wake-up) dominates, so tasks are as long as
+    possible. With few workers and several batches in flight a task may be a whole batch: every
+    worker still has one task to do and one in the queue.
 
     Args:
         batch_rows: rows of the batch.
@@ -133,8 +133,8 @@ def rows_per_task(
     """
     workers = max(1, workers)
     share = max(-(-batch_rows // workers), batch_rows * batches // (workers + 1))
-    enough = round(task_ns / max(1.0, row_ns))
-    return max(1, min(batch_rows, share, enough, MAX_ROWS_PER_TASK))
+    target = round(task_ns / max(1.0, row_ns))
+    return max(1, min(batch_rows, share, target, MAX_ROWS_PER_TASK))
 
 
 def divide_rows(rows: int, task_rows: int) -> list[tuple[int, int]]:

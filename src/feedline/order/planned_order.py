@@ -1,14 +1,10 @@
 """Planned order: the samples, image size and seed of each batch, as a pure function.
 
-Guarantees: `Order.batch(epoch, step)` depends on its arguments and the order's fields alone, so
-it is the same in every process, after every restart and on any number of workers. Over all
-ranks an epoch holds each place of its order exactly once, and so each sample, unless the order is
-drawn with replacement (plus the padding that equal shares need, or minus the tail that `drop_last`
-drops). At a given step every rank has the same number of rows, of one size.
-
-A sample order is a pure function of (length, seed, epoch), and of the weights if it has some. The
-meaning of its name never changes, because saved states hold the name. Random orders use numpy's
-legacy RandomState, whose stream is frozen (NEP 19), unlike the newer Generator's.
+`Order.batch(epoch, step)` is the same in every process, after a restart and with any number of
+workers. Over all ranks an epoch covers every place of its sample order once, apart from padding to
+equal shares or the tail that `drop_last` drops.
+Saved states hold the names of sample orders, so the meaning of a name never changes. Random orders
+use numpy's legacy RandomState because its stream is frozen (NEP 19), unlike Generator's.
 """
 
 from __future__ import annotations
@@ -24,7 +20,7 @@ from numpy.typing import NDArray
 
 from feedline.errors import UsageError
 from feedline.order.batch_spec import BatchSpec
-from feedline.order.schedule import Phase, Schedule
+from feedline.order.schedule import Phase, Schedule, is_count
 from feedline.order.seeds import mix
 
 __all__ = [
@@ -46,15 +42,15 @@ SHUFFLED, SEQUENTIAL = "shuffled", "sequential"
 WEIGHTED, WEIGHTED_ONCE = "weighted", "weighted without replacement"
 
 BLOCK_SIZE = 256
-"""Consecutive samples that an order in windows keeps together. As JPEGs of 256 px and 25 kB they
-are 6 MB: a disk of 150 MB/s reads them in 43 ms, four times its seek time. Part of the definition
-of "window:N", so it never changes."""
+"""Consecutive samples that stay together in "window:N" orders. JPEGs of 256 px and 25 kB are 6 MB
+per block: a disk of 150 MB/s reads it in 43 ms, four times its seek time. Part of the definition of
+"window:N", so it never changes."""
 
 _WINDOW = re.compile("window:([1-9][0-9]{0,11})")  # one spelling for each order
 
 
 class Weights:
-    """Weights of the samples: how often, or how early, each one is drawn.
+    """Sampling weights: how often, or how early, each sample is drawn.
 
     Args:
         values: one weight per sample, in order; copied.
@@ -108,7 +104,7 @@ class Weights:
         return scaled
 
     @cached_property
-    def _ends(self) -> NDArray[np.float64]:
+    def _cumulative(self) -> NDArray[np.float64]:
         """End of each sample's interval in the cumulative weights."""
         return np.cumsum(self._scaled)
 
@@ -117,24 +113,28 @@ class Weights:
 
         With replacement a sample may be drawn several times; without, each is drawn once.
         """
-        return self._with_replacement(state) if replacement else self._without_replacement(state)
+        if replacement:
+            return self._draw_with_replacement(state)
+        return self._draw_without_replacement(state)
 
-    def _with_replacement(self, state: np.random.RandomState) -> NDArray[np.int64]:
+    def _draw_with_replacement(self, state: np.random.RandomState) -> NDArray[np.int64]:
         points = state.random_sample(len(self))
-        points *= self._ends[-1]
-        # To sort, look up and shuffle takes a third of the time of looking up in random order.
+        points *= self._cumulative[-1]
+        # Sorting, searching and shuffling takes a third of the time of searching at random.
         points.sort()
-        samples = np.searchsorted(self._ends, points, side="right").astype(np.int64, copy=False)
+        samples = np.searchsorted(self._cumulative, points, side="right").astype(
+            np.int64, copy=False
+        )
         # A point may be rounded up to the end of the last interval.
-        np.minimum(samples, np.searchsorted(self._ends, self._ends[-1]), out=samples)
+        np.minimum(samples, np.searchsorted(self._cumulative, self._cumulative[-1]), out=samples)
         state.shuffle(samples)
         return samples
 
-    def _without_replacement(self, state: np.random.RandomState) -> NDArray[np.int64]:
-        # Efraimidis, Spirakis: "Weighted random sampling with a reservoir", 2006. The smallest of
-        # the exponential keys E/w is that of a sample with a probability in proportion to w.
+    def _draw_without_replacement(self, state: np.random.RandomState) -> NDArray[np.int64]:
+        # Efraimidis, Spirakis: "Weighted random sampling with a reservoir", 2006. The probability
+        # that a sample has the smallest key E/w is proportional to its weight w.
         keys = state.standard_exponential(len(self))
-        with np.errstate(divide="ignore", over="ignore"):  # with far larger weights
+        with np.errstate(divide="ignore", over="ignore"):  # tiny and zero weights
             keys /= self._scaled
         return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
 
@@ -187,17 +187,19 @@ def epoch_order(
         if weights is not None:
             samples = weights.draw(state, replacement=sample_order == WEIGHTED)
         elif (window := window_size(sample_order)) is not None:
-            samples = _in_windows(state, length, window)
+            samples = _shuffle_in_windows(state, length, window)
         else:
             samples = state.permutation(length).astype(np.int64, copy=False)
     samples.flags.writeable = False
     return samples
 
 
-def _in_windows(state: np.random.RandomState, length: int, window: int) -> NDArray[np.int64]:
+def _shuffle_in_windows(
+    state: np.random.RandomState, length: int, window: int
+) -> NDArray[np.int64]:
     """Shuffle blocks, cut them into windows, and shuffle each window.
 
-    Of 1,281,167 samples in windows of 16384 a batch of 256 has samples of 63 blocks on average.
+    With 1,281,167 samples and windows of 16384, a batch of 256 reads 63 blocks on average.
     """
     blocks = state.permutation(-(-length // BLOCK_SIZE)).astype(np.int64, copy=False)
     samples = (blocks[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE, dtype=np.int64)).ravel()
@@ -239,7 +241,7 @@ class Order:
     def __post_init__(self) -> None:
         for name in ("length", "batch_size", "world_size"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if not is_count(value) or value < 1:
                 raise UsageError(
                     f"must be a whole number of at least 1, got {value!r}", argument=name
                 )
@@ -247,8 +249,7 @@ class Order:
             raise UsageError(f"seed must be a whole number, got {self.seed!r}")
         check_sample_order(self.sample_order, self.weights)
         self._check_weights()
-        whole = isinstance(self.rank, int) and not isinstance(self.rank, bool)
-        if not whole or not 0 <= self.rank < self.world_size:
+        if not is_count(self.rank) or self.rank >= self.world_size:
             raise UsageError(
                 f"rank must be from 0 to world_size - 1 = {self.world_size - 1}, got {self.rank!r}"
             )
@@ -312,7 +313,7 @@ class Order:
         rows = samples[start : start + self.global_batch_size(phase)]
         missing = -len(rows) % self.world_size
         if missing:
-            # An epoch shorter than the world wraps around more than once.
+            # np.resize repeats the samples if there are fewer of them than ranks.
             rows = np.concatenate([rows, np.resize(samples, missing)])
         return BatchSpec(
             epoch=epoch,
@@ -320,11 +321,11 @@ class Order:
             phase=phase,
             image_size=phase.image_size,
             samples=rows[self.rank :: self.world_size],
-            # Fewer rows are missing than there are ranks: each of the last ranks pads one.
+            # missing < world_size, so each of the last ranks pads one row.
             padding=int(self.rank >= self.world_size - missing),
             seed=mix(self.seed, epoch),
             rank=self.rank,
-            # Places in the epoch, so that a row is the same on any number of ranks.
+            # The seed depends on the place, so a row is the same on any number of ranks.
             place=start + self.rank,
             stride=self.world_size if self.sample_order == WEIGHTED else 0,
         )

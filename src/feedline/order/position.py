@@ -1,16 +1,10 @@
-"""Position of a loader in its planned order, and the JSON-able state of it.
+"""Position of a loader in its planned order, and its JSON-able state. No process, no clock.
 
-Guarantees: each iteration is one epoch; each batch is delivered once; upcoming batches are known
-across epoch and phase edges. A state that is accepted continues with exactly the samples not yet
-delivered, in the same order and with the same pixels; any other state is rejected, with each
-difference named. Pure bookkeeping: no process, no clock.
-
-Rules: an iteration begins at the position. When it ends, the next epoch follows. Leaving it after
-some batches ends it too: the next iteration begins a new epoch, as torch's DataLoader draws a new
-permutation. Leaving it before the first batch has no effect. The next iteration continues a
-restored position within an epoch.
-
-Relies on: the state contains everything that affects the remaining batches.
+An iteration is one epoch from the position on. Leaving it after its first batch ends the epoch, as
+in torch; leaving it earlier has no effect. After a state is loaded the epoch continues.
+Guarantees: each batch is delivered once. A loaded state continues with exactly the samples not yet
+delivered, in the same order and with the same pixels; a state of another run is rejected, and the
+error names each difference.
 """
 
 from __future__ import annotations
@@ -129,7 +123,7 @@ def _differs(found: object, expected: object) -> bool:
     """Return True if two values differ or cannot be compared."""
     try:
         return type(found) is not type(expected) or bool(found != expected)
-    except Exception:  # e.g. an array, whose comparison has no one truth
+    except Exception:  # e.g. the comparison of an array is not a single bool
         return True
 
 
@@ -138,18 +132,18 @@ class PlannedPosition:
 
     Args:
         order: planned order of all epochs.
-        endless: there is no last epoch. Otherwise upcoming batches end with the schedule; a loader
-            iterated beyond it continues one epoch at a time.
+        endless: upcoming batches continue after the schedule. If False, they end with it, and a
+            loader iterated beyond it continues one epoch at a time.
     """
 
     def __init__(self, order: Order, *, endless: bool) -> None:
         self._order = order
         self.endless = endless
-        """True if batches beyond the schedule are upcoming too; the next `upcoming` uses it."""
+        """True if upcoming batches continue after the schedule; read by the next `upcoming`."""
         self.stops_after_epoch = False
-        """True if upcoming batches end with the current epoch; the next `upcoming` uses it."""
-        self._has_delivered = False  # since `current` was set other than by a delivery
-        self._upcoming_until = 0  # epoch before which the latest `upcoming` ends
+        """True if upcoming batches end with the current epoch; read by the next `upcoming`."""
+        self._has_delivered = False  # True if a delivery was the last change of `current`
+        self._upcoming_until = 0  # end of the latest `upcoming`: this epoch is excluded
         self.restored_step = 0
         """Step of the next epoch at which a loaded state continues."""
         self.steps_to_skip = 0
@@ -181,7 +175,7 @@ class PlannedPosition:
         """Move past a delivered batch. Ctrl-C leaves it either recorded or not."""
         image_size = self.current.image_size
         after = Position(epoch=batch.epoch, step=batch.step + 1, image_size=image_size)
-        # All at once: Python handles Ctrl-C in calls.
+        # One assignment, which Ctrl-C cannot interrupt.
         self._has_delivered, self.restored_step, self.steps_to_skip, self.current = (
             True,
             0,
@@ -196,8 +190,7 @@ class PlannedPosition:
     def set_epoch(self, epoch: int) -> bool:
         """Begin the next iteration with `epoch`. Return True if upcoming batches change.
 
-        A position restored within this epoch stays, and its remaining batches follow. So does a
-        step set with `set_step`.
+        A position within this epoch, from a state or `set_step`, stays valid.
         """
         if not self._has_delivered and epoch == self.current.epoch:
             return False
@@ -210,7 +203,7 @@ class PlannedPosition:
     def set_step(self, step: int) -> bool:
         """Begin the next iteration at a step of its epoch. Return True if upcoming batches change.
 
-        A state from the end of an epoch counts as one from the beginning of the next.
+        A state saved at the end of an epoch counts as the beginning of the next.
 
         Raises:
             UsageError: the step is before that of a loaded state.
@@ -274,15 +267,15 @@ class PlannedPosition:
             epoch, step = epoch + 1, 0
 
     def fork(self) -> PlannedPosition | None:
-        """Position for an iteration that continues on its own; None before its first batch.
+        """Copy of the position for a detached iteration; None before its first batch.
 
-        An iteration without a delivered batch begins the next epoch when it continues.
+        Without a delivered batch the iteration begins the next epoch when it continues.
         """
         return copy.copy(self) if self._has_delivered else None
 
     def restore(self, position: Position) -> None:
         """Set the position. The current iteration, or a new one, continues there."""
-        # All at once: Python handles Ctrl-C in calls.
+        # One assignment, which Ctrl-C cannot interrupt.
         self._has_delivered, self.steps_to_skip, self.restored_step, self.current = (
             False,
             0,
@@ -305,7 +298,7 @@ class PlannedPosition:
         }
 
     def load_state(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-        """Restore the position of a state.
+        """Continue from a state.
 
         Raises:
             StateError: the state is not a loader state, or belongs to another dataset, seed, order

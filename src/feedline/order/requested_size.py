@@ -1,9 +1,8 @@
-"""Image size and augmentation strength that a sample is requested at, for any dataset.
+"""Requested image size and augmentation strength of the current sample, for any dataset.
 
-Guarantees: while a loader makes a sample, in a worker or not, `image_size()` and
-`augmentation_strength()` return the values of the sample's batch, also for prefetched batches: both
-travel with the batches. A request records whether it was read, so a loader can refuse to train at
-a size other than the one it reports.
+Guarantees: while a loader makes a sample, `image_size()` and `augmentation_strength()` return the
+values of the sample's own batch, also in workers and for prefetched batches. A request records if
+it was read, so a loader can refuse to train if the dataset ignores the size.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ __all__ = [
 class SampleRequest:
     """Image size and augmentation strength of the samples made within a `with`.
 
-    Does not use contextlib, which modifies the traceback of exceptions, and some users' exceptions
-    allow no change.
+    Not a contextlib.contextmanager, because that changes exception tracebacks and some user-defined
+    exceptions do not allow it.
 
     Args:
         image_size: side of the images in pixels; None if the loader was given no size.
@@ -52,7 +51,7 @@ class SampleRequest:
         _current.reset(self._token)
 
     def merge(self, nested: SampleRequest) -> None:
-        """Mark everything as read that was read of a nested request."""
+        """Mark the values that were read from a nested request as read."""
         self.image_size_was_read |= nested.image_size_was_read
         self.strength_was_read |= nested.strength_was_read
 

@@ -1,7 +1,7 @@
-"""Schedule of a training: phases, each with one image size, batch size and strength.
+"""Schedule of a training run: phases, each with an image size, batch size and strength.
 
-Guarantees: a Schedule object is valid; parsing its text form returns an equal schedule (strengths
-other than 1 have no text form and are given as objects).
+Guarantees: a Schedule object is valid, and parsing its text form returns an equal schedule.
+Strengths other than 1 have no text form: use `Phase` objects.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Phase:
             bounds.append(("image_size", self.image_size, MAX_IMAGE_SIZE))
         if self.batch_size is not None:
             bounds.append(("batch_size", self.batch_size, 1 << 24))
-        for name, value, most in bounds:
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        for name, value, limit in bounds:
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
                 raise ScheduleError(
-                    f"a phase's {name} must be a whole number from 1 to {most}, got {value!r}"
+                    f"a phase's {name} must be a whole number from 1 to {limit}, got {value!r}"
                 )
         if not isinstance(self.strength, int | float) or not 0.0 <= self.strength <= 1.0:
             raise ScheduleError(f"a phase's strength must be from 0 to 1, got {self.strength!r}")

@@ -1,8 +1,8 @@
-"""Seeds that depend on the position alone, and random numbers from them.
+"""Seeds that depend only on the position in the run, and random numbers derived from them.
 
-splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014):
-a few integer operations on 64 bits, the same on every platform and with every numpy, which does
-not promise a stable stream for its Generator. The global random states are never touched.
+Uses splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014):
+a few 64-bit integer operations, equal on every platform and numpy version, while numpy's Generator
+does not promise a stable stream. Global random states are not used.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class RandomStream:
 class EpochSeeds:
     """Seeds of the epochs of a loader that draws from samplers.
 
-    A seed set by the user determines all epochs. Without one, seeds are drawn as torch draws them:
-    for each epoch, or, with persistent workers, once; those of later epochs are derived from it.
+    A seed set by the user determines all epochs. Otherwise seeds are drawn as in torch: one per
+    epoch, or, with persistent workers, only the first, from which later seeds are derived.
 
     Args:
         seed: seed set by the user; None to draw.
@@ -84,7 +84,7 @@ class EpochSeeds:
     def __init__(self, seed: int | None, *, once: bool) -> None:
         self.seed = seed
         self.base: int | None = None
-        """Seed drawn for the first epoch, if later ones are derived from it."""
+        """Seed drawn for the first epoch, if later seeds are derived from it."""
         self._once = once
         self._base_epoch: int | None = None
 
