@@ -72,7 +72,7 @@ def test_workers_killed_at_random_moments_do_not_change_a_byte(
 ) -> None:
     # Chance may kill two workers on one row, which is not the row's fault here.
     monkeypatch.setattr("feedline.engine.feed._DEATHS_PER_ROW", 1000)
-    monkeypatch.setattr("feedline.engine.pool.MAX_FRUITLESS_DEATHS", 1000)
+    monkeypatch.setattr("feedline.engine.pool.MAX_CONSECUTIVE_DEATHS", 1000)
     options = {"batch_size": 16, "schedule": "8x3,12x3", "seed": 5}
     with DataLoader(Steady(200, row_s=0.002), num_workers=3, **options) as loader:  # type: ignore[arg-type]
         next(iter(loader))

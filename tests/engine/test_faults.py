@@ -169,7 +169,7 @@ def test_workers_killed_at_any_moment_cost_and_double_no_batch(
     # Chance may kill two workers on one sample, which is not the sample's fault here, and on a
     # busy machine many before any has finished something.
     monkeypatch.setattr("feedline.engine.feed._DEATHS_PER_ROW", 1000)
-    monkeypatch.setattr("feedline.engine.pool.MAX_FRUITLESS_DEATHS", 1000)
+    monkeypatch.setattr("feedline.engine.pool.MAX_CONSECUTIVE_DEATHS", 1000)
     chance, stop, kills = random.Random(5), threading.Event(), []
     with DataLoader(Slow(60, 0.002), 4, num_workers=2, shuffle=True, seed=1) as loader:
 

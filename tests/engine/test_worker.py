@@ -11,7 +11,7 @@ import numpy as np
 from feedline.engine import worker_linux
 from feedline.engine.buffers import batch_bytes
 from feedline.engine.heartbeat import HEARTBEAT_BYTES, TASK, heartbeat_table
-from feedline.engine.messages import MAX_MESSAGE_BYTES, Report, RowTask, leave
+from feedline.engine.messages import MAX_MESSAGE_BYTES, Report, RowTask, exit_task
 from feedline.engine.shared_memory import SharedFile
 from processes import eventually
 from sources import Rows
@@ -62,6 +62,6 @@ def test_a_task_stays_in_the_heartbeat_table_until_its_report_is_sent() -> None:
             assert (report.id, report.failures) == (id, ())
             assert _HELD.unpack_from(message) == (id,)
         assert eventually(lambda: not heartbeat_table(block.array)[0, TASK])
-        tasks.send(leave().pack())
+        tasks.send(exit_task().pack())
         assert os.waitpid(pid, 0)[1] == 0
     block.close()

@@ -1,10 +1,8 @@
-"""Fork servers, as the trainer controls them.
+"""Fork servers: start, use and stop them, in the trainer.
 
-The shared one is a new Python process: one per trainer, started and stopped on demand. A forked one
-is a fork of the trainer itself, with its dataset: one per worker pool.
-
-Guarantees: each runs only while a pool uses it. A process forked from the trainer never uses, and
-never stops, its parent's server.
+The shared server is a new Python process, one per trainer, which runs while a worker pool uses it.
+A forked server is a fork of the trainer with its dataset, one per worker pool. A process forked
+from the trainer neither uses nor stops the shared server of its parent.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ __all__ = ["ForkServer", "acquire", "release"]
 
 _STOP_DEADLINE_S = 0.3
 _BOOT = (
-    # The working directory is first on this path: nothing is imported before it is off.
+    # -c puts the working directory first in sys.path: replace the path before any import.
     "import sys; sys.path[:] = sys.argv[2:]; import json; "
     "from feedline.engine.worker_linux import serve; serve(**json.loads(sys.argv[1]))"
 )
@@ -45,7 +43,9 @@ class ForkServer:
         process: the server's process.
     """
 
-    def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes] | _Fork) -> None:
+    def __init__(
+        self, connection: socket.socket, process: subprocess.Popen[bytes] | _ForkedProcess
+    ) -> None:
         self._connection = connection
         self._process = process
 
@@ -57,7 +57,7 @@ class ForkServer:
             arguments = {
                 "main_fd": server_end.fileno(),
                 "trainer": os.getpid(),
-                "tied": _is_main_thread(),
+                "ends_with_thread": _is_main_thread(),
             }
             with interrupt_held():  # until `serve` ignores it
                 process = subprocess.Popen(
@@ -70,47 +70,46 @@ class ForkServer:
 
     @classmethod
     def fork(cls, source: AnySource) -> ForkServer:
-        """Fork this process into a server, which then has the source without pickling.
+        """Fork this process into a server, which has the source without pickling.
 
-        The state is the same as with multiprocessing's fork, including locks that another thread
-        holds; but the fork happens once, not for each worker and each epoch.
+        As with multiprocessing's fork, locks held by other threads stay locked; but the fork
+        happens once, not for each worker and each epoch.
 
         Args:
             source: source of its workers.
         """
         connection, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        trainer, tied = os.getpid(), _is_main_thread()
-        sys.stdout.flush()  # or what is buffered would be written by each process
+        trainer, ends_with_thread = os.getpid(), _is_main_thread()
+        sys.stdout.flush()  # or both processes would write the buffered text
         sys.stderr.flush()
         with interrupt_held():  # until `serve` ignores it
             pid = os.fork()
             if pid == 0:
-                _become_server(server_end, trainer, tied, source)
+                _serve_in_child(server_end, trainer, ends_with_thread, source)
         server_end.close()
-        return cls(connection, _Fork(pid))
+        return cls(connection, _ForkedProcess(pid))
 
     def alive(self) -> bool:
-        """True if it still serves. A dying server closes its connection before it ends."""
+        """Return True if it is running. A server closes its connection before it exits."""
         try:
             self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:  # it sends nothing, so this is no end
+        except BlockingIOError:  # open: the server sends nothing
             return self._process.poll() is None
         except OSError:
             pass
         return False
 
     def kill(self) -> None:
-        """Kill it and, through the kernel, its workers. Other users start another server."""
+        """Kill it; the kernel then kills its workers. Other users start another server."""
         self._process.kill()
 
     def adopt(self, fds: Sequence[int], preload: Sequence[str]) -> None:
         """Register a worker pool.
 
         Args:
-            fds: its descriptors: control, tasks, results, block; and, unless the server has the
-                source already, the payload and the descriptors of its resources.
-            preload: modules to import before the first worker of the pool is forked; missing or
-                broken ones are skipped.
+            fds: its descriptors: control, tasks, results, block; then, unless the server already
+                has the source, the payload and the descriptors of its resources.
+            preload: modules to import before the first worker is forked; errors are ignored.
 
         Raises:
             OSError: the server has ended.
@@ -121,20 +120,19 @@ class ForkServer:
             socket.send_fds(self._connection, [json.dumps(message).encode()], list(part))
 
     def stop(self) -> None:
-        """End it and any worker left. May be called again."""
-        # Closing alone would not end it: a child forked meanwhile holds a copy.
+        """End it and its workers. May be called again."""
+        # close() alone is not enough: a child forked in the meantime may hold a copy.
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
         try:
             self._process.wait(_STOP_DEADLINE_S)
         except subprocess.TimeoutExpired:
-            # It is still importing, or stuck: nothing in it is worth waiting for.
-            self._process.kill()
+            self._process.kill()  # it is still importing, or stuck
             self._process.wait()
 
 
-class _Fork:
+class _ForkedProcess:
     """A forked child, with the methods of `subprocess.Popen` that `ForkServer` uses."""
 
     def __init__(self, pid: int) -> None:
@@ -169,26 +167,28 @@ class _Fork:
 
 
 def _is_main_thread() -> bool:
-    """Return True in the main thread. The kernel's death signal follows the starting thread."""
+    """Return True in the main thread. PR_SET_PDEATHSIG refers to the starting thread."""
     return threading.current_thread() is threading.main_thread()
 
 
-def _become_server(connection: socket.socket, trainer: int, tied: bool, source: AnySource) -> None:
+def _serve_in_child(
+    connection: socket.socket, trainer: int, ends_with_thread: bool, source: AnySource
+) -> None:
     """Run the server in the forked child. Never returns."""
     try:
-        gc.freeze()  # the trainer's garbage is not for this process to finalize
-        # What multiprocessing does for a forked child: it must not read the terminal.
+        gc.freeze()  # do not finalize the trainer's garbage here
+        # Like multiprocessing's children, it must not read the terminal.
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a framework's handler is not for here
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # remove a framework's handler
         os.environ.update(WORKER_ENVIRONMENT)
-        serve(connection.fileno(), trainer, tied, source)
+        serve(connection.fileno(), trainer, ends_with_thread, source)
     finally:
         os._exit(1)
 
 
-# Reentrant: a loader that is garbage may release the server while this thread is inside.
+# Reentrant: garbage collection of a loader may release the server while this thread holds it.
 _lock = threading.RLock()
 _server: ForkServer | None = None
 _users: set[weakref.ref[object]] = set()
@@ -225,10 +225,9 @@ def _discard(user: weakref.ref[object]) -> None:
             server.stop()
 
 
-def _forget_server() -> None:
-    """Forget the server in a forked child: it is the parent's."""
+def _drop_parents_server() -> None:
     global _lock, _server, _users
     _lock, _server, _users = threading.RLock(), None, set()
 
 
-os.register_at_fork(after_in_child=_forget_server)
+os.register_at_fork(after_in_child=_drop_parents_server)

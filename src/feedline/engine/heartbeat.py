@@ -1,8 +1,7 @@
-"""Heartbeat table: the current task of every worker, in shared memory.
+"""Heartbeat table: the current task, row and process id of every worker, in shared memory.
 
-Each worker writes its own cache line and the trainer reads it: its task, its row and its process
-id. So when a worker dies or hangs, the trainer knows its task and its sample.
-After the lines comes a page of stage timings for each worker.
+Each worker writes its own line and the trainer reads it, so if a worker dies or hangs, the trainer
+knows its sample. A page of stage timings for each worker follows the lines.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ __all__ = ["HEARTBEAT_BYTES", "MAX_WORKERS", "heartbeat_table", "stage_pages"]
 
 
 MAX_WORKERS = 512
-_WORDS = 8  # one cache line of 64 bytes each: no worker slows another down
+_WORDS = 8  # 64 bytes, one cache line per worker: no false sharing
 _LINES_BYTES = MAX_WORKERS * _WORDS * 8
 HEARTBEAT_BYTES = _LINES_BYTES + MAX_WORKERS * PAGE_BYTES
 """Size of the table at the head of a block; the slots follow."""
 
 TASK, ROW, PID, SINCE, READING = range(5)
-"""Columns: the task held, 0 for none; its current row, counted from 0; the process id, 0 before the
-worker is ready for its first task; when the row (of a whole batch: the task) was started, on the
-monotonic clock in ns; 1 while the worker reads from storage."""
+"""Columns: id of the current task (0 for none); its current row, counted from 0; process id (0
+until ready); start of the row (of a whole batch: of the task), on the monotonic clock in ns; 1
+while the worker reads from storage."""
 
 
 def heartbeat_table(block: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -1,8 +1,8 @@
 """Messages between trainer and workers: tasks down, reports up.
 
-A task of rows is a fixed header and its sample indices; a batch task is a fixed header and keys
-that only the source understands; a report is a fixed header and, if rows failed, JSON. All are far
-smaller than the limit of a message: longer data is sent as memory, by its descriptor.
+A row task is a fixed header and sample indices, a batch task a fixed header and keys in the
+source's format, a report a fixed header and, if rows failed, JSON. Longer data is sent as memory,
+by its descriptor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
     "RowTask",
     "Task",
     "error_message",
-    "leave",
+    "exit_task",
     "task_id",
 ]
 
@@ -39,7 +39,7 @@ MAX_MESSAGE_BYTES = 64 * 1024
 MAX_KEY_BYTES = 32 * 1024
 """Keys longer than this are sent through the slot's memory."""
 
-# The fields in their order, without what has a length of its own.
+# Fixed-size fields of each message, in order.
 _ID = struct.Struct("<q")
 _ROW_TASK = struct.Struct("<qqqiiiQqid")
 _BATCH_TASK = struct.Struct("<qiiQQqidq")
@@ -48,7 +48,7 @@ _TEXT_CHARS = 2000
 
 
 def error_message(error: BaseException) -> str:
-    """Message of an exception, even if its own class fails to give one."""
+    """Message of an exception, even if its `__str__` raises."""
     try:
         return str(error)
     except Exception:
@@ -66,9 +66,9 @@ class RowTask(NamedTuple):
         batch_rows: rows of the whole batch, which determine the offsets of its arrays.
         start: first row of the task within the batch.
         image_size: in pixels; None if no size is set, 0 in a message.
-        seed: seed of the epoch; a row's seed is mix(seed, sample),
-        place, stride: or, with a stride above 0, mix(seed, sample, place + row * stride), by its
-            row within the batch.
+        seed: seed of the epoch; a row's seed is mix(seed, sample).
+        place, stride: if stride > 0, a row's seed is mix(seed, sample, place + row * stride), with
+            the row within the batch.
         strength: augmentation strength.
     """
 
@@ -147,8 +147,8 @@ def task_id(message: bytes) -> int:
     return int(_ID.unpack_from(message)[0])
 
 
-def leave(id: int = -1) -> BatchTask:
-    """Message that asks a worker to exit; ids of such tasks are negative."""
+def exit_task(id: int = -1) -> BatchTask:
+    """Task that asks a worker to exit; its id is negative."""
     return BatchTask(id=id)
 
 
@@ -183,9 +183,9 @@ class Failure:
 class Report:
     """Report of a finished task: worker, times (monotonic clock, ns) and failed rows.
 
-    For a batch task also: `used` bytes of the slot's memory hold the batch, and the last
-    `structure_bytes` of these describe its structure; `memory` is a descriptor of new memory sent
-    with the report, -1 for none, and `data` the batch itself if it came through a pipe.
+    For a batch task: the first `used` bytes of the slot are the batch, and the last
+    `structure_bytes` of these describe its structure. `memory` is a descriptor of new memory sent
+    with the report, or -1; `data` is the batch if it was sent through a pipe.
     """
 
     worker_id: int
@@ -204,7 +204,7 @@ class Report:
         return cls(worker_id, 0, 0, 0, (Failure.of(-1, error),))
 
     def pack(self) -> bytes:
-        """Serialise to one message, shortened if many long failures would not fit."""
+        """Serialise to one message. Failure texts are shortened until they fit."""
         head = _REPORT.pack(
             self.worker_id, self.id, self.started_ns, self.ended_ns, self.used, self.structure_bytes
         )

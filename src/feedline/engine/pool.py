@@ -1,13 +1,11 @@
 """Worker pools: their common base, and the pool without workers.
 
-Three pools exist:
     LinuxPool       fork server, one SEQPACKET socket, memfd: the default on Linux
     PortablePool    spawn, a pipe for each worker, named shared memory: everywhere
     InProcessPool   no process: num_workers=0
 
-Guarantees, of each: a submitted task (some rows, or a whole batch) comes back exactly once, in a
-`Report`, in the `lost` of a `Death`, or from `cancel`. The pool replaces a dead worker itself and
-logs its death.
+Guarantees: every submitted task is returned exactly once, in a `Report`, in the `lost` of a
+`Death`, or by `cancel`. A pool replaces dead workers and logs each death.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ from feedline.trace import is_recording_enabled
 from feedline.trace.stage_timings import StagePage
 
 __all__ = [
-    "MAX_FRUITLESS_DEATHS",
+    "MAX_CONSECUTIVE_DEATHS",
     "UNGUARDED",
     "CurrentRow",
     "Death",
@@ -50,8 +48,8 @@ __all__ = [
     "WorkerPool",
 ]
 
-MAX_FRUITLESS_DEATHS = 8
-"""Consecutive deaths of workers, without a finished task in between, until an error is raised."""
+MAX_CONSECUTIVE_DEATHS = 8
+"""Number of worker deaths without a finished task in between that raises an error."""
 
 UNGUARDED = (
     "your script starts a loader with workers at import, and worker processes import it: put that "
@@ -67,9 +65,9 @@ class Death:
 
     Args:
         how: cause of death as text, e.g. "DataLoader worker (pid 7) is killed by signal: SIGKILL".
-        lost: ids of the tasks it held, not done.
-        task: the task it was working on; 0 if unknown.
-        row: row of that task it was working on, counted from 0.
+        lost: ids of its unfinished tasks.
+        task: id of its current task; 0 if unknown.
+        row: current row of that task, counted from 0.
         hung: True if `kill` was called.
     """
 
@@ -81,12 +79,12 @@ class Death:
 
 
 class CurrentRow(NamedTuple):
-    """Row a worker is working on.
+    """Current row of a worker.
 
     Args:
         task: id of its task.
         row: row within the task, counted from 0.
-        since_ns: start of the row (of a whole batch: the task), on the monotonic clock.
+        since_ns: start of the row (for a whole batch: of the task), on the monotonic clock.
         pid: process id of the worker.
     """
 
@@ -97,16 +95,14 @@ class CurrentRow(NamedTuple):
 
 
 class WorkerPool(ABC):
-    """Pool of workers that do tasks in one block of memory.
-
-    Called from one thread, except `close`, which any thread may call.
+    """Workers that share one block of memory. Single-threaded, except for `close`.
 
     Args:
         block: memory of the heartbeat table, at its head, and of all slots, shape (bytes,).
     """
 
     shares_memory = False
-    """Whether workers can receive memory as a file descriptor."""
+    """True if workers can receive memory as a file descriptor."""
 
     advice = ""
     """Sentence for errors about hung workers; empty if no cause is known."""
@@ -120,7 +116,7 @@ class WorkerPool(ABC):
         self._target = 0  # number of workers
         self._closing = False
         self._kill_reasons: dict[int, str] = {}  # by worker id
-        self._fruitless_deaths = 0  # since a worker has finished anything
+        self._consecutive_deaths = 0  # since the last finished task
 
     @property
     @abstractmethod
@@ -129,7 +125,7 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def resize(self, workers: int) -> None:
-        """Set the number of workers. Workers that leave finish their tasks first."""
+        """Set the number of workers. Surplus workers finish their tasks before they exit."""
 
     @abstractmethod
     def submit(self, task: Task) -> bool:
@@ -141,7 +137,7 @@ class WorkerPool(ABC):
 
         Raises:
             StartError: a worker could not open its source.
-            WorkerError: workers end again and again without finishing a task.
+            WorkerError: too many workers in a row ended without finishing a task.
         """
 
     @abstractmethod
@@ -154,7 +150,7 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def restart(self) -> None:
-        """Replace all workers at once and forget all tasks, for a trainer that lost count."""
+        """Replace all workers and drop all tasks, after an interrupt during another call."""
 
     @abstractmethod
     def close(self) -> None:
@@ -175,7 +171,7 @@ class WorkerPool(ABC):
         return {id for id in self._workers if table[id, PID] and not table[id, TASK]}
 
     def waits_for_storage(self, worker_id: int) -> bool:
-        """True if a worker is inside a read of its store, or in the kernel's disk sleep."""
+        """Return True if a worker is reading from storage, or in the kernel's disk sleep."""
         line = self._heartbeats[worker_id]
         return bool(line[READING]) or _in_disk_sleep(int(line[PID]))
 
@@ -184,11 +180,11 @@ class WorkerPool(ABC):
             raise UsageError(f"num_workers must be from 1 to {MAX_WORKERS}, got {workers}")
         self._target = workers
 
-    def _received(self, report: Report) -> Report:
+    def _check_report(self, report: Report) -> Report:
         """Check a report.
 
         Raises:
-            StartError: its id is 0: a worker could not open its source.
+            StartError: its id is 0, i.e. a worker could not open its source.
         """
         if not report.id:
             failure = report.failures[0]
@@ -197,10 +193,10 @@ class WorkerPool(ABC):
                 f"In the worker:\n{failure.trace}",
                 hint=failure.hint,
             )
-        self._fruitless_deaths = 0
+        self._consecutive_deaths = 0
         return report
 
-    def _death(self, worker_id: int, pid: int, status: int, lost: Collection[int]) -> Death:
+    def _record_death(self, worker_id: int, pid: int, status: int, lost: Collection[int]) -> Death:
         """Record the end of a worker.
 
         Raises:
@@ -208,7 +204,7 @@ class WorkerPool(ABC):
             WorkerError: too many workers ended in a row without finishing a task.
         """
         reason = self._kill_reasons.pop(worker_id, None)
-        how = reason or _exit_in_words(pid, status)
+        how = reason or _describe_exit(pid, status)
         self._count_death(how)
         task, row = self._heartbeats[worker_id, [TASK, ROW]].tolist()
         return Death(how, tuple(lost), task if task in lost else 0, row, hung=reason is not None)
@@ -216,10 +212,10 @@ class WorkerPool(ABC):
     def _count_death(self, how: str) -> None:
         self._raise_if_closing()
         _log.warning("%s; another worker repeats its work", how)
-        self._fruitless_deaths += 1
-        if self._fruitless_deaths >= MAX_FRUITLESS_DEATHS:
+        self._consecutive_deaths += 1
+        if self._consecutive_deaths >= MAX_CONSECUTIVE_DEATHS:
             raise WorkerError(
-                f"{self._fruitless_deaths} workers in a row ended without finishing a task (the "
+                f"{self._consecutive_deaths} workers in a row ended without finishing a task (the "
                 f"last: {how}); see their output above, or load one sample with num_workers=0"
             )
 
@@ -229,7 +225,7 @@ class WorkerPool(ABC):
             raise ClosedError("the workers were ended by close()")
 
     def _drop_block(self) -> None:
-        """Drop the references to the block, so that its last batch frees it."""
+        """Drop the references to the block; the last batch in it then frees it."""
         self.block = np.empty(0, np.uint8)
         self._heartbeats = np.empty((0, 8), np.int64)
 
@@ -239,12 +235,12 @@ def _in_disk_sleep(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[:1] == [b"D"]
-    except OSError:  # no /proc here, or the process has ended
+    except OSError:  # no /proc, or the process has ended
         return False
 
 
-def _exit_in_words(pid: int, status: int) -> str:
-    """Describe an exit status in the words of torch's DataLoader; negative is a signal."""
+def _describe_exit(pid: int, status: int) -> str:
+    """Describe an exit status like torch's DataLoader; negative values are signals."""
     if status >= 0:
         return f"DataLoader worker (pid {pid}) exited with status {status}"
     try:
@@ -256,7 +252,7 @@ def _exit_in_words(pid: int, status: int) -> str:
 
 
 class InProcessPool(WorkerPool):
-    """Pool without workers, for debugging and tiny datasets: tasks are done in `wait`.
+    """Pool without workers, for debugging and tiny datasets: `wait` does the tasks.
 
     Args:
         source: makes the rows.
@@ -285,7 +281,7 @@ class InProcessPool(WorkerPool):
         return True
 
     def wait(self, timeout_s: float) -> list[Report | Death]:
-        """Do one task; nothing if `timeout_s` is 0, so prefetch costs no time."""
+        """Do one task. Do nothing if `timeout_s` is 0, so that prefetching costs no time."""
         if not self._queue or timeout_s == 0:
             return []
         task = self._queue.popleft()
@@ -302,10 +298,10 @@ class InProcessPool(WorkerPool):
         """Do nothing: there are no workers."""
 
     def restart(self) -> None:
-        """Forget all tasks."""
+        """Drop all tasks."""
         self._queue.clear()
 
     def close(self) -> None:
-        """Forget all tasks and drop the memory."""
+        """Drop all tasks and the memory."""
         self._queue.clear()
         self._drop_block()

@@ -1,12 +1,10 @@
-"""Worker pool forked by the fork server, all workers reading one socket. Linux.
+"""Worker pool of processes forked by the fork server, all reading one socket. Linux.
 
-Guarantees: tasks go to whichever worker is free, without the trainer in between; no call waits for
-a worker or the fork server to read; a dead worker's task is known exactly (see
-`worker_linux.claim_lock`); the death of the fork server counts as one more death, after which new
-workers repeat everything outstanding. After `close` no process is left that could write to the
-pool's memory.
-Relies on: SEQPACKET sockets, which keep messages whole and deliver each to one reader; memfd;
-record locks that the kernel releases at death.
+Guarantees: an idle worker receives a task without the trainer's help; no call waits for a worker or
+the fork server to read; the task of a dead worker is known exactly. If the fork server dies, new
+workers repeat all outstanding tasks. After `close` no process can write to the pool's memory.
+Relies on: SEQPACKET sockets, which deliver each message whole to one reader; memfd; record locks,
+which the kernel releases at death.
 """
 
 from __future__ import annotations
@@ -24,14 +22,7 @@ from typing import Any
 from feedline.engine import fork_server
 from feedline.engine.fork_server import ForkServer
 from feedline.engine.heartbeat import HEARTBEAT_BYTES, MAX_WORKERS, PID, TASK
-from feedline.engine.messages import (
-    MAX_MESSAGE_BYTES,
-    BatchTask,
-    Report,
-    Task,
-    leave,
-    task_id,
-)
+from feedline.engine.messages import MAX_MESSAGE_BYTES, BatchTask, Report, Task, exit_task, task_id
 from feedline.engine.payload import Payload
 from feedline.engine.pool import Death, WorkerPool
 from feedline.engine.shared_memory import SharedFile
@@ -106,7 +97,7 @@ class PoolSockets:
 
     def command(self, **command: object) -> None:
         """Send a command to the fork server."""
-        with contextlib.suppress(OSError):  # a dead server shows in `server_messages`
+        with contextlib.suppress(OSError):  # `server_messages` reports a dead server
             self._control.send(json.dumps(command).encode())
 
     def server_messages(self) -> Iterator[dict[str, Any]]:
@@ -126,7 +117,7 @@ class PoolSockets:
 
     def hang_up(self) -> None:
         """Close the control connection; the fork server then kills the workers."""
-        # Closing alone would not end it: a child forked meanwhile holds a copy.
+        # close() alone is not enough: a child forked in the meantime may hold a copy.
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
@@ -142,7 +133,7 @@ class PoolSockets:
         """
         self.hang_up()
         if self._results.fileno() >= 0 and not self._ended():
-            self._server.kill()  # it was stopped, or is stuck, and did not see us go
+            self._server.kill()  # it is stopped or stuck, and does not read its connections
             if not self._ended():
                 raise WorkerError(
                     f"workers {pids} did not end within {_END_DEADLINE_S:.0f} s after they were "
@@ -152,7 +143,7 @@ class PoolSockets:
             connection.close()
 
     def _ended(self) -> bool:
-        """Wait for the end of the results: it comes when no process can write to them."""
+        """Wait until no process can write results. Return False at the deadline."""
         deadline = time.monotonic() + _END_DEADLINE_S
         with contextlib.suppress(TimeoutError):
             while (left_s := deadline - time.monotonic()) > 0:
@@ -163,9 +154,9 @@ class PoolSockets:
 
 
 _LOCK_DEADLINE_S = 5.0
-_FORKED_BESIDE_THREADS = (
-    "The workers were forked while the training process ran other threads, and a lock held by such "
-    'a thread stays locked in them: try multiprocessing_context="forkserver"'
+_FORK_WITH_THREADS = (
+    "The workers were forked while the training process ran other threads; a lock held by one of "
+    'them stays locked in the workers. Use multiprocessing_context="forkserver"'
 )
 
 
@@ -175,8 +166,8 @@ class LinuxPool(WorkerPool):
     Args:
         source: makes rows or batches; pickled here, once, unless it is forked.
         slots_bytes: memory of all slots.
-        runs_user_code: see `payload.pickle_source`.
-        forked: the fork server is a fork of this process, with the current source.
+        runs_user_code: see `Payload`.
+        forked: the fork server is a fork of this process, with its source.
 
     Raises:
         UsageError: the source cannot be pickled, and is not forked.
@@ -194,13 +185,13 @@ class LinuxPool(WorkerPool):
         forked: bool = False,
     ) -> None:
         self._forked_source = source if forked else None
-        self._forked: ForkServer | None = None
-        self._next_leave = -1  # tasks that ask a worker to leave have negative ids
-        self._held: dict[int, Task] = {}  # submitted and not yet back
-        self._leaving: set[int] = set()
+        self._forked_server: ForkServer | None = None
+        self._next_exit_id = -1  # negative, unlike those of other tasks
+        self._outstanding: dict[int, Task] = {}  # by id: submitted, not yet returned
+        self._exit_tasks: set[int] = set()  # ids
         self._workers: dict[int, int] = {}  # by worker id: process id, 0 until it is known
         self._events: list[Report | Death] = []
-        with contextlib.ExitStack() as cleanup:  # if the rest fails or is interrupted
+        with contextlib.ExitStack() as cleanup:  # after an error or interrupt
             self._memory = SharedFile.create(HEARTBEAT_BYTES + slots_bytes)
             cleanup.callback(self._memory.close)
             super().__init__(self._memory.array)
@@ -221,39 +212,38 @@ class LinuxPool(WorkerPool):
             server = fork_server.acquire(self)
             return PoolSockets(server, self._fds, self._payload.library_modules)
         self._release_server()
-        self.advice = _FORKED_BESIDE_THREADS if threading.active_count() > 1 else ""
-        # Before there are sockets: it must not inherit the trainer's ends.
-        self._forked = ForkServer.fork(self._forked_source)
-        return PoolSockets(self._forked, self._fds, ())
+        self.advice = _FORK_WITH_THREADS if threading.active_count() > 1 else ""
+        # Fork before the sockets exist: the server must not inherit the trainer's ends.
+        self._forked_server = ForkServer.fork(self._forked_source)
+        return PoolSockets(self._forked_server, self._fds, ())
 
     def _release_server(self) -> None:
-        """Release the fork server."""
         if self._forked_source is None:
             fork_server.release(self)
-        elif self._forked is not None:
-            self._forked.stop()
+        elif self._forked_server is not None:
+            self._forked_server.stop()
 
     @property
     def pids(self) -> dict[int, int]:
-        """Process ids by worker id; known for every worker that has reported."""
+        """Process ids by worker id, at least of every worker that has reported."""
         return {worker_id: pid for worker_id, pid in sorted(self._workers.items()) if pid}
 
     def resize(self, workers: int) -> None:
-        """Set the number of workers. Workers that leave finish their task first."""
+        """Set the number of workers. Surplus workers finish their task before they exit."""
         self._set_target(workers)
         self._fork_missing()
-        for _ in range(len(self._workers) - len(self._leaving) - workers):
-            task = leave(self._next_leave)
-            if self.submit(task):  # with no room they stay: the next resize tries again
-                self._leaving.add(task.id)
-                self._next_leave -= 1
+        for _ in range(len(self._workers) - len(self._exit_tasks) - workers):
+            task = exit_task(self._next_exit_id)
+            if self.submit(task):  # if the queue is full, the next resize tries again
+                self._exit_tasks.add(task.id)
+                self._next_exit_id -= 1
 
     def _fork_missing(self) -> None:
         free = (worker_id for worker_id in range(MAX_WORKERS) if worker_id not in self._workers)
-        while len(self._workers) - len(self._leaving) < self._target:
+        while len(self._workers) - len(self._exit_tasks) < self._target:
             worker_id = next(free, None)
             if worker_id is None:
-                return  # those that leave still sit there: each that goes brings us here again
+                return  # exiting workers hold the ids; each exit calls this again
             self._heartbeats[worker_id] = 0
             self._workers[worker_id] = 0
             self._sockets.command(do="fork", worker_id=worker_id, workers=self._target)
@@ -264,7 +254,7 @@ class LinuxPool(WorkerPool):
             self._sockets.send(task)
         except BlockingIOError:
             return False
-        self._held[task.id] = task
+        self._outstanding[task.id] = task
         return True
 
     def wait(self, timeout_s: float) -> list[Report | Death]:
@@ -276,21 +266,18 @@ class LinuxPool(WorkerPool):
                 for message in self._sockets.server_messages() if has_messages else ():
                     self._on_server_message(**message)
             except EOFError:
-                self._start_over()
+                self._replace_server()
         events, self._events = self._events, []
         return events
 
     def _read_reports(self) -> None:
         for report in self._sockets.reports():
-            self._events.append(self._received(report))
-            self._held.pop(report.id, None)
+            self._events.append(self._check_report(report))
+            self._outstanding.pop(report.id, None)
             if 0 in self._workers.values():
-                self._learn_pids()
-
-    def _learn_pids(self) -> None:
-        """Read process ids from the heartbeat table, before the fork server reports them."""
-        for worker_id, pid in self._workers.items():
-            self._workers[worker_id] = pid or int(self._heartbeats[worker_id, PID])
+                # The heartbeat table has process ids before the fork server reports them.
+                for worker_id, pid in self._workers.items():
+                    self._workers[worker_id] = pid or int(self._heartbeats[worker_id, PID])
 
     def _on_server_message(
         self, worker_id: int, pid: int = 0, status: int | None = None, failed: str = ""
@@ -304,20 +291,20 @@ class LinuxPool(WorkerPool):
             self._workers[worker_id] = pid
             return
         del self._workers[worker_id]
-        lost = self._lost_with_a_worker()
-        if lost & self._leaving:  # it left as it was asked to
-            self._leaving -= lost
+        lost = self._remove_lost_tasks()
+        if lost & self._exit_tasks:  # an exit requested by `resize`
+            self._exit_tasks -= lost
             self._kill_reasons.pop(worker_id, None)
         else:
-            self._events.append(self._death(worker_id, pid, status, lost))
+            self._events.append(self._record_death(worker_id, pid, status, lost))
         self._fork_missing()
 
-    def _lost_with_a_worker(self) -> set[int]:
-        """Find the unfinished task of a dead worker, if any, and remove it.
+    def _remove_lost_tasks(self) -> set[int]:
+        """Remove the unfinished task of a dead worker, if any. Return its id.
 
         An outstanding task is in the queue, on a live worker's line of the heartbeat table, in the
-        results, or lost. No worker can be between queue and table while we hold the claim lock; and
-        a task that leaves the table later is in the results by then.
+        results, or lost. While this process holds the claim lock, no worker is between queue and
+        table; and a task that leaves the table later is already in the results.
         """
         try:
             with claim_lock(self._memory.fd, _LOCK_DEADLINE_S):
@@ -329,22 +316,22 @@ class LinuxPool(WorkerPool):
                 f"{[*self.pids.values()]} may be stopped (SIGSTOP). Continue or kill it"
             ) from None
         self._read_reports()
-        lost = set(self._held) - set(queued) - in_table
+        lost = set(self._outstanding) - set(queued) - in_table
         for id in lost:
-            del self._held[id]
+            del self._outstanding[id]
         for id in queued:
-            # There was room for all of them a moment ago, and only we write.
-            self._sockets.send(self._held[id])
+            # The queue has room: it held these tasks, and only the trainer writes to it.
+            self._sockets.send(self._outstanding[id])
         return lost
 
     def cancel(self) -> list[int]:
         """Cancel the tasks that no worker has started. Return their ids."""
         cancelled = []
         for id in self._sockets.drain():
-            if id in self._leaving:
-                self._sockets.send(self._held[id])
+            if id in self._exit_tasks:
+                self._sockets.send(self._outstanding[id])
             else:
-                del self._held[id]
+                del self._outstanding[id]
                 cancelled.append(id)
         return cancelled
 
@@ -356,8 +343,8 @@ class LinuxPool(WorkerPool):
     def restart(self) -> None:
         """Replace all workers at once; nothing is outstanding afterwards."""
         self._sockets.close([*self.pids.values()])
-        self._held.clear()
-        self._leaving.clear()
+        self._outstanding.clear()
+        self._exit_tasks.clear()
         self._workers.clear()
         self._kill_reasons.clear()
         for event in self._events:
@@ -367,11 +354,11 @@ class LinuxPool(WorkerPool):
         self._sockets = self._connect()
         self._fork_missing()
 
-    def _start_over(self) -> None:
-        """Start again with another fork server after the first ended together with its workers."""
+    def _replace_server(self) -> None:
+        """Start another fork server and workers after the fork server died."""
         how = "lost because the fork server died"
-        reports, self._events = self._events, []  # what has been reported stays reported
-        lost = tuple(id for id in self._held if id not in self._leaving)
+        reports, self._events = self._events, []  # `restart` would drop them
+        lost = tuple(id for id in self._outstanding if id not in self._exit_tasks)
         self._count_death(how)
         self.restart()
         self._events = [*reports, Death(how, lost)]
@@ -381,7 +368,7 @@ class LinuxPool(WorkerPool):
         self._closing = True
         try:
             self._sockets.hang_up()
-            self._release_server()  # if it is still starting, it need not finish that
+            self._release_server()  # before the wait in `close`: it may be starting
             self._sockets.close([*self.pids.values()])
         finally:
             self._drop_block()

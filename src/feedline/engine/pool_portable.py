@@ -1,14 +1,10 @@
 """Worker pool of spawned processes, each with its own pipe. Works on every platform.
 
-Guarantees: those of every worker pool. The trainer assigns tasks, so it knows the tasks of each
-worker. The two ends of a pipe never wait for each other: the trainer never blocks in sending,
-because the tasks in a pipe are fewer bytes than any platform's pipe holds, and a larger task is
-sent through named memory; so a worker may block in sending a report or a batch of any size, until
-the trainer reads it in `wait`. A worker ends when its trainer ends, even within a sample, if the
-platform's Python lets another thread run.
-Costs: workers start as slowly as spawn does (seconds), each has its own copy of the libraries and
-of the source, and tasks are assigned while the trainer is inside `wait`, a few ahead.
-Relies on: a pipe that holds 8 KB, as on macOS and Windows; Linux pipes hold more.
+Workers start slowly, as with spawn (seconds), and each has its own copy of libraries and source.
+The trainer assigns tasks inside `wait`, a few ahead for each worker. It never blocks in sending,
+because the tasks in a pipe are smaller than any platform's pipe buffer and larger ones are sent as
+named memory; so a worker may block in sending a report until the trainer reads it.
+Relies on: a pipe buffer of 8 KB, as on macOS and Windows; Linux's is larger.
 """
 
 from __future__ import annotations
@@ -36,7 +32,7 @@ from feedline.engine.heartbeat import (
     TASK,
     heartbeat_table,
 )
-from feedline.engine.messages import Report, Task, leave, task_id
+from feedline.engine.messages import Report, Task, exit_task, task_id
 from feedline.engine.payload import Payload, main_module, unpickle_source
 from feedline.engine.pool import UNGUARDED, Death, WorkerPool
 from feedline.engine.process import UNGUARDED_STATUS, WORKER_NAME, limit_threads, settle
@@ -47,9 +43,9 @@ from feedline.errors import UsageError
 
 __all__ = ["PortablePool", "run_worker"]
 
-_REFERENCE = struct.Struct("<qq")  # 0, which is no task's id, and bytes of memory; its name follows
-_DEPTH = 4  # tasks a worker has in its pipe: enough to bridge a training step
-_PIPE_BYTES = 4 << 10  # of tasks in a pipe: half of the smallest, which has to hold a leave as well
+_REFERENCE = struct.Struct("<qq")  # id 0 (no task), size in bytes; then the memory's name
+_DEPTH = 4  # tasks per worker: enough work for one training step
+_PIPE_BYTES = 4 << 10  # of tasks in a pipe: half the smallest buffer, to fit an exit task too
 _END_DEADLINE_S = 5.0
 
 
@@ -79,7 +75,7 @@ def run_worker(
         if isinstance(pickled, tuple):
             # A private copy: Python cannot map named memory copy-on-write.
             pickled = unpickle_source(NamedMemory(*pickled).array.copy(), resources)
-        limit_threads()  # of whatever came with the source
+        limit_threads()  # of libraries that the source imported
         work = work_for(pickled, memory.array, line, PrivateMemory(), worker_id, workers)
     except BaseException as error:
         pipe.send_bytes(Report.start_failure(worker_id, error).pack())
@@ -103,7 +99,7 @@ def run_worker(
 
 
 def _next_task(pipe: Connection) -> bytes:
-    """Message of the next task, from the pipe or from the memory it refers to."""
+    """Receive the message of the next task, from the pipe or from named memory."""
     message: bytes = pipe.recv_bytes()
     if task_id(message):
         return message
@@ -126,36 +122,36 @@ def _end_with_parent() -> None:
 class _Worker:
     process: SpawnProcess
     pipe: Connection[bytes, bytes]
-    held: dict[int, int] = field(default_factory=dict)  # by id: bytes of its message in the pipe
-    memories: dict[int, NamedMemory] = field(default_factory=dict)  # by id: of larger tasks
-    leaving: bool = False
+    outstanding: dict[int, int] = field(default_factory=dict)  # by task id: bytes in the pipe
+    memories: dict[int, NamedMemory] = field(default_factory=dict)  # of large tasks, by id
+    is_exiting: bool = False
 
-    def hold(self, id: int, message: bytes) -> bytes:
-        """Record a task. Return the message for the pipe, or a reference to the task.
+    def add(self, id: int, message: bytes) -> bytes:
+        """Record a task. Return the message for the pipe; for a large task, a reference.
 
         Raises:
             ResourceError: not enough memory for it.
         """
-        if sum(self.held.values()) + len(message) > _PIPE_BYTES:
+        if sum(self.outstanding.values()) + len(message) > _PIPE_BYTES:
             memory = self.memories[id] = NamedMemory(None, len(message))
             memory.array[:] = np.frombuffer(message, np.uint8)
             message = _REFERENCE.pack(0, memory.nbytes) + memory.name.encode()
-        self.held[id] = len(message)
+        self.outstanding[id] = len(message)
         return message
 
     def finish(self, id: int) -> None:
         """Remove a reported task, and free its memory."""
-        self.held.pop(id, None)
+        self.outstanding.pop(id, None)
         if (memory := self.memories.pop(id, None)) is not None:
             memory.close()
 
     def end(self) -> tuple[int, int]:
-        """Release everything of a worker that is ending. Return its process id and exit status."""
+        """Free the resources of an ending worker. Return its process id and exit status."""
         if not wait([self.process.sentinel], _END_DEADLINE_S):
             self.process.kill()  # it has closed its pipe and does not end
         self.process.join(_END_DEADLINE_S)
         pid, status = self.process.pid or 0, self.process.exitcode or 0
-        # If other code has waited for it, as psutil does, multiprocessing considers it alive.
+        # Raises if other code, such as psutil, has waited for the process.
         with contextlib.suppress(ValueError):
             self.process.close()
         self.pipe.close()
@@ -178,18 +174,18 @@ class PortablePool(WorkerPool):
 
     def __init__(self, source: AnySource, slots_bytes: int) -> None:
         self._context: Any = multiprocessing.get_context("spawn")
-        main_module()  # multiprocessing has each of its children import the script
+        main_module()  # raises if workers cannot import the user's script
         self._makes_whole_batches = makes_whole_batches(source)
         self._memory = NamedMemory(None, HEARTBEAT_BYTES + slots_bytes)
         super().__init__(self._memory.array)
         self._source: AnySource | None = None
         self._payload: Payload[NamedMemory] | None = None
-        self._refused: UsageError | None = None
+        self._pickling_error: UsageError | None = None
         try:
             self._payload = Payload(source, partial(NamedMemory, None), runs_user_code=False)
-        except UsageError as refused:
-            # On Windows locks, values and queues can be pickled as arguments of a process only.
-            self._source, self._refused = source, refused
+        except UsageError as error:
+            # On Windows, locks, values and queues can only be pickled as process arguments.
+            self._source, self._pickling_error = source, error
         except BaseException:
             self._memory.close()
             raise
@@ -205,20 +201,20 @@ class PortablePool(WorkerPool):
         }
 
     def resize(self, workers: int) -> None:
-        """Set the number of workers. Workers that leave finish their tasks first."""
+        """Set the number of workers. Surplus workers finish their tasks before they exit."""
         self._set_target(workers)
-        for worker in self._staying()[workers:]:
-            worker.leaving = True
+        for worker in self._active_workers()[workers:]:
+            worker.is_exiting = True
             with contextlib.suppress(OSError):
-                worker.pipe.send_bytes(leave().pack())
+                worker.pipe.send_bytes(exit_task().pack())
         self._spawn_missing()
 
-    def _staying(self) -> list[_Worker]:
-        return [worker for worker in self._workers.values() if not worker.leaving]
+    def _active_workers(self) -> list[_Worker]:
+        return [worker for worker in self._workers.values() if not worker.is_exiting]
 
     def _spawn_missing(self) -> None:
         free = (worker_id for worker_id in range(MAX_WORKERS) if worker_id not in self._workers)
-        for _ in range(self._target - len(self._staying())):
+        for _ in range(self._target - len(self._active_workers())):
             worker_id = next(free)
             self._heartbeats[worker_id] = 0
             pipe, worker_end = self._context.Pipe()
@@ -230,26 +226,26 @@ class PortablePool(WorkerPool):
                 fds = self._payload.resources.fds
             process = self._context.Process(
                 target=run_worker,
-                args=(worker_end, block, source, _Descriptors(fds), worker_id, self._target),
+                args=(worker_end, block, source, _SharedFds(fds), worker_id, self._target),
                 daemon=True,
                 name=WORKER_NAME,
             )
             try:
                 process.start()
-            except Exception:  # a pickle calls the user's own code: anything may come
-                if self._refused is not None:
-                    raise self._refused from None
+            except Exception:  # pickling runs user code
+                if self._pickling_error is not None:
+                    raise self._pickling_error from None
                 raise
             worker_end.close()  # so that the pipe ends with the worker
             self._workers[worker_id] = _Worker(process, pipe)
 
     def submit(self, task: Task) -> bool:
-        """Give a task to the worker with the fewest tasks; False if all have enough."""
-        worker = min(self._staying(), key=lambda w: len(w.held), default=None)
-        if worker is None or len(worker.held) >= _DEPTH:
+        """Send a task to the worker with the fewest tasks; False if all have enough."""
+        worker = min(self._active_workers(), key=lambda w: len(w.outstanding), default=None)
+        if worker is None or len(worker.outstanding) >= _DEPTH:
             return False
-        message = worker.hold(task.id, task.pack())
-        with contextlib.suppress(OSError):  # it died: `wait` says so and hands the task back
+        message = worker.add(task.id, task.pack())
+        with contextlib.suppress(OSError):  # it died: `wait` reports it and returns the task
             worker.pipe.send_bytes(message)
         return True
 
@@ -264,7 +260,7 @@ class PortablePool(WorkerPool):
         for pipe in wait(list(worker_ids), timeout_s):
             worker = self._workers[worker_ids[pipe]]
             try:
-                report = self._received(Report.unpack(worker.pipe.recv_bytes()))
+                report = self._check_report(Report.unpack(worker.pipe.recv_bytes()))
                 if self._makes_whole_batches:
                     report.data = np.empty(report.used, np.uint8)  # writable, unlike bytes
                     worker.pipe.recv_bytes_into(report.data)
@@ -281,9 +277,9 @@ class PortablePool(WorkerPool):
         pid, status = worker.end()
         if status == UNGUARDED_STATUS:
             raise UsageError(UNGUARDED) from None
-        if worker.leaving and not worker.held:
+        if worker.is_exiting and not worker.outstanding:
             return []
-        death = self._death(worker_id, pid, status, worker.held)
+        death = self._record_death(worker_id, pid, status, worker.outstanding)
         self._spawn_missing()
         return [death]
 
@@ -319,17 +315,17 @@ class PortablePool(WorkerPool):
             self._payload.close()
 
 
-class _Descriptors:
-    """Descriptors as an argument of a process, which gets its own duplicates."""
+class _SharedFds:
+    """Process argument that duplicates descriptors into the new process."""
 
     def __init__(self, fds: list[int]) -> None:
         self._fds = fds
 
     def __reduce__(self) -> Any:
-        # Windows has no such function, and no descriptors here.
+        # Windows has no DupFd, and the list is empty there.
         duplicate: Any = getattr(mp_reduction, "DupFd", None)
-        return _detached, ([duplicate(fd) for fd in self._fds],)
+        return _detach, ([duplicate(fd) for fd in self._fds],)
 
 
-def _detached(duplicates: list[Any]) -> list[int]:
+def _detach(duplicates: list[Any]) -> list[int]:
     return [duplicate.detach() for duplicate in duplicates]

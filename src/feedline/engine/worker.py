@@ -1,7 +1,7 @@
-"""A worker's work, for all pools: fill the rows of a task, or make a whole batch.
+"""Work of a worker, for all pools: fill the rows of a task, or make a whole batch.
 
-Guarantees: every row of a task is tried; failures are always reported; nothing outside the task's
-rows is written; the memory of a buffer slot is mapped once for as long as the slot has it.
+Guarantees: every row of a task is tried, every failure is reported, and nothing outside the task's
+rows is written.
 """
 
 from __future__ import annotations
@@ -104,13 +104,13 @@ def fill(
         line: this worker's line of the heartbeat table; its row is updated.
         worker_id: worker id, for the report.
     """
-    each = stage_timer.each_sample
+    times_samples = stage_timer.each_sample
     samples = task.samples.tolist()
     if (prepare := getattr(source, "prepare", None)) is not None:
         with reading, contextlib.suppress(Exception):
             prepare(samples, task.image_size)
         stage_timer.end_stage("fetch")
-    # Waiting for another machine is not work, and must not make later tasks shorter.
+    # After `prepare`: waiting for a server must not make later tasks shorter.
     started_ns = time.monotonic_ns()
     failures: list[Failure] = []
     slot = block[task.offset : task.offset + task.slot_bytes]
@@ -121,15 +121,15 @@ def fill(
         line[SINCE] = clock()
         line[ROW] = k
         row = task.start + k
-        own = extend(seed, sample)
+        row_seed = extend(seed, sample)
         if task.stride:
-            own = extend(own, task.place + row * task.stride)
-        item = Item(sample, task.image_size, own, task.strength)
+            row_seed = extend(row_seed, task.place + row * task.stride)
+        item = Item(sample, task.image_size, row_seed, task.strength)
         try:
             source.load(item, tuple([view[row, ...] for view in views]))
         except (Exception, SystemExit) as error:
             failures.append(Failure.of(row, error))
-        if each:  # by hand, as for small rows a call is felt
+        if times_samples:  # inline, because a call costs too much for small rows
             now_ns = clock()
             if now_ns - before_ns > slow_ns or stage_timer.timed:
                 slow_ns = stage_timer.note_sample(sample, now_ns - before_ns)
@@ -138,16 +138,16 @@ def fill(
 
 
 class MappedMemory:
-    """Memory of slots as file descriptors, which come with tasks or are sent with reports."""
+    """Memory of slots, by descriptors received with tasks or sent with reports."""
 
     def __init__(self) -> None:
         # By slot: device and inode, bytes.
         self._mapped: dict[int, tuple[tuple[int, int], NDArray[np.uint8]]] = {}
-        self._new = -1
+        self._new_fd = -1
 
     def of(self, task: BatchTask) -> NDArray[np.uint8]:
         """Memory of a task's slot, shape (bytes,), mapped once; empty if it has none."""
-        self._new = -1
+        self._new_fd = -1
         if task.memory < 0:
             return np.empty(0, np.uint8)
         file = _identity(task.memory)
@@ -160,20 +160,20 @@ class MappedMemory:
         self._mapped[task.slot] = file, memory
         return memory
 
-    def larger(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
+    def allocate(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
         """Allocate new memory for a slot, to be sent with the report.
 
         Raises:
             ResourceError: not enough memory.
         """
-        made = SharedFile.create(nbytes)
-        self._new = made.fd
-        self._mapped[slot] = _identity(made.fd), made.array
-        return made.array
+        file = SharedFile.create(nbytes)
+        self._new_fd = file.fd
+        self._mapped[slot] = _identity(file.fd), file.array
+        return file.array
 
     def attach(self, report: Report) -> None:
         """Add new memory to a report, if any; the sender then closes the descriptor."""
-        report.memory, self._new = self._new, -1
+        report.memory, self._new_fd = self._new_fd, -1
 
 
 def _identity(fd: int) -> tuple[int, int]:
@@ -183,7 +183,7 @@ def _identity(fd: int) -> tuple[int, int]:
 
 
 class PrivateMemory:
-    """One memory for all slots, private to this process: batches are sent through a pipe."""
+    """Private memory for all slots: batches are sent through a pipe."""
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
@@ -192,8 +192,8 @@ class PrivateMemory:
         """Return the memory, for any slot."""
         return self._memory
 
-    def larger(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
-        """Allocate more memory."""
+    def allocate(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
+        """Allocate new memory, for any slot."""
         self._memory = np.empty(nbytes, np.uint8)
         return self._memory
 
@@ -224,13 +224,13 @@ def make_batch(
 
     report = Report(worker_id, task.id, time.monotonic_ns(), 0)
     try:
-        there = memory.of(task)
-        keys = task.keys or there[: task.key_bytes].tobytes()
-        space = Space(there)
+        slot = memory.of(task)
+        keys = task.keys or slot[: task.key_bytes].tobytes()
+        space = Space(slot)
         structure_bytes = source.pack(keys, task, space, at)
         stage_timer.end_stage("pack")
         if not space.fits:
-            space.move(partial(memory.larger, task.slot))
+            space.move(partial(memory.allocate, task.slot))
         report.used, report.structure_bytes = space.used, structure_bytes
     except (Exception, SystemExit) as error:
         report.failures = (Failure.of(0, error),)

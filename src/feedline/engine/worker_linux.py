@@ -1,25 +1,9 @@
-"""Processes of the Linux pool: the fork server, and the workers that it forks.
+"""Processes of the Linux pool: the fork server (`serve`) and its workers (`run_worker`).
 
-The fork server has imported what workers need, and forks them quickly. It belongs to one trainer
-and serves all its worker pools, or, if it was itself forked from the trainer together with a
-source, the one pool of that source. Each pool has a control connection:
-    down  {"do": "fork", "worker_id": 3, "workers": 8}     {"do": "kill", "worker_id": 3}
-    up    {"worker_id": 3, "pid": 4711}      {"worker_id": 3, "pid": 4711, "status": -9}
-          {"worker_id": 3, "failed": "why it could not be forked"}
-A pool is registered by messages on the main connection that carry its descriptors: control, tasks,
-results, block, and, if the server does not have the source already, its pickled payload and the
-descriptors of the payload's resources. Each worker unpickles the payload with its own copies of
-these. When a control connection ends, the pool's workers are killed; when the main connection ends,
-or the trainer is gone, everything ends.
-
-A worker claims a task, does it, reports it, and repeats. All workers of a pool read one SEQPACKET
-socket: the kernel delivers each message to exactly one of them. Between receiving a task and
-writing it to the heartbeat table a worker holds a record lock. The kernel releases that lock when a
-process dies, so it cannot be left locked; and its holder knows that every received task is in the
-table. That is how the trainer knows exactly which task a dead worker held.
-
-Guarantees: no worker outlives the fork server (the kernel kills them with it), which does not
-outlive the trainer by more than half a second, even if another process inherited the connections.
+The fork server has imported what workers need, so it forks them quickly. It belongs to one trainer
+and serves all its worker pools; if it was forked from the trainer with a source, only that pool.
+Guarantees: no worker outlives the fork server (the kernel kills them with it), which outlives the
+trainer by half a second at most, even if another process inherited the connections.
 Relies on: no thread running when it forks; libraries are limited to one thread before import.
 """
 
@@ -46,7 +30,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feedline.engine.heartbeat import PID, SINCE, TASK, heartbeat_table
 from feedline.engine.messages import MAX_MESSAGE_BYTES, Report, task_id
@@ -68,7 +51,7 @@ _PARENT_CHECK_S = 0.5
 _COMMAND_BYTES = 4096
 _FD_BYTES = array.array("i").itemsize
 _FD_SPACE_BYTES = socket.CMSG_LEN(_FD_BYTES)
-# Plain numbers: Python's enums take microseconds to be joined.
+# int, because combining Python's flag enums takes microseconds.
 _DONTWAIT = int(socket.MSG_DONTWAIT)
 _RECEIVE = _DONTWAIT | int(socket.MSG_CMSG_CLOEXEC)
 
@@ -110,7 +93,11 @@ def receive(connection: socket.socket, max_bytes: int) -> tuple[bytes, int]:
 
 @contextmanager
 def claim_lock(fd: int, timeout_s: float | None = None) -> Iterator[None]:
-    """Hold the lock under which tasks are received. Per process, released by the kernel at death.
+    """Hold the lock under which workers receive tasks. Per process.
+
+    A worker holds it from receiving a task until the task is in the heartbeat table. The kernel
+    releases it when the worker dies. So while the trainer holds it, every received task is in the
+    table, and the trainer knows which task a dead worker had.
 
     Args:
         fd: descriptor of the pool's block.
@@ -119,11 +106,11 @@ def claim_lock(fd: int, timeout_s: float | None = None) -> Iterator[None]:
     Raises:
         TimeoutError: another process has held it for that long.
     """
-    now = 0 if timeout_s is None else fcntl.LOCK_NB
+    nonblocking = 0 if timeout_s is None else fcntl.LOCK_NB
     deadline = time.monotonic() + (timeout_s or 0.0)
     while True:
         try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | now, 1, 0)
+            fcntl.lockf(fd, fcntl.LOCK_EX | nonblocking, 1, 0)
             break
         except BlockingIOError:  # held for microseconds, unless its holder was stopped
             if time.monotonic() > deadline:
@@ -155,14 +142,16 @@ def run_worker(
         worker_id: worker id.
         workers: number of workers.
     """
-    _keep_from_children(tasks, results)
+    _close_in_children(tasks, results)
     parent = os.getppid()
     block = SharedFile(block_fd)
     line = heartbeat_table(block.array)[worker_id]
     try:
         if isinstance(source, int):
-            source = unpickle_source(_private(source), resources)
-        limit_threads()  # of whatever came with the source
+            # Copy-on-write, so that a source may write to its own arrays.
+            payload = mmap.mmap(source, 0, access=mmap.ACCESS_COPY)
+            source = unpickle_source(np.frombuffer(payload, np.uint8), resources)
+        limit_threads()  # of libraries that the source imported
         work = work_for(source, block.array, line, MappedMemory(), worker_id, workers)
     except BaseException as error:
         results.send(Report.start_failure(worker_id, error).pack())
@@ -172,7 +161,7 @@ def run_worker(
     waiting = select.epoll()
     try:
         waiting.register(tasks, select.EPOLLIN | select.EPOLLEXCLUSIVE)
-    except OSError:  # not known here: all wake, and one is the first
+    except OSError:  # EPOLLEXCLUSIVE is not supported: all idle workers wake up
         waiting.register(tasks, select.EPOLLIN)
     while True:
         if not waiting.poll(_ORPHAN_CHECK_S):
@@ -198,11 +187,11 @@ def run_worker(
         line[TASK] = 0
 
 
-def _keep_from_children(*connections: socket.socket) -> None:
+def _close_in_children(*connections: socket.socket) -> None:
     """Close a worker's connections in processes it forks.
 
-    The trainer waits for the results to end, which they do not while any process holds them; and a
-    child started by user code may outlive its worker.
+    Otherwise a child of user code that outlives its worker would keep the results open, and the
+    trainer waits for their end.
     """
 
     def close() -> None:
@@ -210,11 +199,6 @@ def _keep_from_children(*connections: socket.socket) -> None:
             connection.close()
 
     os.register_at_fork(after_in_child=close)
-
-
-def _private(fd: int) -> NDArray[np.uint8]:
-    """Map a payload copy-on-write, so that a source may write to its own arrays."""
-    return np.frombuffer(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY), dtype=np.uint8)
 
 
 @dataclass(eq=False)
@@ -232,14 +216,14 @@ class _ServedPool:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for pid in self.pids.values():
-            # Reaped before the trainer sees the results end: then none of them can still write.
+            # Before `close_fds`: once the results end, no worker can write.
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
         self.close_fds()
         self.control.close()
 
     def notify(self, **message: object) -> None:
-        with contextlib.suppress(OSError):  # the trainer closed: the next read says so
+        with contextlib.suppress(OSError):  # the trainer has closed it; the next read ends the pool
             self.control.send(json.dumps(message).encode())
 
     def close_fds(self) -> None:
@@ -251,7 +235,7 @@ class _ServedPool:
 def serve(
     main_fd: int,
     trainer: int,
-    tied: bool,
+    ends_with_thread: bool,
     source: AnySource | None = None,
 ) -> None:
     """Run the fork server until its trainer ends. Does not return.
@@ -259,23 +243,32 @@ def serve(
     Args:
         main_fd: main connection, a SEQPACKET socket.
         trainer: process id of the trainer, this process's parent.
-        tied: the trainer's main thread started this process, so the kernel may kill it with that
-            thread: then a trainer killed during the start leaves nothing.
+        ends_with_thread: have the kernel kill this process with the thread that started it, the
+            trainer's main thread, even during the start.
         source: source of all pools, if it came by fork; None: each pool sends its own.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The trainer's thread may have blocked signals; without SIGCHLD no death would be seen.
+    # The starting thread may have blocked signals, and SIGCHLD reports deaths.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    if tied:
+    if ends_with_thread:
         end_with_parent(trainer)
     try:
         _Server(socket.socket(fileno=main_fd), source).run(trainer)
     finally:
-        os._exit(0)  # the kernel kills the workers; an orderly farewell could only hang
+        os._exit(0)  # the kernel kills the workers; a regular exit could hang
 
 
 class _Server:
-    """A running fork server.
+    """Fork server. It communicates in JSON.
+
+    On the main connection the trainer sends the descriptors of new pools: control, tasks, results,
+    block, and, unless the server has the source, its pickled payload and that payload's resources.
+    Each pool has a control connection:
+        down  {"do": "fork", "worker_id": 3, "workers": 8}     {"do": "kill", "worker_id": 3}
+        up    {"worker_id": 3, "pid": 4711}      {"worker_id": 3, "pid": 4711, "status": -9}
+              {"worker_id": 3, "failed": "why it could not be forked"}
+    The end of a control connection kills the pool's workers. The end of the main connection, or of
+    the trainer, ends everything.
 
     Args:
         main: main connection.
@@ -285,61 +278,61 @@ class _Server:
     def __init__(self, main: socket.socket, source: AnySource | None) -> None:
         self._main = main
         self._source = source
-        self._woken, self._waker = socket.socketpair()
-        self._waker.setblocking(False)
+        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
+        self._wakeup_writer.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._waker.fileno())
+        signal.set_wakeup_fd(self._wakeup_writer.fileno())
         self._selector = selectors.DefaultSelector()
-        self._selector.register(main, selectors.EVENT_READ, self._adopt)
-        self._selector.register(self._woken, selectors.EVENT_READ, self._reap)
+        self._selector.register(main, selectors.EVENT_READ, self._register_pool)
+        self._selector.register(self._wakeup_reader, selectors.EVENT_READ, self._reap)
         self._pools: list[_ServedPool] = []
-        self._arriving: list[int] = []  # descriptors of the next pool
-        self._open = True
+        self._incoming_fds: list[int] = []  # received descriptors of the next pool
+        self._is_serving = True
 
     def run(self, trainer: int) -> None:
         """Serve until the trainer has closed the connection or is gone."""
-        while self._open and os.getppid() == trainer:
+        while self._is_serving and os.getppid() == trainer:
             for key, _ in self._selector.select(_PARENT_CHECK_S):
                 key.data()
 
-    def _adopt(self) -> None:
+    def _register_pool(self) -> None:
         """Register a new worker pool, or end."""
         message, fds, _, _ = socket.recv_fds(self._main, MAX_MESSAGE_BYTES, MAX_FDS)
         if not message:
-            self._open = False
+            self._is_serving = False
             return
         for fd in fds:
-            os.set_inheritable(fd, False)  # a program that a worker starts gets none
-        self._arriving += fds
+            os.set_inheritable(fd, False)  # not for programs that workers start
+        self._incoming_fds += fds
         expected = json.loads(message)
         if len(fds) < expected["descriptors"]:
             print(
                 "feedline: the fork server is out of file descriptors (ulimit -n)", file=sys.stderr
             )
-            self._open = False
+            self._is_serving = False
             return
-        if len(self._arriving) < expected["of"]:
+        if len(self._incoming_fds) < expected["of"]:
             return
         self._preload(expected["preload"])
-        (control, tasks, results, block, *resources), self._arriving = self._arriving, []
+        (control, tasks, results, block, *resources), self._incoming_fds = self._incoming_fds, []
         source = resources.pop(0) if self._source is None else self._source
         pool = _ServedPool(socket.socket(fileno=control), tasks, results, block, source, resources)
         self._pools.append(pool)
-        self._selector.register(pool.control, selectors.EVENT_READ, partial(self._serve, pool))
+        self._selector.register(pool.control, selectors.EVENT_READ, partial(self._on_command, pool))
 
     def _preload(self, names: Sequence[str]) -> None:
         """Import modules for all workers at once."""
         for name in names:
-            # A worker that needs it will say so; without it the start is only slower.
+            # Preloading only saves time; a worker that needs the module reports the error.
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
-        if self._source is None:  # otherwise it is the trainer's garbage, not to be finalized here
+        if self._source is None:  # in a fork, do not finalize the trainer's garbage
             gc.collect()
         gc.freeze()  # the collector must not touch pages that workers share
 
     def _reap(self) -> None:
         """Report ended workers to their pools."""
-        self._woken.recv(_COMMAND_BYTES)
+        self._wakeup_reader.recv(_COMMAND_BYTES)
         for pool in self._pools:
             for worker_id, pid in list(pool.pids.items()):
                 with contextlib.suppress(ChildProcessError):
@@ -350,8 +343,8 @@ class _Server:
                             worker_id=worker_id, pid=pid, status=os.waitstatus_to_exitcode(status)
                         )
 
-    def _serve(self, pool: _ServedPool) -> None:
-        """Execute a command of a pool's trainer; end the pool when it has closed the connection."""
+    def _on_command(self, pool: _ServedPool) -> None:
+        """Execute a command for a pool; end the pool if its connection is closed."""
         try:
             message = pool.control.recv(_COMMAND_BYTES)
         except OSError:
@@ -376,20 +369,20 @@ class _Server:
             pool.notify(worker_id=worker_id, failed=str(error))
             return
         if pid == 0:
-            self._be_worker(pool, worker_id, workers, server)
+            self._run_in_child(pool, worker_id, workers, server)
         pool.pids[worker_id] = pid
         pool.notify(worker_id=worker_id, pid=pid)
 
-    def _be_worker(self, pool: _ServedPool, worker_id: int, workers: int, server: int) -> None:
+    def _run_in_child(self, pool: _ServedPool, worker_id: int, workers: int, server: int) -> None:
         """Run a worker in the forked child, with its own pool's descriptors only. Never returns."""
         status = 1
         try:
             end_with_parent(server)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for owned in (self._selector, self._main, self._woken, self._waker):
+            for owned in (self._selector, self._main, self._wakeup_reader, self._wakeup_writer):
                 owned.close()
-            for fd in self._arriving:
+            for fd in self._incoming_fds:
                 os.close(fd)
             for other in self._pools:
                 other.control.close()
