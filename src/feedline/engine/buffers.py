@@ -1,13 +1,10 @@
-"""Batch buffers: the memory of batches, in slots. Each slot is free, being filled or pinned.
+"""Batch buffers: the memory of batches, in slots. A slot is free, being filled, or pinned.
 
-Rows use `RowBuffers`, whole batches `WholeBatchBuffers`. Rows are laid out as one array after
-another, each on its own cache lines; a whole batch is packed into a `Space`.
-
-Guarantees: a pinned slot is free again when the last array on it is garbage, in whichever thread
-that happens; so a returned batch is safe to keep. A process forked from the trainer holds the
-batches that its parent held: slots pinned at a fork are free again when the child has ended, too.
-Relies on: an exporter of memory living as long as the arrays made from it (the buffer protocol);
-a forked child keeping its copy of a pipe open until it ends or becomes another program.
+`RowBuffers` have arrays one after another, each on its own cache lines; `WholeBatchBuffers` have
+batches packed into a `Space`.
+Guarantees: a pinned slot is free again when the last array on it is garbage, in any thread, and
+when every process that was forked while it was pinned has ended. So a returned batch is safe to
+keep.
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ __all__ = [
 
 PAGE_BYTES = 4096
 LINE_BYTES = 64
-_HEADROOM = 8  # batches that vary in size get an eighth more, so that few of them must move
+_HEADROOM = 8  # allocate an eighth more, so that few batches of varying size need new memory
 
 
 def align(offset: int, to: int) -> int:
@@ -76,8 +73,7 @@ def arrays(
 class Space:
     """Memory of a whole batch while it is packed, allocated in parts.
 
-    Allocated parts stay where they are; there is always more. Parts that fit into the existing
-    memory are written there once; only the others are copied at the end.
+    Parts that do not fit into the existing memory are allocated separately and copied by `move`.
 
     Args:
         memory: existing memory, shape (bytes,); may be empty.
@@ -85,7 +81,7 @@ class Space:
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
         self._memory = memory
-        self._beyond: list[tuple[int, NDArray[np.uint8]]] = []
+        self._overflow: list[tuple[int, NDArray[np.uint8]]] = []
         self.used = 0
 
     def take(self, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
@@ -95,12 +91,12 @@ class Space:
         if self.used <= len(self._memory):
             return start, self._memory[start : self.used]
         part = np.empty(nbytes, np.uint8)
-        self._beyond.append((start, part))
+        self._overflow.append((start, part))
         return start, part
 
     def where(self, address: int) -> int | None:
         """Offset of an address in the allocated parts; None for other memory."""
-        for start, part in [(0, self._memory[: self.used]), *self._beyond]:
+        for start, part in [(0, self._memory[: self.used]), *self._overflow]:
             within = address - part.ctypes.data
             if 0 <= within < len(part):
                 return start + within
@@ -109,20 +105,20 @@ class Space:
     @property
     def fits(self) -> bool:
         """True if all parts are in the existing memory."""
-        return not self._beyond
+        return not self._overflow
 
-    def move(self, make: Callable[[int], NDArray[np.uint8]]) -> NDArray[np.uint8]:
-        """Copy all parts into larger memory, allocated by `make(bytes)`."""
-        larger = make(align(self.used + self.used // _HEADROOM, PAGE_BYTES))
-        first = min(self._beyond[0][0], len(self._memory)) if self._beyond else self.used
+    def move(self, allocate: Callable[[int], NDArray[np.uint8]]) -> NDArray[np.uint8]:
+        """Copy all parts into larger memory, allocated by `allocate(bytes)`."""
+        larger = allocate(align(self.used + self.used // _HEADROOM, PAGE_BYTES))
+        first = min(self._overflow[0][0], len(self._memory)) if self._overflow else self.used
         larger[:first] = self._memory[:first]
-        for start, part in self._beyond:
+        for start, part in self._overflow:
             larger[start : start + len(part)] = part
         return larger
 
 
 class SlotTooSmall(Exception):
-    """A batch needs larger slots. They come with new workers: see `loader.session`.
+    """A batch needs larger slots. `loader.session` then starts new workers with larger slots.
 
     Args:
         nbytes: size of the batch, in bytes.
@@ -145,14 +141,14 @@ class BatchBuffers:
         # Appending and popping are atomic: slots may come back from any thread.
         self._free: deque[int] = deque(range(slots))
         self._pins: dict[int, weakref.ref[object]] = {}
-        self._children: dict[_ForkedChild, list[int]] = {}  # slots that were pinned at the fork
-        self._held: set[int] = set()  # pinned no more, but a child may still read them
+        self._children: dict[_ForkedChild, list[int]] = {}  # slots pinned at the fork
+        self._held: set[int] = set()  # no longer pinned, but a child may read them
         _all.add(self)
 
     def acquire(self) -> int | None:
         """Acquire a free slot, or None."""
         if self._held and not self._free:
-            self._free_ended()
+            self._release_held()
         return self._free.popleft() if self._free else None
 
     def release(self, slot: int) -> None:
@@ -169,7 +165,7 @@ class BatchBuffers:
     def pinned(self) -> int:
         """Number of slots that arrays refer to, or that a child process may read."""
         if self._held:
-            self._free_ended()
+            self._release_held()
         return len(self._pins) + len(self._held)
 
     def pin_bytes(self, slot: int, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -187,19 +183,19 @@ class BatchBuffers:
         array: NDArray[np.uint8] = np.frombuffer(exporter, np.uint8)
         return array
 
-    def note_child(self, child: _ForkedChild) -> None:
-        """Record that a child of this process has inherited the pinned slots."""
+    def add_child(self, child: _ForkedChild) -> None:
+        """Record a forked child, which has inherited the pinned slots."""
         if slots := list(self._pins):
             self._children[child] = slots
 
     def forget_children(self) -> None:
-        """Forget all children, in a process that is one of them."""
+        """Drop all children, in a forked child."""
         for child in self._children:
             child.forget()
         self._children.clear()
 
-    def _free_ended(self) -> None:
-        """Release the slots that were held by children that have ended."""
+    def _release_held(self) -> None:
+        """Release the slots whose children have ended."""
         for child in list(self._children):
             if child.has_ended():
                 self._children.pop(child, None)
@@ -209,17 +205,17 @@ class BatchBuffers:
                 self._free.append(slot)
 
     def reclaim(self) -> None:
-        """Release every slot that is not pinned, when none is being filled or read."""
-        away = self._held.union(self._pins)
-        self._free = deque(slot for slot in range(self.slots) if slot not in away)
+        """Release every slot that is not pinned. Call it when no worker uses one."""
+        unavailable = self._held.union(self._pins)
+        self._free = deque(slot for slot in range(self.slots) if slot not in unavailable)
 
     def close(self) -> None:
-        """Give out no more slots. Pinned slots keep their memory alive."""
+        """Stop lending slots. Pinned slots keep their memory alive."""
         self._free.clear()
 
 
 class RowBuffers(BatchBuffers):
-    """Slots of rows of a known size: of equal size, after the heartbeat table in one block.
+    """Slots of equal size, after the heartbeat table in one block, for rows of a known size.
 
     Args:
         block: shared memory, shape (bytes,).
@@ -254,11 +250,11 @@ class RowBuffers(BatchBuffers):
     def pin(
         self, slot: int, fields: tuple[Field, ...], rows: int
     ) -> tuple[NDArray[np.generic], ...]:
-        """Pin a slot: return the same arrays; the last of them releases the slot."""
+        """Pin a slot: like `view`, and the last array releases the slot."""
         return arrays(self.pin_bytes(slot, self._bytes(slot)), fields, rows)
 
     def close(self) -> None:
-        """Give out no more slots; the block is freed with the last array on it."""
+        """Stop lending slots; the last array on the block frees it."""
         super().close()
         self._block = np.empty(0, np.uint8)
 
@@ -273,10 +269,10 @@ class WholeBatchBuffers(BatchBuffers):
     def __init__(self, slots: int) -> None:
         super().__init__(slots)
         self._memory: list[SharedFile | None] = [None] * slots
-        self._private: dict[int, NDArray[np.uint8]] = {}  # came by a pipe, for this batch only
+        self._private: dict[int, NDArray[np.uint8]] = {}  # received through a pipe
 
     def grow(self, slots: int) -> None:
-        """Increase the number of slots; new ones begin without memory."""
+        """Increase the number of slots; new ones have no memory yet."""
         self._memory += [None] * (slots - self.slots)
         super().grow(slots)
 
@@ -301,7 +297,7 @@ class WholeBatchBuffers(BatchBuffers):
         self._private[slot] = data
 
     def write(self, slot: int, data: bytes) -> None:
-        """Write bytes at the head of a slot, which a worker reads before it writes there."""
+        """Write bytes at the head of a slot, for the worker that fills it."""
         memory = self._memory[slot]
         if memory is None or memory.nbytes < len(data):
             memory = SharedFile.create(len(data))
@@ -317,7 +313,7 @@ class WholeBatchBuffers(BatchBuffers):
         return np.empty(0, np.uint8) if memory is None else memory.array[:nbytes]
 
     def pin(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
-        """Pin a slot: return the same bytes; the last array on them releases the slot."""
+        """Pin a slot: like `view`, and the last array releases the slot."""
         private = self._private.pop(slot, None)
         memory = self._memory[slot]
         if private is not None or memory is None:
@@ -341,11 +337,11 @@ class WholeBatchBuffers(BatchBuffers):
 
 
 class _ForkedChild:
-    """A process forked from this one, which has a copy of every mapped batch.
+    """A process forked from this one, which maps the same batches.
 
     Args:
-        fd: reading end of a pipe whose other end only the child holds, owned from here on; None if
-            there is none, so that the end of the child never shows.
+        fd: reading end of a pipe whose other end only the child holds; closed by this object. None
+            if no pipe could be created: the child then never counts as ended.
     """
 
     def __init__(self, fd: int | None) -> None:
@@ -358,7 +354,7 @@ class _ForkedChild:
             return False
         if self._close.alive:
             pipe = select.poll()
-            pipe.register(self._fd, 0)  # the end of its writers is reported in any case
+            pipe.register(self._fd, 0)  # 0: the hang-up is reported anyway
             if pipe.poll(0):
                 self._close()
         return not self._close.alive
@@ -370,7 +366,7 @@ class _ForkedChild:
 
 
 _all: weakref.WeakSet[BatchBuffers] = weakref.WeakSet()
-_forks = threading.local()  # `pipe`: of the fork under way in this thread
+_forks = threading.local()  # `pipe` of this thread's current fork
 
 
 def _before_fork() -> None:
@@ -389,12 +385,12 @@ def _after_fork_in_parent() -> None:
             os.close(writing)
         child = _ForkedChild(reading)
         for buffers in list(_all):
-            buffers.note_child(child)
+            buffers.add_child(child)
 
 
 def _after_fork_in_child() -> None:
-    # The writing end stays open for as long as this process runs. Its parent's batches are not its
-    # own: its children count as their holders for as long as they run, by the same end.
+    # The writing end stays open while this process or a child of it runs: both map the parent's
+    # batches. Slots are managed by the parent.
     for buffers in list(_all):
         buffers.forget_children()
     _all.clear()

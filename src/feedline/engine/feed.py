@@ -1,12 +1,9 @@
-"""The engine as a whole: planned batches in, filled batches out, in order.
+"""Feed: planned batches in, filled batches out, in order.
 
-Guarantees: batches come in the order they were planned, each row made by exactly one report; the
-task of a dead worker is repeated; a row that kills its worker twice is given up and named.
-Batches of a source of rows are divided into tasks; a source of whole batches gets one task per
-batch.
-Every wait has a deadline, if the user has set one, and a liveness check of the workers: see
-`hang_detection`.
-No thread runs here: tasks are queued ahead of need, and everything else happens in `take`.
+Guarantees: each row is made by exactly one report; the task of a dead worker is repeated; a row
+that kills its worker twice is given up and reported.
+No thread runs here: tasks are queued ahead of need, and everything else happens in `take`. Every
+wait checks the workers (see `hang_detection`), and has a deadline if the user has set one.
 Relies on: a worker pool that returns every task exactly once.
 """
 
@@ -33,11 +30,11 @@ __all__ = ["Feed"]
 
 
 _DEATHS_PER_ROW = 2
-_FIRST_ROW_NS = 1_000_000.0  # a full ImageNet photograph takes about that long
-_NEW_WEIGHT = 0.1  # of the latest task in the mean time of a row
+_FIRST_ROW_NS = 1_000_000.0  # about one full-size ImageNet photograph
+_NEW_WEIGHT = 0.1  # weight of the latest task in the mean time per row
 
 
-def _sample(batch: BatchSpec, row: int) -> tuple[Any, str]:
+def _describe_sample(batch: BatchSpec, row: int) -> tuple[Any, str]:
     sample = int(batch.samples[row])
     return sample, f"sample {sample}"
 
@@ -47,15 +44,15 @@ class Feed:
 
     Args:
         tasks: kind of tasks, and the slots of the batches.
-        pool: worker pool.
-        settings: settings that `apply` can change later; the pool has that many workers.
+        pool: worker pool, with the number of workers of `settings`.
+        settings: settings that `apply` can change.
         timeout_s: time on one row after which a worker counts as stuck.
         deadline_s: how long `take` may wait while no worker finishes a row or a whole batch.
-        in_order: batches come in the order they were planned; otherwise as soon as they are made.
+        in_order: return batches in planned order; otherwise as soon as they are made.
         replaces: replace stuck workers, see `HangDetector`; otherwise only warn.
-        ahead: request batches before they are needed. False if no worker would make them meanwhile:
-            a sampler is then asked for each batch when it is needed, as in torch.
-        sample: number or key of a row (None if unknown), and its name in messages.
+        ahead: request batches before they are needed. False without workers: the sampler is then
+            read for each batch when it is needed, as in torch.
+        sample: index or key of a row (None if unknown), and its name in messages.
     """
 
     def __init__(
@@ -69,7 +66,7 @@ class Feed:
         in_order: bool = True,
         replaces: bool = True,
         ahead: bool = True,
-        sample: Callable[[BatchSpec, int], tuple[Any, str]] = _sample,
+        sample: Callable[[BatchSpec, int], tuple[Any, str]] = _describe_sample,
     ) -> None:
         self._in_order = in_order
         self._ahead = ahead
@@ -80,16 +77,16 @@ class Feed:
         self.settings = settings
         self._batches: Iterator[BatchSpec] = iter(())
         self._flights: deque[InFlightBatch] = deque()
-        self._too_small: SlotTooSmall | None = None  # for the next batch: no more are begun
-        self._number = 0
+        self._too_small: SlotTooSmall | None = None  # raised by `take`; no more batches are begun
+        self._next_number = 0
         self._next_id = 1
         self._outstanding: dict[int, tuple[InFlightBatch, Span]] = {}
         self._pending: list[tuple[int, int, int]] = []  # a heap: batch number, start, id
         self._row_ns = _FIRST_ROW_NS
         self._sample = sample
         self._hang_detector = HangDetector(pool, timeout_s, self._place, replaces=replaces)
-        self._unchecked_s = 0.0  # waited since the last look at the workers
-        self._reported = False  # a report has come since then
+        self._unchecked_s = 0.0  # time waited since the last check of the workers
+        self._has_report = False  # True if a report has come since then
         self._events = 0  # reports and deaths so far
         self.deaths: list[str] = []
 
@@ -123,10 +120,10 @@ class Feed:
         self._cancel_queued()
         for flight in self._flights:
             flight.cancelled = True
-            self._free_if_done(flight)
+            self._release_if_done(flight)
         self._flights.clear()
         for _, _, id in self._pending:
-            self._forget(id)
+            self._remove_task(id)
         self._pending.clear()
         self._batches, self._too_small = batches, None
         self._pump()
@@ -138,7 +135,7 @@ class Feed:
         self._outstanding.clear()
         self._pending.clear()
         self._hang_detector.forget()
-        self._unchecked_s, self._reported = 0.0, False
+        self._unchecked_s, self._has_report = 0.0, False
         self.slots.reclaim()
         self._batches, self._too_small = batches, None
         self._pump()
@@ -149,7 +146,7 @@ class Feed:
         Raises:
             UsageError: the worker pool cannot have that many workers; nothing changes.
         """
-        self._cancel_queued()  # else workers would leave only after all queued tasks
+        self._cancel_queued()  # otherwise workers would exit only after all queued tasks
         self._pool.resize(settings.workers)
         self._tasks.resize(settings)
         self.settings = settings
@@ -158,11 +155,11 @@ class Feed:
     def ready(self) -> bool:
         """Return True if `take` would not block."""
         self._pump()
-        if self._flights and self._made() is None:
+        if self._flights and self._next_finished() is None:
             self.poll(0.0)
-        return self._made() is not None
+        return self._next_finished() is not None
 
-    def _made(self) -> InFlightBatch | None:
+    def _next_finished(self) -> InFlightBatch | None:
         """Next in-flight batch to return, if it is made."""
         for flight in self._flights:
             if not flight.open_tasks:
@@ -172,7 +169,7 @@ class Feed:
         return None
 
     def take(self) -> InFlightBatch | None:
-        """Return the next batch, made as far as possible; None if no batch is left.
+        """Return the next batch, with its failures; None if no batch is left.
 
         The caller owns its slot and passes it to `slots.release` or `slots.pin`.
 
@@ -183,16 +180,16 @@ class Feed:
         """
         self._pump(wanted=1)
         if not self._flights and self._outstanding:
-            # Every slot is with a cancelled batch, whose last tasks are still being made.
+            # Cancelled batches use all slots until their last tasks are done.
             self._wait(lambda: bool(self._flights or not self._outstanding))
         if not self._flights:
             if self._too_small is not None:
                 raise self._too_small
             return None
-        flight = self._made()
+        flight = self._next_finished()
         if flight is None:
-            self._wait(lambda: self._made() is not None)
-            flight = self._made()
+            self._wait(lambda: self._next_finished() is not None)
+            flight = self._next_finished()
             assert flight is not None
         self._flights.remove(flight)
         self._pump()
@@ -210,13 +207,13 @@ class Feed:
             left_s = self._deadline_s - idle_s
             self.poll(min(CHECK_S, left_s) if left_s > 0 else CHECK_S)
             self._pump()
-            # As in `poll`: the program may have been stopped meanwhile.
+            # Limited as in `poll`: the program may have been suspended.
             idle_s += min(time.monotonic() - before, 2 * CHECK_S)
             if self._events != events:
                 idle_s, events = 0.0, self._events
             elif idle_s >= self._deadline_s and not is_over():
                 idle_s = self._hang_detector.idle_s(idle_s)
-                if self._hang_detector.has_ended(idle_s, self._deadline_s):
+                if self._hang_detector.should_time_out(idle_s, self._deadline_s):
                     raise self._timed_out(idle_s)
 
     def _timed_out(self, idle_s: float) -> LoadTimeoutError:
@@ -245,7 +242,7 @@ class Feed:
         )
 
     def _place(self, id: int, row: int) -> Place:
-        """Row of a task, by the task's id and the row's number in it."""
+        """Return the place of a row of a task."""
         if id not in self._outstanding:
             return Place(-1, row, None, "a cancelled task")
         flight, span = self._outstanding[id]
@@ -260,11 +257,11 @@ class Feed:
                 self._on_report(event)
             else:
                 self._on_death(event)
-        # Time in which the whole program was stopped or asleep counts against no worker.
+        # Time during which the whole program was suspended does not count.
         self._unchecked_s += min(time.monotonic() - before, 2 * CHECK_S)
         if self._unchecked_s >= CHECK_S:
-            waited_s, reported = self._unchecked_s, self._reported
-            self._unchecked_s, self._reported = 0.0, False
+            waited_s, reported = self._unchecked_s, self._has_report
+            self._unchecked_s, self._has_report = 0.0, False
             self._hang_detector.check(waited_s, reported)
 
     def close(self) -> None:
@@ -289,17 +286,17 @@ class Feed:
             if batch is None:
                 self.slots.release(slot)
                 break
-            flight = InFlightBatch(self._number, batch, slot)
+            flight = InFlightBatch(self._next_number, batch, slot)
             try:
                 spans = self._tasks.begin(flight, self.settings, self._row_ns)
-            except SlotTooSmall as error:  # raised by `take`, once all before it are taken
+            except SlotTooSmall as error:  # `take` raises it after the batches before it
                 self.slots.release(slot)
                 self._too_small = error
                 break
-            self._number += 1
+            self._next_number += 1
             self._flights.append(flight)
             for span in spans:
-                self._add(flight, span)
+                self._add_task(flight, span)
         while self._pending:
             id = self._pending[0][2]
             flight, span = self._outstanding[id]
@@ -307,7 +304,7 @@ class Feed:
                 break
             heapq.heappop(self._pending)
 
-    def _add(self, flight: InFlightBatch, span: Span) -> None:
+    def _add_task(self, flight: InFlightBatch, span: Span) -> None:
         flight.open_tasks += 1
         self._outstanding[self._next_id] = flight, span
         heapq.heappush(self._pending, (flight.number, span[0], self._next_id))
@@ -319,17 +316,17 @@ class Feed:
             flight, span = self._outstanding[id]
             heapq.heappush(self._pending, (flight.number, span[0], id))
 
-    def _forget(self, id: int) -> None:
+    def _remove_task(self, id: int) -> None:
         flight, _ = self._outstanding.pop(id)
         flight.open_tasks -= 1
-        self._free_if_done(flight)
+        self._release_if_done(flight)
 
-    def _free_if_done(self, flight: InFlightBatch) -> None:
+    def _release_if_done(self, flight: InFlightBatch) -> None:
         if flight.cancelled and not flight.open_tasks:
             self.slots.release(flight.slot)
 
     def _on_report(self, report: Report) -> None:
-        self._reported = True
+        self._has_report = True
         self._events += 1
         self._hang_detector.finished(report.worker_id, report.started_ns)
         flight, span = self._outstanding[report.id]
@@ -337,7 +334,7 @@ class Feed:
         self._row_ns += _NEW_WEIGHT * (row_ns - self._row_ns)
         flight.failures += report.failures
         self._tasks.store_result(flight, report)
-        self._forget(report.id)  # only now: it frees the slot of a batch that is cancelled
+        self._remove_task(report.id)  # last, as it may release the slot
 
     def _on_death(self, death: Death) -> None:
         """Queue the tasks of a dead worker again; give up a row that keeps killing workers."""
@@ -359,9 +356,9 @@ class Feed:
                         kind = HUNG if death.hung else "WorkerDied"
                         flight.failures.append(Failure(row, kind, text))
                 for part in spans:
-                    self._add(flight, part)
-            self._forget(id)
+                    self._add_task(flight, part)
+            self._remove_task(id)
         if death.lost:
-            # The oldest batch goes first: later tasks are queued again after it.
+            # Queue the tasks of later batches again, after those of the oldest.
             self._cancel_queued()
             self._pump()

@@ -1,17 +1,9 @@
-"""Detection of hung workers: which are replaced, and which are waited for.
+"""Detection of hung workers: replace a worker if only its row is stuck; otherwise wait.
 
-A worker that stays on one row for longer than the limit is replaced if the row alone is stuck. Two
-things must hold. First, the worker does not wait for storage: it is not inside a read of its store
-and not in the kernel's disk sleep. A restart repairs no disk and no server. Second, the other
-workers make progress: one of them has finished a task that it began after the stuck worker began
-its row, and one of them is not stuck itself (it has no task, as when all batch buffers are full, or
-is on its row for less than the limit). A row that was replaced once on that evidence needs no new
-evidence of finished tasks, as there may be no other work left until it is made.
-
-In all other cases nothing tells a slow disk from a hang, so the worker is waited for, as torch
-does, with one warning. With one worker there is nothing to compare with, and it is never replaced.
-The number of finished tasks and not their speed counts, so the outcome is the same on a slow
-machine. Workers that end by themselves are noticed by the worker pool at once.
+A worker that exceeds the time limit on a row is replaced if it does not wait for storage, which a
+restart cannot repair, and the other workers make progress (see `HangDetector._is_only_one_stuck`).
+Otherwise a slow disk looks the same as a hang, so the feed waits, as torch does, and warns once.
+Finished tasks count and not their speed, so the outcome is the same on a slow machine.
 """
 
 from __future__ import annotations
@@ -42,8 +34,8 @@ class Place(NamedTuple):
     Args:
         batch: number of the batch.
         row: row of the batch; the first row of the task, if the source does not report rows.
-        sample: its number or key; None if unknown.
-        name: its name in messages.
+        sample: index or key of its sample; None if unknown.
+        name: name of its sample, for messages.
     """
 
     batch: int
@@ -58,7 +50,7 @@ class HangDetector:
     Args:
         pool: worker pool.
         timeout_s: time on one row after which a worker counts as stuck.
-        place: function from a task's id and the row's number in it to the row.
+        place: function from a task id and a row of the task to its place.
         replaces: replace stuck workers; otherwise only warn.
     """
 
@@ -77,18 +69,17 @@ class HangDetector:
         self.forget()
 
     def forget(self) -> None:
-        """Forget everything: all workers are new."""
-        self._rows: dict[
-            int, tuple[tuple[int, int], float]
-        ] = {}  # by worker id: its row, for how long
-        self._begun_ns: dict[int, int] = {}  # by worker id: when its latest finished task was begun
-        self._alone: set[tuple[int, int]] = set()  # batch and row: stuck once while others were not
+        """Reset: all workers are new."""
+        # By worker id: its task and row, and the seconds it has been on them.
+        self._rows: dict[int, tuple[tuple[int, int], float]] = {}
+        self._last_start_ns: dict[int, int] = {}  # by worker id: start of its last finished task
+        self._replaced_rows: set[tuple[int, int]] = set()  # batch and row
         self._idle_s = 0.0
         self._has_warned = False
 
-    def finished(self, worker_id: int, begun_ns: int) -> None:
-        """Record that a worker has finished a task it started at this time."""
-        self._begun_ns[worker_id] = begun_ns
+    def finished(self, worker_id: int, start_ns: int) -> None:
+        """Record a finished task, by its worker and start time."""
+        self._last_start_ns[worker_id] = start_ns
 
     def idle_s(self, unreported_s: float) -> float:
         """Time since any worker started a row, in seconds.
@@ -96,10 +87,10 @@ class HangDetector:
         Args:
             unreported_s: time since any worker reported a finished task.
         """
-        begun_ns = max((row.since_ns for row in self._pool.busy().values()), default=0)
-        return min(unreported_s, (time.monotonic_ns() - begun_ns) / 1e9)
+        start_ns = max((row.since_ns for row in self._pool.busy().values()), default=0)
+        return min(unreported_s, (time.monotonic_ns() - start_ns) / 1e9)
 
-    def has_ended(self, idle_s: float, deadline_s: float) -> bool:
+    def should_time_out(self, idle_s: float, deadline_s: float) -> bool:
         """Return True if a deadline has passed and no stuck worker is about to be replaced.
 
         Args:
@@ -112,7 +103,7 @@ class HangDetector:
         if not busy and not self._pool.idle():
             return idle_s >= deadline_s + OPEN_S
         return not any(
-            self._is_stuck_alone(worker_id, row.since_ns) for worker_id, row in busy.items()
+            self._is_only_one_stuck(worker_id, row.since_ns) for worker_id, row in busy.items()
         )
 
     def check(self, waited_s: float, reported: bool) -> None:
@@ -120,16 +111,16 @@ class HangDetector:
 
         Args:
             waited_s: time spent waiting for them since the last check.
-            reported: a worker has finished something since.
+            reported: a worker has reported since then.
 
         Raises:
             WorkerError: workers are ready, but none starts the queued tasks.
         """
-        was, self._rows = self._rows, {}
+        previous, self._rows = self._rows, {}
         busy = self._pool.busy()
         for worker_id, current in busy.items():
             row = current.task, current.row
-            before, held_s = was.get(worker_id, (row, 0.0))
+            before, held_s = previous.get(worker_id, (row, 0.0))
             self._rows[worker_id] = row, held_s + waited_s if before == row else 0.0
         moved = reported or any(not held_s for _, held_s in self._rows.values())
         self._idle_s = 0.0 if moved else self._idle_s + waited_s
@@ -139,8 +130,8 @@ class HangDetector:
         for worker_id, held_s in stuck.items():
             row = self._rows[worker_id][0]
             place = self._place(*row)
-            if self._is_stuck_alone(worker_id, busy[worker_id].since_ns):
-                self._alone.add((place.batch, place.row))
+            if self._is_only_one_stuck(worker_id, busy[worker_id].since_ns):
+                self._replaced_rows.add((place.batch, place.row))
                 self._rows[worker_id] = row, 0.0  # its `Death` follows
                 self._pool.kill(
                     worker_id, f"killed after {held_s:.0f} s without progress (timeout)"
@@ -152,10 +143,16 @@ class HangDetector:
                     "disk or server that does not answer). Set timeout= to limit the wait"
                 )
         if self._idle_s >= self._timeout_s + OPEN_S and not busy:
-            self._check_start()
+            self._on_idle()
 
-    def _is_stuck_alone(self, worker_id: int, since_ns: int) -> bool:
-        """Return True if only this worker's row is stuck; see the module docstring."""
+    def _is_only_one_stuck(self, worker_id: int, since_ns: int) -> bool:
+        """Return True if a worker is stuck on its row while the others make progress.
+
+        They do if one of them has finished a task that it started after the stuck row was started,
+        and one is idle (e.g. all buffers are full) or within the limit. A row that was replaced
+        before needs no newly finished task, because no other work may be left. With one worker
+        there is nothing to compare with, so it is never replaced.
+        """
         if not self._replaces or self._pool.waits_for_storage(worker_id):
             return False
         if not self._pool.idle() and not any(
@@ -165,11 +162,13 @@ class HangDetector:
         ):
             return False
         place = self._place(*self._rows[worker_id][0]) if worker_id in self._rows else None
-        return (place is not None and (place.batch, place.row) in self._alone) or any(
-            begun_ns > since_ns for other, begun_ns in self._begun_ns.items() if other != worker_id
+        return (place is not None and (place.batch, place.row) in self._replaced_rows) or any(
+            start_ns > since_ns
+            for other, start_ns in self._last_start_ns.items()
+            if other != worker_id
         )
 
-    def _check_start(self) -> None:
+    def _on_idle(self) -> None:
         idle_s = self._idle_s
         if self._pool.idle():
             self._idle_s = 0.0

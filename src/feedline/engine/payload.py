@@ -1,10 +1,9 @@
-"""Pickled payload: a source pickled once for all workers, its large arrays mapped by all.
+"""Pickled payload: a source pickled once for all workers, which map its large arrays.
 
-Guarantees: numpy arrays inside the source are stored once for all workers (pickle protocol 5,
-out-of-band) and mapped copy-on-write: writable, private, and shared until written to. The pickle is
-made by the trainer for its own workers and never read from a file. Modules imported by a worker see
-the trainer's arguments, search path, working directory and environment.
-Relies on: the source being picklable; otherwise the error of `Payload` names the attribute.
+Guarantees: numpy arrays in the source are stored once (pickle protocol 5, out-of-band) and mapped
+copy-on-write: writable and private. The pickle is made by the trainer for its own workers and never
+read from a file. Modules imported by a worker see the trainer's arguments, search path, working
+directory and environment.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ class Payload(Generic[Memory]):
     Args:
         source: source to send.
         create: creates memory of a number of bytes.
-        runs_user_code: user code runs in workers, so they import the user's script first, for what
-            it sets at its top level. Otherwise they do so if the source needs any module besides
-            feedline's and the libraries of its pipelines.
+        runs_user_code: workers import the user's script first, for settings at its top level. If
+            False, they do so only if the source needs a module other than feedline and the
+            libraries of its pipelines.
 
     Raises:
         UsageError: something in the source cannot be pickled; the message names it. Or it needs the
@@ -60,7 +59,7 @@ class Payload(Generic[Memory]):
 
     memory: Memory
     resources: SharedResources
-    """Descriptors that workers need to unpickle it; open as long as workers start."""
+    """Descriptors that workers need to unpickle it; open until `close`."""
     library_modules: list[str]
     """Modules of feedline and of the libraries of its pipelines that the source needs."""
 
@@ -70,7 +69,7 @@ class Payload(Generic[Memory]):
         with contextlib.ExitStack() as cleanup:
             self.resources = SharedResources()
             cleanup.callback(self.resources.close)
-            modules, parts = _pickled(source, self.resources, runs_user_code)
+            modules, parts = _pickle_source(source, self.resources, runs_user_code)
             self.library_modules = sorted(m for m in modules if _package(m) in _LIBRARIES)
             sizes = [_COUNT.pack(len(part)) for part in parts]
             parts.insert(0, _COUNT.pack(len(parts)) + b"".join(sizes))
@@ -88,7 +87,7 @@ class Payload(Generic[Memory]):
         self.resources.close()
 
 
-def _pickled(
+def _pickle_source(
     source: AnySource, resources: SharedResources, runs_user_code: bool
 ) -> tuple[set[str], list[memoryview | bytes]]:
     """Pickle a source.
@@ -104,18 +103,18 @@ def _pickled(
         try:
             pickler.dump(source)
         except Exception as error:
-            given = source.given() if isinstance(source, Given) else {}
-            found = find_unpicklable(source, type(source).__name__, given, _dump)
+            objects = source.given() if isinstance(source, Given) else {}
+            part = find_unpicklable(source, type(source).__name__, objects, _try_pickle)
             raise UsageError(
-                f"{found.path} cannot be sent to worker processes: {found.reason}. "
-                f'{found.remedy}, or use start_method="fork" (Linux) or num_workers=0'
+                f"{part.path} cannot be sent to worker processes: {part.reason}. "
+                f'{part.remedy}, or use start_method="fork" (Linux) or num_workers=0'
             ) from error
-        home = _home(resources)
+        settings = _worker_settings(resources)
         packages = {_package(module) for module in pickler.modules}
         if runs_user_code or packages - _LIBRARIES - sys.stdlib_module_names:
-            home |= main_module(needed="__main__" in packages)
+            settings |= main_module(needed="__main__" in packages)
         head = io.BytesIO()
-        SharingPickler(head, buffers.append, resources).dump(home)
+        SharingPickler(head, buffers.append, resources).dump(settings)
     if pickler.copied:
         warnings.warn(
             f"{len(pickler.copied)} tensors of the dataset cannot be shared with worker processes: "
@@ -134,29 +133,28 @@ def _package(module: str) -> str:
     return module.partition(".")[0]
 
 
-def _dump(value: object) -> None:
-    """Pickle a value like a source, to test whether that is possible."""
+def _try_pickle(value: object) -> None:
+    """Pickle a value like a source, and discard the result."""
     resources = SharedResources()
     try:
         with resources.pickling():
-            # Large arrays need not be copied for that.
             SharingPickler(io.BytesIO(), lambda _: None, resources).dump(value)
     finally:
         resources.close()
 
 
 def unpickle_source(block: NDArray[np.uint8], descriptors: Sequence[int]) -> AnySource:
-    """Unpickle a payload in a worker. The source's arrays stay where they are, in `block`.
+    """Unpickle a payload in a worker. The source's arrays are views of `block`.
 
     Args:
         block: memory of a `Payload`.
         descriptors: descriptors of the payload's resources, in this process; closed here.
     """
     with inherited(descriptors):
-        return _unpacked(block)
+        return _unpickle(block)
 
 
-def _unpacked(block: NDArray[np.uint8]) -> AnySource:
+def _unpickle(block: NDArray[np.uint8]) -> AnySource:
     data = block.data
     (count,) = _COUNT.unpack_from(data)
     sizes = [_COUNT.unpack_from(data, _COUNT.size * (1 + k))[0] for k in range(count)]
@@ -165,15 +163,14 @@ def _unpacked(block: NDArray[np.uint8]) -> AnySource:
     for size in sizes:
         parts.append(data[offset : offset + size])
         offset += align(size, LINE_BYTES)
-    home = pickle.loads(parts[0])
-    _take_over(home.pop("environment"))
-    if (tracker := home.pop("tracker", None)) is not None:
+    settings = pickle.loads(parts[0])
+    _set_environment(settings.pop("environment"))
+    if (tracker := settings.pop("tracker", None)) is not None:
         _use_tracker(tracker.detach())
-    with contextlib.suppress(OSError):  # one that has been removed: the worker stays where it is
-        os.chdir(home.pop("dir", "."))
-    # What multiprocessing does for its own children: import the user's script, whose
-    # `if __name__ == "__main__"` part does not run there, so that its classes are found.
-    mp_spawn.prepare(home)
+    with contextlib.suppress(OSError):  # the folder was removed
+        os.chdir(settings.pop("dir", "."))
+    # Import the user's script, as multiprocessing's own children do, so that its classes exist.
+    mp_spawn.prepare(settings)
     try:
         source: AnySource = pickle.loads(parts[1], buffers=parts[2:])
     except AttributeError as error:
@@ -187,7 +184,7 @@ def _unpacked(block: NDArray[np.uint8]) -> AnySource:
     return source
 
 
-def _take_over(environment: dict[str, str]) -> None:
+def _set_environment(environment: dict[str, str]) -> None:
     """Set the trainer's environment, except for a worker's own variables."""
     for name in os.environ.keys() - environment.keys() - WORKER_ENVIRONMENT.keys():
         del os.environ[name]
@@ -198,18 +195,18 @@ def _take_over(environment: dict[str, str]) -> None:
 def _use_tracker(fd: int) -> None:
     """Use the trainer's resource tracker, like multiprocessing's own children.
 
-    Its own tracker would remove shared memory that this process has only opened.
+    A second tracker would remove shared memory that this process has only opened.
     """
-    ours: Any = resource_tracker._resource_tracker
-    if ours._fd is None:
-        ours._fd = fd
+    tracker: Any = resource_tracker._resource_tracker
+    if tracker._fd is None:
+        tracker._fd = fd
     else:
         os.close(fd)
 
 
 def search_path() -> list[str]:
     """Module search path of this process, in a form for another process."""
-    # Python passes over entries of other types, a Path say, and so must we.
+    # Like Python, skip entries of other types, e.g. Path.
     return [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
 
 
@@ -223,7 +220,7 @@ def main_module(*, needed: bool = True) -> dict[str, Any]:
         UsageError: it is needed, but has no file, so other processes cannot import it.
     """
     process: Any = mp_process.current_process()
-    # multiprocessing refuses while a process unpickles its arguments, of which a loader may be one.
+    # get_preparation_data fails while a process unpickles its arguments (e.g. a loader).
     inheriting = process.__dict__.pop("_inheriting", None)
     try:
         data = mp_spawn.get_preparation_data("feedline worker")
@@ -232,7 +229,7 @@ def main_module(*, needed: bool = True) -> dict[str, Any]:
             process._inheriting = inheriting
     found = {name: data[name] for name in data if name.startswith("init_main")}
     path = found.get("init_main_from_path")
-    # The __main__.py of an archive is left alone by multiprocessing.
+    # multiprocessing does not import the __main__.py of an archive.
     if path is not None and Path(path).stem != "__main__" and not Path(path).exists():
         if not needed:
             return {}
@@ -244,21 +241,21 @@ def main_module(*, needed: bool = True) -> dict[str, Any]:
     return found
 
 
-def _home(resources: SharedResources) -> dict[str, Any]:
+def _worker_settings(resources: SharedResources) -> dict[str, Any]:
     """Settings a worker needs before it imports user code.
 
-    The fork server has none of them: it serves many pools and may be older than a change of these.
+    Not inherited from the fork server, which is shared by pools and does not see later changes.
     """
-    home: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "authkey": mp_process.current_process().authkey,
         "sys_argv": sys.argv,
         "sys_path": search_path(),
         "orig_dir": mp_process.ORIGINAL_DIR,  # type: ignore[attr-defined]
         "environment": dict(os.environ),
     }
-    with contextlib.suppress(OSError):  # it has been removed
-        home["dir"] = os.getcwd()
+    with contextlib.suppress(OSError):  # the folder was removed
+        settings["dir"] = os.getcwd()
     tracker: Any = resource_tracker._resource_tracker
     if tracker._fd is not None and sys.platform != "win32":
-        home["tracker"] = resources.DupFd(resources.duplicate_for_child(tracker._fd))
-    return home
+        settings["tracker"] = resources.DupFd(resources.duplicate_for_child(tracker._fd))
+    return settings

@@ -1,11 +1,9 @@
 """Pickling for worker processes with multiprocessing's and torch's own reductions.
 
-Guarantees: shared tensors, locks, values, queues, connections and manager proxies inside the
-pickled object refer to the same memory and the same descriptors in every process that unpickles
-it, however often and however late: a replacement worker included. Nothing runs in the background,
-and nothing stays open after `close`. `find_unpicklable` finds the part of a value that cannot be
-pickled, for error messages; it changes nothing.
-Relies on: the private hooks by which multiprocessing's own start methods pass descriptors
+Guarantees: shared tensors, locks, values, queues, connections and manager proxies refer to the same
+memory and descriptors in every process that unpickles them, including replacement workers. Nothing
+runs in the background, and nothing stays open after `close`.
+Relies on: the private hooks by which multiprocessing's start methods pass descriptors
 (`set_spawning_popen` and a process object with `duplicate_for_child` and `DupFd`).
 """
 
@@ -36,7 +34,7 @@ Dump: TypeAlias = Callable[[object], object]
 """Pickles a value, or raises."""
 
 _DEPTH = 8
-_MOST_PARTS = 1000
+_MAX_PARTS = 1000
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class UnpicklablePart:
     @property
     def reason(self) -> str:
         """Reason why it cannot be pickled."""
-        method = self._raised_in()
+        method = self._raising_method()
         kind = type(self.error).__name__
         if method is not None:
             return f"its {method} raised {kind}: {error_message(self.error)}"
@@ -64,7 +62,7 @@ class UnpicklablePart:
 
     @property
     def remedy(self) -> str:
-        """Fix other than not pickling it; the beginning of a sentence."""
+        """Recommended fix, as the beginning of a sentence."""
         kind = self.value if isinstance(self.value, type) else type(self.value)
         if isinstance(self.value, (FunctionType, type)) or "<locals>" in kind.__qualname__:
             return (
@@ -73,14 +71,14 @@ class UnpicklablePart:
             )
         if kind.__module__.startswith("multiprocessing."):
             return "Create it with multiprocessing.get_context() of the workers' start method"
-        if self._raised_in() is not None:
+        if self._raising_method() is not None:
             return f"Fix the pickling of {kind.__name__}"
         return (
             f"A {kind.__name__} belongs to one process and cannot be pickled: open or create it in "
             "the worker, when it is first used, and leave it out in __getstate__"
         )
 
-    def _raised_in(self) -> str | None:
+    def _raising_method(self) -> str | None:
         """Special method of the value that raised the error."""
         for frame, _ in traceback.walk_tb(self.error.__traceback__):
             name, arguments = frame.f_code.co_name, frame.f_code.co_varnames[:1]
@@ -92,7 +90,6 @@ class UnpicklablePart:
 
 
 def _plain_dump(value: object) -> None:
-    # Large arrays need not be copied to learn that they pickle.
     pickle.Pickler(io.BytesIO(), 5, buffer_callback=lambda _: None).dump(value)
 
 
@@ -107,27 +104,26 @@ def find_unpicklable(
     Args:
         value: value that cannot be pickled.
         path: its name in the user's terms.
-        parts: its parts by the user's names, if those are not its attributes.
+        parts: its parts by the user's names, if these differ from its attributes.
         dump: function that pickles it.
     """
     for name, part in (parts or {}).items():
-        if _refusal(part, dump) is not None:
+        if _pickling_error(part, dump) is not None:
             return find_unpicklable(part, name, dump=dump)
-    return _innermost(value, path, _refusal(value, dump), _DEPTH, dump)
+    return _innermost(value, path, _pickling_error(value, dump), _DEPTH, dump)
 
 
 def _innermost(
     value: object, path: str, error: Exception | None, depth: int, dump: Dump
 ) -> UnpicklablePart:
     for key, part in _parts(value).items() if depth else ():
-        refused = _refusal(part, dump)
-        if refused is not None:
-            return _innermost(part, path + key, refused, depth - 1, dump)
-    # It may pickle by itself, and not along with what it came in.
+        if (part_error := _pickling_error(part, dump)) is not None:
+            return _innermost(part, path + key, part_error, depth - 1, dump)
+    # A part may be picklable alone but not within its container.
     return UnpicklablePart(path, value, error or pickle.PicklingError("it cannot be pickled"))
 
 
-def _refusal(value: object, dump: Dump) -> Exception | None:
+def _pickling_error(value: object, dump: Dump) -> Exception | None:
     """Exception raised by pickling a value; None if it succeeds."""
     try:
         dump(value)
@@ -145,9 +141,9 @@ def _parts(value: object) -> dict[str, object]:
     if isinstance(value, (FunctionType, ModuleType, type)):
         return {}
     if isinstance(value, dict):
-        return {f"[{key!r}]": part for key, part in list(value.items())[:_MOST_PARTS]}
+        return {f"[{key!r}]": part for key, part in list(value.items())[:_MAX_PARTS]}
     if isinstance(value, (list, tuple)):
-        return {f"[{k}]": part for k, part in enumerate(value[:_MOST_PARTS])}
+        return {f"[{k}]": part for k, part in enumerate(value[:_MAX_PARTS])}
     own = getattr(type(value), "__getstate__", None)
     if own in (None, getattr(object, "__getstate__", None)):
         state = getattr(value, "__dict__", {})
@@ -159,9 +155,9 @@ def _parts(value: object) -> dict[str, object]:
     return {f".{key}": part for key, part in state.items()} if isinstance(state, dict) else {}
 
 
-_MOST_MOVED = 128
-"""Maximum number of tensors of one pickle that are moved to shared memory, because each takes a
-descriptor in every process, and many systems allow 1024. Tensors already shared do not count."""
+_MAX_MOVED = 128
+"""Maximum number of tensors of one pickle moved to shared memory. Each needs a descriptor in every
+process, and many systems allow 1024. Tensors that are already shared do not count."""
 
 _set_spawning: Any = mp_context.set_spawning_popen
 _get_spawning: Any = mp_context.get_spawning_popen
@@ -185,34 +181,34 @@ class InheritedFd:
 
 
 class SharedResources:
-    """Descriptors and references to shared memory that belong to pickles.
+    """Descriptors and references to shared memory that pickles need.
 
-    multiprocessing uses it like the process that is being started.
+    It replaces the process object in multiprocessing's hooks.
     """
 
     DupFd = InheritedFd
 
     def __init__(self) -> None:
         self.fds: list[int] = []
-        self._counted: list[Any] = []  # torch's storages in named memory
+        self._storages: list[Any] = []  # torch's storages in named memory
 
     def duplicate_for_child(self, fd: int) -> int:
-        """Keep a duplicate of a descriptor. Returns its index."""
+        """Store a duplicate of a descriptor. Return its index."""
         if sys.platform == "win32":
             raise RuntimeError("a handle can only be sent as an argument of a new process")
         self.fds.append(os.dup(fd))
         return len(self.fds) - 1
 
-    def keep(self, storage: Any) -> None:
-        """Keep torch's reference to a storage on its way to another process."""
-        self._counted.append(storage)
+    def hold(self, storage: Any) -> None:
+        """Hold torch's reference to a storage until `close`."""
+        self._storages.append(storage)
 
     def close(self) -> None:
         """Close the descriptors and release the references. May be called again."""
         while self.fds:
             os.close(self.fds.pop())
-        while self._counted:
-            self._counted.pop()._shared_decref()
+        while self._storages:
+            self._storages.pop()._shared_decref()
 
     @contextmanager
     def pickling(self) -> Iterator[None]:
@@ -258,7 +254,7 @@ class SharingPickler(ForkingPickler):
         return NotImplemented
 
     def _reduced_storage(self, storage: Any) -> Any:
-        """Reduce a storage as torch does, or to a copy of its bytes if it cannot be shared."""
+        """Reduce a storage like torch, or to a copy of its bytes if it cannot be shared."""
         if storage.device.type != "cpu":
             return NotImplemented
         if not storage.nbytes():
@@ -266,9 +262,9 @@ class SharingPickler(ForkingPickler):
         named = self._torch.multiprocessing.get_sharing_strategy() == "file_system"
         if not named and not storage.is_shared():
             self._moved += 1
-            if self._moved > _MOST_MOVED:
+            if self._moved > _MAX_MOVED:
                 return self._reduced_copy(
-                    storage, f"only {_MOST_MOVED} can be moved to shared memory"
+                    storage, f"only {_MAX_MOVED} can be moved to shared memory"
                 )
         try:
             reduced: Any = self.dispatch_table[type(storage)](storage)
@@ -277,25 +273,24 @@ class SharingPickler(ForkingPickler):
             return self._reduced_copy(storage, str(error))
         if not named:
             return reduced
-        self._resources.keep(storage)
-        return _counted, reduced
+        self._resources.hold(storage)
+        return _rebuild_counted, reduced
 
     def _reduced_copy(self, storage: Any, why: str) -> Any:
         self.copied.append(why)
         bytes_of = self._torch.empty(0, dtype=self._torch.uint8).set_(storage).numpy()
-        return _storage_on, (pickle.PickleBuffer(bytes_of),)
+        return _storage_from, (pickle.PickleBuffer(bytes_of),)
 
 
-def _storage_on(buffer: Any) -> Any:
+def _storage_from(buffer: Any) -> Any:
     torch: Any = importlib.import_module("torch")
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
 
 
-def _counted(rebuild: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Rebuild a storage in named memory, and count this process.
+def _rebuild_counted(rebuild: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Rebuild a storage in named memory, and add a reference.
 
-    torch's function consumes the reference counted for the pickle, as if no other process would
-    read it.
+    torch's function consumes the reference of the pickle, which other processes still need.
     """
     storage = rebuild(*arguments)
     storage._shared_incref()
@@ -304,7 +299,7 @@ def _counted(rebuild: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 
 @contextmanager
 def inherited(descriptors: Sequence[int]) -> Iterator[None]:
-    """Context manager: unpickle with the descriptors sent with the pickle, and close them."""
+    """Context manager: use the descriptors sent with a pickle for unpickling, then close them."""
     global _descriptors
     process: Any = mp_process.current_process()
     _descriptors = descriptors

@@ -47,9 +47,9 @@ THREAD_SETTINGS = (
 )
 WORKER_ENVIRONMENT = {
     **dict.fromkeys(THREAD_SETTINGS, "1"),
-    # glibc raises both by itself to the largest block ever freed, and then keeps that much for
-    # good: with photographs a worker's own memory doubled over 50 epochs. Fixed, it stays flat.
-    # Workers that make whole batches have other needs: see `keep_freed_memory`.
+    # By default glibc raises both to the largest block ever freed and never returns that memory:
+    # with photographs a worker's memory doubled over 50 epochs. With fixed values it is constant.
+    # Workers that make whole batches use other values: see `keep_freed_memory`.
     "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(2 << 20),
 }
@@ -57,7 +57,7 @@ WORKER_ENVIRONMENT = {
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-_KEPT_BYTES = 256 << 20
+_REUSE_BYTES = 256 << 20
 _in_worker = False
 
 
@@ -68,7 +68,7 @@ def in_worker() -> bool:
 
 def importing_script() -> bool:
     """Return True while this child process imports its parent's script."""
-    # While it runs, the script is another module than `__main__`; afterwards it is the same.
+    # During the import the script is not yet `__main__`; afterwards both are one module.
     script = sys.modules.get("__mp_main__")
     return script is not None and script is not sys.modules.get("__main__")
 
@@ -76,10 +76,10 @@ def importing_script() -> bool:
 def end_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent dies. Linux; elsewhere a no-op."""
     if sys.platform == "linux":
-        # The libc of the running process: where prctl is missing the orphan check remains.
+        # Without prctl, only the orphan check ends this process.
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the kernel knew
+        if os.getppid() != parent:  # the parent died before the call
             os._exit(1)
 
 
@@ -98,15 +98,15 @@ class _Worker(mp_process.BaseProcess):
     """
 
     def __init__(self) -> None:
-        super().__init__(name=f"forked {WORKER_NAME}")  # workers by spawn have the name alone
+        super().__init__(name=f"forked {WORKER_NAME}")  # spawned workers have the name alone
 
 
 def become_child() -> None:
-    """Do for an `os.fork` worker what multiprocessing does for its own children.
+    """Initialise an `os.fork` worker like a child of multiprocessing.
 
-    Queues, locks and manager connections of multiprocessing that the training process used before
-    the fork do not work in a child without this: a queue would never send, and two workers would
-    read each other's answers. `current_process()` and `parent_process()` return a child's values.
+    Otherwise queues, locks and manager connections used before the fork would not work: a queue
+    would never send, and two workers would read each other's answers. `current_process()` and
+    `parent_process()` return a child's values.
     """
     mp: Any = mp_process
     mp._parent_process = mp._ParentProcess(mp._current_process.name, os.getppid(), None)
@@ -122,7 +122,7 @@ def become_child() -> None:
 
 @contextlib.contextmanager
 def interrupt_held() -> Iterator[None]:
-    """Block Ctrl-C for a `with`; a child started within it has it blocked at first.
+    """Context manager: block Ctrl-C; a child started within begins with Ctrl-C blocked.
 
     No effect on platforms that cannot block signals.
     """
@@ -139,17 +139,17 @@ def interrupt_held() -> Iterator[None]:
 def keep_freed_memory() -> None:
     """Make this process reuse the memory of large blocks that it frees.
 
-    Whole batches are made through several blocks of many MB: the samples, the batch, temporaries of
-    a transform or `collate_fn`. By default each is requested from the kernel, zeroed page by page,
-    and returned: with MixUp on batches of 19 MB that was a third of a worker's time. At most the
-    peak memory is kept, up to 256 MB. glibc only; elsewhere a no-op.
+    A whole batch needs several blocks of many MB: samples, batch, temporaries of a transform or
+    `collate_fn`. By default the kernel provides and zeroes each again: with MixUp on batches of
+    19 MB that was a third of a worker's time. At most the peak memory is reused, up to 256 MB.
+    glibc only; elsewhere a no-op.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             mallopt = ctypes.CDLL(None).mallopt
-            mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-            # Older releases take no more than half of an arena.
-            mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES) or mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+            mallopt(_M_TRIM_THRESHOLD, _REUSE_BYTES)
+            # Older releases accept at most half of an arena.
+            mallopt(_M_MMAP_THRESHOLD, _REUSE_BYTES) or mallopt(_M_MMAP_THRESHOLD, 32 << 20)
 
 
 def limit_threads() -> None:
@@ -158,6 +158,6 @@ def limit_threads() -> None:
     if torch is not None:
         torch.set_num_threads(1)
     if cv2 is not None:
-        # None, not one: for one OpenCV would end its threads, and wait for ever for those that a
-        # process had from which this one was forked.
+        # 0 means no threads. With 1, OpenCV would end its threads, and wait forever for threads of
+        # the process that this one was forked from.
         cv2.setNumThreads(0)

@@ -1,10 +1,10 @@
 """One block of memory that all processes of a worker pool map.
 
-Guarantees: its size is fixed and all its pages are allocated at creation (no page can be missing
-later, so no SIGBUS), and it is freed with its processes: nothing remains, whichever is killed.
-Relies on: memfd on Linux, which needs no /dev/shm, or, if the kernel or a sandbox refuses it, an
-unlinked file in /dev/shm or the folder for temporary files; elsewhere, and with spawned workers,
-`multiprocessing.shared_memory`, whose resource tracker unlinks what a killed owner left.
+Guarantees: its size is fixed and all pages are allocated at creation, so no SIGBUS later. It is
+freed when the last process using it ends, even if killed.
+Relies on: memfd on Linux, or, if the kernel or a sandbox refuses it, an unlinked file in /dev/shm
+or the temporary folder; elsewhere, and with spawned workers, `multiprocessing.shared_memory`, whose
+resource tracker unlinks the memory of a killed owner.
 """
 
 from __future__ import annotations
@@ -57,22 +57,25 @@ def unnamed_file(nbytes: int) -> int:
     Raises:
         OSError: not enough memory or disk space.
     """
-    refused: OSError | None = None
-    for folder in (None, *_folders()):
+    folders = [None, _SHARED_MEMORY]  # None: memfd
+    with contextlib.suppress(OSError):  # no temporary folder is writable
+        folders.append(tempfile.gettempdir())
+    first_error: OSError | None = None
+    for folder in folders:
         fd = -1
         try:
-            fd = _memfd() if folder is None else _unlinked(folder)
+            fd = _memfd() if folder is None else _unlinked_file(folder)
             _allocate(fd, nbytes)
         except OSError as error:
             if fd >= 0:
                 os.close(fd)
-            refused = refused or error
+            first_error = first_error or error
             continue
         if folder is not None:
-            _log_once(f"batches are stored in unlinked files in {folder}: {refused}")
+            _log_once(f"batches are stored in unlinked files in {folder}: {first_error}")
         return fd
-    assert refused is not None
-    raise refused
+    assert first_error is not None
+    raise first_error
 
 
 def _memfd() -> int:
@@ -84,15 +87,7 @@ def _memfd() -> int:
         raise OSError(error.errno, f"memfd_create failed ({error.strerror})") from error
 
 
-def _folders() -> list[str]:
-    """Folders for unlinked files; the first is in memory."""
-    folders = [_SHARED_MEMORY]
-    with contextlib.suppress(OSError):  # none can be written to
-        folders.append(tempfile.gettempdir())
-    return folders
-
-
-def _unlinked(folder: str) -> int:
+def _unlinked_file(folder: str) -> int:
     fd, path = tempfile.mkstemp(prefix="feedline-", dir=folder)
     os.unlink(path)
     return fd
@@ -119,10 +114,10 @@ def _log_once(warning: str) -> None:
 
 
 class SharedFile:
-    """A block behind a file descriptor. Linux.
+    """A block with a file descriptor. Linux.
 
     Args:
-        fd: from `unnamed_file`; owned from here on.
+        fd: from `unnamed_file`; closed by `close`.
 
     Raises:
         OSError: it cannot be mapped.
@@ -130,7 +125,7 @@ class SharedFile:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        # The mapping is closed by the last array on it: batches may outlive the loader.
+        # The last array closes the mapping: batches may outlive the loader.
         self.array: NDArray[np.uint8] = np.frombuffer(mmap.mmap(fd, 0), dtype=np.uint8)
         self.nbytes = self.array.nbytes
 
@@ -162,9 +157,9 @@ class SharedFile:
 
 
 class _Segment(SharedMemory):
-    """NamedMemory memory that stays mapped for batches a user holds, without warnings."""
+    """Shared memory that stays mapped while the user holds batches, without warnings."""
 
-    # No module is used here: at the interpreter's end their globals may be gone already.
+    # No contextlib: at the interpreter's exit the globals of modules may be gone.
     def close(self) -> None:
         try:  # noqa: SIM105
             super().close()

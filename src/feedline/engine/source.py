@@ -25,22 +25,18 @@ Row = tuple[NDArray[np.generic], ...]
 class Source(Protocol):
     """Makes rows. Pickled once, mapped by every worker, called from its main thread only.
 
-    Order of calls in a worker: `open`, if it exists, with the worker id and the number of workers;
-    then `load` any number of times. Before the rows of a task comes `prepare(samples, image_size)`,
-    if it exists: its errors are ignored, because `load` reports what is wrong with a row, and its
-    time does not count as work of the task. `fields`, `name` and `fingerprint` are called in the
-    training process as well. Everything must depend on the arguments alone: a row may be made
-    twice, by different workers, and must be the same.
+    A worker first calls the optional `open(worker_id, workers)`. For each task it calls the
+    optional `prepare(samples, image_size)`, then `load` for each row. Errors of `prepare` are
+    ignored, because `load` reports them, and its time does not count as work. The trainer also
+    calls `fields`, `name` and `fingerprint`. Results must depend on the arguments alone: a row may
+    be made twice, by different workers, and must be equal.
     """
 
     def __len__(self) -> int:
         """Number of samples."""
 
     def fields(self, image_size: int | None) -> tuple[Field, ...]:
-        """Arrays of a batch at an image size (pixels), described by one row each.
-
-        None is the samples' own size.
-        """
+        """Fields of a row at an image size in pixels; None is the samples' own size."""
 
     def load(self, item: Item, row: Row) -> None:
         """Fill one row: arrays of the fields' shapes and dtypes, to be written in place.
@@ -63,7 +59,7 @@ class BatchSource(Protocol):
         """Start a worker with its id and the number of workers. Called once, before `pack`."""
 
     def pack(self, keys: bytes, task: BatchTask, space: Space, at: Callable[[int], None]) -> int:
-        """Make a batch, or catch its errors, and write it to `space`.
+        """Make a batch and write it, or its error, to `space`.
 
         Args:
             keys: sample keys, as the trainer wrote them.

@@ -19,12 +19,7 @@ from typing import cast
 from feedline.engine.heartbeat import HEARTBEAT_BYTES, MAX_WORKERS
 from feedline.engine.pool import UNGUARDED, InProcessPool, WorkerPool
 from feedline.engine.pool_portable import PortablePool
-from feedline.engine.process import (
-    UNGUARDED_STATUS,
-    WORKER_NAME,
-    importing_script,
-    in_worker,
-)
+from feedline.engine.process import UNGUARDED_STATUS, WORKER_NAME, importing_script, in_worker
 from feedline.engine.shared_memory import require_memory
 from feedline.engine.source import AnySource, Source
 from feedline.errors import UsageError
@@ -44,13 +39,13 @@ __all__ = [
 ]
 
 
-# Proportional set size of a worker that decodes and resizes images, measured: 30 to 60 MB.
+# The measured proportional set size of a worker that decodes and resizes images is 30 to 60 MB.
 WORKER_BYTES = 64 << 20
-_MEMORY = 0.5  # of what is available, as when the pool grows while it works
+_MEMORY_SHARE = 0.5  # of the available memory, as for a running pool that grows
 
 DEFAULT_PREFETCH = 3
-"""Batches of rows made ahead. One is with the user; two keep any number of workers busy, because
-all workers share each batch."""
+"""Batches of rows made ahead. The user holds one; two keep any number of workers busy, because all
+workers share each batch."""
 
 DEFAULT_PREFETCH_FACTOR = 2
 """Whole batches that each worker makes ahead, as in torch."""
@@ -75,7 +70,7 @@ def auto_workers(
     cores = usable_cores() if cores is None else cores
     most = min(cores - (cores >= 6) - (cores >= 16), MAX_WORKERS)
     if available_bytes is not None:
-        fitting = (int(_MEMORY * available_bytes) - batches_bytes) // WORKER_BYTES
+        fitting = (int(_MEMORY_SHARE * available_bytes) - batches_bytes) // WORKER_BYTES
         most = min(most, fitting)
     return max(1, most)
 
@@ -96,21 +91,20 @@ def slots_for(prefetch: int) -> int:
 _log = logging.getLogger("feedline")
 
 _METHODS = ("fork", "forkserver", "spawn")
-_taking = ContextVar("_taking", default=False)
+_receives_arguments = ContextVar("_receives_arguments", default=False)
 
 
 @contextlib.contextmanager
 def taking_arguments() -> Iterator[None]:
-    """Context in which a new process receives its arguments, rather than importing its script.
+    """Context manager: a new process is receiving its arguments, not importing its script.
 
-    multiprocessing names both states the same, and by itself starts no process before they are
-    over.
+    multiprocessing does not distinguish the two, and allows no child process in either.
     """
-    before = _taking.set(True)
+    before = _receives_arguments.set(True)
     try:
         yield
     finally:
-        _taking.reset(before)
+        _receives_arguments.reset(before)
 
 
 def default_start_method() -> str:
@@ -125,7 +119,7 @@ def _has_message_sockets() -> bool:
             end.close()
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-            return True  # the error comes when they are created
+            return True  # creating the pool's sockets raises the error
         _log.warning(
             'workers start with the slower "spawn": this system refuses SEQPACKET sockets (%s)',
             error,
@@ -153,11 +147,9 @@ def start_pool(
         source: makes rows or whole batches.
         slots_bytes: memory of all slots; whole batches need none here.
         workers: number of workers; 0 works in this process.
-        method: "forkserver", "spawn", "fork" (the workers are forks of this process: nothing is
-            pickled, but its locks and threads are inherited in their current state), or None for
-            the platform's best.
-        runs_user_code: user code runs in the workers, so they import the user's script first, like
-            multiprocessing's own children.
+        method: "forkserver", "spawn", "fork" (workers are forks of this process: nothing is
+            pickled, but locks keep their current state), or None for the platform's best.
+        runs_user_code: see `Payload`.
 
     Raises:
         UsageError: an argument is out of range, the source cannot be pickled, or this process is
@@ -179,35 +171,31 @@ def start_pool(
     if workers == 0:
         return InProcessPool(cast(Source, source), slots_bytes)
     process = multiprocessing.current_process()
-    beginning = getattr(process, "_inheriting", False)
-    if beginning and _taking.get() and method == "spawn":
+    is_starting = getattr(process, "_inheriting", False)
+    if is_starting and _receives_arguments.get() and method == "spawn":
         raise UsageError(
             "a loader with spawned workers cannot be an argument of a process: build it in that "
             'process, or use start_method="forkserver" if available'
         )
-    if in_worker() or (beginning and not _taking.get()):
+    if in_worker() or (is_starting and not _receives_arguments.get()):
         if not importing_script():
             raise UsageError(
                 f"a loader with num_workers={workers} was built inside a worker process, by the "
                 "dataset or a function of the loader; workers cannot start workers. Build it in "
                 "the training process, or use num_workers=0"
             )
-        if beginning and process.name == WORKER_NAME:
-            os._exit(UNGUARDED_STATUS)  # the trainer says it, once for all workers
+        if is_starting and process.name == WORKER_NAME:
+            os._exit(UNGUARDED_STATUS)  # the trainer raises the error, once for all workers
         raise UsageError(UNGUARDED)
     if method != "spawn" and not _has_message_sockets():
         method = "spawn"
     pool: WorkerPool
     if method != "spawn":
-        # Linux only: fcntl and SEQPACKET sockets are not to be had elsewhere.
+        # Imported here because fcntl does not exist on every platform.
         from feedline.engine.pool_linux import LinuxPool
 
-        pool = LinuxPool(
-            source,
-            slots_bytes,
-            runs_user_code=runs_user_code,
-            forked=method == "fork",
-        )
+        forked = method == "fork"
+        pool = LinuxPool(source, slots_bytes, runs_user_code=runs_user_code, forked=forked)
     else:
         pool = PortablePool(source, slots_bytes)
     try:

@@ -1,11 +1,9 @@
-"""Batches in flight and their tasks: some rows, or whole batches; settings that may change.
+"""Batches in flight and their tasks, some rows or whole batches; settings that may change.
 
-The feed queues and counts tasks; this module defines what a task is, and what its end means for a
-batch. `RowTasks` are for a `Source` of rows, `BatchTasks` for a `BatchSource`. Both have the same
-methods: `resize` prepares the slots for other settings, and `depth` is the maximum number of
-batches in flight with them; `begin` divides a new flight into spans, `task` is the message to a
-worker for a span, `store_result` processes a report's data, and `retry_spans` lists the spans to
-repeat after a worker died on a row of a span, without that row if it is given up.
+`RowTasks` are for a `Source`, `BatchTasks` for a `BatchSource`; the feed queues and counts them.
+Both have the same methods: `resize` prepares the slots for new settings, `depth` is the maximum
+number of batches in flight, `begin` divides a batch into spans, `task` creates a span's message,
+`store_result` stores a report's data, and `retry_spans` lists the spans to repeat after a death.
 """
 
 from __future__ import annotations
@@ -33,6 +31,7 @@ from feedline.order.batch_spec import (
     divide_rows,
     rows_per_task,
 )
+from feedline.order.schedule import is_count
 
 __all__ = ["BatchTasks", "InFlightBatch", "LiveSettings", "RowTasks", "Span", "Tasks"]
 
@@ -43,9 +42,9 @@ class LiveSettings:
 
     Args:
         workers: number of workers; 0 if the training process makes batches.
-        prefetch: maximum number of batches in flight, made or not, besides those already taken. For
-            rows at most the number of slots; for whole batches slots are added. None: for rows the
-            number of slots, for whole batches `usual`.
+        prefetch: maximum number of batches in flight, made or not. For rows, at most the number of
+            slots; for whole batches, slots are added. Default: the number of slots for rows,
+            `usual` for whole batches.
         prefetch_factor: whole batches that each worker makes ahead.
         ahead: minimum of whole batches made ahead by all workers together.
         task_ns: target work of a task of a batch of rows, in ns.
@@ -68,8 +67,7 @@ class LiveSettings:
             ("ahead", self.ahead, 0, None),
             ("task_ns", self.task_ns, 1, None),
         ):
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if not whole or value < least or (most is not None and value > most):
+            if not is_count(value) or value < least or (most is not None and value > most):
                 limits = f"at least {least}" if most is None else f"from {least} to {most}"
                 raise UsageError(f"{name} must be a whole number, {limits}, got {value!r}")
 
@@ -88,16 +86,16 @@ class InFlightBatch:
     """A batch in flight, in its slot.
 
     Args:
-        number: counted from the start of the feed; earlier ones go first.
+        number: number within the feed; smaller numbers have priority.
         batch: planned batch.
         slot: its slot.
         fields: layout of its arrays; empty for a whole batch.
         used: bytes of the slot used by a whole batch.
         structure_bytes: bytes at its end that describe its structure.
-        open_tasks: tasks that have not come back.
+        open_tasks: number of unfinished tasks.
         failures: rows that could not be made.
         deaths: number of workers that died on a row, by row.
-        cancelled: it will not be returned; the slot is free when its last task is back.
+        cancelled: the batch is not returned; its last task frees the slot.
     """
 
     number: int
@@ -113,7 +111,7 @@ class InFlightBatch:
 
 
 Span: TypeAlias = tuple[int, int]
-"""Rows of a batch of one task: the first, and their number."""
+"""Rows of a task: first row within the batch, number of rows."""
 
 Tasks: TypeAlias = "RowTasks | BatchTasks"
 """Kind of tasks."""
@@ -149,11 +147,11 @@ class RowTasks:
         """
         batch = flight.batch
         if batch.is_sampled and NO_NUMBER in batch.samples:
-            batch = flight.batch = _indexed(batch)
+            batch = flight.batch = _with_integer_keys(batch)
         flight.fields = self._fields(batch.image_size)
         if batch_bytes(flight.fields, batch.rows) > self.slots.slot_bytes:
             raise SlotTooSmall(batch_bytes(flight.fields, batch.rows))
-        # One slot is with the user; the others are under way.
+        # The user holds one slot; the others are in flight.
         ahead = settings.depth(max(1, self.slots.slots - 1))
         rows = rows_per_task(batch.rows, settings.workers, row_ns, ahead, settings.task_ns)
         return divide_rows(batch.rows, rows)
@@ -180,7 +178,7 @@ class RowTasks:
         """Do nothing: the rows are in place."""
 
     def retry_spans(self, span: Span, row: int, give_up: bool) -> list[Span]:
-        """The row by itself, so that nothing else is lost with it, and the other rows."""
+        """Split off the row, so that no other is lost with it."""
         start, count = span
         parts = [
             (start, row - start),
@@ -207,16 +205,15 @@ class BatchTasks:
 
     def resize(self, settings: LiveSettings) -> None:
         """Provide slots for the maximum in flight and for those the user holds."""
-        usual, asked = self._usual(settings), settings.prefetch
-        self.slots.grow(usual if asked is None else max(usual, asked + self._kept))
+        default, prefetch = self._default_depth(settings), settings.prefetch
+        self.slots.grow(default if prefetch is None else max(default, prefetch + self._kept))
 
     def depth(self, settings: LiveSettings) -> int:
-        """Maximum number of batches in flight; by default as many as slots are provided for."""
-        return self._usual(settings) if settings.prefetch is None else settings.prefetch
+        """Maximum number of batches in flight; by default as many as there are slots."""
+        return self._default_depth(settings) if settings.prefetch is None else settings.prefetch
 
-    def _usual(self, settings: LiveSettings) -> int:
-        # A batch is one worker's: more of them make more batches at a time. Where the user keeps
-        # none, those that could be kept are made ahead as well.
+    def _default_depth(self, settings: LiveSettings) -> int:
+        # Slots that the user could hold but does not are used to make more batches ahead.
         return settings.usual + self._kept
 
     def begin(self, flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
@@ -226,7 +223,6 @@ class BatchTasks:
     def task(self, id: int, flight: InFlightBatch, span: Span) -> BatchTask:
         """Create a task of the whole batch."""
         batch = flight.batch
-        # Pickled by this process for its own workers.
         keys = pickle.dumps(batch.dataset_keys)
         in_memory = self._shares_memory and len(keys) > MAX_KEY_BYTES
         if in_memory:
@@ -253,17 +249,17 @@ class BatchTasks:
         """
         flight.used, flight.structure_bytes = report.used, report.structure_bytes
         if report.memory >= 0:
-            self.slots.adopt(flight.slot, _mapped(report.memory))
+            self.slots.adopt(flight.slot, _map_memory(report.memory))
         elif report.data is not None:
             self.slots.put(flight.slot, report.data)
 
     def retry_spans(self, span: Span, row: int, give_up: bool) -> list[Span]:
-        """The whole batch, or nothing: `collate_fn` needs every sample."""
+        """Return the whole batch, or nothing: `collate_fn` needs every sample."""
         return [] if give_up else [span]
 
 
-def _indexed(batch: BatchSpec) -> BatchSpec:
-    """Batch whose keys are used as list indices, as True and False can be.
+def _with_integer_keys(batch: BatchSpec) -> BatchSpec:
+    """Convert the keys of a batch to list indices; True and False are 1 and 0.
 
     Raises:
         UsageError: they are not indices.
@@ -278,11 +274,11 @@ def _indexed(batch: BatchSpec) -> BatchSpec:
     return replace(batch, samples=samples)
 
 
-def _mapped(fd: int) -> SharedFile:
-    """Map the memory of a descriptor and take ownership of it."""
+def _map_memory(fd: int) -> SharedFile:
+    """Map the memory of a descriptor, which the mapping then owns."""
     try:
         return SharedFile(fd)
-    except OSError as error:  # a mapping of Python's has a descriptor of its own
+    except OSError as error:  # Python's mmap duplicates the descriptor
         os.close(fd)
         raise ResourceError(
             f"cannot receive a batch: {error}. If this process has too many open files, raise the "
