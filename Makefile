@@ -36,7 +36,7 @@ demo: $(DEMO)
 # More test processes than cores: many tests wait for worker processes. The files with the longest
 # tests come first, so that no process is left with one of them at the end.
 PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder \
-	tests/cache tests/frameworks tests/train tests/cli tests/tuning tests
+	tests/train tests/cache tests/cli tests/tuning tests
 
 test: lint
 	$(PYTEST) -m "not slow"

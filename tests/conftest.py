@@ -25,6 +25,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests of frameworks last: what they import makes each later fork slower."""
+    items.sort(key=lambda item: "frameworks" in item.path.parts)
+
+
 @pytest.fixture(scope="session")
 def jpeg_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """root/CLASS/N.jpg: 2 classes of 6 JPEGs each, 40 to 60 px wide, smooth and all different."""
