@@ -33,10 +33,8 @@ demo: $(DEMO)
 	@sed '/^Phases$$/,$$d' $(DEMO_RUN)/report.txt
 	@echo "the report as a page: $(DEMO_RUN)/report.html"
 
-# More test processes than cores: many tests wait for worker processes. The files with the longest
-# tests come first, so that no process is left with one of them at the end.
-PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder \
-	tests/train tests/cache tests/cli tests/tuning tests
+# More test processes than cores: many tests wait for worker processes. tests/conftest.py orders them.
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 test: lint
 	$(PYTEST) -m "not slow"

@@ -24,10 +24,12 @@ settings.load_profile("feedline")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+_LARGE_IMPORTS = {"cli", "frameworks", "train", "tuning"}
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests of frameworks last: what they import makes each later fork slower."""
-    items.sort(key=lambda item: "frameworks" in item.path.parts)
+    """Run tests that import models and frameworks last: a large process forks slowly."""
+    items.sort(key=lambda item: not _LARGE_IMPORTS.isdisjoint(item.path.parts))
 
 
 @pytest.fixture(scope="session")

@@ -171,10 +171,14 @@ def test_workers_killed_at_any_moment_cost_and_double_no_batch(
     monkeypatch.setattr("feedline.engine.feed._DEATHS_PER_ROW", 1000)
     monkeypatch.setattr("feedline.engine.pool.MAX_CONSECUTIVE_DEATHS", 1000)
     chance, stop, kills = random.Random(5), threading.Event(), []
+    seen: list[Any] = []
     with DataLoader(Slow(60, 0.002), 4, num_workers=2, shuffle=True, seed=1) as loader:
+        progress = threading.Event()  # or a slow machine would kill all workers as they start
 
         def kill() -> None:
             while not stop.wait(chance.uniform(0.01, 0.06)):
+                progress.wait()
+                progress.clear()
                 if pids := loader.worker_pids:
                     try:
                         os.kill(chance.choice(pids), signal.SIGKILL)
@@ -185,9 +189,13 @@ def test_workers_killed_at_any_moment_cost_and_double_no_batch(
         killer = threading.Thread(target=kill)
         killer.start()
         try:
-            seen = [plain(batch) for _ in range(8) for batch in loader]
+            for _ in range(8):
+                for batch in loader:
+                    seen.append(plain(batch))
+                    progress.set()
         finally:
             stop.set()
+            progress.set()
             killer.join()
     with DataLoader(Slow(60, 0), 4, shuffle=True, seed=1) as alone:
         assert seen == [plain(batch) for _ in range(8) for batch in alone]
