@@ -156,8 +156,6 @@ class WorkerPoolTests(PoolTests):
                     if step == 1:
                         psutil.Process(loader.worker_pids[0]).kill()
             assert seen == planned_epoch(loader, 0) + planned_epoch(loader, 1)
-            # The pool may end before it learns of the second death.
-            assert loader.worker_deaths
 
     def test_a_killed_worker_loses_no_whole_batch(self) -> None:
         with self.loader(Numbers(), batch_size=3, collate_fn=lists) as loader:
