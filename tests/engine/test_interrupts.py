@@ -24,6 +24,7 @@ from torch.utils.data import Dataset, RandomSampler
 import feedline
 from feedline import DataLoader
 from feedline.errors import StateError
+from feedline.loader.samplers import draws_for_feedline
 from feedline.order.requested_size import current_request
 from feedline.randomness import fingerprint, seeded
 
@@ -64,6 +65,7 @@ def interrupted(call: Callable[[], Any], line: int) -> tuple[Any, str | None]:
     try:
         return call(), None
     except KeyboardInterrupt:
+        assert not draws_for_feedline(), where
         return None, where
     finally:
         sys.settrace(before)

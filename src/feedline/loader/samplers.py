@@ -13,7 +13,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Iterator, Sized
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -59,11 +59,13 @@ def draws_for_feedline() -> bool:
 
 def ask(keys: Iterator[Any], default: Any = None) -> Any:
     """Return the next batch of a sampler, which can see that feedline asks, or `default`."""
-    before = _drawing.set(True)
-    try:
-        return next(keys, default)
-    finally:
-        _drawing.reset(before)
+    # In a context of its own, so that Ctrl-C at any line cannot leave the mark set.
+    return copy_context().run(_ask_marked, keys, default)
+
+
+def _ask_marked(keys: Iterator[Any], default: Any) -> Any:
+    _drawing.set(True)
+    return next(keys, default)
 
 
 class Stateful(Protocol):
