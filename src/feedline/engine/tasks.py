@@ -18,10 +18,10 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from feedline.engine.buffers import RowBuffers, SlotTooSmall, WholeBatchBuffers, batch_bytes
+from feedline.engine.defaults import DEFAULT_PREFETCH_FACTOR
 from feedline.engine.heartbeat import MAX_WORKERS
 from feedline.engine.messages import MAX_KEY_BYTES, BatchTask, Failure, Report, RowTask
 from feedline.engine.shared_memory import SharedFile
-from feedline.engine.start_method import DEFAULT_PREFETCH_FACTOR
 from feedline.errors import ResourceError, UsageError
 from feedline.order.batch_spec import (
     NO_NUMBER,

@@ -23,7 +23,7 @@ from feedline.control.decision import SettingChange, What
 from feedline.control.limits import WorkerLimits
 from feedline.control.room import Room
 from feedline.control.window import StepWindow, error_of
-from feedline.engine.start_method import WORKER_BYTES
+from feedline.engine.defaults import WORKER_BYTES
 from feedline.engine.tasks import LiveSettings
 from feedline.loader.batch_stream import BatchStream
 from feedline.loader.engines import Engine

@@ -10,7 +10,7 @@ from feedline.diagnose.facts import summarise_run
 from feedline.diagnose.finding import Thresholds
 from feedline.diagnose.gains import step_load
 from feedline.diagnose.step_load import StepLoad
-from feedline.engine.start_method import slots_for
+from feedline.engine.defaults import slots_for
 from feedline.engine.worker_setup import describe_generators
 from feedline.forecast.rates import PoolRate, Rates
 from feedline.forecast.schedule import break_even, forecast

@@ -18,13 +18,14 @@ from feedline.engine.accelerator_transfer import AcceleratorTransfer
 from feedline.engine.batch_layout import WholeBatchTransfer
 from feedline.engine.buffers import BatchBuffers, RowBuffers, WholeBatchBuffers
 from feedline.engine.dataset_fetch import DatasetFetcher
+from feedline.engine.defaults import ROW_TIMEOUT_S, slots_for
 from feedline.engine.device_transfer import DeviceTransfer, HostTransfer, Tensors
 from feedline.engine.devices import TorchAccelerator, register_memory, should_pin
 from feedline.engine.feed import Feed
 from feedline.engine.messages import HUNG
 from feedline.engine.pool import WorkerPool
 from feedline.engine.source import Source
-from feedline.engine.start_method import slots_for, start_pool
+from feedline.engine.start_method import start_pool
 from feedline.engine.tasks import BatchTasks, InFlightBatch, LiveSettings, RowTasks
 from feedline.engine.worker_errors import describe_sample
 from feedline.engine.worker_setup import SourceWithInit, WorkerInit
@@ -101,9 +102,6 @@ def _name(source: Source, sample: int) -> str:
     except IndexError:  # there is none, which is why it failed
         return f"the dataset has {len(source)} samples"
 
-
-_ROW_TIMEOUT_S = 120.0
-"""Time on one row after which a worker counts as stuck, see `engine.hang_detection`."""
 
 _KEPT_BY_USER = 2
 """Batches a user may hold without a copy, besides those made ahead."""
@@ -187,7 +185,7 @@ def _build_row_engine(
                 prefetch=options.prefetch,
                 task_ns=options.task_ns,
             ),
-            timeout_s=options.timeout_s or _ROW_TIMEOUT_S,
+            timeout_s=options.timeout_s or ROW_TIMEOUT_S,
             deadline_s=options.timeout_s or inf,
             ahead=options.workers > 0,
             sample=partial(describe_row, source),
@@ -249,7 +247,7 @@ def _build_batch_engine(
             tasks,
             pool,
             live,
-            timeout_s=options.timeout_s or _ROW_TIMEOUT_S,
+            timeout_s=options.timeout_s or ROW_TIMEOUT_S,
             deadline_s=options.timeout_s or inf,
             in_order=options.in_order,
             replaces=False,  # a user's sample may take as long as it likes
