@@ -423,7 +423,7 @@ def attributes(thing: object) -> Iterator[tuple[str, Any]]:
     bases = _bases(type(thing))
     own: Any = next((of["__dict__"] for of in map(_members, bases) if "__dict__" in of), None)
     known: dict[str, Any] = {}
-    if type(own) is types.GetSetDescriptorType:  # else it is a property of the user's
+    if type(own) is types.GetSetDescriptorType:  # otherwise a property of the user's class
         known = own.__get__(thing)
         yield from list(known.items())
     for base in bases:

@@ -150,15 +150,7 @@ class DatasetFetcher:
         Raises:
             Exception: any error of the user's dataset, unchanged.
         """
-        task = BatchTask(
-            id=0,
-            image_size=batch.image_size,
-            seed=batch.batch_seed,
-            row_seed=batch.seed,
-            place=batch.place,
-            stride=batch.stride,
-            strength=batch.phase.strength,
-        )
+        task = BatchTask.for_batch(batch)
         with unbroken(), seeded(task.seed):
             put_back_later(partial(set_request, current_request()))
             seed_generators_temporarily(self._find_generators(), task.seed)

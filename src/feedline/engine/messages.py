@@ -11,12 +11,15 @@ import json
 import struct
 import traceback
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feedline.errors import FeedlineError
+
+if TYPE_CHECKING:
+    from feedline.order.batch_spec import BatchSpec
 
 __all__ = [
     "HUNG",
@@ -125,6 +128,32 @@ class BatchTask(NamedTuple):
     stride: int = 0
     strength: float = 1.0
     key_bytes: int = 0
+
+    @classmethod
+    def for_batch(
+        cls,
+        batch: BatchSpec,
+        *,
+        id: int = 0,
+        keys: bytes = b"",
+        memory: int = -1,
+        slot: int = 0,
+        key_bytes: int = 0,
+    ) -> BatchTask:
+        """Task of a planned batch."""
+        return cls(
+            id=id,
+            keys=keys,
+            memory=memory,
+            slot=slot,
+            image_size=batch.image_size,
+            seed=batch.batch_seed,
+            row_seed=batch.seed,
+            place=batch.place,
+            stride=batch.stride,
+            strength=batch.phase.strength,
+            key_bytes=key_bytes,
+        )
 
     def pack(self) -> bytes:
         """Serialise to one message."""

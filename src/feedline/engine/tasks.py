@@ -222,23 +222,17 @@ class BatchTasks:
 
     def task(self, id: int, flight: InFlightBatch, span: Span) -> BatchTask:
         """Create a task of the whole batch."""
-        batch = flight.batch
-        keys = pickle.dumps(batch.dataset_keys)
+        keys = pickle.dumps(flight.batch.dataset_keys)
         in_memory = self._shares_memory and len(keys) > MAX_KEY_BYTES
         if in_memory:
             self.slots.write(flight.slot, keys)
-        return BatchTask(
+        return BatchTask.for_batch(
+            flight.batch,
             id=id,
-            slot=flight.slot,
-            image_size=batch.image_size,
-            seed=batch.batch_seed,
-            row_seed=batch.seed,
-            place=batch.place,
-            stride=batch.stride,
-            strength=batch.phase.strength,
             keys=b"" if in_memory else keys,
-            key_bytes=len(keys) if in_memory else 0,
             memory=self.slots.memory(flight.slot),
+            slot=flight.slot,
+            key_bytes=len(keys) if in_memory else 0,
         )
 
     def store_result(self, flight: InFlightBatch, report: Report) -> None:
