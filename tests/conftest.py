@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Iterator
@@ -30,6 +31,15 @@ _LARGE_IMPORTS = {"cli", "frameworks", "train", "tuning"}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run tests that import models and frameworks last: a large process forks slowly."""
     items.sort(key=lambda item: not _LARGE_IMPORTS.isdisjoint(item.path.parts))
+
+
+def pytest_collection_finish() -> None:
+    """Exclude imported modules and collected tests from garbage collection.
+
+    `gc.collect` then takes milliseconds instead of a second, and forked processes copy fewer pages.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,7 @@ from own_sources import (
     views,
     zipped,
 )
+from slow import slow
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -48,7 +49,9 @@ def test_batches_are_those_of_torchvisions_folder(
     assert_same(epochs(ours), epochs(Torchvisions(jpeg_folder, transform)))
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize(
+    "pipeline", ["policy", "views", *slow("colours", "evaluation", "compiled", "wrapper")]
+)
 def test_batches_of_each_pipeline_come_from_workers_too(
     pipeline: str, jpeg_folder: Path, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ from torchvision.transforms import v2
 import feedline
 from feedline import DataLoader
 from feedline.errors import UsageError
+from slow import slow
 from torchvision_folder import pixel_error, write_images
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -100,8 +101,14 @@ def assert_same(ours: Any, theirs: Any) -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("make", [train, evaluate, stronger, with_own_step, two_views])
+@pytest.mark.parametrize(
+    ("make", "workers"),
+    [
+        *((make, 0) for make in (train, evaluate, stronger, with_own_step, two_views)),
+        (two_views, 2),
+        *slow((train, 2), (evaluate, 2), (stronger, 2), (with_own_step, 2)),
+    ],
+)
 def test_batches_are_those_of_the_pipeline_that_is_made_for_their_size(
     root: Path, make: Callable[[int], Any], workers: int
 ) -> None:

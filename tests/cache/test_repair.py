@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -96,8 +97,15 @@ def test_a_damaged_tar_header_is_repaired(
     assert verify(root, workers=1).is_sound
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("harm", [flip_copies, cut, remove, remove_level])
+@pytest.mark.parametrize(
+    ("form", "harm"),
+    [
+        *(("webdataset", harm) for harm in (flip_copies, cut, remove, remove_level)),
+        ("lmdb", flip_copies),
+        ("folder", flip_copies),
+        *slow(*itertools.product(("lmdb", "folder"), (cut, remove, remove_level))),
+    ],
+)
 def test_a_repaired_cache_is_the_one_that_was_built(
     whole: Callable[[str], Path], copied: Copied, form: str, harm: Callable[[Path], None]
 ) -> None:

@@ -19,6 +19,7 @@ from torchvision.datasets import ImageFolder
 from feedline import DataLoader
 from processes import eventually
 from sets import Made
+from slow import slow
 
 MANY = 1200
 """Entries of a list that is too long for one that is compared in any dataset."""
@@ -161,8 +162,21 @@ FORMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("options", [{}, {"seed": 0}, {"schedule": "8x9"}, {"collate_fn": list}])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [
+        ("folder", {}),
+        ("folder", {"collate_fn": list}),
+        ("subset", {"seed": 0}),
+        ("concatenated", {"schedule": "8x9"}),
+        *slow(
+            ("folder", {"seed": 0}),
+            ("folder", {"schedule": "8x9"}),
+            *(("subset", options) for options in ({}, {"schedule": "8x9"}, {"collate_fn": list})),
+            *(("concatenated", options) for options in ({}, {"seed": 0}, {"collate_fn": list})),
+        ),
+    ],
+)
 def test_labels_that_are_changed_in_a_folders_list_reach_the_next_epoch(
     root: Path, form: str, options: dict[str, Any]
 ) -> None:

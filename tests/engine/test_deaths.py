@@ -87,6 +87,7 @@ def test_workers_killed_at_random_moments_do_not_change_a_byte(
         assert len(loader.worker_deaths) >= 10
 
 
+@pytest.mark.slow  # test_pools.py kills spawned workers too
 def test_spawned_workers_killed_in_mid_work_do_not_change_a_byte() -> None:
     options = {"batch_size": 16, "schedule": "8x1,12x2", "seed": 5}
     source = Steady(200, row_s=0.002)
@@ -147,7 +148,7 @@ def test_a_sample_that_ends_its_worker_twice_is_named(way: str, words: str) -> N
         take(loader, 1)
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["forkserver", *slow("spawn")])
 def test_samples_that_fail_in_every_way_are_skipped_and_all_others_arrive(method: str) -> None:
     ways = {3: "segfault", 20: "raise", 21: "kill", 50: "exit", 51: "quit", 95: "raise"}
     loader = DataLoader(

@@ -38,7 +38,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["forkserver", *slow("spawn")])
+@pytest.mark.slow  # as the next one, without the child
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_a_trainer_that_is_killed_leaves_no_process_and_no_memory(
     method: str, tmp_path: Path
 ) -> None:
@@ -87,6 +88,7 @@ def test_ctrl_c_ends_the_program_once_and_quietly(tmp_path: Path) -> None:
     assert gone(processes)
 
 
+@pytest.mark.slow
 def test_an_exception_in_the_loop_ends_everything(tmp_path: Path) -> None:
     body = "assert step < 3, 'the model has had enough'"
     script = start_script(TRAIN.format(method="forkserver", body=body), tmp_path)
@@ -98,6 +100,7 @@ def test_an_exception_in_the_loop_ends_everything(tmp_path: Path) -> None:
     assert gone(processes)
 
 
+@pytest.mark.slow
 def test_a_loader_that_is_never_closed_ends_with_the_program(tmp_path: Path) -> None:
     body = "\n            if step == 3: sys.exit(0)"
     script = start_script(TRAIN.format(method="forkserver", body=body), tmp_path)
@@ -200,7 +203,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", *slow("spawn")])
+@pytest.mark.parametrize("method", ["fork", *slow("forkserver", "spawn")])
 def test_a_program_ends_quietly_while_a_daemon_thread_waits_for_a_batch(
     method: str, tmp_path: Path
 ) -> None:

@@ -145,8 +145,16 @@ ORDERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("workers", [2, *slow(0)])
-@pytest.mark.parametrize("name", ORDERS)
+IN_WORKERS = ("generator", "batches")
+
+
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [
+        *((name, 2 if name in IN_WORKERS else 0) for name in ORDERS),
+        *slow(*((name, 0 if name in IN_WORKERS else 2) for name in ORDERS)),
+    ],
+)
 def test_the_order_over_epochs(name: str, workers: int) -> None:
     theirs, ours = both(DATA, 3, num_workers=workers, **ORDERS[name])
     assert ours == theirs

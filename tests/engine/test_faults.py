@@ -455,7 +455,7 @@ def test_a_batch_that_takes_longer_than_the_timeout() -> None:
             next(batches)
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", *slow("forkserver")])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")  # from Python 3.12 on
 def test_a_lock_held_by_a_thread_during_the_fork_is_suspected_after_a_timeout(method: str) -> None:
     held, let_go = threading.Event(), threading.Event()

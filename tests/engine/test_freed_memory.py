@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from feedline.loader import DataLoader
+from slow import slow
 
 SIDE = 1 << 22  # floats: 16 MiB, above what glibc takes from its heap by itself
 
@@ -35,7 +36,7 @@ class Large(Dataset[Any]):
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", *slow("forkserver", "spawn")])
 def test_large_blocks_are_had_from_the_kernel_once(method: str) -> None:
     with DataLoader(Large(), 1, num_workers=1, multiprocessing_context=method) as loader:
         faults = [int(batch) for batch in loader]

@@ -21,6 +21,7 @@ from feedline.engine.worker_setup import (
 from feedline.loader import DataLoader
 from feedline.randomness import seeded
 from sets import plain, through_json
+from slow import slow
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -147,7 +148,10 @@ def draws(batch: Any) -> list[float]:
     return [draw for part in batch for draw in draws(part)]
 
 
-@pytest.mark.parametrize("kind", DATASETS)
+ALONE = ("numpy", "python", "torch", "closure", "keyword")  # "all" has them together
+
+
+@pytest.mark.parametrize("kind", ["class", "all", "wrapped", *slow(*ALONE)])
 def test_batches_are_the_same_on_any_number_of_workers(kind: str) -> None:
     expected = batches(DATASETS[kind])
     for workers in (1, 2, 3):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from feedline.errors import StateError
 from feedline.loader.samplers import draws_for_feedline
 from feedline.order.requested_size import current_request
 from feedline.randomness import fingerprint, seeded
+from slow import slow
 
 _HOME = str(Path(feedline.__file__).parent)
 _HANDED_OUT = {"delivered", "record_delivery", "__next__"}
@@ -78,8 +80,17 @@ def lines(stride: int) -> Iterator[int]:
         line += stride
 
 
-@pytest.mark.parametrize(("workers", "stride"), [(0, 1), (2, 17), pytest.param(2, 1, marks=_SLOW)])
-@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(
+    ("workers", "stride", "shuffle"),
+    [
+        (0, 1, False),
+        (0, 1, True),
+        (2, 17, True),
+        *slow((2, 17, False)),
+        pytest.param(2, 1, False, marks=_SLOW),
+        pytest.param(2, 1, True, marks=_SLOW),
+    ],
+)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_at_any_line_of_next_costs_no_batch(
@@ -113,7 +124,7 @@ def test_an_interrupt_at_any_line_of_next_costs_no_batch(
 @pytest.mark.parametrize(
     ("workers", "stride"),
     [
-        (0, 7),
+        (0, 13),
         pytest.param(2, 97, marks=_SLOW),
         pytest.param(0, 1, marks=pytest.mark.slow),
         pytest.param(2, 11, marks=_SLOW),
@@ -158,8 +169,10 @@ class Interrupting(RandomSampler):
             yield index
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("at", [0, 1, 5, 39])
+@pytest.mark.parametrize(
+    ("at", "workers"),
+    [*itertools.product((0, 1, 5, 39), (0,)), (5, 2), (39, 2), *slow((0, 2), (1, 2))],
+)
 def test_a_sampler_that_was_interrupted_gives_the_same_again(workers: int, at: int) -> None:
     """Python ends a generator that an exception went through."""
     seen: list[list[list[int]]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -15,7 +16,7 @@ from torch.utils.data import Dataset
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from loader_reading import planned_epoch, read
-from processes import newcomers, own_family
+from processes import eventually, newcomers, own_family
 from sources import Breaking, Rows
 
 SCHEDULE = "4x1@5,6x2@7"  # of image size and of batch size
@@ -48,6 +49,21 @@ def lists(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def numbers(batches: Any) -> list[list[int]]:
     return [[sample["number"] for sample in batch] for batch in batches]
+
+
+def kill_worker(loader: DataLoader) -> None:
+    """Kill a running worker. A dead one is listed until the loader sees its death."""
+
+    def killed() -> bool:
+        for pid in loader.worker_pids:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker = psutil.Process(pid)
+                if worker.status() != psutil.STATUS_ZOMBIE:
+                    worker.kill()
+                    return True
+        return False
+
+    assert eventually(killed)
 
 
 class PoolTests:
@@ -154,7 +170,7 @@ class WorkerPoolTests(PoolTests):
                 for step, batch in enumerate(loader):
                     seen += read([batch])
                     if step == 1:
-                        psutil.Process(loader.worker_pids[0]).kill()
+                        kill_worker(loader)
             assert seen == planned_epoch(loader, 0) + planned_epoch(loader, 1)
 
     def test_a_killed_worker_loses_no_whole_batch(self) -> None:
@@ -163,7 +179,7 @@ class WorkerPoolTests(PoolTests):
             for step, batch in enumerate(loader):
                 seen += numbers([batch])
                 if step == 1:
-                    psutil.Process(loader.worker_pids[0]).kill()
+                    kill_worker(loader)
             assert seen == [[k, k + 1, k + 2] for k in range(0, 30, 3)]
 
     def test_the_number_of_workers_changes_while_it_works(self) -> None:

@@ -20,6 +20,7 @@ from torchvision.datasets import ImageFolder
 from feedline import ImageArray
 from feedline.loader import DataLoader
 from feedline.randomness import fingerprint, seeded
+from slow import slow
 
 
 class Random(Dataset[Any]):
@@ -102,7 +103,20 @@ def make_generator(worker: int) -> None:
     info.dataset.rng = np.random.default_rng(info.seed)
 
 
-INITS = [seed_worker, seed_as_lightning, seed_as_timm, seed_numpy, make_generator]
+INITS = [
+    (seed_worker, "generator"),
+    (seed_as_lightning, "seed"),
+    (make_generator, "seed"),
+    *slow(
+        (seed_worker, "seed"),
+        (seed_as_lightning, "generator"),
+        (seed_as_timm, "generator"),
+        (seed_as_timm, "seed"),
+        (seed_numpy, "generator"),
+        (seed_numpy, "seed"),
+        (make_generator, "generator"),
+    ),
+]
 
 
 def plain(batches: Iterable[Any]) -> list[Any]:
@@ -111,8 +125,7 @@ def plain(batches: Iterable[Any]) -> list[Any]:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-@pytest.mark.parametrize("option", ["generator", "seed"])
-@pytest.mark.parametrize("init", INITS)
+@pytest.mark.parametrize(("init", "option"), INITS)
 def test_runs_repeat_whatever_worker_init_fn_seeds(
     init: Callable[[int], None], option: str
 ) -> None:

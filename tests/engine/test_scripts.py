@@ -132,7 +132,8 @@ def test_an_unguarded_script_with_spawned_workers_gets_one_error_that_tells_of_t
     assert 'put that code under `if __name__ == "__main__":`' in errors
 
 
-@pytest.mark.parametrize("method", ["forkserver", *slow("spawn")])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_an_unguarded_script_whose_classes_workers_need_is_told_of_the_guard(
     method: str, tmp_path: Path
 ) -> None:
@@ -141,7 +142,7 @@ def test_an_unguarded_script_whose_classes_workers_need_is_told_of_the_guard(
 
 
 @pytest.mark.parametrize("method", ["forkserver", *slow("spawn", "fork")])
-@pytest.mark.parametrize("text", [LOADER_IN_A_DATASET, LOADER_OPENED_WITH_A_DATASET])
+@pytest.mark.parametrize("text", [LOADER_IN_A_DATASET, *slow(LOADER_OPENED_WITH_A_DATASET)])
 def test_a_dataset_that_builds_a_loader_with_workers_is_told_so_and_of_no_guard(
     text: str, method: str, tmp_path: Path
 ) -> None:

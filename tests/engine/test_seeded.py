@@ -13,6 +13,7 @@ from feedline.errors import StateError
 from feedline.loader import DataLoader
 from feedline.order.requested_size import image_size
 from sets import Drawing, Made, Sized, plain, through_json
+from slow import slow
 
 SCHEDULE = "8x1@4,12x2@6"
 
@@ -38,7 +39,7 @@ def expected() -> list[Any]:
     return epochs(3, num_workers=0)
 
 
-WAYS = [(1, "fork"), (2, "fork"), (1, "forkserver"), (2, "forkserver"), (2, "spawn")]
+WAYS = [(1, "fork"), (2, "forkserver"), *slow((2, "fork"), (1, "forkserver"), (2, "spawn"))]
 
 
 @pytest.mark.parametrize(("workers", "method"), WAYS)

@@ -67,8 +67,13 @@ def test_a_stream(epoch_length: int | None) -> None:
     assert found[1] == found[0]
 
 
-@pytest.mark.parametrize("place", [{"epoch": 2}, {"iteration": 15}], ids=["epoch", "iteration"])
-@pytest.mark.parametrize("weighted", [False, *slow(True)])
+@pytest.mark.parametrize(
+    ("weighted", "place"),
+    [
+        (False, {"iteration": 15}),
+        *slow((False, {"epoch": 2}), (True, {"iteration": 15}), (True, {"epoch": 2})),
+    ],
+)
 def test_a_deterministic_engine_goes_on(weighted: bool, place: dict[str, int]) -> None:
     found = []
     for loader in KINDS:
@@ -120,7 +125,7 @@ RANKED: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [Engine, DeterministicEngine])
+@pytest.mark.parametrize("kind", [Engine, *slow(DeterministicEngine)])
 @pytest.mark.parametrize("case", RANKED)
 def test_auto_dataloader_on_two_ranks(
     case: str, kind: Any, monkeypatch: pytest.MonkeyPatch

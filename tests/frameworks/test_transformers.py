@@ -224,8 +224,8 @@ def whole_and_rest(way: str, folder: Path) -> list[list[list[int]]]:
     [
         ("prepare", "data_seed"),
         ("swapped", "defaults"),
-        ("bare", "nothing skipped"),
         *slow(
+            ("bare", "nothing skipped"),
             *(("prepare", case) for case in ("evaluated", "drop_last", "prefetch", "lengths")),
             *(("prepare", case) for case in ("nothing skipped", "persistent", "accumulation")),
             *(("prepare", case) for case in ("split", "stream")),
@@ -240,7 +240,7 @@ def test_a_case_gives_what_it_gives_of_torchs_class(way: str, case: str, tmp_pat
     assert ours == theirs
 
 
-@pytest.mark.parametrize("way", SEEDED)
+@pytest.mark.parametrize("way", ["prepare", *slow("Stepwise")])
 def test_with_a_seed_a_resume_goes_on_with_the_rest(way: str, tmp_path: Path) -> None:
     whole, rest = whole_and_rest(way, tmp_path)
     assert rest == whole[2:]

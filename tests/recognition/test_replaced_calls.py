@@ -20,6 +20,7 @@ from torchvision.transforms import v2
 
 import feedline
 from feedline.recognition.replacements import Replacements
+from slow import slow
 from torchvision_folder import image
 
 SIDE = 40
@@ -76,7 +77,11 @@ def made(transform: Any, *more: Any) -> list[Any]:
     return [transform(each, *more) for each in IMAGES]
 
 
-@pytest.mark.parametrize("case", STEPS)
+SLOW = ("flip, transforms", "contrast, transforms", "saturation, transforms", "resize, v2")
+SLOW += ("centre crop, v2", "random crop, v2", "brightness, v2", "contrast, v2", "grey, v2")
+
+
+@pytest.mark.parametrize("case", [*(each for each in STEPS if each not in SLOW), *slow(*SLOW)])
 def test_a_replaced_function_that_a_step_calls_runs(case: str) -> None:
     pipeline = v1.Compose([*STEPS[case], *([] if "values" in case else [FLOATS])])
     if "tensors" in case:

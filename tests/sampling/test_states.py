@@ -95,6 +95,7 @@ def one_epoch(batches: DataLoader[Any]) -> list[Any]:
 
 
 SLOW = ("sequential", "replacement", "subset", "batches", "tensor", "persistent", "stateful")
+SLOW += ("replacement by generator", "weighted", "persistent by generator")
 
 
 @pytest.mark.parametrize("order", [*(each for each in ORDERS if each not in SLOW), *slow(*SLOW)])
@@ -126,7 +127,7 @@ def test_every_state_of_two_epochs_goes_on_with_exactly_the_rest(order: str) -> 
                 ]
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["forkserver", *slow("spawn")])
 def test_a_state_goes_on_with_workers_that_start_in_another_way(method: str) -> None:
     torch.manual_seed(3)
     with loader("shuffle", 1, num_workers=1) as batches:
@@ -533,8 +534,14 @@ def test_a_sampler_that_counts_its_epochs_itself_is_not_begun_anew(workers: int)
             assert torch.cat(list(loader)).tolist() == wanted.tolist()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("order", ["shuffle", "weighted", "at once", "one generator for both"])
+@pytest.mark.parametrize(
+    ("order", "workers"),
+    [
+        *((order, 0) for order in ("shuffle", "weighted", "at once", "one generator for both")),
+        ("one generator for both", 2),
+        *slow(("shuffle", 2), ("weighted", 2), ("at once", 2)),
+    ],
+)
 def test_states_hold_where_others_draw_between_iter_and_the_first_batch(
     order: str, workers: int
 ) -> None:

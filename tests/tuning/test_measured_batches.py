@@ -252,9 +252,11 @@ def test_sizes_that_fragment_the_memory_get_smaller_batches() -> None:
     "said",
     [
         "CUDA error: out of memory",
-        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear ...",
-        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-        "GET was unable to find an engine to execute this computation",
+        *slow(
+            "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear ...",
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            "GET was unable to find an engine to execute this computation",
+        ),
     ],
 )
 def test_what_libraries_say_of_memory_counts_as_out_of_memory(said: str) -> None:

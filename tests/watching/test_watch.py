@@ -129,6 +129,7 @@ def two_epochs(loader: Any) -> list[Any]:
 
 
 SLOW = ("spawn", "forkserver", "persistent", "subclass", "iterable here", "feedline here")
+SLOW += ("together", "batch sampler")
 
 
 @pytest.mark.parametrize("name", [*(each for each in LOADERS if each not in SLOW), *slow(*SLOW)])
