@@ -25,11 +25,19 @@ settings.load_profile("feedline")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-_LARGE_IMPORTS = {"cli", "frameworks", "train", "tuning"}
+_LARGE_IMPORTS = {
+    "cache",
+    "cli",
+    "frameworks",
+    "remote",
+    "test_docs_examples.py",
+    "train",
+    "tuning",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests that import models and frameworks last: a large process forks slowly."""
+    """Run tests that import large packages last: a large process forks slowly."""
     items.sort(key=lambda item: not _LARGE_IMPORTS.isdisjoint(item.path.parts))
 
 

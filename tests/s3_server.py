@@ -12,10 +12,7 @@ from typing import Any
 
 import pytest
 
-s3fs = pytest.importorskip("s3fs")
-moto_server = pytest.importorskip("moto.server")
-
-from feedline.remote.folder import RemoteFolder  # noqa: E402
+from feedline.remote.folder import RemoteFolder
 
 __all__ = ["Bucket", "serving"]
 
@@ -52,6 +49,7 @@ class Bucket:
 @contextlib.contextmanager
 def serving() -> Iterator[Any]:
     """A server with a bucket, to which the environment leads whoever looks for S3."""
+    s3fs, moto_server = pytest.importorskip("s3fs"), pytest.importorskip("moto.server")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()

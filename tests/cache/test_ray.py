@@ -33,22 +33,28 @@ from feedline.stores.cache_layout import MANIFEST
 from processes import eventually
 from s3_server import Bucket, serving
 
-# Ray reads these when it is imported: all on the loopback interface, and for this cluster alone.
-os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
-os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-pytest.importorskip("lmdb")
-ray = pytest.importorskip("ray", reason="Ray has no wheel for each version of Python")
-
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the nodes are told apart on Linux alone"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray's own logs
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
+ray: Any
 PER_CLASS = 40  # three units: samples 0 to 31, 32 to 63, 64 to 79
 NODE = {"num_cpus": 1, "object_store_memory": 100 << 20, "include_dashboard": False}
 QUICK = {"health_check_period_ms": 500, "health_check_failure_threshold": 3}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray() -> None:
+    """Import Ray, for these tests alone."""
+    global ray
+    # Ray reads these when it is imported: all on the loopback interface, for this cluster alone.
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    pytest.importorskip("lmdb")
+    ray = pytest.importorskip("ray", reason="Ray has no wheel for each version of Python")
 
 
 def test_without_a_cluster_none_is_started(

@@ -35,6 +35,7 @@ from feedline.remote.folder import AT_ONCE, RemoteFolder
 from feedline.stores.cache_layout import MANIFEST, Manifest, read_manifest
 from processes import eventually
 from s3_server import Bucket, serving
+from slow import slow
 
 PER_CLASS = 40  # three units
 STAMPS = "index/stamps.npy"
@@ -133,7 +134,7 @@ def test_any_protocol_of_fsspecs_will_do(
     assert {name: there.read(name) for name in there.files()} == found
 
 
-@pytest.mark.parametrize("named", ["a folder", "a pattern", "a file"])
+@pytest.mark.parametrize("named", ["a folder", *slow("a pattern", "a file")])
 def test_tar_shards_in_a_store_are_a_source(
     bucket: Bucket, here: Path, tmp_path: Path, named: str
 ) -> None:

@@ -19,12 +19,22 @@ from torch.utils.data import Dataset
 from feedline import DataLoader
 from feedline.errors import UsageError
 from feedline.integrations.accelerate import prepare, unpadded_rows
+from packages import needs
 from slow import slow
 from sources import Rows
 
-accelerate = pytest.importorskip("accelerate")
-DataLoaderConfiguration = accelerate.utils.DataLoaderConfiguration
-pytestmark = pytest.mark.filterwarnings("ignore")  # Accelerate's and torch's own
+pytestmark = [
+    needs("accelerate"),
+    pytest.mark.filterwarnings("ignore"),  # Accelerate's and torch's own
+]
+accelerate: Any
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _accelerate() -> None:
+    """Import Accelerate for these tests alone; see `needs`."""
+    global accelerate
+    import accelerate
 
 
 def made(length: int = 20, *, world_size: int = 1, drop_last: bool = False) -> DataLoader[Any]:
@@ -177,7 +187,9 @@ class Told(Dataset[int]):
 
 
 def accelerator_of(**config: Any) -> Any:
-    return accelerate.Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**config))
+    return accelerate.Accelerator(
+        cpu=True, dataloader_config=accelerate.utils.DataLoaderConfiguration(**config)
+    )
 
 
 def theirs_and_ours(make: Callable[[], Any], dataset: Any, **options: Any) -> tuple[list[Any], ...]:

@@ -17,16 +17,27 @@ from feedline import DataLoader
 from feedline.errors import UsageError
 from feedline.integrations.accelerate import prepare
 from feedline.integrations.stepwise import Stepwise
+from packages import needs
 
-accelerate = pytest.importorskip("accelerate")
-DataLoaderConfiguration = accelerate.utils.DataLoaderConfiguration
-pytestmark = pytest.mark.filterwarnings("ignore")  # Accelerate's and torch's own
+pytestmark = [
+    needs("accelerate"),
+    pytest.mark.filterwarnings("ignore"),  # Accelerate's and torch's own
+]
+accelerate: Any
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _accelerate() -> None:
+    """Import Accelerate for these tests alone; see `needs`."""
+    global accelerate
+    import accelerate
+
 
 NUMBERS: Any = list(range(12))
 
 
 @pytest.fixture(autouse=True)
-def _no_loader_is_noted() -> Iterator[None]:
+def _no_loader_is_noted(_accelerate: None) -> Iterator[None]:
     accelerate.state.GradientState._reset_state()
     yield
     accelerate.state.GradientState._reset_state()
@@ -36,7 +47,7 @@ def accelerator_of(steps: int = 1, **config: Any) -> Any:
     return accelerate.Accelerator(
         cpu=True,
         gradient_accumulation_steps=steps,
-        dataloader_config=DataLoaderConfiguration(**config),
+        dataloader_config=accelerate.utils.DataLoaderConfiguration(**config),
     )
 
 

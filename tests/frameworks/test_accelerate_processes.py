@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from packages import needs
 from ranks import said_by_ranks
 
-pytest.importorskip("accelerate")
+pytestmark = needs("accelerate")
 
 SCRIPT = """
 import contextlib, json, sys, warnings

@@ -13,16 +13,10 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, WeightedRandomSampler
 
 import feedline
+from packages import needs
 from slow import slow
 
-pytest.importorskip("ignite")
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from ignite.distributed import auto
-    from ignite.engine import DeterministicEngine, Engine, Events
-    from ignite.handlers import Checkpoint
-    from ignite.handlers.param_scheduler import BatchSizeScheduler
+pytestmark = needs("ignite")
 
 KINDS = (DataLoader, feedline.DataLoader)
 NUMBERS = list(range(22))
@@ -33,17 +27,31 @@ class Stream(IterableDataset[Any]):
         return iter(range(10))
 
 
-def engine(kind: Any = Engine) -> tuple[Any, list[Any]]:
+@pytest.fixture(scope="module", autouse=True)
+def _ignite() -> None:
+    """Import Ignite for these tests alone; see `needs`."""
+    global BatchSizeScheduler, Checkpoint, Events, auto, engines
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import ignite.engine as engines
+        from ignite.distributed import auto
+        from ignite.engine import Events
+        from ignite.handlers import Checkpoint
+        from ignite.handlers.param_scheduler import BatchSizeScheduler
+
+
+def engine(kind: str = "Engine") -> tuple[Any, list[Any]]:
     torch.manual_seed(7)
     random.seed(7)
     np.random.seed(7)
     seen: list[Any] = []
-    return kind(lambda it, batch: seen.append([it.state.epoch, batch.tolist()])), seen
+    made = getattr(engines, kind)
+    return made(lambda it, batch: seen.append([it.state.epoch, batch.tolist()])), seen
 
 
 @pytest.mark.parametrize(("epoch_length", "workers"), [(None, 0), (9, 2), *slow((4, 0), (9, 1))])
-@pytest.mark.parametrize("kind", [Engine, DeterministicEngine])
-def test_an_epoch_of_any_length(kind: Any, epoch_length: int | None, workers: int) -> None:
+@pytest.mark.parametrize("kind", ["Engine", "DeterministicEngine"])
+def test_an_epoch_of_any_length(kind: str, epoch_length: int | None, workers: int) -> None:
     found = []
     for loader in KINDS:
         trainer, seen = engine(kind)
@@ -79,7 +87,7 @@ def test_a_deterministic_engine_goes_on(weighted: bool, place: dict[str, int]) -
     for loader in KINDS:
         sampler = WeightedRandomSampler(torch.arange(1.0, 23.0), 22) if weighted else None
         for resumed in (False, True):
-            trainer, seen = engine(DeterministicEngine)
+            trainer, seen = engine("DeterministicEngine")
             data = loader(NUMBERS, 4, shuffle=not weighted, sampler=sampler, num_workers=2)
             if resumed:
                 state = {"max_epochs": 4, "epoch_length": len(data), "rng_states": None}
@@ -125,10 +133,10 @@ RANKED: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [Engine, *slow(DeterministicEngine)])
+@pytest.mark.parametrize("kind", ["Engine", *slow("DeterministicEngine")])
 @pytest.mark.parametrize("case", RANKED)
 def test_auto_dataloader_on_two_ranks(
-    case: str, kind: Any, monkeypatch: pytest.MonkeyPatch
+    case: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auto.idist, "get_world_size", lambda: 2)
     found = []

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("lightning")
+from packages import needs
+
+pytestmark = needs("lightning")
 
 SCRIPT = """
 import json, sys, warnings

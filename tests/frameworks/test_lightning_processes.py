@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("lightning")
+from packages import needs
+
+pytestmark = needs("lightning")
 
 SCRIPT = """
 import contextlib, gc, json, logging, os, warnings

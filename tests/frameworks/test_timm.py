@@ -12,20 +12,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import feedline
+from packages import needs
 from slow import slow
 
-pytest.importorskip("timm")
-Image = pytest.importorskip("PIL.Image")
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import timm.data
+pytestmark = needs("timm")
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _timm() -> None:
+    """Import timm for these tests alone; see `needs`."""
+    global timm
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import timm.data
 
 
 def picture(number: int) -> tuple[Any, int]:

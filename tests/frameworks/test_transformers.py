@@ -3,220 +3,22 @@ feedline's class swapped in or in the loaders of a user's Trainer, on one proces
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import pytest
-import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterableDataset
 
-import feedline
-from feedline.integrations.accelerate import prepare
-from feedline.integrations.stepwise import Stepwise
 from ranks import said_by_ranks
 from slow import slow
 
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
-pytestmark = pytest.mark.filterwarnings("ignore")  # the frameworks' own
-
-Put = Callable[[Any, Any], Any]  # an Accelerator and a loader give what the Trainer gets
-ROWS, VALID, BATCH, STEPS = 24, 9, 2, 12
-
-
-def text(number: int) -> dict[str, Any]:
-    return {"input_ids": [number] * (1 + number * 7 % 5), "labels": float(number)}
-
-
-class Texts(Dataset[Any]):
-    """Texts of several lengths that say their numbers."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        if number >= self.length:
-            raise IndexError(number)
-        return text(number)
-
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        return map(text, range(ROWS))
-
-
-def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-    tokens = [row["input_ids"] + [-1] * (5 - len(row["input_ids"])) for row in rows]
-    return {"input_ids": torch.tensor(tokens), "labels": torch.tensor([r["labels"] for r in rows])}
-
-
-class Net(nn.Module):
-    """Notes the numbers of each batch; in training with a draw from the random state."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1))
-        self.seen: list[tuple[float | None, list[int]]] = []
-
-    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        drawn = float(torch.rand(())) if self.training else None
-        self.seen.append((drawn, input_ids[:, 0].tolist()))
-        guess = input_ids[:, 0] / ROWS * self.weight
-        return {"loss": ((guess - labels / ROWS) ** 2).mean(), "logits": guess.detach()}
-
-
-class Users(transformers.Trainer):
-    """A Trainer with loaders of a user's own."""
-
-    kind: type
-    put: Put
-    seed: dict[str, int]
-
-    def _own(self, dataset: Any, **order: bool) -> Any:
-        arguments = self.args
-        if isinstance(dataset, IterableDataset):
-            order = {}
-        loader = self.kind(
-            dataset,
-            BATCH,
-            collate_fn=self.data_collator,
-            num_workers=arguments.dataloader_num_workers,
-            persistent_workers=arguments.dataloader_persistent_workers,
-            prefetch_factor=arguments.dataloader_prefetch_factor,
-            drop_last=arguments.dataloader_drop_last,
-            **order,
-            **self.seed,
-        )
-        return type(self).put(self.accelerator, loader)
-
-    def get_train_dataloader(self) -> Any:
-        return self._own(self.train_dataset, shuffle=True)
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        return self._own(self.eval_dataset if eval_dataset is None else eval_dataset)
-
-    get_test_dataloader = get_eval_dataloader
-
-
-class Save(transformers.TrainerCallback):
-    """One checkpoint, behind an update."""
-
-    def __init__(self, update: int) -> None:
-        self.update = update
-
-    def on_step_end(self, _: Any, state: Any, control: Any, **__: Any) -> None:
-        control.should_save = state.global_step == self.update
-
-
-def users(kind: type, put: Put, **seed: int) -> type:
-    return type("Users", (Users,), {"kind": kind, "put": put, "seed": seed})
-
-
-def as_ever(accelerator: Any, loader: Any) -> Any:
-    return accelerator.prepare(loader)
-
-
-def bare(_: Any, loader: Any) -> Any:
-    return loader
-
-
-def stepwise(_: Any, loader: Any) -> Any:
-    return Stepwise(loader)
-
-
-def trained(
-    trainer_class: type,
-    folder: Path,
-    *,
-    data: Any = None,
-    resume: int = 0,
-    workers: int = 0,
-    **options: Any,
-) -> list[Any]:
-    """What came of a training, and of another from the checkpoint behind update `resume`."""
-    found = []
-    for again in range(1 + bool(resume)):
-        arguments = transformers.TrainingArguments(
-            str(folder),
-            **{"num_train_epochs": 2, "save_strategy": "no", **options},
-            per_device_train_batch_size=BATCH,
-            per_device_eval_batch_size=BATCH,
-            dataloader_num_workers=workers,
-            dataloader_pin_memory=False,
-            ddp_find_unused_parameters=False,
-            logging_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            use_cpu=True,
-        )
-        net = Net()
-        trainer = trainer_class(
-            net, arguments, collate, data or Texts(ROWS), Texts(VALID), callbacks=[Save(resume)]
-        )
-        trainer.remove_callback(transformers.PrinterCallback)
-        before = str(folder / f"checkpoint-{resume}") if again else None
-        trainer.train(resume_from_checkpoint=before)
-        seen, net.seen = net.seen, []
-        predicted = None
-        if "eval_steps" in options:
-            predicted = (
-                trainer.predict(Texts(VALID)).predictions.tolist(),
-                trainer.evaluate()["eval_loss"],
-            )
-        found.append([seen, float(net.weight.detach()), trainer.state.global_step, predicted])
-        trainer.accelerator.free_memory()
-    return found
-
-
-UNSEEDED = {"use_seedable_sampler": False}  # else the Trainer has Accelerate make stock loaders
-CASES: dict[str, dict[str, Any]] = {
-    "defaults": {"resume": 5},
-    "drop_last": {"data": Texts(21), "dataloader_drop_last": True, "workers": 2},
-    "prefetch": {"dataloader_prefetch_factor": 4, "workers": 1, "accelerator_config": UNSEEDED},
-    "persistent": {"dataloader_persistent_workers": True, "workers": 1, "resume": 2},
-    "lengths": {"train_sampling_strategy": "group_by_length", "gradient_accumulation_steps": 5},
-    "accumulation": {
-        "gradient_accumulation_steps": 4,
-        "resume": 1,
-        "accelerator_config": UNSEEDED,
-        "workers": 1,
-    },
-    "nothing skipped": {"ignore_data_skip": True, "resume": 2, "accelerator_config": UNSEEDED},
-    "data_seed": {"data_seed": 11, "resume": 2},
-    "split": {"accelerator_config": {"split_batches": True}, "resume": 2},
-    "dispatched": {"accelerator_config": {"dispatch_batches": True}},
-    "uneven": {"accelerator_config": {"even_batches": False}, "data": Texts(23)},
-    "stream": {"data": Stream(), "max_steps": 8, "resume": 2},
-    "evaluated": {"eval_strategy": "steps", "eval_steps": 5, "workers": 1},
-}
-SEEDED: dict[str, Put] = {"Stepwise": stepwise, "prepare": prepare}
-
-
-def both(way: str, case: str, folder: Path) -> list[Any]:
-    """What torch's class and feedline's give in a case."""
-    found = []
-    for kind in (TorchDataLoader, feedline.DataLoader):
-        ours = kind is feedline.DataLoader
-        put = bare if way == "bare" else prepare if ours and way == "prepare" else as_ever
-        trainer_class = transformers.Trainer if way == "swapped" else users(kind, put)
-        with patch.object(transformers.trainer, "DataLoader", kind):
-            found.append(trained(trainer_class, folder / f"{way} {case} {ours}", **CASES[case]))
-    return found
-
-
-def whole_and_rest(way: str, folder: Path) -> list[list[list[int]]]:
-    """The numbers of two epochs by a loader with a seed, and those behind the second update."""
-    trainer_class = users(feedline.DataLoader, SEEDED[way], seed=3)
-    runs = trained(trainer_class, folder / f"seed {way}", workers=1, resume=2)
-    return [[rows for _, rows in seen] for seen, *_ in runs]
+# transformers is imported by the tests alone: a large process forks slowly.
+pytestmark = [
+    pytest.mark.skipif(
+        not (find_spec("transformers") and find_spec("accelerate")),
+        reason="transformers and accelerate are not installed",
+    ),
+    pytest.mark.filterwarnings("ignore"),  # the frameworks' own
+]
 
 
 @pytest.mark.parametrize(
@@ -235,6 +37,8 @@ def whole_and_rest(way: str, folder: Path) -> list[list[list[int]]]:
     ],
 )
 def test_a_case_gives_what_it_gives_of_torchs_class(way: str, case: str, tmp_path: Path) -> None:
+    from trainer_runs import both
+
     theirs, ours = both(way, case, tmp_path)
     assert all(seen for seen, *_ in theirs)
     assert ours == theirs
@@ -242,6 +46,8 @@ def test_a_case_gives_what_it_gives_of_torchs_class(way: str, case: str, tmp_pat
 
 @pytest.mark.parametrize("way", ["prepare", *slow("Stepwise")])
 def test_with_a_seed_a_resume_goes_on_with_the_rest(way: str, tmp_path: Path) -> None:
+    from trainer_runs import ROWS, STEPS, whole_and_rest
+
     whole, rest = whole_and_rest(way, tmp_path)
     assert rest == whole[2:]
     for epoch in (whole[:STEPS], whole[STEPS:]):
@@ -249,24 +55,18 @@ def test_with_a_seed_a_resume_goes_on_with_the_rest(way: str, tmp_path: Path) ->
     assert whole[:STEPS] != whole[STEPS:]
 
 
-def on_a_rank(folder: Path) -> str:
-    """What a rank of two found."""
-    found = {case: both("prepare", case, folder) for case in CASES}
-    found |= {way: whole_and_rest(way, folder) for way in SEEDED}
-    torch.distributed.destroy_process_group()
-    return json.dumps(found)
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_two_processes_get_the_same_and_go_on_with_the_rest(tmp_path: Path) -> None:
+    from trainer_runs import CASES, ROWS, SEEDED, STEPS
+
     here = Path(__file__).parent
     script = """
 import pathlib, sys, warnings
 warnings.simplefilter("ignore")
 sys.path[:0] = sys.argv[1:3]
-import test_transformers
-print(test_transformers.on_a_rank(pathlib.Path(sys.argv[3])))
+import trainer_runs
+print(trainer_runs.on_a_rank(pathlib.Path(sys.argv[3])))
 """
     said = said_by_ranks(script, 2, str(here), str(here.parent), str(tmp_path))
     for case in CASES:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from timm.data import auto_augment, create_transform, transforms
 from torchvision.datasets import ImageFolder
 
 from feedline.order.batch_spec import Item
@@ -16,6 +15,13 @@ from feedline.recognition.recognise import recognise
 from torchvision_folder import item_row, pixel_error, write_images
 
 STD = 0.225
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _timm():
+    """Import timm for these tests alone: a large process forks slowly."""
+    global auto_augment, create_transform, transforms
+    from timm.data import auto_augment, create_transform, transforms
 
 
 @pytest.fixture(scope="module")

@@ -26,9 +26,6 @@ from range_server import Answer, RangeServer
 from row_of import made
 from slow import slow
 
-pytest.importorskip("s3fs")
-moto_server = pytest.importorskip("moto.server")
-
 COUNT = 80
 
 
@@ -127,8 +124,9 @@ def test_nginx_gives_the_batches_of_a_folder_of_originals(
 @pytest.fixture(scope="module")
 def bucket(cache: Path) -> Iterator[Any]:
     """A client of S3, with the cache in a bucket."""
-    import boto3
-
+    pytest.importorskip("s3fs")
+    moto_server = pytest.importorskip("moto.server")
+    boto3 = pytest.importorskip("boto3")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ACCESS_KEY_ID", "key")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import timm  # noqa: F401  before the forks, each of which would take 3 s to load it
 from tiny_training import Recorder
 
 from feedline.errors import FeedlineError
@@ -151,6 +150,8 @@ def _main() -> None:
     if sys.argv[1:]:
         _trained(json.loads(sys.argv[1]))
         return
+    import timm  # noqa: F401  before the forks, each of which would take 3 s to load it
+
     for line in sys.stdin:
         ranks, asked = json.loads(line)
         with socket.create_server(("127.0.0.1", 0)) as free:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
 
 from feedline.errors import UsageError
@@ -32,16 +31,29 @@ class _Full(torch.nn.Module):
         return self.inner(images)  # type: ignore[no-any-return]
 
 
-@timm.models.register_model  # type: ignore[untyped-decorator]
+@pytest.fixture(scope="module", autouse=True)
+def _full_models() -> None:
+    """Register models with timm, which is imported for these tests alone; see `needs`."""
+    import timm
+
+    timm.models.register_model(feedline_test_full_in_training)
+    timm.models.register_model(feedline_test_full_in_validation)
+
+
+def tiny_model(**settings: Any) -> torch.nn.Module:
+    import timm
+
+    return timm.create_model(TINY, **settings)  # type: ignore[no-any-return]
+
+
 def feedline_test_full_in_training(pretrained: bool = False, **settings: Any) -> torch.nn.Module:
     """Fails in the second phase."""
-    return _Full(timm.create_model(TINY, **settings), px=40, trains=True)
+    return _Full(tiny_model(**settings), px=40, trains=True)
 
 
-@timm.models.register_model  # type: ignore[untyped-decorator]
 def feedline_test_full_in_validation(pretrained: bool = False, **settings: Any) -> torch.nn.Module:
     """Fails in the validation of the second phase."""
-    return _Full(timm.create_model(TINY, **settings), px=56, trains=False)
+    return _Full(tiny_model(**settings), px=56, trains=False)
 
 
 def run(root: Path, out: Path, model: str, schedule: Any) -> None:

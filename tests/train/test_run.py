@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
 from tiny_training import Recorder, assert_same_training
 
@@ -129,9 +128,18 @@ def test_a_run_ends_where_nothing_gets_better(tiny_set: Path, tmp_path: Path) ->
     assert any("ended after 3 of 9 epochs" in note for note in report.notes)
 
 
-@timm.models.register_model  # type: ignore[untyped-decorator]
+@pytest.fixture(scope="module", autouse=True)
+def _dropout_model() -> None:
+    """Register a model with timm, which is imported for these tests alone; see `needs`."""
+    import timm
+
+    timm.models.register_model(feedline_test_dropout)
+
+
 def feedline_test_dropout(pretrained: bool = False, **settings: Any) -> torch.nn.Module:
     """A model whose steps draw random numbers."""
+    import timm
+
     return timm.create_model(MODEL, pretrained=pretrained, drop_rate=0.5, **settings)  # type: ignore[no-any-return]
 
 
