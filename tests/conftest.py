@@ -92,18 +92,18 @@ def kept_fork_server(request: pytest.FixtureRequest) -> None:
     Otherwise each starts its own, which imports torch anew. Tests that look at the server itself,
     or at what a loader leaves behind, are marked `own_fork_server`.
     """
-    from feedline.engine import fork_server
+    from feedline.engine import pool_linux
 
     if sys.platform != "linux" or request.node.get_closest_marker("own_fork_server"):
-        fork_server.release(_KEEPER)
+        pool_linux.release_server(_KEEPER)
     else:
-        fork_server.acquire(_KEEPER)
+        pool_linux.acquire_server(_KEEPER)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def ended_fork_server() -> Iterator[None]:
     """The fork server that tests share ends with them."""
-    from feedline.engine import fork_server
+    from feedline.engine import pool_linux
 
     yield
-    fork_server.release(_KEEPER)
+    pool_linux.release_server(_KEEPER)

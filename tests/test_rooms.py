@@ -41,7 +41,6 @@ ROOMS = (
 )
 # Modules of the engine that run a torch Dataset or make tensors; worker pools are without them.
 WITH_TORCH = {
-    "accelerator_transfer",
     "attribute_snapshot",
     "batch_layout",
     "dataset_fetch",
@@ -49,7 +48,7 @@ WITH_TORCH = {
     "devices",
     "normalise",
     "worker_errors",
-    "worker_setup",
+    "generators",
 }
 
 

@@ -20,7 +20,7 @@ from feedline.doctor.memory import (
     check_shared_memory,
     slot_bytes,
 )
-from feedline.engine.start_method import pool_bytes
+from feedline.engine.start_pool import pool_bytes
 from feedline.images.array import ImageArray
 from feedline.system import MemoryLimits
 

@@ -11,9 +11,9 @@ from typing import Any
 from feedline.engine.buffers import RowBuffers, batch_bytes
 from feedline.engine.feed import Feed
 from feedline.engine.pool import WorkerPool
-from feedline.engine.source import Source
-from feedline.engine.start_method import start_pool
+from feedline.engine.start_pool import start_pool
 from feedline.engine.tasks import LiveSettings, RowTasks
+from feedline.engine.worker import Source
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.planned_order import Order
 from feedline.order.position import PlannedPosition

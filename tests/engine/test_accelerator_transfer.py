@@ -16,7 +16,7 @@ from model import ModelDevice
 from model_values import ModelValues
 from watched_slots import Made, WatchedSlots, make
 
-from feedline.engine.accelerator_transfer import AcceleratorTransfer
+from feedline.engine.device_transfer import AcceleratorTransfer
 from feedline.engine.normalise import DeviceTransforms, Normalise, PixelConversion, ValueTable
 
 TABLE = np.random.RandomState(0).standard_normal((3, 256))
@@ -60,7 +60,7 @@ class TransferMachine(RuleBasedStateMachine):
             self.slots,
             DeviceTransforms(ModelValues(self.device, values)),
             self.device,
-            self.registered,  # type: ignore[arg-type]
+            lambda: self.registered,  # type: ignore[arg-type,return-value]
         )
         self.number = 0
         self.sent: deque[Made] = deque()
@@ -262,3 +262,19 @@ def test_a_send_that_broke_off_leaves_no_copy_under_way_after_a_drop() -> None:
     assert trainer.device.reading
     trainer.transfer.drop()
     assert not trainer.device.reading
+
+
+def test_memory_is_not_registered_if_the_transfer_cannot_be_built() -> None:
+    class Unusable(Normalise):
+        def constants(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+            raise MemoryError
+
+    registrations: list[bool] = []
+    with pytest.raises(MemoryError):
+        AcceleratorTransfer(
+            WatchedSlots(1),
+            DeviceTransforms(Unusable()),
+            ModelDevice(random.Random(1)),  # type: ignore[arg-type]
+            lambda: registrations.append(True),  # type: ignore[func-returns-value]
+        )
+    assert not registrations

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
 from torchvision.datasets import ImageFolder
 
-from feedline.engine.attribute_snapshot import take_snapshot
+from feedline.engine.attribute_snapshot import AttributeSnapshot
 
 
 class Listed(Dataset[Any]):
@@ -25,32 +25,32 @@ def test_a_list_that_has_grown_in_place_differs_however_long_it_is() -> None:
     for length in (0, 3, 1000, 1001, 50_000):
         data = Listed([0.5] * length)
         for seen in (data, Subset(data, [0])):
-            before = take_snapshot(seen)
-            assert take_snapshot(seen) == before
+            before = AttributeSnapshot(seen)
+            assert AttributeSnapshot(seen) == before
             data.samples.append(0.5)
-            assert take_snapshot(seen) != before
+            assert AttributeSnapshot(seen) != before
             data.samples.pop()
-            assert take_snapshot(seen) == before
+            assert AttributeSnapshot(seen) == before
 
 
 def test_another_part_of_a_short_list_or_dict_differs() -> None:
     for samples in ([[1], [2]], {"a": [1], "b": [2]}):
         data = Listed(samples)
-        before = take_snapshot(data)
+        before = AttributeSnapshot(data)
         key: Any = 1 if isinstance(samples, list) else "b"
         kept, data.samples[key] = data.samples[key], [2]  # equal, and another
-        assert take_snapshot(data) != before
+        assert AttributeSnapshot(data) != before
         data.samples[key] = kept
-        assert take_snapshot(data) == before
+        assert AttributeSnapshot(data) == before
 
 
 def test_another_key_of_a_dict_differs_though_its_value_is_the_same() -> None:
     data = Listed({"cat": 0})
-    before = take_snapshot(data)
+    before = AttributeSnapshot(data)
     data.samples["ant"] = data.samples.pop("cat")
-    assert take_snapshot(data) != before
+    assert AttributeSnapshot(data) != before
     data.samples["cat"] = data.samples.pop("ant")
-    assert take_snapshot(data) == before
+    assert AttributeSnapshot(data) == before
 
 
 class Views:
@@ -68,17 +68,17 @@ def test_what_is_set_on_a_transform_of_a_users_differs(monkeypatch: pytest.Monke
     views = Views(inner, 2)
     data = Listed([])
     data.transform = views
-    before = take_snapshot(data)
+    before = AttributeSnapshot(data)
     for thing, name, value in ((views, "number", 3), (inner, "number", 2), (inner, "transform", 5)):
         with monkeypatch.context() as patch:
             patch.setattr(thing, name, value)
-            assert take_snapshot(data) != before
-        assert take_snapshot(data) == before
+            assert AttributeSnapshot(data) != before
+        assert AttributeSnapshot(data) == before
     with monkeypatch.context() as patch:
         patch.setattr(Views, "__call__", lambda self, image: image)
-        assert take_snapshot(data) != before
+        assert AttributeSnapshot(data) != before
     inner.transform.append(nn.Identity())
-    assert take_snapshot(data) != before
+    assert AttributeSnapshot(data) != before
 
 
 def folder(root: Path, images: int) -> ImageFolder:
@@ -95,33 +95,33 @@ def test_another_label_of_a_folder_differs_wherever_it_is(tmp_path: Path) -> Non
     data = folder(tmp_path, 3000)
     wrapped = ConcatDataset([Subset(data, range(2000)), data])
     for seen in (data, Subset(data, [0]), wrapped, random_split(data, [0.5, 0.5])[1]):
-        before = take_snapshot(seen)
-        assert take_snapshot(seen, before=before) == before
+        before = AttributeSnapshot(seen)
+        assert AttributeSnapshot(seen, before=before) == before
         for listed, value in ((data.samples, ("other", 1)), (data.targets, 7)):
             had, listed[2900] = listed[2900], value
-            after = take_snapshot(seen, before=before)
+            after = AttributeSnapshot(seen, before=before)
             assert after != before
             listed[2900] = had
-            assert take_snapshot(seen, before=after) != after
-            assert take_snapshot(seen) == before
+            assert AttributeSnapshot(seen, before=after) != after
+            assert AttributeSnapshot(seen) == before
 
 
 def test_another_label_within_a_sample_that_is_a_list_differs(tmp_path: Path) -> None:
     data = folder(tmp_path, 2000)
     data.samples = [list(sample) for sample in data.samples]
-    before = take_snapshot(data)
-    assert take_snapshot(data, before=before) == before
+    before = AttributeSnapshot(data)
+    assert AttributeSnapshot(data, before=before) == before
     data.samples[1900][1] = 5
-    assert take_snapshot(data, before=before) != before
+    assert AttributeSnapshot(data, before=before) != before
 
 
 @pytest.mark.parametrize("indices", [list(range(2000)), np.arange(2000), torch.arange(2000)])
 def test_another_index_of_a_subset_differs(indices: Any) -> None:
     chosen = Subset(Listed([]), indices)
-    before = take_snapshot(chosen)
-    assert take_snapshot(chosen, before=before) == before
+    before = AttributeSnapshot(chosen)
+    assert AttributeSnapshot(chosen, before=before) == before
     indices[1500] = 3
-    assert take_snapshot(chosen, before=before) != before
+    assert AttributeSnapshot(chosen, before=before) != before
 
 
 class State:
@@ -137,35 +137,35 @@ class State:
 
 def test_what_is_set_on_an_object_that_a_dataset_holds_differs_and_is_named() -> None:
     data = Listed(State())
-    before = take_snapshot(data)
-    assert take_snapshot(data) == before
+    before = AttributeSnapshot(data)
+    assert AttributeSnapshot(data) == before
     data.samples._cache = 1
-    assert take_snapshot(data) == before
+    assert AttributeSnapshot(data) == before
     data.samples.names.append("b")
-    assert take_snapshot(data) != before
-    before = take_snapshot(data)
+    assert AttributeSnapshot(data) != before
+    before = AttributeSnapshot(data)
     data.samples.epoch = 1
-    assert take_snapshot(data).change_from(before) == "dataset.samples.epoch"
+    assert AttributeSnapshot(data).change_from(before) == "dataset.samples.epoch"
 
 
 @pytest.mark.parametrize("hold", [lambda x: x, lambda x: [x], lambda x: {"a": x}])
 def test_a_tensor_that_is_changed_in_place_differs_unless_workers_share_it(hold: Any) -> None:
     weights, shared = torch.zeros(3), torch.zeros(3).share_memory_()
     data, sharing = Listed(hold(weights)), Listed(hold(shared))
-    before, before_shared = take_snapshot(data), take_snapshot(sharing)
-    assert take_snapshot(data) == before
+    before, before_shared = AttributeSnapshot(data), AttributeSnapshot(sharing)
+    assert AttributeSnapshot(data) == before
     weights[1] = shared[1] = 1
-    assert take_snapshot(data) != before
-    assert take_snapshot(sharing) == before_shared
+    assert AttributeSnapshot(data) != before
+    assert AttributeSnapshot(sharing) == before_shared
     with torch.inference_mode():
         uncounted = Listed(hold(torch.zeros(3)))
-    assert take_snapshot(uncounted) == take_snapshot(uncounted)
+    assert AttributeSnapshot(uncounted) == AttributeSnapshot(uncounted)
 
 
 def test_another_member_of_a_set_differs() -> None:
     data = Listed({1, 2})
-    before = take_snapshot(data)
-    assert take_snapshot(data) == before
+    before = AttributeSnapshot(data)
+    assert AttributeSnapshot(data) == before
     data.samples.remove(2)
     data.samples.add(3)
-    assert take_snapshot(data) != before
+    assert AttributeSnapshot(data) != before

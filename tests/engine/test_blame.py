@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from feedline.engine.dataset_fetch import DatasetFetcher
+from feedline.engine.dataset_fetch import DatasetFetcher, WorkerInit
 from feedline.engine.messages import BatchTask
-from feedline.engine.worker_setup import WorkerInit
 from feedline.loader import DataLoader
 from sets import Made
 

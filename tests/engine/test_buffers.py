@@ -12,7 +12,7 @@ import pytest
 import torch
 from feeds import planned
 
-from feedline.engine.batch_layout import WholeBatchTransfer, write_batch
+from feedline.engine.batch_layout import write_batch
 from feedline.engine.buffers import (
     BatchBuffers,
     RowBuffers,
@@ -20,8 +20,8 @@ from feedline.engine.buffers import (
     WholeBatchBuffers,
     batch_bytes,
 )
-from feedline.engine.device_transfer import DeviceTransfer, HostTransfer
-from feedline.engine.heartbeat import HEARTBEAT_BYTES
+from feedline.engine.device_transfer import DeviceTransfer, HostTransfer, WholeBatchTransfer
+from feedline.engine.messages import HEARTBEAT_BYTES
 from feedline.engine.shared_memory import SharedFile
 from feedline.engine.tasks import InFlightBatch
 from feedline.order.planned_order import Order

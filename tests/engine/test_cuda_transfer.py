@@ -10,7 +10,7 @@ import pytest
 import torch
 from watched_slots import Made, WatchedSlots, make
 
-from feedline.engine.accelerator_transfer import AcceleratorTransfer
+from feedline.engine.device_transfer import AcceleratorTransfer
 from feedline.engine.devices import RegisteredMemory, TorchAccelerator
 from feedline.engine.normalise import DeviceTransforms, Normalise
 from feedline.engine.shared_memory import SharedFile
@@ -35,7 +35,7 @@ class Bench:
         self.normalise = Normalise(dtype=torch.bfloat16)
         pinned = RegisteredMemory(self.slots.block)
         self.transfer = AcceleratorTransfer(
-            self.slots, DeviceTransforms(self.normalise), accelerator, pinned
+            self.slots, DeviceTransforms(self.normalise), accelerator, lambda: pinned
         )
         self.sent: deque[Made] = deque()
         self.number = 0

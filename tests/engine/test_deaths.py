@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from faulty import Deadly, Sleeper, Speechless, Steady, Stillborn, Unborn
 
-from feedline.engine import fork_server, pool_linux
+from feedline.engine import pool_linux
 from feedline.errors import LoadTimeoutError, SampleError, WorkerError
 from feedline.loader import DataLoader
 from processes import descendants, eventually, gone, newcomers, own_family
@@ -59,7 +59,7 @@ def test_a_worker_that_gave_something_is_known_whenever_its_fork_server_tells(
 ) -> None:
     with DataLoader(Steady(64), 16, num_workers=1, image_size=8, shuffle=True, seed=0) as loader:
         with monkeypatch.context() as patched:
-            patched.setattr(pool_linux.PoolSockets, "server_messages", lambda _: ())
+            patched.setattr(pool_linux.LinuxPool, "_server_messages", lambda _: ())
             next(iter(loader))
             [pid] = loader.worker_pids
         os.kill(pid, signal.SIGKILL)
@@ -374,13 +374,13 @@ def test_a_loader_that_is_garbage_while_another_starts_does_not_block_it(
         DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0)
     ]
     garbage.append(garbage)
-    kept = fork_server.ForkServer.alive
+    kept = pool_linux.ForkServer.alive
 
-    def alive(self: fork_server.ForkServer) -> bool:
+    def alive(self: pool_linux.ForkServer) -> bool:
         gc.collect()  # the collector may run at any moment, here with the server's lock held
         return kept(self)
 
-    monkeypatch.setattr(fork_server.ForkServer, "alive", alive)
+    monkeypatch.setattr(pool_linux.ForkServer, "alive", alive)
     finalizer = garbage[0]._finalizer  # type: ignore[attr-defined]
     del garbage
     with DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0) as loader:
@@ -391,7 +391,7 @@ def test_a_loader_that_is_garbage_while_another_starts_does_not_block_it(
 @pytest.mark.own_fork_server
 def test_a_fork_server_that_has_hung_up_is_dead_though_its_process_has_not_ended() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    dying = fork_server.ForkServer(ours, SimpleNamespace(poll=lambda: None))  # type: ignore[arg-type]
+    dying = pool_linux.ForkServer(ours, SimpleNamespace(poll=lambda: None))  # type: ignore[arg-type]
     assert dying.alive()
     theirs.close()
     assert not dying.alive()
@@ -431,7 +431,7 @@ def test_fewer_workers_are_soon_fewer_however_much_is_queued(
 
 
 def test_seats_that_are_not_yet_free_cut_no_epoch_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_linux, "MAX_WORKERS", 3)
+    monkeypatch.setattr("feedline.engine.pool.MAX_WORKERS", 3)
     with DataLoader(
         Steady(row_s=0.005), 16, num_workers=3, image_size=8, shuffle=True, seed=0
     ) as loader:
@@ -457,7 +457,7 @@ def test_an_interrupt_while_a_loader_is_built_leaves_nothing(
     gc.collect()
     processes, descriptors = own_family(), len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patched:
-        patched.setattr(fork_server.ForkServer, "adopt", interrupted)
+        patched.setattr(pool_linux.ForkServer, "adopt", interrupted)
         with pytest.raises(KeyboardInterrupt):
             DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0)
     gc.collect()

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from faulty import Deadly, Steady
 
-from feedline.engine import fork_server
+from feedline.engine import pool_linux
 from feedline.errors import ClosedError
 from feedline.loader import DataLoader, start_engine
 from processes import descendants, eventually, gone, running, shared_memory, start_script
@@ -145,7 +145,7 @@ if __name__ == "__main__":
 
 
 def test_a_fork_server_never_hears_ctrl_c_not_even_while_it_starts() -> None:
-    started = fork_server.ForkServer.start()
+    started = pool_linux.ForkServer.start()
     try:
         status = Path(f"/proc/{started._process.pid}/status").read_text()
         masks = [re.search(rf"{name}:\s*(\w+)", status) for name in ("SigBlk", "SigIgn")]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, get_worker_info
 
-from feedline.engine.worker_setup import (
+from feedline.engine.generators import (
     describe_generators,
     find_generators,
     seed_generators,

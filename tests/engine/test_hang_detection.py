@@ -55,7 +55,7 @@ def patience_on(workers: Workers) -> HangDetector:
 
 def check(patience: HangDetector, seconds: int = 6) -> None:
     for _ in range(seconds):
-        patience.check(1.0, False)
+        patience.waited(1.0)
 
 
 def test_a_worker_that_alone_is_stuck_is_replaced_when_the_others_have_nothing_left_to_do() -> None:
@@ -128,13 +128,13 @@ def test_a_worker_that_begins_row_after_row_of_a_task_is_not_stuck() -> None:
     for second in range(20):
         workers.rows = {0: CurrentRow(7, second, since_ns=10 * second)}
         patience.finished(1, 10 * second + 5)
-        patience.check(1.0, False)
+        patience.waited(1.0)
     assert workers.killed == []
 
 
 @pytest.fixture
 def row_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feedline.loader.start_engine.ROW_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("feedline.engine.feed.ROW_TIMEOUT_S", 1.0)
 
 
 class Stalled(Steady):

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from feedline.engine.batch_layout import WholeBatchTransfer
 from feedline.engine.buffers import WholeBatchBuffers
+from feedline.engine.device_transfer import WholeBatchTransfer
 from feedline.engine.messages import Failure
 from feedline.engine.tasks import InFlightBatch
 from feedline.engine.worker_errors import WorkerException

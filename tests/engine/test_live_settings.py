@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.engine.feed import Feed
-from feedline.engine.source import Row
 from feedline.engine.tasks import LiveSettings
+from feedline.engine.worker import Row
 from feedline.errors import UsageError
 from feedline.order.batch_spec import Item
 from feedline.order.position import PlannedPosition
@@ -88,7 +88,7 @@ def test_as_many_batches_are_under_way_as_were_asked_for_and_no_more_than_slots(
 
 def test_a_shorter_task_time_makes_more_tasks() -> None:
     def tasks(feed: Feed) -> int:
-        return sum(spent.tasks for spent in feed.spent().values())
+        return sum(spent.tasks for spent in feed.stage_timings().values())
 
     with working(Rows(96), 16, slots=1, workers=0) as feed:
         feed.start(planned(order_of(Rows(96), 16)))

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from feedline.engine.buffers import Space, WholeBatchBuffers
-from feedline.engine.heartbeat import ROW
-from feedline.engine.messages import BatchTask
+from feedline.engine.messages import ROW, BatchTask
 from feedline.engine.shared_memory import SharedFile
 from feedline.engine.worker import MappedMemory, make_batch
 

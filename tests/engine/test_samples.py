@@ -19,11 +19,10 @@ from torchvision.datasets import ImageFolder
 import feedline
 from feedline.engine.batch_layout import read_batch
 from feedline.engine.buffers import Space, WholeBatchBuffers
-from feedline.engine.dataset_fetch import DatasetFetcher, SampleMaker
+from feedline.engine.dataset_fetch import DatasetFetcher, SampleMaker, WorkerInit
 from feedline.engine.messages import BatchTask
 from feedline.engine.tasks import BatchTasks, InFlightBatch
 from feedline.engine.worker_errors import WorkerException
-from feedline.engine.worker_setup import WorkerInit
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from feedline.order.batch_spec import BatchSpec, Item
@@ -145,7 +144,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def in_worker(source: DatasetFetcher, batch: BatchSpec) -> Any:
     """A batch as a worker makes it, sent there and back."""
-    tasks = BatchTasks(WholeBatchBuffers(1), kept=0, shares_memory=False)
+    tasks = BatchTasks(WholeBatchBuffers(1), held=0, shares_memory=False)
     task = tasks.task(1, InFlightBatch(0, batch, 0), (0, batch.rows))
     assert isinstance(task, BatchTask)
     task = BatchTask.unpack(task.pack())

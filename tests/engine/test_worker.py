@@ -8,10 +8,17 @@ import struct
 
 import numpy as np
 
-from feedline.engine import worker_linux
+from feedline.engine import fork_server
 from feedline.engine.buffers import batch_bytes
-from feedline.engine.heartbeat import HEARTBEAT_BYTES, TASK, heartbeat_table
-from feedline.engine.messages import MAX_MESSAGE_BYTES, Report, RowTask, exit_task
+from feedline.engine.messages import (
+    HEARTBEAT_BYTES,
+    MAX_MESSAGE_BYTES,
+    TASK,
+    Report,
+    RowTask,
+    exit_task,
+    heartbeat_table,
+)
 from feedline.engine.shared_memory import SharedFile
 from processes import eventually
 from sources import Rows
@@ -41,7 +48,7 @@ def test_a_task_stays_in_the_heartbeat_table_until_its_report_is_sent() -> None:
         try:
             witness = Witness(fileno=theirs.detach())
             witness.line = heartbeat_table(block.array)[0]
-            worker_linux.run_worker(tasks_end, witness, block.fd, source, [], 0, 1)
+            fork_server.run_worker(tasks_end, witness, block.fd, source, [], 0, 1)
         finally:
             os._exit(0)
     results.settimeout(60)  # which only bounds a failure

@@ -9,8 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.engine.buffers import PAGE_BYTES, RowBuffers
-from feedline.engine.heartbeat import HEARTBEAT_BYTES
-from feedline.engine.messages import Failure
+from feedline.engine.messages import HEARTBEAT_BYTES, Failure
 from feedline.engine.normalise import PixelConversion
 from feedline.engine.tasks import InFlightBatch
 from feedline.order.batch_spec import BatchSpec, Field

@@ -26,10 +26,10 @@ import psutil
 
 from feedline.engine.process import (
     WORKER_ENVIRONMENT,
+    become_worker,
+    block_interrupt,
     end_with_parent,
-    interrupt_held,
     limit_threads,
-    settle,
 )
 from feedline.errors import WorkerError
 
@@ -72,7 +72,7 @@ class ProcessPool:
         if sys.platform != "win32":  # Windows has no resource tracker
             resource_tracker.ensure_running()  # starting it would let Ctrl-C through again
         try:
-            with _environment(settings), interrupt_held():
+            with _environment(settings), block_interrupt():
                 for _ in range(processes):
                     parent_end, child_end = context.Pipe()
                     process = context.Process(
@@ -186,7 +186,7 @@ class ProcessPool:
 def _serve(pipe: Pipe, parent: int, as_workers: bool) -> None:
     """Run a process of a pool: call (function, arguments) until None arrives or the pipe ends."""
     end_with_parent(parent)
-    settle()
+    become_worker()
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     state: ProcessState = {}

@@ -27,8 +27,8 @@ from feedline.bench.result import BenchmarkResult, Omission
 from feedline.bench.stages import measure_stages
 from feedline.bench.survey import ImageSample, survey_images
 from feedline.engine.buffers import batch_bytes
-from feedline.engine.defaults import WORKER_BYTES
 from feedline.engine.shared_memory import require_memory
+from feedline.engine.start_pool import WORKER_BYTES
 from feedline.images.drawn import drawn
 from feedline.images.folder import ImageFolder
 from feedline.loader.argument_checks import worker_count

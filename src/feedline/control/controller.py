@@ -25,7 +25,7 @@ from feedline.control.decision import SettingChange, What
 from feedline.control.limits import WorkerLimits
 from feedline.control.trial import Trial
 from feedline.control.window import StepWindow, workers_for
-from feedline.engine.heartbeat import MAX_WORKERS
+from feedline.engine.messages import MAX_WORKERS
 
 __all__ = ["Controller"]
 

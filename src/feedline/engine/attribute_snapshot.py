@@ -30,7 +30,7 @@ from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.sharedctypes import SynchronizedBase
 from multiprocessing.synchronize import Event
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,11 +45,10 @@ __all__ = [
     "class_of_any",
     "find_shared_memory",
     "is_plain_object",
-    "take_snapshot",
     "walk",
 ]
 
-_MAX_PARTS = 1000  # of a list; a longer one counts by identity and length
+_MAX_ENTRIES = 1000  # of a container; a longer one holds data, and counts by identity and length
 _MAX_INSPECTED = 10_000
 _TRANSFORMS = ("torchvision.", "timm.", "torch.nn.modules.container")
 _BY_VALUE = (int, float, complex, str, bytes, bool, type(None))
@@ -59,49 +58,32 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _OF_FOLDERS = ("samples", "targets", "imgs")
 
 
-class _AttributePath(NamedTuple):
-    """Path to a value from the dataset; formatted only if the value has changed."""
+class _Entries:
+    """Copy of all entries of a list or an array of numbers, compared by identity.
 
-    holder: _AttributePath | None
-    name: str
-
-    def __str__(self) -> str:
-        return self.name if self.holder is None else f"{self.holder}{self.name}"
-
-
-class _ListEntries:
-    """All entries of a list, compared by identity; of entries that are lists, their entries too.
-
-    Args:
-        listed: a list or tuple, or an array of numbers.
-        before: an earlier copy of its entries. It is shared if nothing has changed.
-        whole: look at all entries; else at their number only, if there is an earlier copy.
+    If entries are lists, their entries are compared too.
     """
 
-    def __init__(self, listed: Any, before: _ListEntries | None, *, whole: bool) -> None:
+    def __init__(self, listed: Any) -> None:
         self._length = len(listed)
-        self._nested = False
-        self._copy: Any
-        if before is not None and before._length == self._length:
-            self._nested = before._nested
-            if not whole or _identical(before._copy, self._read(listed)):
-                self._copy = before._copy
-                return
-        if type(listed) is np.ndarray:
-            self._copy = listed.copy()
-        else:
-            self._nested = list in map(type, listed)
-            self._copy = list(self._read(listed))
+        self._nested = type(listed) is not np.ndarray and list in map(type, listed)
+        entries = self._read(listed)
+        self._copy = entries.copy() if type(listed) is np.ndarray else list(entries)
 
     def _read(self, listed: Any) -> Any:
         if not self._nested:
             return listed
-        parts = ([each, *each] if type(each) is list else [each] for each in listed)
-        return list(chain.from_iterable(parts))
+        return [*chain.from_iterable([e, *e] if type(e) is list else [e] for e in listed)]
 
-    def same(self, other: _ListEntries) -> bool:
+    def match(self, listed: Any, *, whole: bool) -> bool:
+        """Return True if a list has the same length and, if `whole`, the same entries."""
+        if len(listed) != self._length:
+            return False
+        return not whole or _identical(self._copy, self._read(listed))
+
+    def same(self, other: _Entries) -> bool:
         """Return True if both hold the same objects."""
-        return self._copy is other._copy or _identical(self._copy, other._copy)
+        return _identical(self._copy, other._copy)
 
 
 def _identical(one: Any, other: Any) -> bool:
@@ -110,26 +92,36 @@ def _identical(one: Any, other: Any) -> bool:
     return len(one) == len(other) and all(map(is_, one, other))
 
 
-def _has_entries(value: object) -> bool:
-    if type(value) is np.ndarray:
-        return value.ndim > 0 and value.dtype.kind in "biu"
-    return type(value) in (list, tuple)
-
-
 class AttributeSnapshot:
-    """Values to compare one by one.
+    """Values of a dataset and their paths, to compare with a later snapshot one by one.
+
+    Objects that allow it are referenced weakly, so that a snapshot does not keep a dataset's old
+    tensors alive. The others are referenced, so that no other object can get their identity.
 
     Args:
-        builder: values and their paths. Objects that allow it are referenced weakly, so
-            that a snapshot does not keep a dataset's old tensors alive. The others are referenced,
-            so that no other object can get their identity.
+        dataset: any object.
+        others: settings of its loader, compared by identity.
+        before: an earlier snapshot, whose copies of unchanged long lists are shared.
+        whole: compare all entries of those lists; otherwise only their lengths.
     """
 
-    def __init__(self, builder: _SnapshotBuilder) -> None:
-        self._values = list(map(_reference, builder.values))
-        self._places = builder.places
-        self.entries = builder.entries
-        """Copies of the lists compared at any length, by the lists' ids."""
+    def __init__(
+        self,
+        dataset: object,
+        *others: object,
+        before: AttributeSnapshot | None = None,
+        whole: bool = True,
+    ) -> None:
+        self._values: list[object] = []
+        self._paths: list[str] = []
+        self._entries: dict[int, _Entries] = {}  # by the ids of lists compared at any length
+        self._earlier = {} if before is None else before._entries
+        self._whole = whole
+        self._seen: set[int] = set()
+        self._add_attributes(dataset, "dataset")
+        for other in others:
+            self._add(other, "the loader's settings")
+        del self._earlier
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AttributeSnapshot) and self.change_from(other) is None
@@ -137,42 +129,72 @@ class AttributeSnapshot:
     __hash__ = None  # type: ignore[assignment]
 
     def change_from(self, before: AttributeSnapshot) -> str | None:
-        """Name of the first difference from an earlier snapshot; None if there is none."""
-        mine, theirs = self._values, before._values
-        for place, one, other in zip(self._places, mine, theirs, strict=False):
+        """Path of the first difference from an earlier snapshot; None if there is none."""
+        for path, one, other in zip(self._paths, self._values, before._values, strict=False):
             if not _same(one, other):
-                return str(place)
-        if len(mine) == len(theirs):
-            return None
-        longer = self if len(mine) > len(theirs) else before
-        return str(longer._places[min(len(mine), len(theirs))])
+                return path
+        shorter, longer = sorted((self._paths, before._paths), key=len)
+        return longer[len(shorter)] if len(longer) > len(shorter) else None
 
+    def _note(self, value: object, path: str) -> None:
+        try:
+            self._values.append(weakref.ref(value))
+        except TypeError:
+            self._values.append(value)
+        self._paths.append(path)
 
-def take_snapshot(
-    dataset: object, *others: object, before: AttributeSnapshot | None = None, whole: bool = True
-) -> AttributeSnapshot:
-    """Take a snapshot of a dataset, and of other objects that are compared by identity.
+    def _add_attributes(self, thing: object, path: str) -> None:
+        """Record all attributes of a dataset or a transform."""
+        self._seen.add(id(thing))
+        long_lists = _long_lists(type(thing))
+        for name, value in attributes(thing):
+            attribute_path = f"{path}.{name}"
+            self._note(name, attribute_path)
+            if name in long_lists and _has_entries(value):
+                self._note(value, attribute_path)
+                self._add_entries(value, attribute_path)
+            else:
+                self._add(value, attribute_path)
 
-    Args:
-        dataset: any object.
-        others: settings of its loader.
-        before: an earlier snapshot, whose copies of unchanged long lists are shared.
-        whole: compare all entries of those lists; otherwise only their lengths.
-    """
-    builder = _SnapshotBuilder({} if before is None else before.entries, whole=whole)
-    builder.add_attributes(dataset, _AttributePath(None, "dataset"))
-    for other in others:
-        builder.add(other, _AttributePath(None, "the loader's settings"))
-    return AttributeSnapshot(builder)
+    def _add_entries(self, listed: Any, path: str) -> None:
+        key = id(listed)
+        if key not in self._entries:
+            entries = self._earlier.get(key)
+            if entries is None or not entries.match(listed, whole=self._whole):
+                entries = _Entries(listed)
+            self._entries[key] = entries
+            self._values.append(entries)
+            self._paths.append(path)
 
-
-def _reference(value: object) -> object:
-    if isinstance(value, _ListEntries):
-        return value
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return value
+    def _add(self, thing: Any, path: str, *, deeper: bool = True) -> None:
+        """Record a value and its entries; `deeper`: also the attributes of plain objects."""
+        self._note(thing, path)
+        kind = type(thing)
+        if kind in _BY_VALUE or id(thing) in self._seen or len(self._seen) > _MAX_INSPECTED:
+            return
+        if kind in _CONTAINERS:
+            self._note(len(thing), path)
+            if deeper and len(thing) <= _MAX_ENTRIES:
+                self._seen.add(id(thing))
+                for key in thing if kind in (dict, *_SETS) else ():
+                    self._note(key, path)
+                for part in thing.values() if kind is dict else () if kind in _SETS else thing:
+                    self._add(part, path)
+        elif kind in _TENSORS:
+            if (version := _version(thing)) is not None:
+                self._note(version, path)
+        elif (
+            issubclass(kind, Dataset) or kind.__module__.startswith(_TRANSFORMS) or has_images(kind)
+        ):
+            self._add_attributes(thing, path)
+        elif call := users_call(thing):  # it may wrap transforms
+            self._note(call, path)
+            self._add_attributes(thing, path)
+        elif deeper and is_plain_object(thing):
+            self._seen.add(id(thing))
+            for name, value in attributes(thing):
+                if not name.startswith("_"):
+                    self._add(value, f"{path}.{name}", deeper=False)
 
 
 def _same(one: object, other: object) -> bool:
@@ -180,94 +202,18 @@ def _same(one: object, other: object) -> bool:
         return one() is not None and one() is other()
     if one is other:
         return True
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, _ListEntries) and isinstance(other, _ListEntries):
+    if isinstance(one, _Entries) and isinstance(other, _Entries):
         return one.same(other)
-    return type(one) in _BY_VALUE and one == other
+    return type(one) is type(other) and type(one) in _BY_VALUE and one == other
 
 
-class _SnapshotBuilder:
-    """Records the values of a dataset and their paths.
-
-    Args:
-        known: copies of long lists from an earlier snapshot.
-        whole: see `_ListEntries`.
-    """
-
-    def __init__(self, known: dict[int, _ListEntries], *, whole: bool) -> None:
-        self.values: list[object] = []
-        self.places: list[_AttributePath] = []
-        self.entries: dict[int, _ListEntries] = {}
-        self._known, self._whole = known, whole
-        self._seen: set[int] = set()
-
-    def _note(self, value: object, place: _AttributePath) -> None:
-        self.values.append(value)
-        self.places.append(place)
-
-    def add_attributes(self, thing: object, place: _AttributePath) -> None:
-        """Record all attributes of a dataset or a transform."""
-        self._seen.add(id(thing))
-        whole = _lists_of(type(thing))
-        for name, value in attributes(thing):
-            there = _AttributePath(place, f".{name}")
-            self._note(name, there)
-            if name in whole and _has_entries(value):
-                self._note(value, there)
-                self._note_entries(value, there)
-            else:
-                self.add(value, there)
-
-    def _note_entries(self, listed: Any, place: _AttributePath) -> None:
-        key = id(listed)
-        if key not in self.entries:
-            self.entries[key] = _ListEntries(listed, self._known.get(key), whole=self._whole)
-            self._note(self.entries[key], place)
-
-    def add(self, thing: Any, place: _AttributePath, *, deeper: bool = True) -> None:
-        """Record a value and its entries; `deeper`: also the attributes of plain objects."""
-        self._note(thing, place)
-        kind = type(thing)
-        if kind in _BY_VALUE or id(thing) in self._seen or len(self._seen) > _MAX_INSPECTED:
-            return
-        if kind in _CONTAINERS:
-            self._note(len(thing), place)
-            if deeper and len(thing) <= _MAX_PARTS:
-                self._seen.add(id(thing))
-                self._add_parts(thing, place)
-        elif kind in _TENSORS:
-            if (version := _version(thing)) is not None:
-                self._note(version, place)
-        elif (
-            issubclass(kind, Dataset) or kind.__module__.startswith(_TRANSFORMS) or has_images(kind)
-        ):
-            self.add_attributes(thing, place)
-        elif call := users_call(thing):  # it may wrap transforms
-            self._note(call, place)
-            self.add_attributes(thing, place)
-        elif deeper and is_plain_object(thing):
-            self._seen.add(id(thing))
-            for name, value in attributes(thing):
-                if not name.startswith("_"):
-                    self.add(value, _AttributePath(place, f".{name}"), deeper=False)
-
-    def _add_parts(self, thing: Any, place: _AttributePath) -> None:
-        if type(thing) is dict:
-            for key in thing:
-                self._note(key, place)
-            parts = thing.values()
-        elif type(thing) in _SETS:
-            for part in thing:
-                self._note(part, place)
-            return
-        else:
-            parts = thing
-        for part in parts:
-            self.add(part, place)
+def _has_entries(value: object) -> bool:
+    if type(value) is np.ndarray:
+        return value.ndim > 0 and value.dtype.kind in "biu"
+    return type(value) in (list, tuple)
 
 
-def _lists_of(kind: type) -> tuple[str, ...]:
+def _long_lists(kind: type) -> tuple[str, ...]:
     """Names of a dataset's lists that are compared entry by entry at any length."""
     if Subset in kind.__mro__:
         return ("indices",)
@@ -314,10 +260,6 @@ def _is_mapped(array: Any) -> bool:
         array = array.obj
     return class_of_any(array, (mmap.mmap, _CDATA))
 
-
-_MAX_OBJECTS = 10_000
-_MAX_ENTRIES = 1000
-"""Maximum length of a container: longer ones hold data, not transforms."""
 
 _OPAQUE = (
     str,
@@ -368,13 +310,13 @@ def walk(
         is_leaf: parts of an object are not visited if this returns something true.
         max_depth: largest distance from a root, in steps.
     """
-    known: set[int] = set()
+    seen: set[int] = set()
     upcoming = deque((0, path, thing) for path, thing in roots)
-    while upcoming and len(known) < _MAX_OBJECTS:
+    while upcoming and len(seen) < _MAX_INSPECTED:
         depth, path, thing = upcoming.popleft()
-        if id(thing) in known:
+        if id(thing) in seen:
             continue
-        known.add(id(thing))
+        seen.add(id(thing))
         yield path, thing
         if depth < max_depth and not is_leaf(thing):
             upcoming.extend((depth + 1, path + name, part) for name, part in parts(thing))
@@ -422,14 +364,14 @@ def attributes(thing: object) -> Iterator[tuple[str, Any]]:
     """Attributes of an object, by name: its own, its slots, and those of user-defined classes."""
     bases = _bases(type(thing))
     own: Any = next((of["__dict__"] for of in map(_members, bases) if "__dict__" in of), None)
-    known: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if type(own) is types.GetSetDescriptorType:  # otherwise a property of the user's class
-        known = own.__get__(thing)
-        yield from list(known.items())
+        values = own.__get__(thing)
+        yield from list(values.items())
     for base in bases:
         users = _flags(base) & _USERS
         for name, member in list(_members(base).items()):
-            if name in known:
+            if name in values:
                 continue
             if type(member) is types.MemberDescriptorType:  # a slot, or what a partial holds
                 try:

@@ -6,9 +6,7 @@ memory stay where they are.
 
 Guarantees: `read_batch(*write_batch(value))` has the structure, types, dtypes, shapes, strides and
 values of `value`; its tensors and arrays are writable and keep the memory alive. Tensors without
-plain memory (nested, quantised, CUDA) are serialised by their own pickling. A returned batch is
-safe to keep: its tensors are views of the slot if the workers have enough other slots, and copies
-otherwise; the slot is released when they are garbage collected.
+plain memory (nested, quantised, CUDA) are serialised by their own pickling.
 """
 
 from __future__ import annotations
@@ -22,16 +20,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data._utils.pin_memory import pin_memory
 
-from feedline.engine.buffers import Space, WholeBatchBuffers
-from feedline.engine.device_transfer import CpuTransfer
-from feedline.engine.devices import should_pin
-from feedline.engine.tasks import InFlightBatch
-from feedline.engine.worker_errors import WorkerException
-from feedline.errors import SampleError
+from feedline.engine.buffers import Space
 
-__all__ = ["WholeBatchTransfer", "empty_in", "is_plain", "read_batch", "write_batch"]
+__all__ = ["empty_in", "is_plain", "read_batch", "write_batch"]
 
 _LENGTH = struct.Struct("<q")
 _SMALL_BYTES = 512
@@ -93,12 +85,12 @@ def empty_in(space: Space, shape: tuple[int, ...], dtype: torch.dtype) -> torch.
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, space: Space) -> None:
         self.buffers: list[tuple[int, int]] = []
-        # No method of its own: the cycle would keep all it has pickled until it is collected.
+        # No bound method: the cycle would keep all it has pickled until it is collected.
         super().__init__(
             file, protocol=5, buffer_callback=partial(_lay_buffer, space, self.buffers)
         )
         self._space = space
-        self._leaves: dict[int, tuple[torch.Tensor, _Leaf]] = {}  # by id of what is kept with it
+        self._leaves: dict[int, tuple[torch.Tensor, _Leaf]] = {}  # by id of the tensor
 
     def persistent_id(self, obj: object) -> Any:
         """Plain tensors are leaves in memory; repeated references share one leaf."""
@@ -111,12 +103,13 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: object) -> Any:
         """Pickle a Tensor subclass that pickles like Tensor as the plain tensor plus its additions.
 
-        One that catches what is done to it may hold no bytes of its own: torch takes it apart.
-        A sparse tensor is its indices and values: torch's own way keeps each one that it rebuilds
-        until the next `torch.load`.
+        One with its own `__torch_dispatch__` may hold no bytes of its own: torch pickles it. A
+        sparse tensor is its indices and values: torch's own function would keep each one that it
+        rebuilds until the next `torch.load`.
         """
-        if type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.layout in _INDICES:
-            return _sparse, _sparse_parts(obj)
+        if type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.layout in _SPARSE_LAYOUTS:
+            _, (layout, data) = obj.detach().__reduce_ex__(2)
+            return _rebuild_sparse, (layout, data, obj.requires_grad)
         if (
             isinstance(obj, torch.Tensor)
             and type(obj) is not torch.Tensor
@@ -127,8 +120,8 @@ class _Pickler(pickle.Pickler):
             with torch._C.DisableTorchFunctionSubclass():
                 plain = obj.detach().as_subclass(torch.Tensor)
             state = torch._utils._get_obj_state(obj)
-            made_of = (plain, type(obj), obj.requires_grad)
-            return torch._tensor._rebuild_from_type_v2, (_as_subclass, type(obj), made_of, state)
+            arguments = (plain, type(obj), obj.requires_grad)
+            return torch._tensor._rebuild_from_type_v2, (_as_subclass, type(obj), arguments, state)
         return NotImplemented
 
     def _leaf(self, tensor: torch.Tensor) -> _Leaf:
@@ -191,39 +184,25 @@ class _Unpickler(pickle.Unpickler):
         return tensor.requires_grad_() if requires_grad else tensor
 
 
-_INDICES = {
-    torch.sparse_coo: ("_indices",),
-    torch.sparse_csr: ("crow_indices", "col_indices"),
-    torch.sparse_bsr: ("crow_indices", "col_indices"),
-    torch.sparse_csc: ("ccol_indices", "row_indices"),
-    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+_SPARSE_LAYOUTS = {
+    torch.sparse_coo,
+    torch.sparse_csr,
+    torch.sparse_bsr,
+    torch.sparse_csc,
+    torch.sparse_bsc,
 }
-"""Methods that return the indices of a sparse tensor, by its layout."""
 
 
-def _sparse_parts(tensor: torch.Tensor) -> tuple[Any, ...]:
-    bare, layout = tensor.detach(), tensor.layout
-    indices = [getattr(bare, name)() for name in _INDICES[layout]]
-    coo = layout is torch.sparse_coo
-    values = bare._values() if coo else bare.values()
-    coalesced = coo and bare.is_coalesced()
-    return layout, indices, values, tuple(tensor.shape), coalesced, tensor.requires_grad
-
-
-def _sparse(
-    layout: torch.layout,
-    indices: list[torch.Tensor],
-    values: torch.Tensor,
-    shape: tuple[int, ...],
-    coalesced: bool,
-    requires_grad: bool,
-) -> torch.Tensor:
-    make: Any = torch.sparse_compressed_tensor
-    form: dict[str, Any] = {"layout": layout}
+def _rebuild_sparse(layout: torch.layout, data: tuple[Any, ...], requires_grad: bool) -> Any:
+    """Rebuild a sparse tensor from the data that torch pickles."""
     if layout is torch.sparse_coo:
-        make, form = torch.sparse_coo_tensor, {"is_coalesced": coalesced}
-    made: torch.Tensor = make(*indices, values, size=shape, check_invariants=False, **form)
-    return made.requires_grad_() if requires_grad else made
+        indices, values, size, is_coalesced = data
+        tensor = torch.sparse_coo_tensor(
+            indices, values, size, check_invariants=False, is_coalesced=is_coalesced
+        )
+    else:
+        tensor = torch.sparse_compressed_tensor(*data, layout=layout, check_invariants=False)
+    return tensor.requires_grad_() if requires_grad else tensor
 
 
 def _as_subclass(plain: torch.Tensor, kind: type[torch.Tensor], requires_grad: bool) -> Any:
@@ -240,45 +219,3 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
                 return False
             expected *= size
     return True
-
-
-class WholeBatchTransfer(CpuTransfer):
-    """Transfers whole batches to the CPU.
-
-    Args:
-        slots: slots of the batches.
-        spare: number of slots a user may keep without slowing the workers.
-        pin: copy their tensors to pinned memory, like torch's DataLoader; no effect without an
-            accelerator.
-    """
-
-    _slots: WholeBatchBuffers
-
-    def __init__(self, slots: WholeBatchBuffers, *, spare: int, pin: bool) -> None:
-        super().__init__(slots)
-        self._spare = spare
-        self._pin = should_pin(pin)
-
-    def _made(self, flight: InFlightBatch) -> Any:
-        if flight.failures:
-            self._slots.release(flight.slot)
-            return _failed(flight)
-        if self._slots.pinned >= self._spare:
-            memory = self._slots.view(flight.slot, flight.used).copy()
-            self._slots.release(flight.slot)
-        else:
-            memory = self._slots.pin(flight.slot, flight.used)
-        batch = read_batch(memory, flight.structure_bytes)
-        return pin_memory(batch) if self._pin else batch
-
-
-def _failed(flight: InFlightBatch) -> WorkerException:
-    """Error for a batch that failed in the engine, e.g. because it kills its workers."""
-    batch, first = flight.batch, flight.failures[0]
-    keys = batch.dataset_keys
-    if not isinstance(keys, (list, tuple)):
-        keys = [keys]
-    known = first.row < len(keys)
-    which = f"the sample with index {keys[first.row]!r}" if known else f"row {first.row}"
-    where = f"{which} (epoch {batch.epoch + 1}, step {batch.step + 1})"
-    return WorkerException(SampleError, f"{where}: {first.message}\n{first.trace}".rstrip())

@@ -22,7 +22,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.engine.heartbeat import HEARTBEAT_BYTES
+from feedline.engine.messages import HEARTBEAT_BYTES
 from feedline.engine.shared_memory import SharedFile
 from feedline.order.batch_spec import Field
 
@@ -118,11 +118,7 @@ class Space:
 
 
 class SlotTooSmall(Exception):
-    """A batch needs larger slots. `loader.session` then starts new workers with larger slots.
-
-    Args:
-        nbytes: size of the batch, in bytes.
-    """
+    """A batch needs larger slots, of `nbytes` bytes; the loader then starts new workers."""
 
     def __init__(self, nbytes: int) -> None:
         super().__init__(f"a batch needs {nbytes} bytes")
@@ -130,11 +126,7 @@ class SlotTooSmall(Exception):
 
 
 class BatchBuffers:
-    """A number of slots.
-
-    Args:
-        slots: number of slots.
-    """
+    """A number of slots."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -210,18 +202,12 @@ class BatchBuffers:
         self._free = deque(slot for slot in range(self.slots) if slot not in unavailable)
 
     def close(self) -> None:
-        """Stop lending slots. Pinned slots keep their memory alive."""
+        """End the use of slots. Pinned slots keep their memory alive."""
         self._free.clear()
 
 
 class RowBuffers(BatchBuffers):
-    """Slots of equal size, after the heartbeat table in one block, for rows of a known size.
-
-    Args:
-        block: shared memory, shape (bytes,).
-        slot_bytes: size of a slot, a whole number of pages.
-        slots: number of slots.
-    """
+    """Slots of equal size, whole pages, after the heartbeat table in one block, for rows."""
 
     def __init__(self, block: NDArray[np.uint8], slot_bytes: int, slots: int) -> None:
         super().__init__(slots)
@@ -254,17 +240,13 @@ class RowBuffers(BatchBuffers):
         return arrays(self.pin_bytes(slot, self._bytes(slot)), fields, rows)
 
     def close(self) -> None:
-        """Stop lending slots; the last array on the block frees it."""
+        """End the use of slots; the last array on the block frees it."""
         super().close()
         self._block = np.empty(0, np.uint8)
 
 
 class WholeBatchBuffers(BatchBuffers):
-    """Slots of whole batches: their memory comes from the workers and grows when needed.
-
-    Args:
-        slots: number of slots.
-    """
+    """Slots of whole batches: their memory comes from the workers and grows when needed."""
 
     def __init__(self, slots: int) -> None:
         super().__init__(slots)
@@ -339,9 +321,8 @@ class WholeBatchBuffers(BatchBuffers):
 class _ForkedChild:
     """A process forked from this one, which maps the same batches.
 
-    Args:
-        fd: reading end of a pipe whose other end only the child holds; closed by this object. None
-            if no pipe could be created: the child then never counts as ended.
+    `fd` is the reading end of a pipe whose other end only the child holds; closed by this object.
+    None if no pipe could be created: the child then never counts as ended.
     """
 
     def __init__(self, fd: int | None) -> None:

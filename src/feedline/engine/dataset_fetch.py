@@ -17,6 +17,7 @@ import contextlib
 import logging
 import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from operator import length_hint
 from typing import Any, Protocol, TypeAlias
@@ -25,38 +26,105 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils import collate as torch_collate
+from torch.utils.data._utils import worker as torch_worker
 
-from feedline.engine.attribute_snapshot import take_snapshot
+from feedline.engine.attribute_snapshot import AttributeSnapshot
 from feedline.engine.batch_layout import empty_in, is_plain, write_batch
 from feedline.engine.buffers import Space
+from feedline.engine.generators import (
+    DatasetGenerator,
+    find_generators,
+    seed_generators,
+    seed_generators_temporarily,
+)
 from feedline.engine.messages import BatchTask, error_message
+from feedline.engine.worker import Source
 from feedline.engine.worker_errors import (
     SkippedBatch,
     WorkerException,
     note_failing_sample,
     note_unpicklable,
 )
-from feedline.engine.worker_setup import (
-    DatasetGenerator,
-    WorkerInit,
-    find_generators,
-    seed_generators,
-    seed_generators_temporarily,
-)
 from feedline.errors import UsageError, note
 from feedline.order.batch_spec import BatchSpec, Item
 from feedline.order.requested_size import SampleRequest, current_request, set_request
-from feedline.order.seeds import extend, mix
+from feedline.order.seeds import mix, row_seed
 from feedline.randomness import fingerprint, put_back_later, seed_all, seeded, unbroken
 from feedline.trace import is_recording_enabled, stage_timer
 from feedline.trace.transform_timing import time_transforms
 
-__all__ = ["DatasetFetcher", "OnSample", "SampleMaker", "collate_into"]
+__all__ = [
+    "DatasetFetcher",
+    "OnSample",
+    "SampleMaker",
+    "SourceWithInit",
+    "WorkerInit",
+    "collate_into",
+]
 
 _log = logging.getLogger("feedline")
 
 OnSample: TypeAlias = Callable[[int], None]
 """Called with the position of the next sample within its batch."""
+
+
+@dataclass(frozen=True)
+class WorkerInit:
+    """Initialisation of a worker like torch's: `get_worker_info()`, random states, init function.
+
+    Args:
+        dataset: the user's dataset, as in `get_worker_info()`.
+        worker_init_fn: called with the worker's number; None for none.
+        seed: base seed; worker n is seeded with seed + n.
+    """
+
+    dataset: Any
+    worker_init_fn: Callable[[int], None] | None
+    seed: int
+
+    def user_objects(self) -> dict[str, object]:
+        """The user's objects, by the names of the loader's arguments."""
+        return {"dataset": self.dataset, "worker_init_fn": self.worker_init_fn}
+
+    def initialise(self, worker: int, workers: int) -> None:
+        """Make this process a worker for the user's code."""
+        seed = self.seed + worker
+        torch_worker._worker_info = torch_worker.WorkerInfo(
+            id=worker, num_workers=workers, seed=seed, dataset=self.dataset
+        )
+        seed_all(seed)
+
+    def call_init_fn(self, worker: int) -> None:
+        """Call `worker_init_fn`, if there is one."""
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker)
+
+
+class SourceWithInit:
+    """Source of rows whose workers call `worker_init_fn` when they start."""
+
+    def __init__(self, rows: Source, init: WorkerInit) -> None:
+        self._rows = rows
+        self._init = init
+        self.fields, self.load = rows.fields, rows.load
+        self.name, self.fingerprint = rows.name, rows.fingerprint
+
+    def user_objects(self) -> dict[str, object]:
+        """The user's objects, by the names of the loader's arguments."""
+        return self._init.user_objects()
+
+    def open(self, worker: int, workers: int) -> None:
+        """Initialise a worker."""
+        self._init.initialise(worker, workers)
+        self._init.call_init_fn(worker)
+
+    def prepare(self, samples: Sequence[int], image_size: int | None) -> None:
+        """Prepare for rows that are about to be loaded."""
+        if (prepare := getattr(self._rows, "prepare", None)) is not None:
+            prepare(samples, image_size)
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
 
 class DatasetFetcher:
@@ -86,13 +154,13 @@ class DatasetFetcher:
         self._init = init
         self._skip = skip_errors
         self._compiled = samples
-        self._generators: list[DatasetGenerator] | None = None  # not looked for yet
+        self._generators: list[DatasetGenerator] | None = None  # not searched yet
         self._worker: int | None = None
         self._broken: WorkerException | None = None
 
-    def given(self) -> dict[str, object]:
+    def user_objects(self) -> dict[str, object]:
         """The user's objects, by the names of the loader's arguments."""
-        return {**self._init.given(), "collate_fn": self._collate}
+        return {**self._init.user_objects(), "collate_fn": self._collate}
 
     def open(self, worker: int, workers: int) -> None:
         """Initialise this worker, like torch's workers."""
@@ -102,9 +170,11 @@ class DatasetFetcher:
         self._init.initialise(worker, workers)
         before = fingerprint()
         try:
-            snapshot = None if self._compiled is None else take_snapshot(self.dataset)
+            snapshot = None if self._compiled is None else AttributeSnapshot(self.dataset)
             self._init.call_init_fn(worker)
-            if snapshot is not None and snapshot != take_snapshot(self.dataset, before=snapshot):
+            if snapshot is not None and snapshot != AttributeSnapshot(
+                self.dataset, before=snapshot
+            ):
                 self._compiled = None
             if worker == 0 and fingerprint() != before:
                 _log.info(
@@ -142,13 +212,10 @@ class DatasetFetcher:
             return write_batch(WorkerException.of(error, self._place), space)
 
     def make_here(self, batch: BatchSpec) -> Any:
-        """Make a batch in the training process, equal to a worker's.
+        """Make a batch in the training process, equal to a worker's. Errors are raised unchanged.
 
         All random states, including the dataset's own, and the current request are restored
         afterwards, also after Ctrl-C.
-
-        Raises:
-            Exception: any error of the user's dataset, unchanged.
         """
         task = BatchTask.for_batch(batch)
         with unbroken(), seeded(task.seed):
@@ -159,23 +226,13 @@ class DatasetFetcher:
     def _make(
         self, keys: Any, task: BatchTask, space: Space | None, on_sample: OnSample | None
     ) -> Any:
-        """Make a batch.
-
-        Args:
-            keys: keys from the sampler.
-            task: size, strength and seeds.
-            space: memory to stack tensors into; None leaves everything to `collate_fn`.
-            on_sample: see `OnSample`; None if not needed.
-        """
+        """Make a batch; without `space`, tensors are not stacked into it but by `collate_fn`."""
         with SampleRequest(task.image_size, task.strength) as request:
             make_sample = None
             if self._compiled is not None:
+                all_keys = keys if self._batched else [keys]
                 make_sample = _sample_function(
-                    self._compiled,
-                    self.dataset,
-                    keys if self._batched else [keys],
-                    task,
-                    request,
+                    self._compiled, self.dataset, all_keys, task, request
                 )
             skipped: list[tuple[str, str]] = []
             if self._batched:
@@ -185,7 +242,12 @@ class DatasetFetcher:
             else:
                 if on_sample is not None:
                     on_sample(0)
-                batch = self._collate(self._sample(make_sample, 0, keys))
+                try:
+                    sample = self.dataset[keys] if make_sample is None else make_sample(0, keys)
+                except (Exception, SystemExit) as error:
+                    note_failing_sample(error, self.dataset, keys)
+                    raise
+                batch = self._collate(sample)
         _check_request(request, self.dataset)
         return SkippedBatch(batch, tuple(skipped)) if skipped else batch
 
@@ -216,52 +278,41 @@ class DatasetFetcher:
         skipped: list[tuple[str, str]],
         on_sample: OnSample | None,
     ) -> tuple[Any, Any]:
-        if self._skip:
-            return self._samples_without_failures(keys, make_sample, skipped, on_sample)
-        getitems = getattr(self.dataset, "__getitems__", None)
-        if getitems and make_sample is None:
-            samples = getitems(keys)
-            stage_timer.end_stage("dataset")
-            return samples, keys
-        dataset, upcoming = self.dataset, iter(keys)
-        try:
-            each = stage_timer.each_sample
-            if on_sample is None and make_sample is None and not each:
-                # The quickest loop there is: tiny samples feel it.
-                return [dataset[key] for key in upcoming], keys
-            samples = []
-            for k, key in enumerate(upcoming):
-                if on_sample is not None:
-                    on_sample(k)
-                samples.append(dataset[key] if make_sample is None else make_sample(k, key))
-                if each:
-                    stage_timer.end_sample(key, "dataset")
-            return samples, keys
-        except (Exception, SystemExit) as error:
-            note_failing_sample(error, self.dataset, keys[len(keys) - length_hint(upcoming) - 1])
-            raise
-
-    def _samples_without_failures(
-        self,
-        keys: Any,
-        make_sample: SampleFunction | None,
-        skipped: list[tuple[str, str]],
-        on_sample: OnSample | None,
-    ) -> tuple[Any, Any]:
-        samples, made = [], []
+        """Make the samples of a batch. Return them and their keys."""
+        dataset, each, skip = self.dataset, stage_timer.each_sample, self._skip
+        if make_sample is None and not skip:
+            if getitems := getattr(dataset, "__getitems__", None):
+                samples = getitems(keys)
+                stage_timer.end_stage("dataset")
+                return samples, keys
+            if on_sample is None and not each:
+                upcoming = iter(keys)
+                try:
+                    # The quickest loop there is: tiny samples feel it.
+                    return [dataset[key] for key in upcoming], keys
+                except (Exception, SystemExit) as error:
+                    key = keys[len(keys) - length_hint(upcoming) - 1]
+                    note_failing_sample(error, dataset, key)
+                    raise
+        samples, loaded_keys = [], []
         first: Exception | None = None
         try:
             for k, key in enumerate(keys):
                 if on_sample is not None:
                     on_sample(k)
                 try:
-                    samples.append(self._sample(make_sample, k, key))
-                    made.append(key)
-                    if stage_timer.each_sample:
-                        stage_timer.end_sample(key, "dataset")
-                except Exception as error:
-                    first = error if first is None else first
+                    sample = dataset[key] if make_sample is None else make_sample(k, key)
+                except (Exception, SystemExit) as error:
+                    note_failing_sample(error, dataset, key)
+                    if not skip or not isinstance(error, Exception):
+                        raise
+                    first = first or error
                     skipped.append((repr(key), f"{type(error).__name__}: {error_message(error)}"))
+                    continue
+                samples.append(sample)
+                loaded_keys.append(key)
+                if each:
+                    stage_timer.end_sample(key, "dataset")
             if first is not None and not samples:
                 count = len(skipped)
                 note(
@@ -270,16 +321,9 @@ class DatasetFetcher:
                     "batch cannot be empty. Use drop_last=True if this is a small last batch.",
                 )
                 raise first
-            return samples, made
+            return samples, loaded_keys
         finally:
             first = None  # its traceback holds this frame, and with it the samples
-
-    def _sample(self, make_sample: SampleFunction | None, place: int, key: Any) -> Any:
-        try:
-            return self.dataset[key] if make_sample is None else make_sample(place, key)
-        except (Exception, SystemExit) as error:
-            note_failing_sample(error, self.dataset, key)
-            raise
 
 
 def _holds_none(sample: Any) -> bool:
@@ -294,11 +338,7 @@ class SampleMaker(Protocol):
         """Prepare for samples that are about to be made; errors are ignored."""
 
     def sample(self, item: Item) -> Any:
-        """The dataset's value for a sample, with the random draws of the item's seed.
-
-        Raises:
-            Exception: any; it reaches the trainer with the sample's index.
-        """
+        """The dataset's value for a sample, with the random draws of the item's seed."""
 
 
 SampleFunction: TypeAlias = Callable[[int, Any], Any]
@@ -308,15 +348,7 @@ SampleFunction: TypeAlias = Callable[[int, Any], Any]
 def _sample_function(
     samples: SampleMaker, dataset: Any, keys: Any, task: BatchTask, request: SampleRequest
 ) -> SampleFunction:
-    """Create the function that makes a batch's samples; the dataset makes those without index.
-
-    Args:
-        samples: makes samples with an index.
-        dataset: makes the others.
-        keys: keys of the batch.
-        task: size, strength and seeds.
-        request: updated with what the samples read of it.
-    """
+    """Create the function that makes a batch's samples; the dataset makes those without index."""
     seed = mix(task.row_seed)
     with contextlib.suppress(Exception):
         numbers = [number for number in map(_sample_index, keys) if number is not None]
@@ -327,10 +359,8 @@ def _sample_function(
         if number is None:
             return dataset[key]
         request.image_size_was_read = request.strength_was_read = True
-        own = extend(seed, number)  # as in `engine.worker.fill`
-        if task.stride:
-            own = extend(own, task.place + place * task.stride)
-        return samples.sample(Item(number, task.image_size, own, task.strength))
+        own_seed = row_seed(seed, number, place, task.place, task.stride)
+        return samples.sample(Item(number, task.image_size, own_seed, task.strength))
 
     return make_sample
 
@@ -339,18 +369,12 @@ def _sample_index(key: Any) -> int | None:
     """Sample index of a key; None for any other key."""
     if type(key) is int or isinstance(key, np.integer):
         return int(key)
-    if isinstance(key, torch.Tensor) and key.dim() == 0:
-        found = key.item()
-        return found if type(found) is int else None
-    return None
+    number = key.item() if isinstance(key, torch.Tensor) and key.dim() == 0 else None
+    return number if type(number) is int else None
 
 
 def _check_request(request: SampleRequest, dataset: object) -> None:
-    """Check that a batch used the requested size and strength.
-
-    Raises:
-        UsageError: a size or a strength was requested, and nothing read it.
-    """
+    """Raise UsageError if a size or a strength was requested, and nothing read it."""
     kind = type(dataset).__name__
     if request.image_size is not None and not request.image_size_was_read:
         raise UsageError(
@@ -367,15 +391,11 @@ def _check_request(request: SampleRequest, dataset: object) -> None:
 
 
 def collate_into(samples: Sequence[Any], space: Space) -> Any:
-    """Collate samples like `torch.utils.data.default_collate`.
-
-    Raises:
-        RuntimeError, TypeError: the samples do not match.
-    """
+    """Collate samples like `torch.utils.data.default_collate`, tensors into memory."""
 
     def stack(tensors: Sequence[torch.Tensor], **options: Any) -> torch.Tensor:
-        # Only the first is looked at, as by torch's workers: where another one does not go with
-        # it, stacking into memory of the first one's kind is an error.
+        # Only the first is checked, as by torch's workers: if another one does not match, stacking
+        # into memory for the first one's dtype raises an error.
         first = tensors[0]
         if type(first) is not torch.Tensor or not is_plain(first):
             stacked: torch.Tensor = collate_tensors(tensors, **options)
@@ -391,17 +411,13 @@ def collate_into(samples: Sequence[Any], space: Space) -> Any:
 
 
 def _find_mismatch(samples: Sequence[Any]) -> tuple[int, str] | None:
-    """Find the first sample that differs from sample 0 in structure or shape.
-
-    Returns:
-        Its position and a description of the difference; None if all are alike.
-    """
-    with contextlib.suppress(Exception):  # a sample may be anything, and fail when looked at
-        wanted = _describe_structure(samples[0])
+    """Position of the first sample that differs from sample 0 in structure or shape, and how."""
+    with contextlib.suppress(Exception):  # a sample's attributes may raise anything
+        first = _describe_structure(samples[0])
         for k, sample in enumerate(samples):
-            found = _describe_structure(sample)
-            if found != wanted:
-                return k, f"is {found}, but the first sample is {wanted}"
+            structure = _describe_structure(sample)
+            if structure != first:
+                return k, f"is {structure}, but the first sample is {first}"
     return None
 
 

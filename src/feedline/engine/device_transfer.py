@@ -1,91 +1,76 @@
-"""Transfer of a filled batch to the training step: the protocol, and CPU tensors.
+"""Transfer of a filled batch to the training step: the protocol, CPU tensors, and accelerators.
 
-Guarantees: a tensor returned on the CPU is safe to keep. It is a view of the slot if the workers
+    HostTransfer           rows to CPU tensors: no device, or device="cpu"
+    WholeBatchTransfer     whole batches to the CPU
+    AcceleratorTransfer    rows to an accelerator, on a side stream, one batch ahead
+
+Batches are received in the order in which they were sent. For each batch the loader calls
+`note_request`, then `send` unless the batch was sent ahead, then `receive`; then it may `send` the
+next batch ahead, if `ahead` is True.
+Guarantees on the CPU: a returned tensor is safe to keep. It is a view of the slot if the workers
 have enough other slots, and a copy otherwise; the slot is released when the tensor is garbage
 collected. A pinned tensor is always a copy, in torch's own memory: only torch knows when the device
 has read it, which may be long after the tensor is garbage.
+Guarantees on an accelerator: returned tensors are ordered after their copy on the stream that is
+current when they are received, and their memory is not reused while that stream may read them; a
+slot is released only after its copy is done. The host waits for the device only for a free slot, or
+to prevent batches from accumulating in device memory.
+Relies on: pinned slots; without them copies block the host but stay correct. Slots are pinned for
+CUDA and ROCm only. On a device with one stream copies queue between the steps.
 """
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data._utils.pin_memory import pin_memory
 
-from feedline.engine.buffers import BatchBuffers, RowBuffers
-from feedline.engine.devices import copy_to_pinned
+from feedline.engine.batch_layout import read_batch
+from feedline.engine.buffers import BatchBuffers, RowBuffers, WholeBatchBuffers
+from feedline.engine.devices import (
+    RegisteredMemory,
+    TorchAccelerator,
+    copy_to_pinned,
+    should_pin,
+)
 from feedline.engine.normalise import DeviceTransforms, is_image
 from feedline.engine.tasks import InFlightBatch
+from feedline.engine.worker_errors import WorkerException
+from feedline.errors import SampleError
 from feedline.order.batch_spec import Field
 from feedline.trace.split import Timing
 
 __all__ = [
+    "AcceleratorTransfer",
     "CpuTransfer",
     "DeviceTransfer",
     "HostTransfer",
     "Tensors",
-    "copy_good_rows",
-    "in_layout",
-    "to_tensor",
+    "WholeBatchTransfer",
 ]
 
 Tensors = tuple[torch.Tensor, ...]
 
 
-class DeviceTransfer(Protocol):
-    """Accepts batches and returns their tensors in the same order.
-
-    Implementations: HostTransfer (no device, or device="cpu"), AcceleratorTransfer, and for whole
-    batches WholeBatchTransfer.
-
-    For each batch the loader calls `note_request`, then `send` unless the batch was sent ahead,
-    then `receive`; then it may `send` the next batch ahead, if `ahead` is True.
-    """
-
-    ahead: bool
-    """Whether a batch may be sent while the previous one is in use."""
-
-    timing: Timing
-    """Data wait, copies and compute of the steps so far."""
-
-    def pause(self) -> None:
-        """Start an epoch: the time since the last batch belongs to no step."""
-
-    def note_request(self) -> None:
-        """Note that the step requests a batch: the time until `receive` is data wait."""
-
-    def send(self, flight: InFlightBatch) -> None:
-        """Start the transfer of a batch. Takes ownership of its slot."""
-
-    def receive(self) -> Any:
-        """Return the oldest sent batch: the tensors of its rows, or the packed value."""
-
-    def reclaim(self, wait: bool) -> None:
-        """Release slots that have been read; `wait` until at least one has."""
-
-    def drop(self) -> None:
-        """Discard sent batches; afterwards no slot is being read."""
-
-    def close(self) -> None:
-        """Finish all copies and release the slots."""
+def _to_tensor(array: NDArray[np.generic], field: Field) -> torch.Tensor:
+    """Return a tensor on an array's memory, with pixels as (N, 3, H, W)."""
+    return _in_layout(torch.from_numpy(array), field)
 
 
-def to_tensor(array: NDArray[np.generic], field: Field) -> torch.Tensor:
-    """Return a tensor on an array's memory, in the layout of `in_layout`."""
-    return in_layout(torch.from_numpy(array), field)
-
-
-def in_layout(rows: torch.Tensor, field: Field) -> torch.Tensor:
+def _in_layout(rows: torch.Tensor, field: Field) -> torch.Tensor:
     """Rows as they are returned: pixels as (N, 3, H, W), channels_last in memory."""
     return rows.permute(0, 3, 1, 2) if is_image(field) else rows
 
 
-def copy_good_rows(slots: RowBuffers, flight: InFlightBatch) -> tuple[NDArray[np.generic], ...]:
+def _copy_good_rows(slots: RowBuffers, flight: InFlightBatch) -> tuple[NDArray[np.generic], ...]:
     """Copy the rows of a batch that were made without errors, in order; releases the slot."""
     rows = flight.batch.rows
     keep = np.setdiff1d(np.arange(rows), [failure.row for failure in flight.failures])
@@ -98,22 +83,20 @@ _SLOTS_FOR_WORKERS = 2
 
 
 class CpuTransfer(ABC):
-    """Base of the CPU transfers: one batch at a time, and the timing.
-
-    Args:
-        slots: slots of the batches.
-    """
+    """Base of the CPU transfers: one batch at a time, and the timing."""
 
     ahead = False
+    """True if a batch may be sent while the previous one is in use."""
 
     def __init__(self, slots: BatchBuffers) -> None:
         self._slots = slots
         self._flight: InFlightBatch | None = None
         self.timing = Timing()
+        """Data wait, copies and compute of the steps so far."""
         self._requested_s = self._sent_s = self._received_s = 0.0
 
     @abstractmethod
-    def _made(self, flight: InFlightBatch) -> Any:
+    def _read(self, flight: InFlightBatch) -> Any:
         """Value to return for a flight; takes ownership of its slot."""
 
     def pause(self) -> None:
@@ -121,7 +104,7 @@ class CpuTransfer(ABC):
         self._received_s = 0.0
 
     def note_request(self) -> None:
-        """Note that the step requests a batch."""
+        """Note that the step requests a batch: the time until `receive` is data wait."""
         self._requested_s = time.perf_counter()
 
     def send(self, flight: InFlightBatch) -> None:
@@ -133,7 +116,7 @@ class CpuTransfer(ABC):
         """Return the value of the batch."""
         assert self._flight is not None, "receive() without send()"
         flight, self._flight = self._flight, None
-        made = self._made(flight)
+        batch = self._read(flight)
         now_s = time.perf_counter()
         if self._received_s:
             self.timing.add(
@@ -142,7 +125,7 @@ class CpuTransfer(ABC):
                 compute_ms=1000 * (self._requested_s - self._received_s),
             )
         self._received_s = now_s
-        return made
+        return batch
 
     def reclaim(self, wait: bool) -> None:
         """Do nothing: slots of CPU batches are released by the garbage collector."""
@@ -185,17 +168,17 @@ class HostTransfer(CpuTransfer):
         cpu = torch.device("cpu")
         self._constants = transforms.constants(cpu) if transforms else None
 
-    def _made(self, flight: InFlightBatch) -> Any:
+    def _read(self, flight: InFlightBatch) -> Any:
         return self._form(self._tensors(flight))
 
     def _tensors(self, flight: InFlightBatch) -> Tensors:
         slots, slot, fields, rows = self._slots, flight.slot, flight.fields, flight.batch.rows
         if flight.failures:
-            return self._copies(copy_good_rows(slots, flight), flight)
+            return self._copies(_copy_good_rows(slots, flight), flight)
         pins = self._transforms is None and not self._pin
         if pins and slots.pinned < slots.slots - _SLOTS_FOR_WORKERS:
             pinned = slots.pin(slot, fields, rows)
-            return tuple(to_tensor(a, f) for a, f in zip(pinned, fields, strict=True))
+            return tuple(_to_tensor(a, f) for a, f in zip(pinned, fields, strict=True))
         copies = self._copies(slots.view(slot, fields, rows), flight)
         slots.release(slot)
         return copies
@@ -205,20 +188,224 @@ class HostTransfer(CpuTransfer):
         if self._transforms is None or self._constants is None:
             # Not by torch: its threads spin for a while after a copy, on the workers' cores.
             return tuple(
-                in_layout(copy_to_pinned(array) if self._pin else _copy(array), field)
+                _in_layout(copy_to_pinned(array) if self._pin else _copy(array), field)
                 for array, field in zip(arrays, fields, strict=True)
             )
         # To normalise pixels is to copy them; a user's function may keep what it is given.
-        keeps = self._transforms.pixels is not None
+        copies_images = self._transforms.pixels is not None
         own = [
-            in_layout(_copy(array), field)
-            if keeps or not is_image(field)
-            else to_tensor(array, field)
+            _in_layout(_copy(array), field)
+            if copies_images or not is_image(field)
+            else _to_tensor(array, field)
             for array, field in zip(arrays, fields, strict=True)
         ]
-        made = self._transforms(own, fields, flight.batch, self._constants)
-        return tuple(tensor.pin_memory() for tensor in made) if self._pin else made
+        tensors = self._transforms(own, fields, flight.batch, self._constants)
+        return tuple(tensor.pin_memory() for tensor in tensors) if self._pin else tensors
 
 
 def _copy(array: NDArray[np.generic]) -> torch.Tensor:
     return torch.from_numpy(array.copy())
+
+
+class WholeBatchTransfer(CpuTransfer):
+    """Transfers whole batches to the CPU.
+
+    Args:
+        slots: slots of the batches.
+        spare: number of slots a user may keep without slowing the workers.
+        pin: copy their tensors to pinned memory, like torch's DataLoader; no effect without an
+            accelerator.
+    """
+
+    _slots: WholeBatchBuffers
+
+    def __init__(self, slots: WholeBatchBuffers, *, spare: int, pin: bool) -> None:
+        super().__init__(slots)
+        self._spare = spare
+        self._pin = should_pin(pin)
+
+    def _read(self, flight: InFlightBatch) -> Any:
+        if flight.failures:
+            self._slots.release(flight.slot)
+            return _failed(flight)
+        if self._slots.pinned >= self._spare:
+            memory = self._slots.view(flight.slot, flight.used).copy()
+            self._slots.release(flight.slot)
+        else:
+            memory = self._slots.pin(flight.slot, flight.used)
+        batch = read_batch(memory, flight.structure_bytes)
+        return pin_memory(batch) if self._pin else batch
+
+
+def _failed(flight: InFlightBatch) -> WorkerException:
+    """Error for a batch that failed in the engine, e.g. because it kills its workers."""
+    batch, first = flight.batch, flight.failures[0]
+    keys = batch.dataset_keys
+    if not isinstance(keys, (list, tuple)):
+        keys = [keys]
+    sample = f"row {first.row}"
+    if first.row < len(keys):
+        sample = f"the sample with index {keys[first.row]!r}"
+    sample += f" (epoch {batch.epoch + 1}, step {batch.step + 1})"
+    return WorkerException(SampleError, f"{sample}: {first.message}\n{first.trace}".rstrip())
+
+
+_MOST_STEPS_AHEAD = 4
+
+
+@dataclass(eq=False, slots=True)
+class _Sent:
+    tensors: Tensors
+    host: Tensors  # kept until the copy has read them
+    slot: int | None  # None where it is free already: `host` is memory of its own
+    started: torch.Event
+    copied: torch.Event
+    finished: torch.Event
+
+
+@dataclass(eq=False, slots=True)
+class _Step:
+    """Events of one step on the device's timeline."""
+
+    before: torch.Event | None  # the step before it got going
+    requested: torch.Event
+    going: torch.Event
+    sent: _Sent
+
+
+class AcceleratorTransfer:
+    """Transfers batches to an accelerator.
+
+    Args:
+        slots: slots of the batches.
+        transforms: transforms applied to a batch on the side stream.
+        accelerator: the device.
+        register: registers the memory of the slots with the device, if it can; the last step of
+            the constructor. `close` releases it.
+        form: container for the tensors of a batch.
+    """
+
+    ahead = True
+
+    def __init__(
+        self,
+        slots: RowBuffers,
+        transforms: DeviceTransforms,
+        accelerator: TorchAccelerator,
+        register: Callable[[], RegisteredMemory | None] = lambda: None,
+        form: Callable[[Tensors], Any] = tuple,
+    ) -> None:
+        self._slots = slots
+        self._transforms = transforms
+        self._accelerator = accelerator
+        self._form = form
+        self._stream = accelerator.stream()
+        self._constants = transforms.constants(accelerator.device)
+        # The side stream reads the constants: they must be there before it runs.
+        self._stream.wait_stream(accelerator.current_stream())
+        self._sent: deque[_Sent] = deque()
+        self._copying: deque[_Sent] = deque()
+        self._requested: torch.Event | None = None
+        self._before: torch.Event | None = None
+        self._steps: deque[_Step] = deque()
+        self.timing = Timing()
+        self._pinned = register()
+
+    def _mark(self, stream: torch.Stream) -> torch.Event:
+        event = self._accelerator.event()
+        event.record(stream)
+        return event
+
+    def pause(self) -> None:
+        """Start an epoch: the time since the last batch belongs to no step."""
+        self._before = None
+
+    def note_request(self) -> None:
+        """Note that the step requests a batch: everything it has queued so far is compute."""
+        self._requested = self._mark(self._accelerator.current_stream())
+
+    def send(self, flight: InFlightBatch) -> None:
+        """Queue copy and transforms on the side stream. Takes ownership of the batch's slot."""
+        slot: int | None = None
+        if flight.failures:
+            arrays = _copy_good_rows(self._slots, flight)
+        else:
+            slot = flight.slot
+            arrays = self._slots.view(slot, flight.fields, flight.batch.rows)
+        host = tuple(_to_tensor(a, f) for a, f in zip(arrays, flight.fields, strict=True))
+        with self._accelerator.on(self._stream):
+            started = self._mark(self._stream)
+            raw = [self._accelerator.copy(tensor) for tensor in host]
+            copied = self._mark(self._stream)
+            tensors = self._transforms(raw, flight.fields, flight.batch, self._constants)
+            finished = self._mark(self._stream)
+        sent = _Sent(tensors, host, slot, started, copied, finished)
+        self._sent.append(sent)
+        if slot is not None:
+            self._copying.append(sent)
+
+    def receive(self) -> Any:
+        """Return the oldest sent batch, ready for the current stream."""
+        sent = self._sent.popleft()
+        stream = self._accelerator.current_stream()
+        stream.wait_event(sent.finished)
+        for tensor in sent.tensors:
+            # Made on the side stream, used on this one.
+            self._accelerator.record_stream(tensor, stream)
+        assert self._requested is not None, "receive() before note_request()"
+        going = self._mark(stream)
+        self._steps.append(_Step(self._before, self._requested, going, sent))
+        self._before = going
+        if len(self._steps) > _MOST_STEPS_AHEAD:
+            self._steps[-1 - _MOST_STEPS_AHEAD].going.synchronize()
+        tensors, sent.tensors = sent.tensors, ()
+        self.reclaim(wait=False)
+        self._settle()
+        return self._form(tensors)
+
+    def reclaim(self, wait: bool) -> None:
+        """Release the slots whose copies are done; `wait` for the oldest of them."""
+        assert self._copying or not wait, "no copy is pending"
+        while self._copying and (wait or self._copying[0].copied.query()):
+            sent = self._copying.popleft()
+            sent.copied.synchronize()
+            sent.host = ()
+            assert sent.slot is not None
+            self._slots.release(sent.slot)
+            wait = False
+
+    def drop(self) -> None:
+        """Discard sent batches; afterwards no slot is being read."""
+        self._stream.synchronize()  # a `send` that broke off halfway is in no list
+        while self._copying:
+            self.reclaim(wait=True)
+        self._sent.clear()
+
+    def _settle(self) -> None:
+        """Read the events of finished steps."""
+        while self._steps and self._steps[0].going.query():
+            step = self._steps.popleft()
+            if step.before is None:
+                continue
+            stall = step.requested.elapsed_time(step.going)
+            # Exposed copying: from its start, or from the request if that was later.
+            copy = min(
+                step.sent.started.elapsed_time(step.sent.finished),
+                step.requested.elapsed_time(step.sent.finished),
+            )
+            copy = min(max(copy, 0.0), stall)
+            self.timing.add(
+                wait_ms=stall - copy,
+                copy_ms=copy,
+                compute_ms=step.before.elapsed_time(step.requested),
+            )
+
+    def close(self) -> None:
+        """Finish all copies and unpin the slots."""
+        self.drop()
+        self._steps.clear()
+        if self._pinned is not None:
+            self._pinned.release()
+
+
+DeviceTransfer: TypeAlias = CpuTransfer | AcceleratorTransfer

@@ -13,10 +13,9 @@ while the device reads it; torch ensures that for its own pinned memory only.
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -35,16 +34,13 @@ __all__ = [
     "synchronize",
 ]
 
-_OTHER_NAMES = ("gpu", "nvidia", "amd", "rocm", "hip", "metal", "apple", "intel")
-"""What accelerators are called elsewhere."""
-
 
 def accelerator_type() -> str | None:
     """Type of the accelerator that torch detects; None if there is only the CPU."""
     if hasattr(torch, "accelerator"):
-        found = torch.accelerator.current_accelerator()
-        # In a build for an accelerator it is named even where the machine has none.
-        return found.type if found is not None and torch.accelerator.is_available() else None
+        device = torch.accelerator.current_accelerator()
+        # In a build for an accelerator it is named even if the machine has none.
+        return device.type if device is not None and torch.accelerator.is_available() else None
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else None
@@ -60,42 +56,38 @@ def resolve_device(device: str | torch.device) -> torch.device:
         UsageError: it does not exist on this machine.
     """
     try:
-        found = torch.device(device)
+        resolved = torch.device(device)
     except (RuntimeError, TypeError):
         raise _unavailable(device) from None
-    if found.type == "cpu":
-        return found
-    if found.type != accelerator_type():
+    if resolved.type == "cpu":
+        return resolved
+    if resolved.type != accelerator_type():
         raise _unavailable(device)
-    module = getattr(torch, found.type)
-    if found.index is None:
+    module = getattr(torch, resolved.type)
+    if resolved.index is None:
         current = getattr(module, "current_device", lambda: 0)  # mps has one device, and no names
-        return torch.device(found.type, current())
-    if found.index >= (count := module.device_count()):
-        last = f" to {found.type}:{count - 1}" if count > 1 else ""
+        return torch.device(resolved.type, current())
+    if resolved.index >= (count := module.device_count()):
+        last = f" to {resolved.type}:{count - 1}" if count > 1 else ""
         raise UsageError(
-            f"must be {found.type}:0{last} on this machine, got {device}", argument="device"
+            f"must be {resolved.type}:0{last} on this machine, got {device}", argument="device"
         )
-    return found
+    return resolved
 
 
 def _unavailable(device: str | torch.device) -> UsageError:
     """Error for a device that torch does not know or does not detect."""
-    there = ["cpu", *([found] if (found := accelerator_type()) is not None else [])]
-    kind, _, index = str(device).partition(":")
-    near = difflib.get_close_matches(kind.lower(), [*_OTHER_NAMES, *there], n=1, cutoff=0.5)
-    nearest = near[0] if near and near[0] in there else there[-1]
-    if nearest != "cpu" and index.isdecimal():
-        nearest += f":{index}"
-    detected = "no accelerator" if len(there) == 1 else f"the accelerator {there[1]!r}"
+    accelerator = accelerator_type()
+    available = ["cpu"] if accelerator is None else ["cpu", accelerator]
+    detected = "no accelerator" if accelerator is None else f"the accelerator {accelerator!r}"
     shown = repr(device) if isinstance(device, str) else str(device)
-    check = "check `nvidia-smi` and torch.version.cuda, or use another device"
+    is_cuda = str(device).startswith("cuda")
     return UsageError(
-        f"must be {' or '.join(map(repr, there))} on this machine, got {shown}: torch "
+        f"must be {' or '.join(map(repr, available))} on this machine, got {shown}: torch "
         f"detects {detected}",
         argument="device",
-        hint=check if kind == "cuda" else "",
-        fix={"device": nearest},
+        hint="check `nvidia-smi` and torch.version.cuda, or use another device" if is_cuda else "",
+        fix={"device": available[-1]},
     )
 
 
@@ -108,11 +100,7 @@ def synchronize(device: torch.device) -> None:
 
 
 class TorchAccelerator:
-    """One device, driven through torch.
-
-    Args:
-        device: device with its index, if there may be several.
-    """
+    """One device, driven through torch."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -133,10 +121,8 @@ class TorchAccelerator:
 
     def on(self, stream: Any) -> AbstractContextManager[object]:
         """Context manager: queue device work on this stream."""
-        entered: AbstractContextManager[object] = (
-            stream if self._neutral else torch.cuda.stream(stream)
-        )
-        return entered
+        context: Any = stream if self._neutral else torch.cuda.stream(stream)
+        return cast(AbstractContextManager[object], context)
 
     def event(self) -> torch.Event:
         """Create an event with timing."""
@@ -157,10 +143,10 @@ class TorchAccelerator:
             tensor.record_stream(stream)
 
 
-def should_pin(wanted: bool) -> bool:
+def should_pin(pin: bool) -> bool:
     """Return True if pinned memory was requested and there is an accelerator that benefits."""
     # torch's DataLoader pins nothing for mps either: host and device have one memory.
-    return wanted and accelerator_type() not in (None, "mps")
+    return pin and accelerator_type() not in (None, "mps")
 
 
 def copy_to_pinned(array: NDArray[np.generic]) -> torch.Tensor:
@@ -175,11 +161,7 @@ def copy_to_pinned(array: NDArray[np.generic]) -> torch.Tensor:
 
 
 class RegisteredMemory:
-    """Memory registered with CUDA until it is released.
-
-    Args:
-        memory: contiguous, page-aligned, shape (bytes,). Kept alive until released.
-    """
+    """Memory, shape (bytes,), contiguous and page-aligned, registered with CUDA until `release`."""
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
         self._memory: NDArray[np.uint8] | None = None
@@ -203,12 +185,7 @@ class RegisteredMemory:
 
 
 def register_memory(memory: NDArray[np.uint8], device: torch.device) -> RegisteredMemory | None:
-    """Register memory for a device; None if the device is not CUDA's, which alone supports it.
-
-    Args:
-        memory: contiguous, page-aligned, shape (bytes,).
-        device: device that reads it.
-    """
+    """Register memory for a device; None if the device is not CUDA's, which alone supports it."""
     if device.type != "cuda":
         return None
     with torch.cuda.device(device):  # not the first device's context, if this is another

@@ -17,9 +17,8 @@ from math import inf
 from typing import Any
 
 from feedline.engine.buffers import SlotTooSmall
-from feedline.engine.hang_detection import CHECK_S, HangDetector, Place
-from feedline.engine.heartbeat import stage_pages
-from feedline.engine.messages import HUNG, Failure, Report
+from feedline.engine.hang_detection import CHECK_S, ROW_TIMEOUT_S, HangDetector, Place
+from feedline.engine.messages import HUNG, Failure, Report, stage_pages
 from feedline.engine.pool import Death, WorkerPool
 from feedline.engine.tasks import InFlightBatch, LiveSettings, RowTasks, Span, Tasks
 from feedline.errors import LoadTimeoutError
@@ -46,8 +45,8 @@ class Feed:
         tasks: kind of tasks, and the slots of the batches.
         pool: worker pool, with the number of workers of `settings`.
         settings: settings that `apply` can change.
-        timeout_s: time on one row after which a worker counts as stuck.
-        deadline_s: how long `take` may wait while no worker finishes a row or a whole batch.
+        timeout_s: how long `take` may wait while no worker finishes a row or a whole batch, and the
+            time on one row after which a worker counts as stuck. 0: no limit, and `ROW_TIMEOUT_S`.
         in_order: return batches in planned order; otherwise as soon as they are made.
         replaces: replace stuck workers, see `HangDetector`; otherwise only warn.
         ahead: request batches before they are needed. False without workers: the sampler is then
@@ -61,8 +60,7 @@ class Feed:
         pool: WorkerPool,
         settings: LiveSettings,
         *,
-        timeout_s: float,
-        deadline_s: float = inf,
+        timeout_s: float = 0.0,
         in_order: bool = True,
         replaces: bool = True,
         ahead: bool = True,
@@ -71,27 +69,27 @@ class Feed:
         self._in_order = in_order
         self._ahead = ahead
         self._tasks = tasks
-        self._deadline_s = deadline_s
+        self._deadline_s = timeout_s or inf
         self._pool = pool
         self.slots = tasks.slots
         self.settings = settings
         self._batches: Iterator[BatchSpec] = iter(())
         self._flights: deque[InFlightBatch] = deque()
-        self._too_small: SlotTooSmall | None = None  # raised by `take`; no more batches are begun
+        self._too_small: SlotTooSmall | None = None  # raised by `take`; no further batch starts
         self._next_number = 0
         self._next_id = 1
         self._outstanding: dict[int, tuple[InFlightBatch, Span]] = {}
         self._pending: list[tuple[int, int, int]] = []  # a heap: batch number, start, id
         self._row_ns = _FIRST_ROW_NS
         self._sample = sample
-        self._hang_detector = HangDetector(pool, timeout_s, self._place, replaces=replaces)
-        self._unchecked_s = 0.0  # time waited since the last check of the workers
-        self._has_report = False  # True if a report has come since then
+        self._hang_detector = HangDetector(
+            pool, timeout_s or ROW_TIMEOUT_S, self._place, replaces=replaces
+        )
         self._events = 0  # reports and deaths so far
         self.deaths: list[str] = []
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Number of batches in flight, made or being made."""
         return len(self._flights)
 
@@ -110,33 +108,32 @@ class Feed:
         """Process ids of the workers that have started, by worker id."""
         return self._pool.pids
 
-    def spent(self) -> dict[int, StageTimings]:
+    def stage_timings(self) -> dict[int, StageTimings]:
         """Time per stage of each worker, by worker id."""
         block = self._pool.block
         return read_pages(stage_pages(block)) if len(block) else {}
 
-    def start(self, batches: Iterator[BatchSpec]) -> None:
-        """Continue with other batches; batches in flight are cancelled."""
-        self._cancel_queued()
-        for flight in self._flights:
-            flight.cancelled = True
-            self._release_if_done(flight)
-        self._flights.clear()
-        for _, _, id in self._pending:
-            self._remove_task(id)
-        self._pending.clear()
-        self._batches, self._too_small = batches, None
-        self._pump()
+    def start(self, batches: Iterator[BatchSpec], *, new_workers: bool = False) -> None:
+        """Continue with other batches; batches in flight are cancelled.
 
-    def restart(self, batches: Iterator[BatchSpec]) -> None:
-        """Like `start`, with new workers and without the state of the old ones."""
-        self._pool.restart()
+        Args:
+            batches: planned batches.
+            new_workers: replace all workers and forget their tasks, after an interrupted call.
+        """
+        if new_workers:
+            self._pool.restart()
+            self._outstanding.clear()
+            self._hang_detector.reset()
+            self.slots.reclaim()
+        else:
+            self._cancel_queued()
+            for flight in self._flights:
+                flight.cancelled = True
+                self._release_if_done(flight)
+            for _, _, id in self._pending:
+                self._remove_task(id)
         self._flights.clear()
-        self._outstanding.clear()
         self._pending.clear()
-        self._hang_detector.forget()
-        self._unchecked_s, self._has_report = 0.0, False
-        self.slots.reclaim()
         self._batches, self._too_small = batches, None
         self._pump()
 
@@ -178,7 +175,7 @@ class Feed:
             LoadTimeoutError: no worker has finished a row or a whole batch before the deadline.
             WorkerError: workers cannot be started.
         """
-        self._pump(wanted=1)
+        self._pump(1)
         if not self._flights and self._outstanding:
             # Cancelled batches use all slots until their last tasks are done.
             self._wait(lambda: bool(self._flights or not self._outstanding))
@@ -196,11 +193,7 @@ class Feed:
         return flight
 
     def _wait(self, is_over: Callable[[], bool]) -> None:
-        """Poll until `is_over`.
-
-        Raises:
-            LoadTimeoutError: no worker has finished a row or a whole batch before the deadline.
-        """
+        """Poll until `is_over`, or raise LoadTimeoutError at the deadline."""
         idle_s, events = 0.0, self._events
         while not is_over():
             before = time.monotonic()
@@ -257,12 +250,7 @@ class Feed:
                 self._on_report(event)
             else:
                 self._on_death(event)
-        # Time during which the whole program was suspended does not count.
-        self._unchecked_s += min(time.monotonic() - before, 2 * CHECK_S)
-        if self._unchecked_s >= CHECK_S:
-            waited_s, reported = self._unchecked_s, self._has_report
-            self._unchecked_s, self._has_report = 0.0, False
-            self._hang_detector.check(waited_s, reported)
+        self._hang_detector.waited(time.monotonic() - before)
 
     def close(self) -> None:
         """End the workers and free the memory that no batch uses."""
@@ -271,13 +259,13 @@ class Feed:
         self.slots.close()
         self._pool.close()
 
-    def _pump(self, wanted: int = 0) -> None:
+    def _pump(self, count: int = 0) -> None:
         """Queue tasks for all free slots, up to the maximum in flight.
 
         Args:
-            wanted: number of batches to queue if none is made ahead.
+            count: number of batches to queue if none is made ahead.
         """
-        depth = self.depth if self._ahead else wanted
+        depth = self.depth if self._ahead else count
         while len(self._flights) < depth and self._too_small is None:
             slot = self.slots.acquire()
             if slot is None:
@@ -326,7 +314,6 @@ class Feed:
             self.slots.release(flight.slot)
 
     def _on_report(self, report: Report) -> None:
-        self._has_report = True
         self._events += 1
         self._hang_detector.finished(report.worker_id, report.started_ns)
         flight, span = self._outstanding[report.id]

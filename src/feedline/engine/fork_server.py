@@ -1,180 +1,140 @@
-"""Fork servers: start, use and stop them, in the trainer.
+"""Processes of the Linux pool: the fork server and its workers.
 
-The shared server is a new Python process, one per trainer, which runs while a worker pool uses it.
-A forked server is a fork of the trainer with its dataset, one per worker pool. A process forked
-from the trainer neither uses nor stops the shared server of its parent.
+    both ends      send, receive, claim_lock    messages, and the lock of the task queue
+    trainer        `pool_linux`                 starts and stops the fork server, sends tasks
+    fork server    serve                        forks workers, reports their ends
+    worker         run_worker                   does tasks until it is asked to exit
+
+The fork server has imported what workers need, so it forks them quickly. It belongs to one trainer
+and serves all its worker pools; if it was forked from the trainer with a source, only that pool.
+Guarantees: no worker outlives the fork server (the kernel kills them with it), which outlives the
+trainer by half a second at most, even if another process inherited the connections.
+Relies on: no thread running when it forks; libraries are limited to one thread before import.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import gc
+import importlib
 import json
+import mmap
 import os
+import select
+import selectors
 import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
-import weakref
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 
-from feedline.engine.payload import search_path
-from feedline.engine.process import WORKER_ENVIRONMENT, interrupt_held
-from feedline.engine.source import AnySource
-from feedline.engine.worker_linux import MAX_FDS, serve
+import numpy as np
 
-__all__ = ["ForkServer", "acquire", "release"]
-
-_STOP_DEADLINE_S = 0.3
-_BOOT = (
-    # -c puts the working directory first in sys.path: replace the path before any import.
-    "import sys; sys.path[:] = sys.argv[2:]; import json; "
-    "from feedline.engine.worker_linux import serve; serve(**json.loads(sys.argv[1]))"
+from feedline.engine.messages import (
+    MAX_MESSAGE_BYTES,
+    TASK,
+    Report,
+    heartbeat_table,
+    start_task,
+    task_id,
 )
+from feedline.engine.payload import unpickle_source
+from feedline.engine.process import (
+    WORKER_ENVIRONMENT,
+    become_worker,
+    end_with_parent,
+    reset_multiprocessing,
+)
+from feedline.engine.shared_memory import SharedFile
+from feedline.engine.worker import AnySource, MappedMemory, open_source
+from feedline.errors import ResourceError
+
+__all__ = ["MAX_FDS", "claim_lock", "receive", "run_worker", "send", "serve", "serve_in_child"]
+
+MAX_FDS = 250  # per message; the kernel allows 253
+_FD_BYTES = array.array("i").itemsize
+_FD_SPACE_BYTES = socket.CMSG_LEN(_FD_BYTES)
+# int, because combining Python's flag enums takes microseconds.
+_DONTWAIT = int(socket.MSG_DONTWAIT)
+_RECEIVE = _DONTWAIT | int(socket.MSG_CMSG_CLOEXEC)
 
 
-class ForkServer:
-    """A running fork server, a child process of this one.
+def send(connection: socket.socket, message: bytes, fd: int = -1, *, wait: bool) -> None:
+    """Send a message, with a descriptor unless it is -1.
 
-    Args:
-        connection: connection to the server.
-        process: the server's process.
+    Python's `socket.send_fds` and `recv_fds` do the same but ignore their flags.
+
+    Raises:
+        BlockingIOError: there is no room, and `wait` is False.
     """
+    flags = 0 if wait else _DONTWAIT
+    if fd < 0:
+        connection.send(message, flags)
+    else:
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))
+        connection.sendmsg([message], [rights], flags)
 
-    def __init__(
-        self, connection: socket.socket, process: subprocess.Popen[bytes] | _ForkedProcess
-    ) -> None:
-        self._connection = connection
-        self._process = process
 
-    @classmethod
-    def start(cls) -> ForkServer:
-        """Start a new Python process."""
-        connection, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with server_end:
-            arguments = {
-                "main_fd": server_end.fileno(),
-                "trainer": os.getpid(),
-                "ends_with_thread": _is_main_thread(),
-            }
-            with interrupt_held():  # until `serve` ignores it
-                process = subprocess.Popen(
-                    [sys.executable, "-c", _BOOT, json.dumps(arguments), *search_path()],
-                    pass_fds=[server_end.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    env={**os.environ, **WORKER_ENVIRONMENT},
-                )
-        return cls(connection, process)
+def receive(connection: socket.socket, max_bytes: int) -> tuple[bytes, int]:
+    """Receive a message (empty at the end) and its descriptor (-1 for none). Never waits.
 
-    @classmethod
-    def fork(cls, source: AnySource) -> ForkServer:
-        """Fork this process into a server, which has the source without pickling.
+    Raises:
+        BlockingIOError: there is no message now.
+        ResourceError: this process cannot open the descriptor; the kernel has closed it.
+    """
+    message, extras, flags, _ = connection.recvmsg(max_bytes, _FD_SPACE_BYTES, _RECEIVE)
+    for level, kind, data in extras:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            return message, array.array("i", data[:_FD_BYTES])[0]
+    if flags & socket.MSG_CTRUNC:
+        raise ResourceError(
+            "this process has too many open files to receive a batch; raise the limit (ulimit -n), "
+            "or use fewer num_workers or a smaller prefetch_factor"
+        )
+    return message, -1
 
-        As with multiprocessing's fork, locks held by other threads stay locked; but the fork
-        happens once, not for each worker and each epoch.
 
-        Args:
-            source: source of its workers.
-        """
-        connection, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        trainer, ends_with_thread = os.getpid(), _is_main_thread()
-        sys.stdout.flush()  # or both processes would write the buffered text
-        sys.stderr.flush()
-        with interrupt_held():  # until `serve` ignores it
-            pid = os.fork()
-            if pid == 0:
-                _serve_in_child(server_end, trainer, ends_with_thread, source)
-        server_end.close()
-        return cls(connection, _ForkedProcess(pid))
+@contextmanager
+def claim_lock(block_fd: int, timeout_s: float | None = None) -> Iterator[None]:
+    """Hold the lock under which workers receive tasks. Per process.
 
-    def alive(self) -> bool:
-        """Return True if it is running. A server closes its connection before it exits."""
+    A worker holds it from receiving a task until the task is in the heartbeat table. The kernel
+    releases it when the worker dies. So while the trainer holds it, every received task is in the
+    table, and the trainer knows which task a dead worker had.
+
+    Raises:
+        TimeoutError: another process has held it for `timeout_s`; None waits without limit.
+    """
+    nonblocking = 0 if timeout_s is None else fcntl.LOCK_NB
+    deadline = time.monotonic() + (timeout_s or 0.0)
+    while True:
         try:
-            self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:  # open: the server sends nothing
-            return self._process.poll() is None
-        except OSError:
-            pass
-        return False
-
-    def kill(self) -> None:
-        """Kill it; the kernel then kills its workers. Other users start another server."""
-        self._process.kill()
-
-    def adopt(self, fds: Sequence[int], preload: Sequence[str]) -> None:
-        """Register a worker pool.
-
-        Args:
-            fds: its descriptors: control, tasks, results, block; then, unless the server already
-                has the source, the payload and the descriptors of its resources.
-            preload: modules to import before the first worker is forked; errors are ignored.
-
-        Raises:
-            OSError: the server has ended.
-        """
-        for first in range(0, len(fds), MAX_FDS):
-            part = fds[first : first + MAX_FDS]
-            message = {"descriptors": len(part), "of": len(fds), "preload": list(preload)}
-            socket.send_fds(self._connection, [json.dumps(message).encode()], list(part))
-
-    def stop(self) -> None:
-        """End it and its workers. May be called again."""
-        # close() alone is not enough: a child forked in the meantime may hold a copy.
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
-        try:
-            self._process.wait(_STOP_DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()  # it is still importing, or stuck
-            self._process.wait()
-
-
-class _ForkedProcess:
-    """A forked child, with the methods of `subprocess.Popen` that `ForkServer` uses."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._has_ended = False
-
-    def poll(self) -> int | None:
-        """Return None while it runs, otherwise 0."""
-        if not self._has_ended:
-            try:
-                self._has_ended = os.waitpid(self.pid, os.WNOHANG)[0] != 0
-            except ChildProcessError:
-                self._has_ended = True  # other code waited for it
-        return 0 if self._has_ended else None
-
-    def kill(self) -> None:
-        """Kill it, unless it has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
-
-    def wait(self, timeout: float = float("inf")) -> None:
-        """Wait for its end.
-
-        Raises:
-            subprocess.TimeoutExpired: it did not end in time.
-        """
-        deadline = time.monotonic() + timeout
-        while self.poll() is None:
+            fcntl.lockf(block_fd, fcntl.LOCK_EX | nonblocking, 1, 0)
+            break
+        except BlockingIOError:  # held for microseconds, unless its holder was stopped
             if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired("fork server", timeout)
-            time.sleep(0.001)
+                raise TimeoutError from None
+            time.sleep(0.0005)
+    try:
+        yield
+    finally:
+        fcntl.lockf(block_fd, fcntl.LOCK_UN, 1, 0)
 
 
-def _is_main_thread() -> bool:
-    """Return True in the main thread. PR_SET_PDEATHSIG refers to the starting thread."""
-    return threading.current_thread() is threading.main_thread()
+_PARENT_CHECK_S = 0.5
+_COMMAND_BYTES = 4096
 
 
-def _serve_in_child(
+def serve_in_child(
     connection: socket.socket, trainer: int, ends_with_thread: bool, source: AnySource
 ) -> None:
-    """Run the server in the forked child. Never returns."""
+    """Run the server in a forked child. Never returns."""
     try:
         gc.freeze()  # do not finalize the trainer's garbage here
         # Like multiprocessing's children, it must not read the terminal.
@@ -188,46 +148,278 @@ def _serve_in_child(
         os._exit(1)
 
 
-# Reentrant: garbage collection of a loader may release the server while this thread holds it.
-_lock = threading.RLock()
-_server: ForkServer | None = None
-_users: set[weakref.ref[object]] = set()
+def serve(
+    main_fd: int, trainer: int, ends_with_thread: bool, source: AnySource | None = None
+) -> None:
+    """Run the fork server until its trainer ends. Does not return.
 
-
-def acquire(user: object) -> ForkServer:
-    """Return this process's shared server; start it if needed.
-
-    It runs until every user has released it or is garbage. Acquiring twice has no further effect,
-    so an interrupted call can be repeated.
+    Args:
+        main_fd: main connection, a SEQPACKET socket.
+        trainer: process id of the trainer, this process's parent.
+        ends_with_thread: have the kernel kill this process with the thread that started it, the
+            trainer's main thread, even during the start.
+        source: source of all pools, if it came by fork; None: each pool sends its own.
     """
-    global _server
-    with _lock:
-        _users.add(weakref.ref(user, _discard))
-        if _server is not None and not _server.alive():
-            _server.stop()
-            _server = None
-        if _server is None:
-            _server = ForkServer.start()
-        return _server
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The starting thread may have blocked signals, and SIGCHLD reports deaths.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    if ends_with_thread:
+        end_with_parent(trainer)
+    try:
+        _Server(socket.socket(fileno=main_fd), source).run(trainer)
+    finally:
+        os._exit(0)  # the kernel kills the workers; a regular exit could hang
 
 
-def release(user: object) -> None:
-    """Release the shared server; the last release stops it."""
-    _discard(weakref.ref(user))
+@dataclass(eq=False)
+class _ServedPool:
+    control: socket.socket
+    tasks_fd: int
+    results_fd: int
+    block_fd: int
+    source: AnySource | int  # descriptor of the payload
+    resources: list[int]
+    pids: dict[int, int] = field(default_factory=dict)  # by worker id
+
+    def close(self) -> None:
+        for pid in self.pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in self.pids.values():
+            # Before `close_fds`: once the results end, no worker can write.
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        self.close_fds()
+        self.control.close()
+
+    def notify(self, **message: object) -> None:
+        with contextlib.suppress(OSError):  # the trainer has closed it; the next read ends the pool
+            self.control.send(json.dumps(message).encode())
+
+    def close_fds(self) -> None:
+        for fd in (self.tasks_fd, self.results_fd, self.block_fd, self.source, *self.resources):
+            if isinstance(fd, int):
+                os.close(fd)
 
 
-def _discard(user: weakref.ref[object]) -> None:
-    global _server
-    with _lock:
-        _users.discard(user)
-        if not _users and _server is not None:
-            server, _server = _server, None
-            server.stop()
+class _Server:
+    """Fork server. It communicates in JSON.
+
+    On the main connection the trainer sends the descriptors of new pools: control, tasks, results,
+    block, and, unless the server has the source, its pickled payload and that payload's resources.
+    Each pool has a control connection:
+        down  {"do": "fork", "worker_id": 3, "workers": 8}     {"do": "kill", "worker_id": 3}
+        up    {"worker_id": 3, "pid": 4711}      {"worker_id": 3, "pid": 4711, "status": -9}
+              {"worker_id": 3, "failed": "why it could not be forked"}
+    The end of a control connection kills the pool's workers. The end of the main connection, or of
+    the trainer, ends everything.
+    """
+
+    def __init__(self, main: socket.socket, source: AnySource | None) -> None:
+        self._main = main
+        self._source = source
+        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
+        self._wakeup_writer.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wakeup_writer.fileno())
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(main, selectors.EVENT_READ, self._register_pool)
+        self._selector.register(self._wakeup_reader, selectors.EVENT_READ, self._reap)
+        self._pools: list[_ServedPool] = []
+        self._incoming_fds: list[int] = []  # received descriptors of the next pool
+        self._is_serving = True
+
+    def run(self, trainer: int) -> None:
+        """Serve until the trainer has closed the connection or is gone."""
+        while self._is_serving and os.getppid() == trainer:
+            for key, _ in self._selector.select(_PARENT_CHECK_S):
+                key.data()
+
+    def _register_pool(self) -> None:
+        """Register a new worker pool, or end."""
+        message, fds, _, _ = socket.recv_fds(self._main, MAX_MESSAGE_BYTES, MAX_FDS)
+        if not message:
+            self._is_serving = False
+            return
+        for fd in fds:
+            os.set_inheritable(fd, False)  # not for programs that workers start
+        self._incoming_fds += fds
+        expected = json.loads(message)
+        if len(fds) < expected["descriptors"]:
+            print(
+                "feedline: the fork server is out of file descriptors (ulimit -n)", file=sys.stderr
+            )
+            self._is_serving = False
+            return
+        if len(self._incoming_fds) < expected["of"]:
+            return
+        self._preload(expected["preload"])
+        (control, tasks, results, block, *resources), self._incoming_fds = self._incoming_fds, []
+        source = resources.pop(0) if self._source is None else self._source
+        pool = _ServedPool(socket.socket(fileno=control), tasks, results, block, source, resources)
+        self._pools.append(pool)
+        self._selector.register(pool.control, selectors.EVENT_READ, partial(self._on_command, pool))
+
+    def _preload(self, names: Sequence[str]) -> None:
+        """Import modules for all workers at once."""
+        for name in names:
+            # Preloading only saves time; a worker that needs the module reports the error.
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+        if self._source is None:  # in a fork, do not finalize the trainer's garbage
+            gc.collect()
+        gc.freeze()  # the collector must not touch pages that workers share
+
+    def _reap(self) -> None:
+        """Report ended workers to their pools."""
+        self._wakeup_reader.recv(_COMMAND_BYTES)
+        for pool in self._pools:
+            for worker_id, pid in list(pool.pids.items()):
+                with contextlib.suppress(ChildProcessError):
+                    done, status = os.waitpid(pid, os.WNOHANG)
+                    if done:
+                        del pool.pids[worker_id]
+                        pool.notify(
+                            worker_id=worker_id, pid=pid, status=os.waitstatus_to_exitcode(status)
+                        )
+
+    def _on_command(self, pool: _ServedPool) -> None:
+        """Execute a command for a pool; end the pool if its connection is closed."""
+        try:
+            message = pool.control.recv(_COMMAND_BYTES)
+        except OSError:
+            message = b""
+        if not message:
+            self._selector.unregister(pool.control)
+            self._pools.remove(pool)
+            pool.close()
+            return
+        command = json.loads(message)
+        worker_id = command["worker_id"]
+        if command["do"] == "fork":
+            self._fork(pool, worker_id, command["workers"])
+        elif worker_id in pool.pids:
+            os.kill(pool.pids[worker_id], signal.SIGKILL)
+
+    def _fork(self, pool: _ServedPool, worker_id: int, workers: int) -> None:
+        server = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            pool.notify(worker_id=worker_id, failed=str(error))
+            return
+        if pid == 0:
+            self._run_in_child(pool, worker_id, workers, server)
+        pool.pids[worker_id] = pid
+        pool.notify(worker_id=worker_id, pid=pid)
+
+    def _run_in_child(self, pool: _ServedPool, worker_id: int, workers: int, server: int) -> None:
+        """Run a worker in the forked child, with its own pool's descriptors only. Never returns."""
+        status = 1
+        try:
+            end_with_parent(server)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for owned in (self._selector, self._main, self._wakeup_reader, self._wakeup_writer):
+                owned.close()
+            for fd in self._incoming_fds:
+                os.close(fd)
+            for other in self._pools:
+                other.control.close()
+                if other is not pool:
+                    other.close_fds()
+            become_worker()
+            reset_multiprocessing()
+            with socket.socket(fileno=pool.tasks_fd) as tasks:
+                results = socket.socket(fileno=pool.results_fd)
+                run_worker(
+                    tasks, results, pool.block_fd, pool.source, pool.resources, worker_id, workers
+                )
+            status = 0
+        except BrokenPipeError:
+            status = 0  # the trainer is gone
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
 
 
-def _drop_parents_server() -> None:
-    global _lock, _server, _users
-    _lock, _server, _users = threading.RLock(), None, set()
+_ORPHAN_CHECK_S = 1.0
 
 
-os.register_at_fork(after_in_child=_drop_parents_server)
+def run_worker(
+    tasks: socket.socket,
+    results: socket.socket,
+    block_fd: int,
+    source: AnySource | int,
+    resources: Sequence[int],
+    worker_id: int,
+    workers: int,
+) -> None:
+    """Serve until asked to exit, until the trainer closes `tasks`, or until it is gone.
+
+    Args:
+        tasks, results: sockets of tasks and reports.
+        block_fd: the pool's block, with the heartbeat table at its head.
+        source: makes rows or batches; a descriptor if it is still pickled.
+        resources: descriptors of that payload's resources.
+        worker_id, workers: its worker id, and the number of workers.
+    """
+    _close_in_children(tasks, results)
+    parent = os.getppid()
+    block = SharedFile(block_fd)
+
+    def load() -> AnySource:
+        if not isinstance(source, int):
+            return source
+        # Copy-on-write, so that a source may write to its own arrays.
+        payload = mmap.mmap(source, 0, access=mmap.ACCESS_COPY)
+        return unpickle_source(np.frombuffer(payload, np.uint8), resources)
+
+    work = open_source(load, block.array, MappedMemory(), worker_id, workers)
+    if isinstance(work, Report):
+        results.send(work.pack())
+        return
+    line = heartbeat_table(block.array)[worker_id]
+    # Exclusive: one message wakes one idle worker, not all of them.
+    waiting = select.epoll()
+    try:
+        waiting.register(tasks, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+    except OSError:  # EPOLLEXCLUSIVE is not supported: all idle workers wake up
+        waiting.register(tasks, select.EPOLLIN)
+    while True:
+        if not waiting.poll(_ORPHAN_CHECK_S):
+            if os.getppid() != parent:
+                return
+            continue
+        with claim_lock(block_fd):
+            try:
+                message, memory = receive(tasks, MAX_MESSAGE_BYTES)
+            except BlockingIOError:
+                continue  # another worker was quicker
+            if not message:
+                return
+            start_task(line, task_id(message))
+        if task_id(message) < 0:
+            return
+        report = work(message, memory)
+        send(results, report.pack(), report.memory, wait=True)
+        if report.memory >= 0:
+            os.close(report.memory)
+        line[TASK] = 0
+
+
+def _close_in_children(*connections: socket.socket) -> None:
+    """Close a worker's connections in processes it forks.
+
+    Otherwise a child of user code that outlives its worker would keep the results open, and the
+    trainer waits for their end.
+    """
+
+    def close() -> None:
+        for connection in connections:
+            connection.close()
+
+    os.register_at_fork(after_in_child=close)

@@ -16,11 +16,13 @@ from typing import Any, NamedTuple
 from feedline.engine.pool import WorkerPool
 from feedline.errors import WorkerError
 
-__all__ = ["CHECK_S", "OPEN_S", "HangDetector", "Place"]
-
+__all__ = ["CHECK_S", "OPEN_S", "ROW_TIMEOUT_S", "HangDetector", "Place"]
 
 CHECK_S = 1.0
 """Interval between two checks of the workers, in seconds."""
+
+ROW_TIMEOUT_S = 120.0
+"""Time on one row after which a worker counts as stuck, in seconds."""
 
 OPEN_S = 60.0
 """Time to import the libraries and open the source, in seconds."""
@@ -66,10 +68,12 @@ class HangDetector:
         self._timeout_s = timeout_s
         self._place = place
         self._replaces = replaces
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
-        """Reset: all workers are new."""
+    def reset(self) -> None:
+        """Forget all workers."""
+        self._unchecked_s = 0.0  # time waited since the last check
+        self._has_report = False  # True if a task was finished since then
         # By worker id: its task and row, and the seconds it has been on them.
         self._rows: dict[int, tuple[tuple[int, int], float]] = {}
         self._last_start_ns: dict[int, int] = {}  # by worker id: start of its last finished task
@@ -79,23 +83,18 @@ class HangDetector:
 
     def finished(self, worker_id: int, start_ns: int) -> None:
         """Record a finished task, by its worker and start time."""
+        self._has_report = True
         self._last_start_ns[worker_id] = start_ns
 
     def idle_s(self, unreported_s: float) -> float:
-        """Time since any worker started a row, in seconds.
-
-        Args:
-            unreported_s: time since any worker reported a finished task.
-        """
+        """Time since any worker started a row or reported a task, in seconds."""
         start_ns = max((row.since_ns for row in self._pool.busy().values()), default=0)
         return min(unreported_s, (time.monotonic_ns() - start_ns) / 1e9)
 
     def should_time_out(self, idle_s: float, deadline_s: float) -> bool:
         """Return True if a deadline has passed and no stuck worker is about to be replaced.
 
-        Args:
-            idle_s: time since any worker started a row.
-            deadline_s: the user's deadline; workers that are starting have `OPEN_S` in addition.
+        Workers that are starting have `OPEN_S` in addition.
         """
         if idle_s < deadline_s:
             return False
@@ -106,16 +105,20 @@ class HangDetector:
             self._is_only_one_stuck(worker_id, row.since_ns) for worker_id, row in busy.items()
         )
 
-    def check(self, waited_s: float, reported: bool) -> None:
-        """Check the workers, every `CHECK_S`.
-
-        Args:
-            waited_s: time spent waiting for them since the last check.
-            reported: a worker has reported since then.
+    def waited(self, seconds: float) -> None:
+        """Record a wait for the workers, and check them every `CHECK_S`.
 
         Raises:
             WorkerError: workers are ready, but none starts the queued tasks.
         """
+        # Time during which the whole program was suspended does not count.
+        self._unchecked_s += min(seconds, 2 * CHECK_S)
+        if self._unchecked_s >= CHECK_S:
+            waited_s, reported = self._unchecked_s, self._has_report
+            self._unchecked_s, self._has_report = 0.0, False
+            self._check(waited_s, reported)
+
+    def _check(self, waited_s: float, reported: bool) -> None:
         previous, self._rows = self._rows, {}
         busy = self._pool.busy()
         for worker_id, current in busy.items():

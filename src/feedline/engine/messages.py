@@ -1,14 +1,19 @@
-"""Messages between trainer and workers: tasks down, reports up.
+"""Messages between trainer and workers: tasks down, reports up, and the heartbeat table.
 
 A row task is a fixed header and sample indices, a batch task a fixed header and keys in the
 source's format, a report a fixed header and, if rows failed, JSON. Longer data is sent as memory,
 by its descriptor.
+
+The heartbeat table has the current task, row and process id of every worker, in shared memory. Each
+worker writes its own line and the trainer reads it, so if a worker dies or hangs, the trainer knows
+its sample. A page of stage timings for each worker follows the lines.
 """
 
 from __future__ import annotations
 
 import json
 import struct
+import time
 import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -17,14 +22,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.errors import FeedlineError
+from feedline.trace.stage_timings import PAGE_BYTES, PAGE_WORDS
 
 if TYPE_CHECKING:
     from feedline.order.batch_spec import BatchSpec
 
 __all__ = [
+    "HEARTBEAT_BYTES",
     "HUNG",
     "MAX_KEY_BYTES",
     "MAX_MESSAGE_BYTES",
+    "MAX_WORKERS",
+    "PID",
+    "READING",
+    "ROW",
+    "SINCE",
+    "TASK",
     "BatchTask",
     "Failure",
     "Report",
@@ -32,8 +45,39 @@ __all__ = [
     "Task",
     "error_message",
     "exit_task",
+    "heartbeat_table",
+    "stage_pages",
+    "start_task",
     "task_id",
 ]
+
+MAX_WORKERS = 512
+_WORDS = 8  # 64 bytes, one cache line per worker: no false sharing
+_LINES_BYTES = MAX_WORKERS * _WORDS * 8
+HEARTBEAT_BYTES = _LINES_BYTES + MAX_WORKERS * PAGE_BYTES
+"""Size of the table at the head of a block; the slots follow."""
+
+TASK, ROW, PID, SINCE, READING = range(5)
+"""Columns: id of the current task (0 for none); its current row, counted from 0; process id (0
+until ready); start of the row (of a whole batch: of the task), on the monotonic clock in ns; 1
+while the worker reads from storage."""
+
+
+def heartbeat_table(block: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Heartbeat table at the head of a block: shape (MAX_WORKERS, 8), int64."""
+    return block[:_LINES_BYTES].view(np.int64).reshape(MAX_WORKERS, _WORDS)
+
+
+def stage_pages(block: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Pages of stage timings: shape (MAX_WORKERS, PAGE_WORDS), int64; see `trace.stage_timings`."""
+    return block[_LINES_BYTES:HEARTBEAT_BYTES].view(np.int64).reshape(MAX_WORKERS, PAGE_WORDS)
+
+
+def start_task(line: NDArray[np.int64], id: int) -> None:
+    """Note a task on its worker's line."""
+    line[SINCE] = time.monotonic_ns()
+    line[:2] = id, 0
+
 
 HUNG = "WorkerHung"
 """`Failure.kind` of a row whose workers were killed because they made no progress."""
@@ -69,9 +113,8 @@ class RowTask(NamedTuple):
         batch_rows: rows of the whole batch, which determine the offsets of its arrays.
         start: first row of the task within the batch.
         image_size: in pixels; None if no size is set, 0 in a message.
-        seed: seed of the epoch; a row's seed is mix(seed, sample).
-        place, stride: if stride > 0, a row's seed is mix(seed, sample, place + row * stride), with
-            the row within the batch.
+        seed: seed of the epoch.
+        place, stride: see `order.seeds.row_seed`.
         strength: augmentation strength.
     """
 
@@ -111,8 +154,8 @@ class BatchTask(NamedTuple):
         slot: index of the slot; a worker caches its mapping by this number.
         image_size: in pixels; None if no size is set, 0 in a message.
         seed: seed of the batch.
-        row_seed: seed of the epoch; a sample's seed follows from it as in `RowTask`,
-        place, stride: likewise.
+        row_seed: seed of the epoch.
+        place, stride: see `order.seeds.row_seed`.
         strength: augmentation strength.
         key_bytes: bytes of keys at the head of the slot's memory instead.
     """
@@ -130,29 +173,16 @@ class BatchTask(NamedTuple):
     key_bytes: int = 0
 
     @classmethod
-    def for_batch(
-        cls,
-        batch: BatchSpec,
-        *,
-        id: int = 0,
-        keys: bytes = b"",
-        memory: int = -1,
-        slot: int = 0,
-        key_bytes: int = 0,
-    ) -> BatchTask:
-        """Task of a planned batch."""
+    def for_batch(cls, batch: BatchSpec) -> BatchTask:
+        """Task of a planned batch, without id, keys and slot."""
         return cls(
-            id=id,
-            keys=keys,
-            memory=memory,
-            slot=slot,
+            id=0,
             image_size=batch.image_size,
             seed=batch.batch_seed,
             row_seed=batch.seed,
             place=batch.place,
             stride=batch.stride,
             strength=batch.phase.strength,
-            key_bytes=key_bytes,
         )
 
     def pack(self) -> bytes:
@@ -181,8 +211,7 @@ def exit_task(id: int = -1) -> BatchTask:
     return BatchTask(id=id)
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """A row that could not be made.
 
     Args:
@@ -206,6 +235,12 @@ class Failure:
         if isinstance(error, FeedlineError):
             return cls(row, type(error).__name__, error.message, trace, error.advice)
         return cls(row, type(error).__name__, error_message(error), trace)
+
+    def shortened(self, chars: int) -> Failure:
+        """Failure with texts of at most this length; without traceback if it is 100 or less."""
+        row, kind, message, trace, hint = self
+        trace = trace[-chars:] if chars > 100 else ""
+        return Failure(row, kind[:40], message[:chars], trace, hint[:chars])
 
 
 @dataclass(slots=True)
@@ -239,20 +274,9 @@ class Report:
         )
         if not self.failures:
             return head
-        room = MAX_MESSAGE_BYTES - len(head)
         for chars in (_TEXT_CHARS, 100, 0):
-            rows = [
-                (
-                    f.row,
-                    f.kind[:40],
-                    f.message[:chars],
-                    f.trace[-chars:] if chars > 100 else "",
-                    f.hint[:chars],
-                )
-                for f in self.failures
-            ]
-            text = json.dumps(rows).encode()
-            if len(text) <= room:
+            text = json.dumps([failure.shortened(chars) for failure in self.failures]).encode()
+            if len(head) + len(text) <= MAX_MESSAGE_BYTES:
                 break
         return head + text
 

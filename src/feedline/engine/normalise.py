@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -38,19 +38,8 @@ BatchTransform = Callable[..., "tuple[torch.Tensor, ...]"]
 """Function of a batch's normalised tensors, with its `BatchSpec` as `batch=`. Returns as many
 tensors."""
 
-
 Constants = tuple[torch.Tensor, ...]
 """Constants of the conversion to values, on the device."""
-
-
-class PixelConversion(Protocol):
-    """Converts pixels to values: `Normalise` or `ValueTable`."""
-
-    def constants(self, device: torch.device) -> Constants:
-        """Return its constants on a device."""
-
-    def __call__(self, images: torch.Tensor, constants: Constants) -> torch.Tensor:
-        """Convert images, uint8 (N, 3, H, W), channels_last in memory, to values in new memory."""
 
 
 def is_image(field: Field) -> bool:
@@ -83,56 +72,59 @@ class DeviceTransforms:
         batch: BatchSpec,
         constants: Constants,
     ) -> tuple[torch.Tensor, ...]:
-        """Transform a batch's tensors.
+        """Transform a batch's tensors, which are on the device.
 
         Args:
-            tensors: tensors from the workers, on the device.
+            tensors: tensors from the workers.
             fields: layout of their rows.
             batch: specification of the batch.
             constants: return value of `constants` for the device.
 
         Raises:
             UsageError: a user's function returns another shape, dtype or number of tensors.
-            Exception: any error of a user's function.
         """
-        made = []
+        values = []
         for tensor, field in zip(tensors, fields, strict=True):
             if is_image(field) and self.pixels is not None:
-                tensor = self._changed(tensor, batch)
+                tensor = self._transform_pixels(self.pixels, tensor, batch)
             if is_image(field) and self.values is not None:
                 tensor = self.values(tensor, constants)
-            made.append(tensor)
+            values.append(tensor)
         if self.whole is None:
-            return tuple(made)
-        given = self.whole(*made, batch=batch)
-        are_tensors = isinstance(given, tuple | list) and all(
-            isinstance(each, torch.Tensor) for each in given
+            return tuple(values)
+        result = self.whole(*values, batch=batch)
+        are_tensors = isinstance(result, tuple | list) and all(
+            isinstance(each, torch.Tensor) for each in result
         )
-        if not are_tensors or len(given) != len(made):
+        if not are_tensors or len(result) != len(values):
             raise UsageError(
-                f"batch_transform must return {len(made)} tensors, as many as it receives, as a "
-                f"tuple; it returned {_described(given)}"
+                f"must return {len(values)} tensors, as many as it receives, as a tuple; it "
+                f"returned {_describe(result)}",
+                argument="batch_transform",
             )
-        return tuple(given)
+        return tuple(result)
 
-    def _changed(self, images: torch.Tensor, batch: BatchSpec) -> torch.Tensor:
-        assert self.pixels is not None, "no pixel_transform is set"
-        given = self.pixels(images, batch)
-        kept = isinstance(given, torch.Tensor) and given.dtype == torch.uint8
-        if not kept or given.ndim != 4 or given.shape[:2] != images.shape[:2]:
+    @staticmethod
+    def _transform_pixels(
+        transform: PixelTransform, images: torch.Tensor, batch: BatchSpec
+    ) -> torch.Tensor:
+        result = transform(images, batch)
+        is_uint8 = isinstance(result, torch.Tensor) and result.dtype == torch.uint8
+        if not is_uint8 or result.ndim != 4 or result.shape[:2] != images.shape[:2]:
             raise UsageError(
-                "pixel_transform must return the same number of images, uint8 of shape (N, 3, H, "
-                f"W); it received shape {tuple(images.shape)} and returned {_described(given)}"
+                "must return the same number of images, uint8 of shape (N, 3, H, W); it received "
+                f"shape {tuple(images.shape)} and returned {_describe(result)}",
+                argument="pixel_transform",
             )
-        return given
+        return result
 
 
-def _described(given: object) -> str:
-    if isinstance(given, torch.Tensor):
-        return f"a tensor of shape {tuple(given.shape)}, {given.dtype}"
-    if isinstance(given, tuple | list):
-        return f"{len(given)} of {', '.join(sorted({type(each).__name__ for each in given}))}"
-    return f"a {type(given).__name__}"
+def _describe(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}, {value.dtype}"
+    if isinstance(value, tuple | list):
+        return f"{len(value)} of {', '.join(sorted({type(each).__name__ for each in value}))}"
+    return f"a {type(value).__name__}"
 
 
 # The customary channel statistics of ImageNet's training images, RGB, for pixels in 0 .. 1
@@ -161,16 +153,16 @@ class Normalise:
 
     def __post_init__(self) -> None:
         try:
-            fits = len(self.mean) == len(self.std) == 3 and all(std > 0 for std in self.std)
+            is_valid = len(self.mean) == len(self.std) == 3 and all(std > 0 for std in self.std)
         except TypeError:
-            fits = False
-        if not fits:
+            is_valid = False
+        if not is_valid:
             raise UsageError(
                 "mean and std must have three numbers each (RGB, for pixels in 0 .. 1), with std "
                 f"above 0; got mean={self.mean!r}, std={self.std!r}"
             )
         if not self.dtype.is_floating_point:
-            raise UsageError(f"dtype must be a floating-point type, got {self.dtype}")
+            raise UsageError(f"must be a floating-point type, got {self.dtype}", argument="dtype")
 
     def constants(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Scale and shift, shape (1, 3, 1, 1), float32: result = pixel * scale + shift."""
@@ -212,3 +204,7 @@ class ValueTable:
         values, firsts = constants
         places = images.to(torch.int32, memory_format=torch.contiguous_format).add_(firsts)
         return values.index_select(0, places.view(-1)).view(places.shape)
+
+
+PixelConversion: TypeAlias = Normalise | ValueTable
+"""Converts images, uint8 (N, 3, H, W), channels_last in memory, to values in new memory."""

@@ -1,14 +1,19 @@
 """Pickled payload: a source pickled once for all workers, which map its large arrays.
 
 Guarantees: numpy arrays in the source are stored once (pickle protocol 5, out-of-band) and mapped
-copy-on-write: writable and private. The pickle is made by the trainer for its own workers and never
-read from a file. Modules imported by a worker see the trainer's arguments, search path, working
-directory and environment.
+copy-on-write: writable and private. Shared tensors, locks, values, queues, connections and manager
+proxies refer to the same memory and descriptors in every process that unpickles them, including
+replacement workers. Nothing runs in the background, and nothing stays open after `close`. The
+pickle is made by the trainer for its own workers and never read from a file. Modules imported by a
+worker see the trainer's arguments, search path, working directory and environment.
+Relies on: the private hooks by which multiprocessing's start methods pass descriptors
+(`set_spawning_popen` and a process object with `duplicate_for_child` and `DupFd`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import multiprocessing.spawn as mp_spawn
 import os
@@ -16,26 +21,42 @@ import pickle
 import struct
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import context as mp_context
 from multiprocessing import process as mp_process
 from multiprocessing import resource_tracker
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from types import FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feedline.engine.buffers import LINE_BYTES, align
-from feedline.engine.pickling import SharedResources, SharingPickler, find_unpicklable, inherited
+from feedline.engine.messages import error_message
 from feedline.engine.process import WORKER_ENVIRONMENT
 from feedline.engine.shared_memory import NamedMemory, SharedFile
-from feedline.engine.source import AnySource, Given
 from feedline.errors import UsageError
 
-__all__ = ["Payload", "main_module", "search_path", "unpickle_source"]
+if TYPE_CHECKING:
+    from feedline.engine.worker import AnySource
+
+__all__ = [
+    "Payload",
+    "UnpicklablePart",
+    "find_unpicklable",
+    "main_module",
+    "plain_dump",
+    "search_path",
+    "unpickle_source",
+]
 
 Memory = TypeVar("Memory", SharedFile, NamedMemory)
-
+Dump: TypeAlias = Callable[[object], object]
+"""Pickles a value, or raises."""
 
 _COUNT = struct.Struct("<q")
 _LIBRARIES = {"feedline", "torch", "torchvision", "timm", "numpy", "PIL"}
@@ -90,31 +111,33 @@ class Payload(Generic[Memory]):
 def _pickle_source(
     source: AnySource, resources: SharedResources, runs_user_code: bool
 ) -> tuple[set[str], list[memoryview | bytes]]:
-    """Pickle a source.
+    """Pickle a source. Return the modules it needs, and the parts of the payload.
 
-    Returns:
-        the modules it needs; and the parts of the payload: a worker's settings, the source, and its
-        out-of-band buffers.
+    These are: a worker's settings, the source, and its out-of-band buffers.
     """
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
-    pickler = SharingPickler(file, buffers.append, resources)
+    pickler = _SharingPickler(file, buffers.append, resources)
     with resources.pickling():
         try:
             pickler.dump(source)
         except Exception as error:
-            objects = source.given() if isinstance(source, Given) else {}
-            part = find_unpicklable(source, type(source).__name__, objects, _try_pickle)
+            # First the user's objects, by the names of the loader's arguments.
+            objects = {**getattr(source, "user_objects", dict)(), type(source).__name__: source}
+            parts = (find_unpicklable(each, name, _try_pickle) for name, each in objects.items())
+            part = next(filter(None, parts), None)
+            part = part or UnpicklablePart(type(source).__name__, source, error)
             raise UsageError(
-                f"{part.path} cannot be sent to worker processes: {part.reason}. "
-                f'{part.remedy}, or use start_method="fork" (Linux) or num_workers=0'
+                f"{part.path} cannot be sent to worker processes: {type(part.error).__name__}: "
+                f"{error_message(part.error)}. {part.remedy}, or use "
+                'start_method="fork" (Linux) or num_workers=0'
             ) from error
         settings = _worker_settings(resources)
         packages = {_package(module) for module in pickler.modules}
         if runs_user_code or packages - _LIBRARIES - sys.stdlib_module_names:
             settings |= main_module(needed="__main__" in packages)
         head = io.BytesIO()
-        SharingPickler(head, buffers.append, resources).dump(settings)
+        _SharingPickler(head, buffers.append, resources).dump(settings)
     if pickler.copied:
         warnings.warn(
             f"{len(pickler.copied)} tensors of the dataset cannot be shared with worker processes: "
@@ -133,28 +156,11 @@ def _package(module: str) -> str:
     return module.partition(".")[0]
 
 
-def _try_pickle(value: object) -> None:
-    """Pickle a value like a source, and discard the result."""
-    resources = SharedResources()
-    try:
-        with resources.pickling():
-            SharingPickler(io.BytesIO(), lambda _: None, resources).dump(value)
-    finally:
-        resources.close()
-
-
 def unpickle_source(block: NDArray[np.uint8], descriptors: Sequence[int]) -> AnySource:
     """Unpickle a payload in a worker. The source's arrays are views of `block`.
 
-    Args:
-        block: memory of a `Payload`.
-        descriptors: descriptors of the payload's resources, in this process; closed here.
+    The descriptors of the payload's resources are closed here.
     """
-    with inherited(descriptors):
-        return _unpickle(block)
-
-
-def _unpickle(block: NDArray[np.uint8]) -> AnySource:
     data = block.data
     (count,) = _COUNT.unpack_from(data)
     sizes = [_COUNT.unpack_from(data, _COUNT.size * (1 + k))[0] for k in range(count)]
@@ -163,24 +169,26 @@ def _unpickle(block: NDArray[np.uint8]) -> AnySource:
     for size in sizes:
         parts.append(data[offset : offset + size])
         offset += align(size, LINE_BYTES)
-    settings = pickle.loads(parts[0])
-    _set_environment(settings.pop("environment"))
-    if (tracker := settings.pop("tracker", None)) is not None:
-        _use_tracker(tracker.detach())
-    with contextlib.suppress(OSError):  # the folder was removed
-        os.chdir(settings.pop("dir", "."))
-    # Import the user's script, as multiprocessing's own children do, so that its classes exist.
-    mp_spawn.prepare(settings)
-    try:
-        source: AnySource = pickle.loads(parts[1], buffers=parts[2:])
-    except AttributeError as error:
-        if "_main__'" not in str(error):
-            raise
-        raise AttributeError(
-            f"{error}: it is defined in your script, which workers import without the code under "
-            '`if __name__ == "__main__"`, and cannot import from python -c or a notebook. Move it '
-            'to a module or to the top level of the script, or use start_method="fork" (Linux)'
-        ) from error
+    with _inherited(descriptors):
+        settings = pickle.loads(parts[0])
+        _set_environment(settings.pop("environment"))
+        if (tracker := settings.pop("tracker", None)) is not None:
+            _use_tracker(tracker.detach())
+        with contextlib.suppress(OSError):  # the folder was removed
+            os.chdir(settings.pop("dir", "."))
+        # Import the user's script, as multiprocessing's own children do, so that its classes exist.
+        mp_spawn.prepare(settings)
+        try:
+            source: AnySource = pickle.loads(parts[1], buffers=parts[2:])
+        except AttributeError as error:
+            if "_main__'" not in str(error):
+                raise
+            raise AttributeError(
+                f"{error}: it is defined in your script, which workers import without the code "
+                'under `if __name__ == "__main__"`, and cannot import from python -c or a '
+                "notebook. Move it to a module or to the top level of the script, or use "
+                'start_method="fork" (Linux)'
+            ) from error
     return source
 
 
@@ -213,11 +221,9 @@ def search_path() -> list[str]:
 def main_module(*, needed: bool = True) -> dict[str, Any]:
     """Location of the user's script for a worker, in multiprocessing's form; may be empty.
 
-    Args:
-        needed: workers cannot start without it.
-
     Raises:
-        UsageError: it is needed, but has no file, so other processes cannot import it.
+        UsageError: workers cannot start without it (`needed`), but it has no file, so other
+            processes cannot import it.
     """
     process: Any = mp_process.current_process()
     # get_preparation_data fails while a process unpickles its arguments (e.g. a loader).
@@ -227,8 +233,8 @@ def main_module(*, needed: bool = True) -> dict[str, Any]:
     finally:
         if inheriting is not None:
             process._inheriting = inheriting
-    found = {name: data[name] for name in data if name.startswith("init_main")}
-    path = found.get("init_main_from_path")
+    location = {name: data[name] for name in data if name.startswith("init_main")}
+    path = location.get("init_main_from_path")
     # multiprocessing does not import the __main__.py of an archive.
     if path is not None and Path(path).stem != "__main__" and not Path(path).exists():
         if not needed:
@@ -238,7 +244,7 @@ def main_module(*, needed: bool = True) -> dict[str, Any]:
             'from stdin?). Put the code into a file, or use start_method="fork" (Linux) or '
             "num_workers=0"
         )
-    return found
+    return location
 
 
 def _worker_settings(resources: SharedResources) -> dict[str, Any]:
@@ -259,3 +265,231 @@ def _worker_settings(resources: SharedResources) -> dict[str, Any]:
     if tracker._fd is not None and sys.platform != "win32":
         settings["tracker"] = resources.DupFd(resources.duplicate_for_child(tracker._fd))
     return settings
+
+
+_MAX_MOVED = 128
+"""Maximum number of tensors of one pickle moved to shared memory. Each needs a descriptor in every
+process, and many systems allow 1024. Tensors that are already shared do not count."""
+
+_set_spawning: Any = mp_context.set_spawning_popen
+_get_spawning: Any = mp_context.get_spawning_popen
+
+_descriptors: Sequence[int] = ()  # of this worker, while it unpickles
+
+
+class _InheritedFd:
+    """A descriptor within a pickle, by its index among those sent with the pickle."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def detach(self) -> int:
+        """A duplicate, owned by the caller."""
+        return os.dup(_descriptors[self._index])
+
+
+class SharedResources:
+    """Descriptors and references to shared memory that pickles need.
+
+    It replaces the process object in multiprocessing's hooks.
+    """
+
+    DupFd = _InheritedFd
+
+    def __init__(self) -> None:
+        self.fds: list[int] = []
+        self._storages: list[Any] = []  # torch's storages in named memory
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """Store a duplicate of a descriptor. Return its index."""
+        if sys.platform == "win32":
+            raise RuntimeError("a handle can only be sent as an argument of a new process")
+        self.fds.append(os.dup(fd))
+        return len(self.fds) - 1
+
+    def hold(self, storage: Any) -> None:
+        """Hold torch's reference to a storage until `close`."""
+        self._storages.append(storage)
+
+    def close(self) -> None:
+        """Close the descriptors and release the references. May be called again."""
+        while self.fds:
+            os.close(self.fds.pop())
+        while self._storages:
+            self._storages.pop()._shared_decref()
+
+    @contextmanager
+    def pickling(self) -> Iterator[None]:
+        """Context manager: collect resources of everything pickled in this thread."""
+        before = _get_spawning()
+        _set_spawning(self)
+        try:
+            yield
+        finally:
+            _set_spawning(before)
+
+
+@contextmanager
+def _inherited(descriptors: Sequence[int]) -> Iterator[None]:
+    """Context manager: use the descriptors sent with a pickle for unpickling, then close them."""
+    global _descriptors
+    process: Any = mp_process.current_process()
+    _descriptors = descriptors
+    process._inheriting = True  # as in multiprocessing's own children
+    try:
+        yield
+    finally:
+        del process._inheriting
+        _descriptors = ()
+        for fd in descriptors:
+            os.close(fd)
+
+
+class _SharingPickler(ForkingPickler):
+    """Pickler for objects sent to workers: multiprocessing's and torch's own reductions.
+
+    Call `dump` within `resources.pickling()`.
+    """
+
+    def __init__(
+        self,
+        file: io.BytesIO,
+        buffer_callback: Callable[[Any], object],
+        resources: SharedResources,
+    ) -> None:
+        super().__init__(file, 5, True, buffer_callback)
+        self.modules: set[str] = set()
+        """Modules of the pickled classes and functions."""
+        self.copied: list[str] = []
+        """Reason for each tensor that could not be shared."""
+        self._resources = resources
+        self._torch: Any = sys.modules.get("torch")
+        self._moved = 0
+
+    def reducer_override(self, obj: object) -> Any:
+        """Reduce torch storages; record the modules of classes and functions."""
+        if isinstance(obj, (type, FunctionType)):
+            self.modules.add(str(obj.__module__))
+        elif self._torch is not None and type(obj) is self._torch.UntypedStorage:
+            return self._reduced_storage(obj)
+        return NotImplemented
+
+    def _reduced_storage(self, storage: Any) -> Any:
+        """Reduce a storage like torch, or to a copy of its bytes if it cannot be shared."""
+        if storage.device.type != "cpu":
+            return NotImplemented
+        if not storage.nbytes():
+            return type(storage), ()
+        named = self._torch.multiprocessing.get_sharing_strategy() == "file_system"
+        if not named and not storage.is_shared():
+            self._moved += 1
+            if self._moved > _MAX_MOVED:
+                return self._reduced_copy(
+                    storage, f"only {_MAX_MOVED} can be moved to shared memory"
+                )
+        try:
+            reduced: Any = self.dispatch_table[type(storage)](storage)
+        except (OSError, RuntimeError) as error:
+            # Shared memory is full, or the tensor is mapped from a file.
+            return self._reduced_copy(storage, str(error))
+        if not named:
+            return reduced
+        self._resources.hold(storage)
+        return _rebuild_counted, reduced
+
+    def _reduced_copy(self, storage: Any, why: str) -> Any:
+        self.copied.append(why)
+        bytes_of = self._torch.empty(0, dtype=self._torch.uint8).set_(storage).numpy()
+        return _storage_from, (pickle.PickleBuffer(bytes_of),)
+
+
+def _storage_from(buffer: Any) -> Any:
+    torch: Any = importlib.import_module("torch")
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _rebuild_counted(rebuild: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Rebuild a storage in named memory, and add a reference.
+
+    torch's function consumes the reference of the pickle, which other processes still need.
+    """
+    storage = rebuild(*arguments)
+    storage._shared_incref()
+    return storage
+
+
+class UnpicklablePart(NamedTuple):
+    """The innermost part of a value that cannot be pickled; its path, e.g. dataset.transform.fn."""
+
+    path: str
+    value: object
+    error: Exception
+
+    @property
+    def remedy(self) -> str:
+        """Recommended fix, as the beginning of a sentence."""
+        kind = self.value if isinstance(self.value, type) else type(self.value)
+        if isinstance(self.value, (FunctionType, type)) or "<locals>" in kind.__qualname__:
+            return (
+                "Lambdas, and functions or classes defined inside a function, cannot be pickled: "
+                "define them at the top level of a module"
+            )
+        return (
+            f"Create the {kind.__name__} in the worker, when it is first used, and leave it out in "
+            "__getstate__"
+        )
+
+
+def find_unpicklable(
+    value: object, path: str, dump: Dump, depth: int = 8
+) -> UnpicklablePart | None:
+    """Find the innermost part of a value that cannot be pickled; None if the value can be.
+
+    Its path begins with `path` and has at most `depth` steps.
+    """
+    try:
+        dump(value)
+        return None
+    except Exception as raised:
+        error = raised
+    for suffix, part in _parts(value).items() if depth else ():
+        if (found := find_unpicklable(part, path + suffix, dump, depth - 1)) is not None:
+            return found
+    return UnpicklablePart(path, value, error)  # a part may only fail within its container
+
+
+def _parts(value: object) -> dict[str, object]:
+    """Parts that are pickled with a value, by their suffix in Python code."""
+    if isinstance(value, partial):
+        return {".func": value.func, ".args": value.args, ".keywords": value.keywords}
+    if isinstance(value, MethodType):
+        return {".__self__": value.__self__}
+    if isinstance(value, (FunctionType, ModuleType, type)):
+        return {}
+    if isinstance(value, dict):
+        return {f"[{key!r}]": part for key, part in list(value.items())[:1000]}
+    if isinstance(value, (list, tuple)):
+        return {f"[{k}]": part for k, part in enumerate(value[:1000])}
+    state = getattr(value, "__dict__", {})
+    own = getattr(type(value), "__getstate__", None)
+    if own not in (None, getattr(object, "__getstate__", None)):
+        try:
+            state = own(value)
+        except Exception:
+            return {}
+    return {f".{key}": part for key, part in state.items()} if isinstance(state, dict) else {}
+
+
+def plain_dump(value: object) -> None:
+    """Pickle a value without multiprocessing's reductions, and discard the result."""
+    pickle.Pickler(io.BytesIO(), 5, buffer_callback=lambda _: None).dump(value)
+
+
+def _try_pickle(value: object) -> None:
+    """Pickle a value like a source, and discard the result."""
+    resources = SharedResources()
+    try:
+        with resources.pickling():
+            _SharingPickler(io.BytesIO(), lambda _: None, resources).dump(value)
+    finally:
+        resources.close()

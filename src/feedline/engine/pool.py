@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.engine.heartbeat import (
+from feedline.engine.messages import (
     HEARTBEAT_BYTES,
     MAX_WORKERS,
     PID,
@@ -29,12 +29,13 @@ from feedline.engine.heartbeat import (
     ROW,
     SINCE,
     TASK,
+    Report,
+    RowTask,
+    Task,
     heartbeat_table,
     stage_pages,
 )
-from feedline.engine.messages import Report, RowTask, Task
-from feedline.engine.source import Source
-from feedline.engine.worker import fill, recorded
+from feedline.engine.worker import Source, fill, record_stages
 from feedline.errors import ClosedError, StartError, UsageError, WorkerError
 from feedline.trace import is_recording_enabled
 from feedline.trace.stage_timings import StagePage
@@ -177,15 +178,34 @@ class WorkerPool(ABC):
 
     def _set_target(self, workers: int) -> None:
         if not 1 <= workers <= MAX_WORKERS:
-            raise UsageError(f"num_workers must be from 1 to {MAX_WORKERS}, got {workers}")
+            raise UsageError(
+                f"must be from 1 to {MAX_WORKERS}, got {workers}", argument="num_workers"
+            )
         self._target = workers
 
-    def _check_report(self, report: Report) -> Report:
-        """Check a report.
+    def _count_active(self) -> int:
+        """Number of workers that have not been asked to exit."""
+        return 0
 
-        Raises:
-            StartError: its id is 0, i.e. a worker could not open its source.
+    def _start_worker(self, worker_id: int) -> None:
+        """Start a worker, whose id is free."""
+        raise NotImplementedError
+
+    def _start_missing(self) -> None:
+        """Start workers until there are as many as the target.
+
+        Exiting workers keep their ids; call this again when one has ended.
         """
+        free = (worker_id for worker_id in range(MAX_WORKERS) if worker_id not in self._workers)
+        while self._count_active() < self._target:
+            worker_id = next(free, None)
+            if worker_id is None:
+                return
+            self._heartbeats[worker_id] = 0
+            self._start_worker(worker_id)
+
+    def _check_report(self, report: Report) -> Report:
+        """Raise StartError if the id is 0, i.e. a worker could not open its source."""
         if not report.id:
             failure = report.failures[0]
             raise StartError(
@@ -197,12 +217,7 @@ class WorkerPool(ABC):
         return report
 
     def _record_death(self, worker_id: int, pid: int, status: int, lost: Collection[int]) -> Death:
-        """Record the end of a worker.
-
-        Raises:
-            ClosedError: another thread is closing the pool.
-            WorkerError: too many workers ended in a row without finishing a task.
-        """
+        """Record the end of a worker; raise WorkerError if too many ended without a task."""
         reason = self._kill_reasons.pop(worker_id, None)
         how = reason or _describe_exit(pid, status)
         self._count_death(how)
@@ -220,7 +235,6 @@ class WorkerPool(ABC):
             )
 
     def _raise_if_closing(self) -> None:
-        """Raise ClosedError if another thread is closing the pool."""
         if self._closing:
             raise ClosedError("the workers were ended by close()")
 
@@ -252,17 +266,12 @@ def _describe_exit(pid: int, status: int) -> str:
 
 
 class InProcessPool(WorkerPool):
-    """Pool without workers, for debugging and tiny datasets: `wait` does the tasks.
-
-    Args:
-        source: makes the rows.
-        slots_bytes: memory of all slots.
-    """
+    """Pool without workers, for debugging and tiny datasets: `wait` does the tasks of rows."""
 
     def __init__(self, source: Source, slots_bytes: int) -> None:
         super().__init__(np.zeros(HEARTBEAT_BYTES + slots_bytes, np.uint8))
         self._source = source
-        self._workers: dict[int, object] = {}
+        self._workers = {}
         self._page = StagePage(stage_pages(self.block)[0]) if is_recording_enabled() else None
         self._queue: deque[RowTask] = deque()
 
@@ -286,7 +295,7 @@ class InProcessPool(WorkerPool):
             return []
         task = self._queue.popleft()
         line = self._heartbeats[0]
-        return [recorded(self._page, fill, task, self._source, self.block, line, 0)]
+        return [record_stages(self._page, fill, task, self._source, self.block, line, 0)]
 
     def cancel(self) -> list[int]:
         """Cancel all queued tasks."""

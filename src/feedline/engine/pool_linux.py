@@ -1,5 +1,9 @@
-"""Worker pool of processes forked by the fork server, all reading one socket. Linux.
+"""Worker pool of processes forked by a fork server, all reading one socket. Linux.
 
+This module runs in the trainer; `fork_server` has the code of the other processes. The shared fork
+server is a new Python process, one per trainer, which runs while a worker pool uses it. A forked
+server is a fork of the trainer with its dataset, one per worker pool. A process forked from the
+trainer neither uses nor stops the shared server of its parent.
 Guarantees: an idle worker receives a task without the trainer's help; no call waits for a worker or
 the fork server to read; the task of a dead worker is known exactly. If the fork server dies, new
 workers repeat all outstanding tasks. After `close` no process can write to the pool's memory.
@@ -13,150 +17,49 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from feedline.engine import fork_server
-from feedline.engine.fork_server import ForkServer
-from feedline.engine.heartbeat import HEARTBEAT_BYTES, MAX_WORKERS, PID, TASK
-from feedline.engine.messages import MAX_MESSAGE_BYTES, BatchTask, Report, Task, exit_task, task_id
-from feedline.engine.payload import Payload
+from feedline.engine.fork_server import MAX_FDS, claim_lock, receive, send, serve_in_child
+from feedline.engine.messages import (
+    HEARTBEAT_BYTES,
+    MAX_MESSAGE_BYTES,
+    PID,
+    TASK,
+    BatchTask,
+    Report,
+    Task,
+    exit_task,
+    task_id,
+)
+from feedline.engine.payload import Payload, search_path
 from feedline.engine.pool import Death, WorkerPool
+from feedline.engine.process import WORKER_ENVIRONMENT, block_interrupt
 from feedline.engine.shared_memory import SharedFile
-from feedline.engine.source import AnySource
-from feedline.engine.worker_linux import claim_lock, receive, send
+from feedline.engine.worker import AnySource
 from feedline.errors import ResourceError, WorkerError
 
-__all__ = ["LinuxPool", "PoolSockets"]
-
+__all__ = ["ForkServer", "LinuxPool", "acquire_server", "release_server"]
 
 _SEND_BUFFER_BYTES = 4 << 20
 _END_DEADLINE_S = 5.0
-
-
-class PoolSockets:
-    """Sockets of a worker pool, connected to a fork server.
-
-    Args:
-        server: forks the workers; its death is reported by `server_messages`.
-        fds: further descriptors for it: the block, and the pickled payload if there is one.
-        preload: modules that it imports for all workers.
-    """
-
-    def __init__(self, server: ForkServer, fds: list[int], preload: Sequence[str]) -> None:
-        self._server = server
-        pair = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._tasks, self._tasks_end = socket.socketpair(*pair)
-        self._tasks.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        self._results, results_end = socket.socketpair(*pair)
-        self._control, control_end = socket.socketpair(*pair)
-        with results_end, control_end, contextlib.suppress(OSError):
-            ends = (control_end, self._tasks_end, results_end)
-            server.adopt([*[end.fileno() for end in ends], *fds], preload)
-        self._poll = select.poll()
-        self._poll.register(self._results, select.POLLIN)
-        self._poll.register(self._control, select.POLLIN)
-
-    def send(self, task: Task) -> None:
-        """Queue a task.
-
-        Raises:
-            BlockingIOError: the queue is full.
-        """
-        memory = task.memory if isinstance(task, BatchTask) else -1
-        send(self._tasks, task.pack(), memory, wait=False)
-
-    def drain(self) -> list[int]:
-        """Empty the queue. Return the ids of the tasks in it, in order."""
-        queued = []
-        with contextlib.suppress(BlockingIOError):
-            while message := self._tasks_end.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT):
-                queued.append(task_id(message))
-        return queued
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for reports or messages of the fork server. Return True if there are messages."""
-        control = self._control.fileno()
-        return any(fd == control for fd, _ in self._poll.poll(timeout_s * 1000))
-
-    def reports(self) -> Iterator[Report]:
-        """Receive the available reports."""
-        while True:
-            try:
-                message, memory = receive(self._results, MAX_MESSAGE_BYTES)
-            except BlockingIOError:
-                return
-            if not message:
-                return
-            report = Report.unpack(message)
-            report.memory = memory
-            yield report
-
-    def command(self, **command: object) -> None:
-        """Send a command to the fork server."""
-        with contextlib.suppress(OSError):  # `server_messages` reports a dead server
-            self._control.send(json.dumps(command).encode())
-
-    def server_messages(self) -> Iterator[dict[str, Any]]:
-        """Receive the fork server's messages.
-
-        Raises:
-            EOFError: it has ended.
-        """
-        try:
-            while message := self._control.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT):
-                yield json.loads(message)
-        except BlockingIOError:
-            return
-        except ConnectionError:
-            pass
-        raise EOFError
-
-    def hang_up(self) -> None:
-        """Close the control connection; the fork server then kills the workers."""
-        # close() alone is not enough: a child forked in the meantime may hold a copy.
-        with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_RDWR)
-        self._control.close()
-
-    def close(self, pids: list[int]) -> None:
-        """End the workers and close the sockets. May be called again after an interrupt.
-
-        Args:
-            pids: process ids of the workers, for the error.
-
-        Raises:
-            WorkerError: they are still alive.
-        """
-        self.hang_up()
-        if self._results.fileno() >= 0 and not self._ended():
-            self._server.kill()  # it is stopped or stuck, and does not read its connections
-            if not self._ended():
-                raise WorkerError(
-                    f"workers {pids} did not end within {_END_DEADLINE_S:.0f} s after they were "
-                    "killed; they may hang in the kernel (an unreachable network disk?)"
-                )
-        for connection in (self._tasks, self._tasks_end, self._results):
-            connection.close()
-
-    def _ended(self) -> bool:
-        """Wait until no process can write results. Return False at the deadline."""
-        deadline = time.monotonic() + _END_DEADLINE_S
-        with contextlib.suppress(TimeoutError):
-            while (left_s := deadline - time.monotonic()) > 0:
-                self._results.settimeout(left_s)
-                if not self._results.recv(MAX_MESSAGE_BYTES):
-                    return True
-        return False
-
-
 _LOCK_DEADLINE_S = 5.0
+_STOP_DEADLINE_S = 0.3
 _FORK_WITH_THREADS = (
     "The workers were forked while the training process ran other threads; a lock held by one of "
     'them stays locked in the workers. Use multiprocessing_context="forkserver"'
+)
+_BOOT = (
+    # -c puts the working directory first in sys.path: replace the path before any import.
+    "import sys; sys.path[:] = sys.argv[2:]; import json; "
+    "from feedline.engine.fork_server import serve; serve(**json.loads(sys.argv[1]))"
 )
 
 
@@ -184,8 +87,9 @@ class LinuxPool(WorkerPool):
         runs_user_code: bool = False,
         forked: bool = False,
     ) -> None:
-        self._forked_source = source if forked else None
-        self._forked_server: ForkServer | None = None
+        self._source = source
+        self._payload: Payload[SharedFile] | None = None  # None: the source is forked
+        self._server: ForkServer | None = None
         self._next_exit_id = -1  # negative, unlike those of other tasks
         self._outstanding: dict[int, Task] = {}  # by id: submitted, not yet returned
         self._exit_tasks: set[int] = set()  # ids
@@ -195,33 +99,42 @@ class LinuxPool(WorkerPool):
             self._memory = SharedFile.create(HEARTBEAT_BYTES + slots_bytes)
             cleanup.callback(self._memory.close)
             super().__init__(self._memory.array)
-            self._fds = [self._memory.fd]
-            self._payload: Payload[SharedFile] | None = None
             if not forked:
                 self._payload = Payload(source, SharedFile.create, runs_user_code=runs_user_code)
                 cleanup.callback(self._payload.close)
-                self._fds += [self._payload.memory.fd, *self._payload.resources.fds]
             cleanup.callback(self._release_server)
-            self._sockets = self._connect()
+            self._connect()
             cleanup.pop_all()
 
-    def _connect(self) -> PoolSockets:
-        """Create sockets and connect a fork server to them."""
-        if self._forked_source is None:
-            assert self._payload is not None
-            server = fork_server.acquire(self)
-            return PoolSockets(server, self._fds, self._payload.library_modules)
-        self._release_server()
-        self.advice = _FORK_WITH_THREADS if threading.active_count() > 1 else ""
-        # Fork before the sockets exist: the server must not inherit the trainer's ends.
-        self._forked_server = ForkServer.fork(self._forked_source)
-        return PoolSockets(self._forked_server, self._fds, ())
+    def _connect(self) -> None:
+        """Create the sockets, and connect a fork server to them."""
+        fds, preload = [self._memory.fd], list[str]()
+        if self._payload is not None:
+            self._server = acquire_server(self)
+            fds += [self._payload.memory.fd, *self._payload.resources.fds]
+            preload = self._payload.library_modules
+        else:
+            self._release_server()
+            self.advice = _FORK_WITH_THREADS if threading.active_count() > 1 else ""
+            # Fork before the sockets exist: the server must not inherit the trainer's ends.
+            self._server = ForkServer.fork(self._source)
+        pair = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._tasks, self._tasks_end = socket.socketpair(*pair)
+        self._tasks.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        self._results, results_end = socket.socketpair(*pair)
+        self._control, control_end = socket.socketpair(*pair)
+        with results_end, control_end, contextlib.suppress(OSError):  # the server's death follows
+            ends = (control_end, self._tasks_end, results_end)
+            self._server.adopt([*[end.fileno() for end in ends], *fds], preload)
+        self._poll = select.poll()
+        self._poll.register(self._results, select.POLLIN)
+        self._poll.register(self._control, select.POLLIN)
 
     def _release_server(self) -> None:
-        if self._forked_source is None:
-            fork_server.release(self)
-        elif self._forked_server is not None:
-            self._forked_server.stop()
+        if self._payload is not None:
+            release_server(self)
+        elif self._server is not None:
+            self._server.stop()
 
     @property
     def pids(self) -> dict[int, int]:
@@ -231,39 +144,49 @@ class LinuxPool(WorkerPool):
     def resize(self, workers: int) -> None:
         """Set the number of workers. Surplus workers finish their task before they exit."""
         self._set_target(workers)
-        self._fork_missing()
-        for _ in range(len(self._workers) - len(self._exit_tasks) - workers):
+        self._start_missing()
+        for _ in range(self._count_active() - workers):
             task = exit_task(self._next_exit_id)
             if self.submit(task):  # if the queue is full, the next resize tries again
                 self._exit_tasks.add(task.id)
                 self._next_exit_id -= 1
 
-    def _fork_missing(self) -> None:
-        free = (worker_id for worker_id in range(MAX_WORKERS) if worker_id not in self._workers)
-        while len(self._workers) - len(self._exit_tasks) < self._target:
-            worker_id = next(free, None)
-            if worker_id is None:
-                return  # exiting workers hold the ids; each exit calls this again
-            self._heartbeats[worker_id] = 0
-            self._workers[worker_id] = 0
-            self._sockets.command(do="fork", worker_id=worker_id, workers=self._target)
+    def _count_active(self) -> int:
+        return len(self._workers) - len(self._exit_tasks)
+
+    def _start_worker(self, worker_id: int) -> None:
+        self._workers[worker_id] = 0
+        self._command(do="fork", worker_id=worker_id, workers=self._target)
 
     def submit(self, task: Task) -> bool:
         """Queue a task; False if the queue is full. Never blocks."""
         try:
-            self._sockets.send(task)
+            self._send(task)
         except BlockingIOError:
             return False
         self._outstanding[task.id] = task
         return True
 
+    def _send(self, task: Task) -> None:
+        memory = task.memory if isinstance(task, BatchTask) else -1
+        send(self._tasks, task.pack(), memory, wait=False)
+
+    def _empty_queue(self) -> list[int]:
+        """Remove all tasks from the queue. Return their ids, in order."""
+        queued = []
+        with contextlib.suppress(BlockingIOError):
+            while message := self._tasks_end.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT):
+                queued.append(task_id(message))
+        return queued
+
     def wait(self, timeout_s: float) -> list[Report | Death]:
         """Return new events; blocks until there is one, or for `timeout_s` at most."""
         if not self._events:
-            has_messages = self._sockets.wait(timeout_s)
+            control = self._control.fileno()
+            has_messages = any(fd == control for fd, _ in self._poll.poll(timeout_s * 1000))
             self._read_reports()
             try:
-                for message in self._sockets.server_messages() if has_messages else ():
+                for message in self._server_messages() if has_messages else ():
                     self._on_server_message(**message)
             except EOFError:
                 self._replace_server()
@@ -271,13 +194,41 @@ class LinuxPool(WorkerPool):
         return events
 
     def _read_reports(self) -> None:
-        for report in self._sockets.reports():
+        while True:
+            try:
+                message, memory = receive(self._results, MAX_MESSAGE_BYTES)
+            except BlockingIOError:
+                return
+            if not message:
+                return
+            report = Report.unpack(message)
+            report.memory = memory
             self._events.append(self._check_report(report))
             self._outstanding.pop(report.id, None)
             if 0 in self._workers.values():
                 # The heartbeat table has process ids before the fork server reports them.
                 for worker_id, pid in self._workers.items():
                     self._workers[worker_id] = pid or int(self._heartbeats[worker_id, PID])
+
+    def _command(self, **command: object) -> None:
+        """Send a command to the fork server."""
+        with contextlib.suppress(OSError):  # `_server_messages` reports a dead server
+            self._control.send(json.dumps(command).encode())
+
+    def _server_messages(self) -> Iterator[dict[str, Any]]:
+        """Receive the fork server's messages.
+
+        Raises:
+            EOFError: it has ended.
+        """
+        try:
+            while message := self._control.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT):
+                yield json.loads(message)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            pass
+        raise EOFError
 
     def _on_server_message(
         self, worker_id: int, pid: int = 0, status: int | None = None, failed: str = ""
@@ -297,7 +248,7 @@ class LinuxPool(WorkerPool):
             self._kill_reasons.pop(worker_id, None)
         else:
             self._events.append(self._record_death(worker_id, pid, status, lost))
-        self._fork_missing()
+        self._start_missing()
 
     def _remove_lost_tasks(self) -> set[int]:
         """Remove the unfinished task of a dead worker, if any. Return its id.
@@ -308,7 +259,7 @@ class LinuxPool(WorkerPool):
         """
         try:
             with claim_lock(self._memory.fd, _LOCK_DEADLINE_S):
-                queued = self._sockets.drain()
+                queued = self._empty_queue()
                 in_table = {int(self._heartbeats[worker_id, TASK]) for worker_id in self._workers}
         except TimeoutError:
             raise WorkerError(
@@ -321,15 +272,15 @@ class LinuxPool(WorkerPool):
             del self._outstanding[id]
         for id in queued:
             # The queue has room: it held these tasks, and only the trainer writes to it.
-            self._sockets.send(self._outstanding[id])
+            self._send(self._outstanding[id])
         return lost
 
     def cancel(self) -> list[int]:
         """Cancel the tasks that no worker has started. Return their ids."""
         cancelled = []
-        for id in self._sockets.drain():
+        for id in self._empty_queue():
             if id in self._exit_tasks:
-                self._sockets.send(self._outstanding[id])
+                self._send(self._outstanding[id])
             else:
                 del self._outstanding[id]
                 cancelled.append(id)
@@ -338,11 +289,11 @@ class LinuxPool(WorkerPool):
     def kill(self, worker_id: int, why: str) -> None:
         """Kill a worker; its `Death` contains the reason."""
         self._kill_reasons[worker_id] = why
-        self._sockets.command(do="kill", worker_id=worker_id)
+        self._command(do="kill", worker_id=worker_id)
 
     def restart(self) -> None:
         """Replace all workers at once; nothing is outstanding afterwards."""
-        self._sockets.close([*self.pids.values()])
+        self._disconnect()
         self._outstanding.clear()
         self._exit_tasks.clear()
         self._workers.clear()
@@ -351,8 +302,8 @@ class LinuxPool(WorkerPool):
             if isinstance(event, Report) and event.memory >= 0:
                 os.close(event.memory)
         self._events.clear()
-        self._sockets = self._connect()
-        self._fork_missing()
+        self._connect()
+        self._start_missing()
 
     def _replace_server(self) -> None:
         """Start another fork server and workers after the fork server died."""
@@ -367,11 +318,213 @@ class LinuxPool(WorkerPool):
         """End all workers and free all resources. No process is left when this returns."""
         self._closing = True
         try:
-            self._sockets.hang_up()
-            self._release_server()  # before the wait in `close`: it may be starting
-            self._sockets.close([*self.pids.values()])
+            self._disconnect(release_server=True)
         finally:
             self._drop_block()
             self._memory.close()
             if self._payload is not None:
                 self._payload.close()
+
+    def _disconnect(self, *, release_server: bool = False) -> None:
+        """End the workers and close the sockets. May be called again after an interrupt.
+
+        Raises:
+            WorkerError: workers are still alive.
+        """
+        # The fork server then kills the workers. close() alone is not enough: a child forked in
+        # the meantime may hold a copy.
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+        self._control.close()
+        if release_server:  # before the wait: it may be starting
+            self._release_server()
+        if self._results.fileno() >= 0 and not self._have_workers_ended():
+            assert self._server is not None
+            self._server.kill()  # it is stopped or stuck, and does not read its connections
+            if not self._have_workers_ended():
+                raise WorkerError(
+                    f"workers {[*self.pids.values()]} did not end within {_END_DEADLINE_S:.0f} s "
+                    "after they were killed; they may hang in the kernel (an unreachable network "
+                    "disk?)"
+                )
+        for connection in (self._tasks, self._tasks_end, self._results):
+            connection.close()
+
+    def _have_workers_ended(self) -> bool:
+        """Wait until no process can write results. Return False at the deadline."""
+        deadline = time.monotonic() + _END_DEADLINE_S
+        with contextlib.suppress(TimeoutError):
+            while (left_s := deadline - time.monotonic()) > 0:
+                self._results.settimeout(left_s)
+                if not self._results.recv(MAX_MESSAGE_BYTES):
+                    return True
+        return False
+
+
+class ForkServer:
+    """A running fork server, a child process of this one."""
+
+    def __init__(
+        self, connection: socket.socket, process: subprocess.Popen[bytes] | _ForkedProcess
+    ) -> None:
+        self._connection = connection
+        self._process = process
+
+    @classmethod
+    def start(cls) -> ForkServer:
+        """Start a new Python process."""
+        connection, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with server_end:
+            arguments = {
+                "main_fd": server_end.fileno(),
+                "trainer": os.getpid(),
+                "ends_with_thread": _is_main_thread(),
+            }
+            with block_interrupt():  # until `serve` ignores it
+                process = subprocess.Popen(
+                    [sys.executable, "-c", _BOOT, json.dumps(arguments), *search_path()],
+                    pass_fds=[server_end.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, **WORKER_ENVIRONMENT},
+                )
+        return cls(connection, process)
+
+    @classmethod
+    def fork(cls, source: AnySource) -> ForkServer:
+        """Fork this process into a server, which has the source without pickling.
+
+        As with multiprocessing's fork, locks held by other threads stay locked; but the fork
+        happens once, not for each worker and each epoch.
+        """
+        connection, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        trainer, ends_with_thread = os.getpid(), _is_main_thread()
+        sys.stdout.flush()  # or both processes would write the buffered text
+        sys.stderr.flush()
+        with block_interrupt():  # until `serve` ignores it
+            pid = os.fork()
+            if pid == 0:
+                serve_in_child(server_end, trainer, ends_with_thread, source)
+        server_end.close()
+        return cls(connection, _ForkedProcess(pid))
+
+    def alive(self) -> bool:
+        """Return True if it is running. A server closes its connection before it exits."""
+        try:
+            self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:  # open: the server sends nothing
+            return self._process.poll() is None
+        except OSError:
+            pass
+        return False
+
+    def kill(self) -> None:
+        """Kill it; the kernel then kills its workers. Other users start another server."""
+        self._process.kill()
+
+    def adopt(self, fds: Sequence[int], preload: Sequence[str]) -> None:
+        """Register a worker pool.
+
+        Args:
+            fds: its descriptors: control, tasks, results, block; then, unless the server already
+                has the source, the payload and the descriptors of its resources.
+            preload: modules to import before the first worker is forked; errors are ignored.
+
+        Raises:
+            OSError: the server has ended.
+        """
+        for first in range(0, len(fds), MAX_FDS):
+            part = fds[first : first + MAX_FDS]
+            message = {"descriptors": len(part), "of": len(fds), "preload": list(preload)}
+            socket.send_fds(self._connection, [json.dumps(message).encode()], list(part))
+
+    def stop(self) -> None:
+        """End it and its workers. May be called again."""
+        # close() alone is not enough: a child forked in the meantime may hold a copy.
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+        try:
+            self._process.wait(_STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # it is still importing, or stuck
+            self._process.wait()
+
+
+class _ForkedProcess:
+    """A forked child, with the methods of `subprocess.Popen` that `ForkServer` uses."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._has_ended = False
+
+    def poll(self) -> int | None:
+        """Return None while it runs, otherwise 0."""
+        if not self._has_ended:
+            try:
+                self._has_ended = os.waitpid(self.pid, os.WNOHANG)[0] != 0
+            except ChildProcessError:
+                self._has_ended = True  # other code waited for it
+        return 0 if self._has_ended else None
+
+    def kill(self) -> None:
+        """Kill it, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float = float("inf")) -> None:
+        """Wait for its end, or raise TimeoutExpired."""
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("fork server", timeout)
+            time.sleep(0.001)
+
+
+def _is_main_thread() -> bool:
+    """Return True in the main thread. PR_SET_PDEATHSIG refers to the starting thread."""
+    return threading.current_thread() is threading.main_thread()
+
+
+# Reentrant: garbage collection of a loader may release the server while this thread holds it.
+_lock = threading.RLock()
+_server: ForkServer | None = None
+_users: set[weakref.ref[object]] = set()
+
+
+def acquire_server(user: object) -> ForkServer:
+    """Return this process's shared server; start it if needed.
+
+    It runs until every user has released it or is garbage. Acquiring twice has no further effect,
+    so an interrupted call can be repeated.
+    """
+    global _server
+    with _lock:
+        _users.add(weakref.ref(user, _discard))
+        if _server is not None and not _server.alive():
+            _server.stop()
+            _server = None
+        if _server is None:
+            _server = ForkServer.start()
+        return _server
+
+
+def release_server(user: object) -> None:
+    """Release the shared server; the last release stops it."""
+    _discard(weakref.ref(user))
+
+
+def _discard(user: weakref.ref[object]) -> None:
+    global _server
+    with _lock:
+        _users.discard(user)
+        if not _users and _server is not None:
+            server, _server = _server, None
+            server.stop()
+
+
+def _drop_parents_server() -> None:
+    global _lock, _server, _users
+    _lock, _server, _users = threading.RLock(), None, set()
+
+
+os.register_at_fork(after_in_child=_drop_parents_server)

@@ -15,7 +15,6 @@ import multiprocessing.reduction as mp_reduction
 import os
 import struct
 import threading
-import time
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -24,21 +23,21 @@ from typing import Any
 
 import numpy as np
 
-from feedline.engine.heartbeat import (
+from feedline.engine.messages import (
     HEARTBEAT_BYTES,
-    MAX_WORKERS,
-    PID,
-    SINCE,
     TASK,
+    Report,
+    Task,
+    exit_task,
     heartbeat_table,
+    start_task,
+    task_id,
 )
-from feedline.engine.messages import Report, Task, exit_task, task_id
 from feedline.engine.payload import Payload, main_module, unpickle_source
 from feedline.engine.pool import UNGUARDED, Death, WorkerPool
-from feedline.engine.process import UNGUARDED_STATUS, WORKER_NAME, limit_threads, settle
+from feedline.engine.process import UNGUARDED_STATUS, WORKER_NAME, become_worker
 from feedline.engine.shared_memory import NamedMemory
-from feedline.engine.source import AnySource, makes_whole_batches
-from feedline.engine.worker import PrivateMemory, work_for
+from feedline.engine.worker import AnySource, PrivateMemory, makes_whole_batches, open_source
 from feedline.errors import UsageError
 
 __all__ = ["PortablePool", "run_worker"]
@@ -52,7 +51,7 @@ _END_DEADLINE_S = 5.0
 def run_worker(
     pipe: Connection,
     block: tuple[str, int],
-    pickled: tuple[str, int] | AnySource,
+    source: tuple[str, int] | AnySource,
     resources: list[int],
     worker_id: int,
     workers: int,
@@ -62,33 +61,32 @@ def run_worker(
     Args:
         pipe: tasks in; reports out, each followed by its batch, if it has one.
         block: name and size in bytes of the memory for batches.
-        pickled: name and size in bytes of the pickled source, or the source itself.
+        source: name and size in bytes of the pickled source, or the source itself.
         resources: descriptors of the payload's resources.
-        worker_id: worker id.
-        workers: number of workers.
+        worker_id, workers: its worker id, and the number of workers.
     """
-    settle()
+    become_worker()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     memory = NamedMemory(*block)
-    line = heartbeat_table(memory.array)[worker_id]
-    try:
-        if isinstance(pickled, tuple):
-            # A private copy: Python cannot map named memory copy-on-write.
-            pickled = unpickle_source(NamedMemory(*pickled).array.copy(), resources)
-        limit_threads()  # of libraries that the source imported
-        work = work_for(pickled, memory.array, line, PrivateMemory(), worker_id, workers)
-    except BaseException as error:
-        pipe.send_bytes(Report.start_failure(worker_id, error).pack())
+
+    def load() -> AnySource:
+        if not isinstance(source, tuple):
+            return source
+        # A private copy: Python cannot map named memory copy-on-write.
+        return unpickle_source(NamedMemory(*source).array.copy(), resources)
+
+    work = open_source(load, memory.array, PrivateMemory(), worker_id, workers)
+    if isinstance(work, Report):
+        pipe.send_bytes(work.pack())
         return
-    line[PID] = os.getpid()
+    line = heartbeat_table(memory.array)[worker_id]
     try:
         while True:
             message = _next_task(pipe)
             id = task_id(message)
             if id < 0:
                 return
-            line[SINCE] = time.monotonic_ns()
-            line[:2] = id, 0
+            start_task(line, id)
             report = work(message, -1)
             pipe.send_bytes(report.pack())
             if report.data is not None:
@@ -119,7 +117,7 @@ def _end_with_parent() -> None:
 
 
 @dataclass(eq=False)
-class _Worker:
+class _SpawnedWorker:
     process: SpawnProcess
     pipe: Connection[bytes, bytes]
     outstanding: dict[int, int] = field(default_factory=dict)  # by task id: bytes in the pipe
@@ -164,7 +162,7 @@ class PortablePool(WorkerPool):
     """Worker pool started with multiprocessing.
 
     Args:
-        source: makes the rows; pickled here, once.
+        source: makes rows or batches; pickled here, once.
         slots_bytes: memory of all slots.
 
     Raises:
@@ -189,16 +187,13 @@ class PortablePool(WorkerPool):
         except BaseException:
             self._memory.close()
             raise
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, _SpawnedWorker] = {}
 
     @property
     def pids(self) -> dict[int, int]:
         """Process ids by worker id."""
-        return {
-            worker_id: w.process.pid
-            for worker_id, w in sorted(self._workers.items())
-            if w.process.pid
-        }
+        workers = sorted(self._workers.items())
+        return {worker_id: w.process.pid for worker_id, w in workers if w.process.pid}
 
     def resize(self, workers: int) -> None:
         """Set the number of workers. Surplus workers finish their tasks before they exit."""
@@ -207,37 +202,36 @@ class PortablePool(WorkerPool):
             worker.is_exiting = True
             with contextlib.suppress(OSError):
                 worker.pipe.send_bytes(exit_task().pack())
-        self._spawn_missing()
+        self._start_missing()
 
-    def _active_workers(self) -> list[_Worker]:
+    def _active_workers(self) -> list[_SpawnedWorker]:
         return [worker for worker in self._workers.values() if not worker.is_exiting]
 
-    def _spawn_missing(self) -> None:
-        free = (worker_id for worker_id in range(MAX_WORKERS) if worker_id not in self._workers)
-        for _ in range(self._target - len(self._active_workers())):
-            worker_id = next(free)
-            self._heartbeats[worker_id] = 0
-            pipe, worker_end = self._context.Pipe()
-            block = self._memory.name, self._memory.nbytes
-            source: Any = self._source
-            fds: list[int] = []
-            if self._payload is not None:
-                source = self._payload.memory.name, self._payload.memory.nbytes
-                fds = self._payload.resources.fds
-            process = self._context.Process(
-                target=run_worker,
-                args=(worker_end, block, source, _SharedFds(fds), worker_id, self._target),
-                daemon=True,
-                name=WORKER_NAME,
-            )
-            try:
-                process.start()
-            except Exception:  # pickling runs user code
-                if self._pickling_error is not None:
-                    raise self._pickling_error from None
-                raise
-            worker_end.close()  # so that the pipe ends with the worker
-            self._workers[worker_id] = _Worker(process, pipe)
+    def _count_active(self) -> int:
+        return len(self._active_workers())
+
+    def _start_worker(self, worker_id: int) -> None:
+        pipe, worker_end = self._context.Pipe()
+        block = self._memory.name, self._memory.nbytes
+        source: Any = self._source
+        fds: list[int] = []
+        if self._payload is not None:
+            source = self._payload.memory.name, self._payload.memory.nbytes
+            fds = self._payload.resources.fds
+        process = self._context.Process(
+            target=run_worker,
+            args=(worker_end, block, source, _SharedFds(fds), worker_id, self._target),
+            daemon=True,
+            name=WORKER_NAME,
+        )
+        try:
+            process.start()
+        except Exception:  # pickling runs user code
+            if self._pickling_error is not None:
+                raise self._pickling_error from None
+            raise
+        worker_end.close()  # so that the pipe ends with the worker
+        self._workers[worker_id] = _SpawnedWorker(process, pipe)
 
     def submit(self, task: Task) -> bool:
         """Send a task to the worker with the fewest tasks; False if all have enough."""
@@ -277,11 +271,11 @@ class PortablePool(WorkerPool):
         pid, status = worker.end()
         if status == UNGUARDED_STATUS:
             raise UsageError(UNGUARDED) from None
-        if worker.is_exiting and not worker.outstanding:
-            return []
-        death = self._record_death(worker_id, pid, status, worker.outstanding)
-        self._spawn_missing()
-        return [death]
+        deaths = []
+        if worker.outstanding or not worker.is_exiting:
+            deaths.append(self._record_death(worker_id, pid, status, worker.outstanding))
+        self._start_missing()
+        return deaths
 
     def cancel(self) -> list[int]:
         """Return nothing: tasks in a pipe cannot be cancelled."""
@@ -294,10 +288,10 @@ class PortablePool(WorkerPool):
 
     def restart(self) -> None:
         """Replace all workers at once; nothing is outstanding afterwards."""
-        self._end_all()
-        self._spawn_missing()
+        self._end_workers()
+        self._start_missing()
 
-    def _end_all(self) -> None:
+    def _end_workers(self) -> None:
         for worker in self._workers.values():
             worker.process.kill()
         for worker in self._workers.values():
@@ -308,7 +302,7 @@ class PortablePool(WorkerPool):
     def close(self) -> None:
         """End all workers and free all resources. No process is left when this returns."""
         self._closing = True
-        self._end_all()
+        self._end_workers()
         self._drop_block()
         self._memory.close()
         if self._payload is not None:

@@ -21,14 +21,14 @@ __all__ = [
     "UNGUARDED_STATUS",
     "WORKER_ENVIRONMENT",
     "WORKER_NAME",
-    "become_child",
+    "become_worker",
+    "block_interrupt",
     "end_with_parent",
     "importing_script",
     "in_worker",
-    "interrupt_held",
     "keep_freed_memory",
     "limit_threads",
-    "settle",
+    "reset_multiprocessing",
 ]
 
 WORKER_NAME = "feedline worker"
@@ -36,7 +36,6 @@ WORKER_NAME = "feedline worker"
 
 UNGUARDED_STATUS = 78
 """Exit status of a worker whose import of the user's script started a loader with workers."""
-
 
 THREAD_SETTINGS = (
     "OMP_NUM_THREADS",
@@ -83,7 +82,7 @@ def end_with_parent(parent: int) -> None:
             os._exit(1)
 
 
-def settle() -> None:
+def become_worker() -> None:
     """Turn this process into a worker: it ignores Ctrl-C and can be terminated."""
     global _in_worker
     _in_worker = True
@@ -91,7 +90,7 @@ def settle() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-class _Worker(mp_process.BaseProcess):
+class _ForkedWorker(mp_process.BaseProcess):
     """Value of `multiprocessing.current_process()` in a forked worker.
 
     It is not a daemon, because daemons cannot start processes.
@@ -101,19 +100,18 @@ class _Worker(mp_process.BaseProcess):
         super().__init__(name=f"forked {WORKER_NAME}")  # spawned workers have the name alone
 
 
-def become_child() -> None:
-    """Initialise an `os.fork` worker like a child of multiprocessing.
+def reset_multiprocessing() -> None:
+    """Initialise multiprocessing in an `os.fork` worker as in its own children.
 
     Otherwise queues, locks and manager connections used before the fork would not work: a queue
-    would never send, and two workers would read each other's answers. `current_process()` and
-    `parent_process()` return a child's values.
+    would never send, and two workers would read each other's answers.
     """
     mp: Any = mp_process
     mp._parent_process = mp._ParentProcess(mp._current_process.name, os.getppid(), None)
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # is_alive() and join() need it
             mp._parent_process._sentinel = os.pidfd_open(os.getppid())
-    mp._current_process = _Worker()
+    mp._current_process = _ForkedWorker()
     mp._children = set()
     util: Any = mp_util
     util._finalizer_registry.clear()  # the parent's
@@ -121,7 +119,7 @@ def become_child() -> None:
 
 
 @contextlib.contextmanager
-def interrupt_held() -> Iterator[None]:
+def block_interrupt() -> Iterator[None]:
     """Context manager: block Ctrl-C; a child started within begins with Ctrl-C blocked.
 
     No effect on platforms that cannot block signals.

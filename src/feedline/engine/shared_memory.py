@@ -2,37 +2,27 @@
 
 Guarantees: its size is fixed and all pages are allocated at creation, so no SIGBUS later. It is
 freed when the last process using it ends, even if killed.
-Relies on: memfd on Linux, or, if the kernel or a sandbox refuses it, an unlinked file in /dev/shm
-or the temporary folder; elsewhere, and with spawned workers, `multiprocessing.shared_memory`, whose
-resource tracker unlinks the memory of a killed owner.
+Relies on: memfd on Linux; elsewhere, and with spawned workers, `multiprocessing.shared_memory`,
+whose resource tracker unlinks the memory of a killed owner.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import functools
-import logging
 import mmap
 import os
 import sys
-import tempfile
 from multiprocessing.shared_memory import SharedMemory
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.engine.process import in_worker
 from feedline.errors import ResourceError
 from feedline.system import available_memory_bytes
 
-__all__ = ["NamedMemory", "SharedFile", "require_memory", "unnamed_file"]
-
+__all__ = ["NamedMemory", "SharedFile", "require_memory"]
 
 _SHARED_MEMORY = "/dev/shm"
-_ZEROS_BYTES = 1 << 20
-
-_log = logging.getLogger("feedline")
 
 
 def require_memory(nbytes: int, purpose: str, remedy: str) -> None:
@@ -49,75 +39,8 @@ def require_memory(nbytes: int, purpose: str, remedy: str) -> None:
         )
 
 
-def unnamed_file(nbytes: int) -> int:
-    """Create an unlinked file of `nbytes` zero bytes for several processes. Return its descriptor.
-
-    Linux only. Not inheritable: it is passed to the fork server explicitly.
-
-    Raises:
-        OSError: not enough memory or disk space.
-    """
-    folders = [None, _SHARED_MEMORY]  # None: memfd
-    with contextlib.suppress(OSError):  # no temporary folder is writable
-        folders.append(tempfile.gettempdir())
-    first_error: OSError | None = None
-    for folder in folders:
-        fd = -1
-        try:
-            fd = _memfd() if folder is None else _unlinked_file(folder)
-            _allocate(fd, nbytes)
-        except OSError as error:
-            if fd >= 0:
-                os.close(fd)
-            first_error = first_error or error
-            continue
-        if folder is not None:
-            _log_once(f"batches are stored in unlinked files in {folder}: {first_error}")
-        return fd
-    assert first_error is not None
-    raise first_error
-
-
-def _memfd() -> int:
-    if not hasattr(os, "memfd_create"):
-        raise OSError(errno.ENOSYS, "this Python has no memfd_create")
-    try:
-        return os.memfd_create("feedline", os.MFD_CLOEXEC)
-    except OSError as error:  # an old kernel, or a sandbox's filter of system calls
-        raise OSError(error.errno, f"memfd_create failed ({error.strerror})") from error
-
-
-def _unlinked_file(folder: str) -> int:
-    fd, path = tempfile.mkstemp(prefix="feedline-", dir=folder)
-    os.unlink(path)
-    return fd
-
-
-def _allocate(fd: int, nbytes: int) -> None:
-    """Set a file's length and allocate all of its pages."""
-    try:
-        os.posix_fallocate(fd, 0, nbytes)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM):
-            raise
-        zeros = bytes(min(nbytes, _ZEROS_BYTES))
-        for first in range(0, nbytes, _ZEROS_BYTES):
-            left = memoryview(zeros)[: nbytes - first]
-            while left:
-                left = left[os.write(fd, left) :]
-
-
-@functools.cache
-def _log_once(warning: str) -> None:
-    if not in_worker():
-        _log.warning(warning)
-
-
 class SharedFile:
-    """A block with a file descriptor. Linux.
-
-    Args:
-        fd: from `unnamed_file`; closed by `close`.
+    """A block with a file descriptor, which `close` closes. Linux.
 
     Raises:
         OSError: it cannot be mapped.
@@ -138,7 +61,9 @@ class SharedFile:
         """
         fd = -1
         try:
-            fd = unnamed_file(nbytes)
+            # Not inheritable: it is passed to the fork server explicitly.
+            fd = os.memfd_create("feedline", os.MFD_CLOEXEC)
+            os.posix_fallocate(fd, 0, nbytes)
             return cls(fd)
         except OSError as error:
             if fd >= 0:

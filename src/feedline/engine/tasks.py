@@ -18,9 +18,14 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from feedline.engine.buffers import RowBuffers, SlotTooSmall, WholeBatchBuffers, batch_bytes
-from feedline.engine.defaults import DEFAULT_PREFETCH_FACTOR
-from feedline.engine.heartbeat import MAX_WORKERS
-from feedline.engine.messages import MAX_KEY_BYTES, BatchTask, Failure, Report, RowTask
+from feedline.engine.messages import (
+    MAX_KEY_BYTES,
+    MAX_WORKERS,
+    BatchTask,
+    Failure,
+    Report,
+    RowTask,
+)
 from feedline.engine.shared_memory import SharedFile
 from feedline.errors import ResourceError, UsageError
 from feedline.order.batch_spec import (
@@ -33,7 +38,29 @@ from feedline.order.batch_spec import (
 )
 from feedline.order.schedule import is_count
 
-__all__ = ["BatchTasks", "InFlightBatch", "LiveSettings", "RowTasks", "Span", "Tasks"]
+__all__ = [
+    "DEFAULT_PREFETCH",
+    "DEFAULT_PREFETCH_FACTOR",
+    "BatchTasks",
+    "InFlightBatch",
+    "LiveSettings",
+    "RowTasks",
+    "Span",
+    "Tasks",
+    "slots_for",
+]
+
+DEFAULT_PREFETCH = 3
+"""Batches of rows made ahead. The user holds one; two keep any number of workers busy, because all
+workers share each batch."""
+
+DEFAULT_PREFETCH_FACTOR = 2
+"""Whole batches that each worker makes ahead, as in torch."""
+
+
+def slots_for(prefetch: int) -> int:
+    """Number of slots for batches of rows: those made ahead, and one being read."""
+    return prefetch + 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +71,7 @@ class LiveSettings:
         workers: number of workers; 0 if the training process makes batches.
         prefetch: maximum number of batches in flight, made or not. For rows, at most the number of
             slots; for whole batches, slots are added. Default: the number of slots for rows,
-            `usual` for whole batches.
+            `default_ahead` for whole batches.
         prefetch_factor: whole batches that each worker makes ahead.
         ahead: minimum of whole batches made ahead by all workers together.
         task_ns: target work of a task of a batch of rows, in ns.
@@ -69,10 +96,10 @@ class LiveSettings:
         ):
             if not is_count(value) or value < least or (most is not None and value > most):
                 limits = f"at least {least}" if most is None else f"from {least} to {most}"
-                raise UsageError(f"{name} must be a whole number, {limits}, got {value!r}")
+                raise UsageError(f"must be a whole number, {limits}, got {value!r}", argument=name)
 
     @property
-    def usual(self) -> int:
+    def default_ahead(self) -> int:
         """Default number of whole batches made ahead."""
         return max(self.prefetch_factor * self.workers, self.ahead)
 
@@ -114,16 +141,10 @@ Span: TypeAlias = tuple[int, int]
 """Rows of a task: first row within the batch, number of rows."""
 
 Tasks: TypeAlias = "RowTasks | BatchTasks"
-"""Kind of tasks."""
 
 
 class RowTasks:
-    """Tasks of some rows.
-
-    Args:
-        slots: slots of the batches.
-        fields: arrays of a row at an image size.
-    """
+    """Tasks of some rows. `fields(image_size)` are the arrays of a row."""
 
     def __init__(
         self, slots: RowBuffers, fields: Callable[[int | None], tuple[Field, ...]]
@@ -139,12 +160,7 @@ class RowTasks:
         return settings.depth(self.slots.slots)
 
     def begin(self, flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
-        """Divide a batch as computed by `rows_per_task`.
-
-        Raises:
-            SlotTooSmall: the batch is larger than a slot.
-            UsageError: the batch has keys that are not indices.
-        """
+        """Divide a batch as computed by `rows_per_task`, or raise SlotTooSmall."""
         batch = flight.batch
         if batch.is_sampled and NO_NUMBER in batch.samples:
             batch = flight.batch = _with_integer_keys(batch)
@@ -157,7 +173,7 @@ class RowTasks:
         return divide_rows(batch.rows, rows)
 
     def task(self, id: int, flight: InFlightBatch, span: Span) -> RowTask:
-        """Create a task of rows."""
+        """Create the task of a span."""
         batch = flight.batch
         start, count = span
         return RowTask(
@@ -193,20 +209,20 @@ class BatchTasks:
 
     Args:
         slots: slots of the batches.
-        kept: number of batches a user may hold besides those in flight.
+        held: number of batches a user may hold besides those in flight.
         shares_memory: workers can read and write the slots; otherwise everything is sent in
             messages.
     """
 
-    def __init__(self, slots: WholeBatchBuffers, *, kept: int, shares_memory: bool) -> None:
+    def __init__(self, slots: WholeBatchBuffers, *, held: int, shares_memory: bool) -> None:
         self.slots = slots
-        self._kept = kept
+        self._held = held
         self._shares_memory = shares_memory
 
     def resize(self, settings: LiveSettings) -> None:
         """Provide slots for the maximum in flight and for those the user holds."""
         default, prefetch = self._default_depth(settings), settings.prefetch
-        self.slots.grow(default if prefetch is None else max(default, prefetch + self._kept))
+        self.slots.grow(default if prefetch is None else max(default, prefetch + self._held))
 
     def depth(self, settings: LiveSettings) -> int:
         """Maximum number of batches in flight; by default as many as there are slots."""
@@ -214,33 +230,25 @@ class BatchTasks:
 
     def _default_depth(self, settings: LiveSettings) -> int:
         # Slots that the user could hold but does not are used to make more batches ahead.
-        return settings.usual + self._kept
+        return settings.default_ahead + self._held
 
     def begin(self, flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
         """Return one span."""
         return [(0, flight.batch.rows)]
 
     def task(self, id: int, flight: InFlightBatch, span: Span) -> BatchTask:
-        """Create a task of the whole batch."""
+        """Create the task of the batch."""
         keys = pickle.dumps(flight.batch.dataset_keys)
-        in_memory = self._shares_memory and len(keys) > MAX_KEY_BYTES
-        if in_memory:
+        task = BatchTask.for_batch(flight.batch)
+        if self._shares_memory and len(keys) > MAX_KEY_BYTES:
             self.slots.write(flight.slot, keys)
-        return BatchTask.for_batch(
-            flight.batch,
-            id=id,
-            keys=b"" if in_memory else keys,
-            memory=self.slots.memory(flight.slot),
-            slot=flight.slot,
-            key_bytes=len(keys) if in_memory else 0,
-        )
+            task = task._replace(key_bytes=len(keys))
+        else:
+            task = task._replace(keys=keys)
+        return task._replace(id=id, memory=self.slots.memory(flight.slot), slot=flight.slot)
 
     def store_result(self, flight: InFlightBatch, report: Report) -> None:
-        """Store the batch from the slot's memory, from new memory, or from the report.
-
-        Raises:
-            ResourceError: no room for the new memory.
-        """
+        """Store the batch from the slot's memory, from new memory, or from the report."""
         flight.used, flight.structure_bytes = report.used, report.structure_bytes
         if report.memory >= 0:
             self.slots.adopt(flight.slot, _map_memory(report.memory))
@@ -253,11 +261,7 @@ class BatchTasks:
 
 
 def _with_integer_keys(batch: BatchSpec) -> BatchSpec:
-    """Convert the keys of a batch to list indices; True and False are 1 and 0.
-
-    Raises:
-        UsageError: they are not indices.
-    """
+    """Convert the keys of a batch to list indices; True and False are 1 and 0."""
     try:
         samples = np.array([operator.index(key) for key in cast(Any, batch.keys)], np.int64)
     except TypeError as error:

@@ -1,5 +1,8 @@
 """Work of a worker, for all pools: fill the rows of a task, or make a whole batch.
 
+A `Source` makes rows of a known size, which all workers write side by side into one batch: an image
+folder, a cache. A `BatchSource` makes whole batches of unknown size, one worker each: any dataset
+with any `collate_fn`.
 Guarantees: every row of a task is tried, every failure is reported, and nothing outside the task's
 rows is written.
 """
@@ -11,75 +14,157 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import ParamSpec, TypeAlias, cast
+from typing import ParamSpec, Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feedline.engine.buffers import Space, arrays
-from feedline.engine.heartbeat import READING, ROW, SINCE, stage_pages
-from feedline.engine.messages import BatchTask, Failure, Report, RowTask
-from feedline.engine.process import keep_freed_memory
+from feedline.engine.messages import (
+    PID,
+    READING,
+    ROW,
+    SINCE,
+    BatchTask,
+    Failure,
+    Report,
+    RowTask,
+    heartbeat_table,
+    stage_pages,
+)
+from feedline.engine.process import keep_freed_memory, limit_threads
 from feedline.engine.shared_memory import SharedFile
-from feedline.engine.source import AnySource, BatchSource, Source, makes_whole_batches
-from feedline.order.batch_spec import Item
-from feedline.order.seeds import extend, mix
+from feedline.order.batch_spec import Field, Item
+from feedline.order.seeds import mix, row_seed
 from feedline.stores.reading import reading
 from feedline.trace import is_recording_enabled, stage_timer
 from feedline.trace.stage_timings import StagePage
 
-__all__ = ["MappedMemory", "PrivateMemory", "Work", "fill", "make_batch", "recorded", "work_for"]
+__all__ = [
+    "AnySource",
+    "BatchSource",
+    "MappedMemory",
+    "PrivateMemory",
+    "Row",
+    "Source",
+    "Work",
+    "fill",
+    "make_batch",
+    "makes_whole_batches",
+    "open_source",
+    "record_stages",
+]
 
 P = ParamSpec("P")
+Row = tuple[NDArray[np.generic], ...]
+
+
+class Source(Protocol):
+    """Makes rows. Pickled once, mapped by every worker, called from its main thread only.
+
+    A worker first calls the optional `open(worker_id, workers)`. For each task it calls the
+    optional `prepare(samples, image_size)`, then `load` for each row. Errors of `prepare` are
+    ignored, because `load` reports them, and its time does not count as work. The trainer also
+    calls `fields`, `name` and `fingerprint`. Results must depend on the arguments alone: a row may
+    be made twice, by different workers, and must be equal.
+    """
+
+    def __len__(self) -> int:
+        """Number of samples."""
+
+    def fields(self, image_size: int | None) -> tuple[Field, ...]:
+        """Fields of a row at an image size in pixels; None is the samples' own size."""
+
+    def load(self, item: Item, row: Row) -> None:
+        """Fill one row: arrays of the fields' shapes and dtypes, to be written in place.
+
+        Raises:
+            Exception: any; it is reported with the sample's name.
+        """
+
+    def name(self, sample: int) -> str:
+        """Name of a sample for the user: its path, if it has one."""
+
+    def fingerprint(self) -> str:
+        """Short text that differs if the samples or their order differ."""
+
+
+class BatchSource(Protocol):
+    """Makes whole batches. Called from a worker's main thread only."""
+
+    def open(self, worker: int, workers: int) -> None:
+        """Start a worker with its id and the number of workers. Called once, before `pack`."""
+
+    def pack(self, keys: bytes, task: BatchTask, space: Space, at: Callable[[int], None]) -> int:
+        """Make a batch and write it, or its error, to `space`.
+
+        Args:
+            keys: sample keys, as the trainer wrote them.
+            task: size, strength and seeds.
+            space: memory for the batch: first its tensors, then its structure.
+            at: called with the index of each sample before it is made, counted from 0.
+
+        Returns:
+            Number of bytes at the end of `space` that describe the structure.
+        """
+
+
+AnySource: TypeAlias = Source | BatchSource
 Work: TypeAlias = Callable[[bytes, int], Report]
 """Function of a message and its descriptor, -1 for none."""
 
 
-def work_for(
-    source: AnySource,
+def makes_whole_batches(source: AnySource) -> bool:
+    """Return True if a source makes whole batches."""
+    return hasattr(source, "pack")
+
+
+def open_source(
+    load: Callable[[], AnySource],
     block: NDArray[np.uint8],
-    line: NDArray[np.int64],
     memory: MappedMemory | PrivateMemory,
     worker_id: int,
     workers: int,
-) -> Work:
-    """Open a source in a worker. Return the function that does its tasks.
+) -> Work | Report:
+    """Open the source of a new worker.
 
     Args:
-        source: makes rows or batches.
-        block: memory of the pool, shape (bytes,), for rows and stage timings.
-        line: this worker's line of the heartbeat table.
+        load: unpickles the source.
+        block: memory of the pool, shape (bytes,), for heartbeats, rows and stage timings.
         memory: memory for whole batches.
-        worker_id: worker id.
-        workers: number of workers.
+        worker_id, workers: its worker id, and the number of workers.
+
+    Returns:
+        The function that does its tasks; or, if it failed, the report for the trainer.
     """
-    reading.show_in(line[READING : READING + 1])
+    line = heartbeat_table(block)[worker_id]
+    try:
+        source = load()
+        limit_threads()  # of libraries that the source imported
+        reading.show_in(line[READING : READING + 1])
+        if makes_whole_batches(source):
+            keep_freed_memory()
+        if (open_ := getattr(source, "open", None)) is not None:
+            open_(worker_id, workers)
+    except BaseException as error:
+        return Report.start_failure(worker_id, error)
+    line[PID] = os.getpid()
     page = StagePage(stage_pages(block)[worker_id]) if is_recording_enabled() else None
     if makes_whole_batches(source):
         batches = cast(BatchSource, source)
-        keep_freed_memory()
-        batches.open(worker_id, workers)
-        return lambda message, fd: recorded(
+        return lambda message, fd: record_stages(
             page, make_batch, BatchTask.unpack(message, fd), batches, memory, line, worker_id
         )
     rows = cast(Source, source)
-    if (open_source := getattr(rows, "open", None)) is not None:
-        open_source(worker_id, workers)
-    return lambda message, _: recorded(
+    return lambda message, _: record_stages(
         page, fill, RowTask.unpack(message), rows, block, line, worker_id
     )
 
 
-def recorded(
+def record_stages(
     page: StagePage | None, do: Callable[P, Report], *arguments: P.args, **options: P.kwargs
 ) -> Report:
-    """Do a task, and record the time of its stages.
-
-    Args:
-        page: page for stage timings; None if they are not recorded.
-        do: `fill` or `make_batch`.
-        *arguments, **options: its arguments.
-    """
+    """Do a task by `fill` or `make_batch`, and record the time of its stages if there is a page."""
     is_recorded = stage_timer.begin_task(page)
     try:
         return do(*arguments, **options)
@@ -95,15 +180,7 @@ def fill(
     line: NDArray[np.int64],
     worker_id: int,
 ) -> Report:
-    """Make the rows of a task in `block`.
-
-    Args:
-        task: what to make and where.
-        source: makes the rows.
-        block: shared memory, shape (bytes,).
-        line: this worker's line of the heartbeat table; its row is updated.
-        worker_id: worker id, for the report.
-    """
+    """Make the rows of a task in shared memory, `block`, and note each on the worker's line."""
     times_samples = stage_timer.each_sample
     samples = task.samples.tolist()
     if (prepare := getattr(source, "prepare", None)) is not None:
@@ -121,10 +198,8 @@ def fill(
         line[SINCE] = clock()
         line[ROW] = k
         row = task.start + k
-        row_seed = extend(seed, sample)
-        if task.stride:
-            row_seed = extend(row_seed, task.place + row * task.stride)
-        item = Item(sample, task.image_size, row_seed, task.strength)
+        own_seed = row_seed(seed, sample, row, task.place, task.stride)
+        item = Item(sample, task.image_size, own_seed, task.strength)
         try:
             source.load(item, tuple([view[row, ...] for view in views]))
         except (Exception, SystemExit) as error:
@@ -151,8 +226,8 @@ class MappedMemory:
         if task.memory < 0:
             return np.empty(0, np.uint8)
         file = _identity(task.memory)
-        known, memory = self._mapped.get(task.slot, (None, None))
-        if known == file and memory is not None:
+        mapped_file, memory = self._mapped.get(task.slot, (None, None))
+        if mapped_file == file and memory is not None:
             os.close(task.memory)
             return memory
         memory = SharedFile(task.memory).array
@@ -209,15 +284,7 @@ def make_batch(
     line: NDArray[np.int64],
     worker_id: int,
 ) -> Report:
-    """Make the batch of a task.
-
-    Args:
-        task: what to make.
-        source: makes the batch.
-        memory: memory of the slots.
-        line: this worker's line of the heartbeat table; its row is updated.
-        worker_id: worker id, for the report.
-    """
+    """Make the batch of a task in the memory of its slot, and note each sample on the line."""
 
     def at(row: int) -> None:
         line[ROW] = row

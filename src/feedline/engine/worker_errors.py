@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feedline.engine.messages import error_message
-from feedline.engine.pickling import find_unpicklable
+from feedline.engine.payload import find_unpicklable, plain_dump
 from feedline.errors import FeedlineError, UsageError, note
 from feedline.order.batch_spec import BatchSpec
 
@@ -79,12 +79,12 @@ class WorkerException:
         if issubclass(self.kind, KeyError):
             return self.kind(_PlainRepr(self.message))
         try:
-            found = self.kind(self.own or self.message)
+            error = self.kind(self.own or self.message)
         except Exception:  # its class wants other arguments
             return RuntimeError(self.message)
         if self.own:
-            found.__cause__ = RuntimeError(self.message)
-        return found
+            error.__cause__ = RuntimeError(self.message)
+        return error
 
 
 def append_notes(error: BaseException) -> None:
@@ -128,13 +128,14 @@ def note_unpicklable(error: Exception, batch: object) -> None:
     """Add a note with the unpicklable part of a batch to an exception, unless memory ran out."""
     if isinstance(error, (FeedlineError, MemoryError, OSError)):
         return
-    found = find_unpicklable(batch, "batch")
-    note(
-        error,
-        f"Batches are pickled to return from a worker, and {found.path}, of type "
-        f"{type(found.value).__name__}, cannot be pickled: convert it to tensors, numbers or text "
-        "in collate_fn or __getitem__, or use num_workers=0.",
-    )
+    part = find_unpicklable(batch, "batch", plain_dump)
+    if part is not None:
+        note(
+            error,
+            f"Batches are pickled to return from a worker, and {part.path}, of type "
+            f"{type(part.value).__name__}, cannot be pickled: convert it to tensors, numbers or "
+            "text in collate_fn or __getitem__, or use num_workers=0.",
+        )
 
 
 _LISTS = ("samples", "imgs", "paths", "files", "image_paths", "filenames")

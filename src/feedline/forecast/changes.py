@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal
 
-from feedline.engine.heartbeat import MAX_WORKERS
+from feedline.engine.messages import MAX_WORKERS
 from feedline.errors import UsageError
 
 __all__ = ["Changes"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from feedline.diagnose.finding import count
 from feedline.diagnose.step_load import Limit, StepLoad, with_workers
-from feedline.engine.heartbeat import MAX_WORKERS
+from feedline.engine.messages import MAX_WORKERS
 from feedline.errors import UsageError
 from feedline.forecast.changes import Changes
 from feedline.forecast.rates import Rates, rates_at

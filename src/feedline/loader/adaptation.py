@@ -23,7 +23,7 @@ from feedline.control.decision import SettingChange, What
 from feedline.control.limits import WorkerLimits
 from feedline.control.room import Room
 from feedline.control.window import StepWindow, error_of
-from feedline.engine.defaults import WORKER_BYTES
+from feedline.engine.start_pool import WORKER_BYTES
 from feedline.engine.tasks import LiveSettings
 from feedline.loader.batch_stream import BatchStream
 from feedline.loader.engines import Engine
@@ -148,7 +148,7 @@ class Adaptation:
             seconds=self._passed_ns / 1e9,
             wait_s=self._waited_ns / 1e9,
             workers=live.workers,
-            prefetch=0 if engine.shares_batches else live.usual,
+            prefetch=0 if engine.shares_batches else live.default_ahead,
             task_ms=live.task_ns / 1e6 if engine.shares_batches else 0.0,
             error=error_of(self._steps_ns),
         )

@@ -16,9 +16,9 @@ from typing import Any, TypeGuard
 import torch
 from torch.utils.data import default_collate
 
-from feedline.engine.defaults import auto_workers, own_memory_bytes
-from feedline.engine.heartbeat import MAX_WORKERS
+from feedline.engine.messages import MAX_WORKERS
 from feedline.engine.normalise import BatchTransform, PixelTransform
+from feedline.engine.start_pool import auto_workers, own_memory_bytes
 from feedline.errors import DatasetError, UsageError
 from feedline.order.batch_spec import TASK_NS
 from feedline.order.planned_order import window_size

@@ -21,8 +21,8 @@ from torch.utils.data import Dataset, Sampler
 
 from feedline.control.decision import SettingChange
 from feedline.engine.normalise import BatchTransform, PixelTransform
-from feedline.engine.source import Source
-from feedline.engine.start_method import taking_arguments
+from feedline.engine.start_pool import taking_arguments
+from feedline.engine.worker import Source
 from feedline.loader.argument_checks import Arguments, is_native
 from feedline.loader.epoch_iterator import EpochIterator, LoaderState
 from feedline.loader.explain import explain

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch.utils.data import Subset, TensorDataset, default_collate
 
-from feedline.engine.attribute_snapshot import AttributeSnapshot, take_snapshot
+from feedline.engine.attribute_snapshot import AttributeSnapshot
 from feedline.engine.buffers import batch_bytes
 from feedline.engine.normalise import DeviceTransforms, ValueTable
-from feedline.engine.source import Source
+from feedline.engine.worker import Source
 from feedline.errors import UsageError
 from feedline.loader.argument_checks import check_still, own_source
 from feedline.loader.cache_filling import CacheContents, CacheFilling, cache_contents
@@ -423,7 +423,7 @@ class CurrentChoice:
         """
         copies = filling.reads_copies(lambda: choose_engine(options).cache_contents)
         before = self._outline
-        now = take_snapshot(*choice_inputs(options), copies, before=before, whole=whole)
+        now = AttributeSnapshot(*choice_inputs(options), copies, before=before, whole=whole)
         changed = None if before is None else now.change_from(before)
         if self._choice is None or changed is not None:
             opened = (lambda: self._open_cache(options.cache)) if copies else None

@@ -256,7 +256,7 @@ class WorkerEngine(Engine):
     @property
     def under_way(self) -> int:
         """Number of batches in flight."""
-        return self.feed.under_way + len(self._ahead)
+        return self.feed.in_flight + len(self._ahead)
 
     @property
     def pids(self) -> dict[int, int]:
@@ -280,7 +280,7 @@ class WorkerEngine(Engine):
 
     def spent(self) -> dict[int, StageTimings]:
         """Time per stage of each worker, by worker id."""
-        return self.feed.spent()
+        return self.feed.stage_timings()
 
     def begin(self, restart: bool) -> None:
         """Begin an iteration at the position."""
@@ -336,7 +336,7 @@ class WorkerEngine(Engine):
         """Start again with new workers after an interrupted operation."""
         if self._disturbed:
             self._forget_ahead()
-            self.feed.restart(self._position.upcoming())
+            self.feed.start(self._position.upcoming(), new_workers=True)
             self._disturbed = False
 
     def apply(self, **changes: int | None) -> None:

@@ -10,8 +10,8 @@ from feedline.diagnose.facts import summarise_run
 from feedline.diagnose.finding import Thresholds
 from feedline.diagnose.gains import step_load
 from feedline.diagnose.step_load import StepLoad
-from feedline.engine.defaults import slots_for
-from feedline.engine.worker_setup import describe_generators
+from feedline.engine.generators import describe_generators
+from feedline.engine.tasks import slots_for
 from feedline.forecast.rates import PoolRate, Rates
 from feedline.forecast.schedule import break_even, forecast
 from feedline.loader.argument_checks import own_source

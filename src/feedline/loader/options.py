@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from feedline.engine.defaults import DEFAULT_PREFETCH, DEFAULT_PREFETCH_FACTOR, slots_for
 from feedline.engine.devices import resolve_device
 from feedline.engine.normalise import DeviceTransforms, Normalise
-from feedline.engine.start_method import default_start_method
+from feedline.engine.start_pool import default_start_method
+from feedline.engine.tasks import DEFAULT_PREFETCH, DEFAULT_PREFETCH_FACTOR, slots_for
 from feedline.errors import UsageError
 from feedline.loader.argument_checks import (
     Arguments,

@@ -20,8 +20,7 @@ import numpy as np
 import torch
 
 from feedline.engine.buffers import batch_bytes
-from feedline.engine.heartbeat import HEARTBEAT_BYTES, heartbeat_table
-from feedline.engine.messages import Failure, Report, RowTask
+from feedline.engine.messages import HEARTBEAT_BYTES, Failure, Report, RowTask, heartbeat_table
 from feedline.engine.worker import fill
 from feedline.loader.engine_choice import EngineChoice, cache_of
 from feedline.loader.options import CurrentOptions

@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 import torch
 
-from feedline.engine.heartbeat import MAX_WORKERS
+from feedline.engine.messages import MAX_WORKERS
 from feedline.errors import UsageError
 from feedline.loader.argument_checks import Arguments
 from feedline.stores.read_file import read_small

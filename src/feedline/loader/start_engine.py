@@ -8,27 +8,28 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from math import inf
 from typing import Any
 
 from torch.utils.data import Subset
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from feedline.engine.accelerator_transfer import AcceleratorTransfer
-from feedline.engine.batch_layout import WholeBatchTransfer
 from feedline.engine.buffers import BatchBuffers, RowBuffers, WholeBatchBuffers
-from feedline.engine.dataset_fetch import DatasetFetcher
-from feedline.engine.defaults import ROW_TIMEOUT_S, slots_for
-from feedline.engine.device_transfer import DeviceTransfer, HostTransfer, Tensors
+from feedline.engine.dataset_fetch import DatasetFetcher, SourceWithInit, WorkerInit
+from feedline.engine.device_transfer import (
+    AcceleratorTransfer,
+    DeviceTransfer,
+    HostTransfer,
+    Tensors,
+    WholeBatchTransfer,
+)
 from feedline.engine.devices import TorchAccelerator, register_memory, should_pin
 from feedline.engine.feed import Feed
 from feedline.engine.messages import HUNG
 from feedline.engine.pool import WorkerPool
-from feedline.engine.source import Source
-from feedline.engine.start_method import start_pool
-from feedline.engine.tasks import BatchTasks, InFlightBatch, LiveSettings, RowTasks
+from feedline.engine.start_pool import start_pool
+from feedline.engine.tasks import BatchTasks, InFlightBatch, LiveSettings, RowTasks, slots_for
+from feedline.engine.worker import Source
 from feedline.engine.worker_errors import describe_sample
-from feedline.engine.worker_setup import SourceWithInit, WorkerInit
 from feedline.errors import ImageError, SampleError
 from feedline.loader.engine_choice import EngineChoice
 from feedline.loader.engines import Engine, InProcessEngine, Skipped, WorkerEngine
@@ -185,8 +186,7 @@ def _build_row_engine(
                 prefetch=options.prefetch,
                 task_ns=options.task_ns,
             ),
-            timeout_s=options.timeout_s or ROW_TIMEOUT_S,
-            deadline_s=options.timeout_s or inf,
+            timeout_s=options.timeout_s,
             ahead=options.workers > 0,
             sample=partial(describe_row, source),
         )
@@ -199,7 +199,7 @@ def _build_row_engine(
                 slots,
                 choice.on_device,
                 TorchAccelerator(options.device),
-                register_memory(pool.block, options.device),
+                partial(register_memory, pool.block, options.device),
                 form,
             )
         else:
@@ -236,7 +236,7 @@ def _build_batch_engine(
     )
     with _close_on_error(pool):
         slots = WholeBatchBuffers(0)
-        tasks = BatchTasks(slots, kept=_KEPT_BY_USER, shares_memory=pool.shares_memory)
+        tasks = BatchTasks(slots, held=_KEPT_BY_USER, shares_memory=pool.shares_memory)
         live = LiveSettings(
             workers=options.workers,
             prefetch_factor=options.prefetch_factor,
@@ -247,8 +247,7 @@ def _build_batch_engine(
             tasks,
             pool,
             live,
-            timeout_s=options.timeout_s or ROW_TIMEOUT_S,
-            deadline_s=options.timeout_s or inf,
+            timeout_s=options.timeout_s,
             in_order=options.in_order,
             replaces=False,  # a user's sample may take as long as it likes
             sample=partial(describe_sample, options.dataset),

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from feedline.engine.process import interrupt_held
+from feedline.engine.process import block_interrupt
 from feedline.errors import ResourceError, UsageError
 from feedline.loader.argument_checks import worker_count
 from feedline.order.schedule import Phase
@@ -120,7 +120,7 @@ class TunableTorchLoader:
             try:
                 # During a fork Ctrl-C is lost, or raised in the child, which then continues as a
                 # copy of this program. Workers ignore it; `_stop` ends them.
-                with interrupt_held():
+                with block_interrupt():
                     self._batches = iter(loader)
             except OSError as error:  # of fork, or of the pipes to it
                 raise ResourceError(

@@ -1,0 +1,216 @@
+"""Generators that a dataset and its transforms own: found, seeded and restored.
+
+The global random states are seeded for each batch (`feedline.randomness`); so are the generators
+that a dataset and its transforms own, which would otherwise give equal batches in two workers, and
+other batches on another number of workers.
+Guarantees: after `seed_generators(generators, seed)` each depends on `seed` and on its place in the
+list alone; `seed_generators_temporarily` restores them at the end of the `with seeded(...)`, also
+after an exception. No user code runs during the search.
+
+albumentations is never imported. Its `set_random_seed` would not work: it seeds each transform of a
+Compose with the same number, so a vertical and a horizontal flip would always coincide.
+
+Relies on: `attribute_snapshot` for what can be reached; `find_generators` documents its limits.
+albumentations' transforms store their random state in attributes.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from feedline.engine.attribute_snapshot import class_of_any, walk
+from feedline.order.seeds import extend
+from feedline.randomness import put_back_later
+
+__all__ = [
+    "DatasetGenerator",
+    "describe_generators",
+    "find_generators",
+    "seed_generators",
+    "seed_generators_temporarily",
+]
+
+_GENERATORS = 3
+"""Constant that separates these seeds from those of the global states."""
+_MAX_DEPTH = 16
+_numpy: Any = np.random  # its stubs leave functions out
+
+
+class _GeneratorKind(NamedTuple):
+    """Functions for one kind of generator."""
+
+    name: str
+    seed: Callable[[Any, int], object]  # from 64 bits
+    state: Callable[[Any], Any]
+    restore: Callable[[Any, Any], object]
+
+
+@dataclass(frozen=True)
+class DatasetGenerator:
+    """A generator, its kind and its path from the dataset."""
+
+    path: str
+    kind: _GeneratorKind
+    generator: Any
+
+
+def find_generators(dataset: object, collate_fn: object = None) -> list[DatasetGenerator]:
+    """Find the generators of a dataset, of its parts, and of a `collate_fn`, in a fixed order.
+
+    Searches attributes, slots and class attributes, lists, tuples and dicts of at most 1000
+    entries, and values bound by functions and partials, down to 16 steps from the dataset and among
+    at most 10,000 objects, the nearest first. A generator with two paths is found once. Globals of
+    a module, and the fields of a C extension's object, are out of reach.
+    """
+    generators: list[DatasetGenerator] = []
+    seen = {id(each) for each in _global_states()}
+    roots = ("dataset", dataset), ("collate_fn", collate_fn)
+    for path, thing in walk(*roots, is_leaf=_kind_of, max_depth=_MAX_DEPTH):
+        if type(thing) is np.random.Generator:
+            thing = thing.bit_generator  # all its state, which several Generators may share
+        kind = _kind_of(thing)
+        if kind is not None and id(thing) not in seen:
+            seen.add(id(thing))
+            generators.append(DatasetGenerator(path, kind, thing))
+    return generators
+
+
+def describe_generators(dataset: object, collate_fn: object = None) -> list[str]:
+    """Describe the generators found, e.g. "dataset.transform.rng (numpy Generator)"."""
+    return [f"{each.path} ({each.kind.name})" for each in find_generators(dataset, collate_fn)]
+
+
+def seed_generators(generators: Sequence[DatasetGenerator], seed: int) -> None:
+    """Seed each generator with its own stream, from 64 bits."""
+    seed = extend(seed, _GENERATORS)
+    for place, each in enumerate(generators):
+        each.kind.seed(each.generator, extend(seed, place))
+
+
+def seed_generators_temporarily(generators: Sequence[DatasetGenerator], seed: int) -> None:
+    """Seed generators within a `seeded`, and restore them at its end."""
+    for each in generators:
+        put_back_later(partial(each.kind.restore, each.generator, each.kind.state(each.generator)))
+    if generators:
+        seed_generators(generators, seed)
+
+
+def _global_states() -> tuple[object, ...]:
+    """Global generators, which are seeded in any case."""
+    python = random.seed.__self__  # type: ignore[attr-defined]
+    return (python, torch.default_generator, _numpy.mtrand._rand, _numpy.get_bit_generator())
+
+
+def _kind_of(thing: Any) -> _GeneratorKind | None:
+    kind: type = type(thing)
+    if kind is np.random.RandomState and type(thing._bit_generator) is not np.random.MT19937:
+        return None  # only that one can be seeded through it
+    if kind is torch.Generator:
+        return _TORCH if thing.device.type == "cpu" else None
+    if kind in _KINDS:
+        return _KINDS[kind]
+    return _ALBUMENTATIONS if class_of_any(thing, _albumentations_classes()) else None
+
+
+def _seed_bits(bits: Any, seed: int) -> None:
+    bits.state = type(bits)(seed).state
+
+
+def _seed_random_state(state: np.random.RandomState, seed: int) -> None:
+    state.seed(seed & 0xFFFFFFFF)
+
+
+def _seed_torch(generator: torch.Generator, seed: int) -> None:
+    generator.manual_seed(seed & (1 << 63) - 1)
+
+
+_MISSING: Any = object()
+
+
+def _albumentations_classes() -> tuple[type, ...]:
+    """Classes with generators of their own; none if albumentations is not imported.
+
+    Releases before 1.4.19 draw from the global random states, and have none.
+    """
+    module = sys.modules.get("albumentations")
+    if module is None:
+        return ()
+    kinds = [vars(module).get(name) for name in ("BaseCompose", "BasicTransform")]
+    return tuple(
+        kind for kind in kinds if isinstance(kind, type) and hasattr(kind, "set_random_state")
+    )
+
+
+def _seed_albumentations(outermost: Any, number: int) -> None:
+    python = random.Random(extend(number, 1))
+    outermost.set_random_state(np.random.default_rng(number), python)
+
+
+def _albumentations_state(outermost: Any) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Attributes of each transform within, and the values that seeding changes, in any release."""
+    kinds = _albumentations_classes()
+    within = [vars(part) for _, part in walk(("", outermost)) if class_of_any(part, kinds)]
+    before = [dict(attributes) for attributes in within]
+    try:
+        _seed_albumentations(outermost, 0)
+    finally:
+        state = [
+            (now, {k: had.get(k, _MISSING) for k in {**had, **now} if _differs(had, now, k)})
+            for now, had in zip(within, before, strict=True)
+        ]
+        _restore_albumentations(outermost, state)
+    return state
+
+
+def _differs(before: dict[str, Any], now: dict[str, Any], name: str) -> bool:
+    return before.get(name, _MISSING) is not now.get(name, _MISSING)
+
+
+def _restore_albumentations(_: object, state: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    for attributes, had in state:
+        for name, value in had.items():
+            if value is _MISSING:
+                attributes.pop(name, None)
+            else:
+                attributes[name] = value
+
+
+_BITS = _GeneratorKind(
+    "numpy Generator",
+    _seed_bits,
+    lambda bits: bits.state,
+    lambda bits, state: setattr(bits, "state", state),
+)
+_STATE = _GeneratorKind(
+    "numpy RandomState",
+    _seed_random_state,
+    lambda thing: thing.get_state(legacy=False),
+    lambda thing, state: thing.set_state(state),
+)
+_PYTHON = _GeneratorKind(
+    "random.Random", random.Random.seed, random.Random.getstate, random.Random.setstate
+)
+_TORCH = _GeneratorKind(
+    "torch Generator", _seed_torch, torch.Generator.get_state, torch.Generator.set_state
+)
+_ALBUMENTATIONS = _GeneratorKind(
+    "albumentations", _seed_albumentations, _albumentations_state, _restore_albumentations
+)
+# Exactly these: a class derived from them may do anything, as random.SystemRandom does.
+_KINDS: dict[type, _GeneratorKind] = {
+    np.random.RandomState: _STATE,
+    random.Random: _PYTHON,
+    np.random.MT19937: _BITS,
+    np.random.PCG64: _BITS,
+    np.random.PCG64DXSM: _BITS,
+    np.random.Philox: _BITS,
+    np.random.SFC64: _BITS,
+}

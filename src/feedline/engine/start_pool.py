@@ -1,0 +1,200 @@
+"""Start of a worker pool: number of workers, memory, and the pool for a start method.
+
+The numbers need neither torch nor a running pool: commands that describe a loader before it exists
+use the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import logging
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import cast
+
+from feedline.engine.messages import HEARTBEAT_BYTES, MAX_WORKERS
+from feedline.engine.pool import UNGUARDED, InProcessPool, WorkerPool
+from feedline.engine.pool_portable import PortablePool
+from feedline.engine.process import UNGUARDED_STATUS, WORKER_NAME, importing_script, in_worker
+from feedline.engine.shared_memory import require_memory
+from feedline.engine.worker import AnySource, Source
+from feedline.errors import UsageError
+from feedline.system import available_memory_bytes, local_processes, usable_cores
+
+__all__ = [
+    "WORKER_BYTES",
+    "auto_workers",
+    "default_start_method",
+    "own_memory_bytes",
+    "pool_bytes",
+    "start_pool",
+    "taking_arguments",
+]
+
+# The measured proportional set size of a worker that decodes and resizes images is 30 to 60 MB.
+WORKER_BYTES = 64 << 20
+_MEMORY_SHARE = 0.5  # of the available memory, as for a running pool that grows
+
+_METHODS = ("fork", "forkserver", "spawn")
+
+_log = logging.getLogger("feedline")
+
+
+def auto_workers(
+    cores: int | None = None, *, available_bytes: int | None = None, batches_bytes: int = 0
+) -> int:
+    """Initial number of workers for `num_workers="auto"`.
+
+    One per core up to 5 cores, because the training loop mostly waits. From 6 cores on, one core is
+    left to the loop; from 16 on, one more to threads that launch kernels and copy. Fewer, but at
+    least one, if half of the memory cannot hold the batches and the workers. GPU memory does not
+    matter: it holds two batches for any number of workers. This is a rule of thumb that
+    measurements of the training refine (see `control`).
+
+    Args:
+        cores: cores this process may use; None reads them from the machine.
+        available_bytes: memory available to this process; None if unknown.
+        batches_bytes: memory of the batches, as far as known.
+    """
+    cores = usable_cores() if cores is None else cores
+    most = min(cores - (cores >= 6) - (cores >= 16), MAX_WORKERS)
+    if available_bytes is not None:
+        most = min(most, (int(_MEMORY_SHARE * available_bytes) - batches_bytes) // WORKER_BYTES)
+    return max(1, most)
+
+
+def own_memory_bytes() -> int | None:
+    """Memory available to this process, one of several that train here; None if unknown."""
+    try:
+        return available_memory_bytes() // local_processes()
+    except OSError:
+        return None
+
+
+def pool_bytes(workers: int, slots_bytes: int) -> int:
+    """Memory of a worker pool, in bytes; it is not started if less is available."""
+    return HEARTBEAT_BYTES + slots_bytes + workers * WORKER_BYTES
+
+
+_receives_arguments = ContextVar("_receives_arguments", default=False)
+
+
+@contextlib.contextmanager
+def taking_arguments() -> Iterator[None]:
+    """Context manager: a new process is receiving its arguments, not importing its script.
+
+    multiprocessing does not distinguish the two, and allows no child process in either.
+    """
+    before = _receives_arguments.set(True)
+    try:
+        yield
+    finally:
+        _receives_arguments.reset(before)
+
+
+def default_start_method() -> str:
+    """Best start method of this platform: "forkserver" or "spawn"."""
+    return "forkserver" if sys.platform == "linux" else "spawn"
+
+
+def start_pool(
+    source: AnySource,
+    *,
+    slots_bytes: int,
+    workers: int,
+    method: str | None,
+    runs_user_code: bool = False,
+) -> WorkerPool:
+    """Start a worker pool.
+
+    Args:
+        source: makes rows or whole batches.
+        slots_bytes: memory of all slots; whole batches need none here.
+        workers: number of workers; 0 works in this process.
+        method: "forkserver", "spawn", "fork" (workers are forks of this process: nothing is
+            pickled, but locks keep their current state), or None for the platform's best.
+        runs_user_code: see `Payload`.
+
+    Raises:
+        UsageError: an argument is out of range, the source cannot be pickled, or this process is
+            itself a worker.
+        ResourceError: not enough memory.
+    """
+    method = method or default_start_method()
+    if method not in _METHODS:
+        raise UsageError(
+            f"must be None or one of {_METHODS}, got {method!r}", argument="start_method"
+        )
+    if method != "spawn" and default_start_method() != "forkserver":
+        raise UsageError(f"{method!r} needs Linux; use None", argument="start_method")
+    if not 0 <= workers <= MAX_WORKERS:
+        raise UsageError(f"must be from 0 to {MAX_WORKERS}, got {workers}", argument="num_workers")
+    require_memory(
+        pool_bytes(workers, slots_bytes),
+        f"a loader of {workers} workers with {slots_bytes / 2**20:,.0f} MiB of batches",
+        "use fewer num_workers, a smaller batch_size, image size or prefetch",
+    )
+    if workers == 0:
+        return InProcessPool(cast(Source, source), slots_bytes)
+    _check_process(method, workers)
+    pool: WorkerPool
+    if method != "spawn" and _has_fork_server_calls():
+        # Imported here because fcntl does not exist on every platform.
+        from feedline.engine.pool_linux import LinuxPool
+
+        forked = method == "fork"
+        pool = LinuxPool(source, slots_bytes, runs_user_code=runs_user_code, forked=forked)
+    else:
+        pool = PortablePool(source, slots_bytes)
+    try:
+        pool.resize(workers)
+    except BaseException:
+        pool.close()
+        raise
+    return pool
+
+
+def _check_process(method: str, workers: int) -> None:
+    """Raise UsageError if this process cannot start workers, because it is a worker itself."""
+    process = multiprocessing.current_process()
+    is_starting = getattr(process, "_inheriting", False)
+    if is_starting and _receives_arguments.get() and method == "spawn":
+        raise UsageError(
+            "a loader with spawned workers cannot be an argument of a process: build it in that "
+            'process, or use start_method="forkserver" if available'
+        )
+    if in_worker() or (is_starting and not _receives_arguments.get()):
+        if not importing_script():
+            raise UsageError(
+                f"a loader with num_workers={workers} was built inside a worker process, by the "
+                "dataset or a function of the loader; workers cannot start workers. Build it in "
+                "the training process, or use num_workers=0"
+            )
+        if is_starting and process.name == WORKER_NAME:
+            os._exit(UNGUARDED_STATUS)  # the trainer raises the error, once for all workers
+        raise UsageError(UNGUARDED)
+
+
+@functools.cache
+def _has_fork_server_calls() -> bool:
+    """Return True if this system has the calls of `LinuxPool`; a sandbox may refuse them."""
+    call = "SEQPACKET sockets"
+    try:
+        for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET):
+            end.close()
+        call = "memfd_create"
+        os.close(os.memfd_create("feedline", os.MFD_CLOEXEC))
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+            return True  # starting the pool raises the error
+        _log.warning(
+            'workers start with the slower "spawn": this system refuses %s (%s)', call, error
+        )
+        return False
+    return True
