@@ -168,7 +168,7 @@ def test_batches_are_the_same_with_any_depth_and_pieces(kind: str) -> None:
             assert list(dict.fromkeys(seen)) == [(1, 50), (1, 2), (2, 2), (2, 50), (2, 7.5)]
             assert script.limits.for_each == 0
         else:
-            assert live.usual == value
+            assert live.default_ahead == value
             assert list(dict.fromkeys(seen)) == [(1, 2), (1, 12), (2, 12), (2, 4), (2, 30)]
             assert (script.limits.for_each, script.limits.batches > 0) == (2, True)
         assert any(window.tasks for window in script.windows)
@@ -185,11 +185,11 @@ def test_what_was_found_lives_on_with_other_workers_and_is_no_copys() -> None:
         assert not loader.worker_pids  # they ended with the epoch
         batches = iter(loader)
         next(batches)
-        assert loader._state.stream.engine.live.usual == 12  # type: ignore[union-attr]
+        assert loader._state.stream.engine.live.default_ahead == 12  # type: ignore[union-attr]
         assert "2 batches per worker (prefetch_factor), at least 12" in loader.explain()
         assert pickle.loads(pickle.dumps(loader))._state.ahead == 0
         loader.prefetch_factor = 3
-        assert loader._state.stream.engine.live.usual == 3  # type: ignore[union-attr]
+        assert loader._state.stream.engine.live.default_ahead == 3  # type: ignore[union-attr]
 
 
 @pytest.mark.usefixtures("often")
