@@ -407,10 +407,10 @@ def local_instance() -> Any:
         (lambda: partial(as_it_is, lambda: 0), "dataset.held.args[0]", AT_THE_TOP),
         (threading.Lock, "dataset.held", LEFT_OUT),
         (lambda: {"all": [1, sys.__stderr__]}, "dataset.held['all'][1]", LEFT_OUT),
-        (lambda: iter(i for i in range(3)), "dataset.held", "A generator belongs.*" + LEFT_OUT),
+        (lambda: iter(i for i in range(3)), "dataset.held", "Create the generator " + LEFT_OUT),
         (lambda: threading, "dataset.held", LEFT_OUT),
         (lambda: Choosy(threading.Lock()), "dataset.held.kept", LEFT_OUT),
-        (lambda: Choosy(None), "dataset.held", "__getstate__ raised LookupError: nothing kept"),
+        (lambda: Choosy(None), "dataset.held", "LookupError: nothing kept"),
     ],
 )
 def test_what_does_not_pickle_is_named_with_what_helps(

@@ -197,7 +197,7 @@ def test_without_workers_a_generator_is_afterwards_what_it_was() -> None:
     assert len(found) == 6
 
     def states() -> list[str]:
-        return [repr(plain(own.kind.state(own.thing))) for own in found]
+        return [repr(plain(own.kind.state(own.generator))) for own in found]
 
     before = states()
     with DataLoader(data, BATCH, seed=3) as loader:
