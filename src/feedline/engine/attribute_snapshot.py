@@ -30,7 +30,7 @@ from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.sharedctypes import SynchronizedBase
 from multiprocessing.synchronize import Event
 from operator import is_
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -92,6 +92,15 @@ def _identical(one: Any, other: Any) -> bool:
     return len(one) == len(other) and all(map(is_, one, other))
 
 
+_Path: TypeAlias = "tuple[_Path | None, str]"
+"""Path of the holder, and a name; formatted only if the value has changed."""
+
+
+def _path_text(path: _Path) -> str:
+    holder, name = path
+    return name if holder is None else f"{_path_text(holder)}.{name}"
+
+
 class AttributeSnapshot:
     """Values of a dataset and their paths, to compare with a later snapshot one by one.
 
@@ -113,14 +122,14 @@ class AttributeSnapshot:
         whole: bool = True,
     ) -> None:
         self._values: list[object] = []
-        self._paths: list[str] = []
+        self._paths: list[_Path] = []
         self._entries: dict[int, _Entries] = {}  # by the ids of lists compared at any length
         self._earlier = {} if before is None else before._entries
         self._whole = whole
         self._seen: set[int] = set()
-        self._add_attributes(dataset, "dataset")
+        self._add_attributes(dataset, (None, "dataset"))
         for other in others:
-            self._add(other, "the loader's settings")
+            self._add(other, (None, "the loader's settings"))
         del self._earlier
 
     def __eq__(self, other: object) -> bool:
@@ -132,23 +141,20 @@ class AttributeSnapshot:
         """Path of the first difference from an earlier snapshot; None if there is none."""
         for path, one, other in zip(self._paths, self._values, before._values, strict=False):
             if not _same(one, other):
-                return path
+                return _path_text(path)
         shorter, longer = sorted((self._paths, before._paths), key=len)
-        return longer[len(shorter)] if len(longer) > len(shorter) else None
+        return _path_text(longer[len(shorter)]) if len(longer) > len(shorter) else None
 
-    def _note(self, value: object, path: str) -> None:
-        try:
-            self._values.append(weakref.ref(value))
-        except TypeError:
-            self._values.append(value)
+    def _note(self, value: object, path: _Path) -> None:
+        self._values.append(_reference(value))
         self._paths.append(path)
 
-    def _add_attributes(self, thing: object, path: str) -> None:
+    def _add_attributes(self, thing: object, path: _Path) -> None:
         """Record all attributes of a dataset or a transform."""
         self._seen.add(id(thing))
         long_lists = _long_lists(type(thing))
         for name, value in attributes(thing):
-            attribute_path = f"{path}.{name}"
+            attribute_path = path, name
             self._note(name, attribute_path)
             if name in long_lists and _has_entries(value):
                 self._note(value, attribute_path)
@@ -156,7 +162,7 @@ class AttributeSnapshot:
             else:
                 self._add(value, attribute_path)
 
-    def _add_entries(self, listed: Any, path: str) -> None:
+    def _add_entries(self, listed: Any, path: _Path) -> None:
         key = id(listed)
         if key not in self._entries:
             entries = self._earlier.get(key)
@@ -166,7 +172,7 @@ class AttributeSnapshot:
             self._values.append(entries)
             self._paths.append(path)
 
-    def _add(self, thing: Any, path: str, *, deeper: bool = True) -> None:
+    def _add(self, thing: Any, path: _Path, *, deeper: bool = True) -> None:
         """Record a value and its entries; `deeper`: also the attributes of plain objects."""
         self._note(thing, path)
         kind = type(thing)
@@ -194,7 +200,16 @@ class AttributeSnapshot:
             self._seen.add(id(thing))
             for name, value in attributes(thing):
                 if not name.startswith("_"):
-                    self._add(value, f"{path}.{name}", deeper=False)
+                    self._add(value, (path, name), deeper=False)
+
+
+def _reference(value: object) -> object:
+    if type(value) in _BY_VALUE:
+        return value
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return value
 
 
 def _same(one: object, other: object) -> bool:
