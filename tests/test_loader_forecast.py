@@ -1,4 +1,4 @@
-"""The line "forecast" of `explain()`: after some training, and from rows made for it."""
+"""The line "forecast" of `explain()`, after some training."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from feedline import DataLoader, ImageArray, ImageFolder
 FORECAST = re.compile(r"(?m)^forecast    (.*)$")
 
 
-def said(loader: DataLoader[Any], **options: Any) -> str:
-    found = FORECAST.findall(loader.explain(**options))
+def said(loader: DataLoader[Any]) -> str:
+    found = FORECAST.findall(loader.explain())
     return found[0] if found else ""
 
 
@@ -37,30 +37,14 @@ def test_what_was_trained_says_what_each_phase_needs() -> None:
         both = said(loader)
         assert "not measured" not in both
         assert re.search(r"; 3 epochs of 400 images take .*; all at 16 px .* as long$", both)
-        assert loader.explain(measure=True).startswith(loader.explain().partition("forecast")[0])
 
 
 def test_without_a_schedule_or_enough_steps_nothing_is_said(jpeg_folder: Path) -> None:
     with DataLoader(images(), 8, image_size=8, num_workers=1) as loader:
         for _ in loader:
             pass
-        assert said(loader) == said(loader, measure=True) == ""
+        assert said(loader) == ""
     with DataLoader(ImageFolder(jpeg_folder), 4, schedule="8x1,16x1", num_workers=0) as loader:
         for _ in loader:
             pass
         assert said(loader) == ""
-
-
-def test_rows_made_for_it_say_which_steps_are_kept_up_with() -> None:
-    with DataLoader(images(), 8, schedule="8x1,16x1@4", num_workers=2) as loader:
-        assert said(loader) == ""
-        assert re.fullmatch(
-            r"2 workers keep up with steps of at least [\d.]+ ms at 8 px \(batches of 8\), "
-            r"[\d.]+ ms at 16 px \(batches of 4\); .* 4\.0 times .* \d+\.\d times as many",
-            said(loader, measure=True),
-        )
-    with DataLoader(images(), 8, schedule="8x1", num_workers=0) as loader:
-        found = said(loader, measure=True)
-        assert re.fullmatch(
-            r"without workers each step waits for [\d.]+ ms at 8 px \(batches of 8\)", found
-        )

@@ -406,3 +406,9 @@ def test_throttling_of_cgroup_v1_is_in_nanoseconds(machine: Machine) -> None:
 def test_without_a_quota_that_counts_throttling_is_unknown(machine: Machine, stat: str) -> None:
     machine({"/proc/self/cgroup": "0::/", f"{V2}/cpu.stat": stat})
     assert throttled_s() is None
+
+
+def test_four_fifths_of_the_memory_may_hold_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = MemoryLimits(machine=2000, limit=None, available=1000)
+    monkeypatch.setattr(system, "memory_limits", lambda: limits)
+    assert system.cacheable_memory_bytes() == 800

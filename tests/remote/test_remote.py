@@ -459,17 +459,3 @@ def test_any_protocol_of_fsspec_serves(caches: Path, tmp_path: Path, protocol: s
         url = "memory://cache"
     data = ImageFolder(url, local_dir=tmp_path)
     assert same(batches(data), batches(ImageFolder(caches / "jpeg")))
-
-
-def test_what_a_remote_cache_gives_is_predicted_beside_an_iteration(
-    remote: ImageFolder, caches: Path
-) -> None:
-    expected = batches(ImageFolder(caches / "jpeg"))
-    with DataLoader(remote, 16, **OPTIONS) as loader:
-        found = []
-        for images, labels in loader:
-            found.append((images.clone(), labels.clone()))
-            said = loader.explain(measure=True)
-            assert "\npredicted   24 px " in said
-            assert "\npage cache  24 px JPEG q95 0.00 GB fits: it is read once (" in said
-    assert same(found, expected)

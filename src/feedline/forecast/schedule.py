@@ -20,7 +20,7 @@ from feedline.forecast.text import align_columns, duration, phase_name, wrap_tex
 from feedline.forecast.what_if import LevelRates, PhasePrediction, what_if
 from feedline.order.schedule import Phase, Schedule, is_count
 
-__all__ = ["Forecast", "PhaseForecast", "break_even", "forecast"]
+__all__ = ["Forecast", "PhaseForecast", "forecast"]
 
 
 _KEEPS_UP = 1.02  # ratio of a batch's time to the step's, up to which workers keep up
@@ -303,32 +303,3 @@ class PhaseForecast:
             share = self.cores / self.needed_cores
             needed += f", or a cache whose copies need at most {share:.0%} of the work of an image"
         return needed
-
-
-def break_even(measured: Sequence[Rates]) -> str:
-    """Describe the shortest step without data wait, from the work of batches alone.
-
-    Args:
-        measured: work of a batch in each phase.
-    """
-    steps = dict.fromkeys(
-        f"{each.now.step_ms:.{1 if each.now.step_ms < 9.95 else 0}f} ms "
-        + (f"at {each.size} px " if each.size else "")
-        + f"(batches of {each.rows:.0f})"
-        for each in measured
-    )
-    workers = measured[0].now.load.workers
-    if not workers:
-        return f"without workers each step waits for {', '.join(steps)}"
-    keep = "worker keeps" if workers == 1 else "workers keep"
-    text = f"{workers} {keep} up with steps of at least {', '.join(steps)}"
-    first, last = (end(measured, key=lambda each: each.size or 0) for end in (min, max))
-    if first.size and last.size and first.size < last.size:
-        trained = (last.size / first.size) ** 2
-        loaded = first.per_s(first.now.step_ms) / last.per_s(last.now.step_ms)
-        text += (
-            f"; if the step time is proportional to the pixels, the step needs {trained:.1f} times "
-            f"as many images/s at {first.size} px as at {last.size} px, and loading reaches "
-            f"{loaded:.1f} times as many"
-        )
-    return text

@@ -519,24 +519,14 @@ class DataLoader(TorchDataLoader[_T]):
         """Recorder of the run."""
         return self._state.recording.recorder
 
-    def explain(self, *, measure: bool = False) -> str:
+    def explain(self) -> str:
         """Describe how the current dataset will be loaded, one fact per line.
 
-        With a schedule and a training that ran for a while, or with `measure=True`, it includes an
-        estimate of what each phase needs.
-
-        Args:
-            measure: also predict images/s for each size of the schedule, if feedline makes the rows
-                itself: makes up to 100 rows of each size in this process, spread over the dataset,
-                in about a second. For a cache it also tells whether memory holds what the phases
-                read. Changes neither random states nor a current iteration.
-
-        Example:
-            >>> print(loader.explain(measure=True))                               # doctest: +SKIP
+        With a schedule, and after a training has run for a while, it includes an estimate of what
+        each phase needs.
         """
         choice = self._state.stream.choice()
-        options = self._state.current_options()
-        return explain(options, choice, self.memory_bytes, self.run, measure=measure)
+        return explain(self._state.current_options(), choice, self.memory_bytes, self.run)
 
     @property
     def memory_bytes(self) -> int:

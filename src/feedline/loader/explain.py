@@ -1,7 +1,7 @@
 """Description of how a loader will work, as text.
 
 With a schedule it includes an estimate of what each phase will need, from the loader's measured
-steps or rows; sizes that were not trained yet are marked as estimated from those that were.
+steps; sizes that were not trained yet are marked as estimated from those that were.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 from feedline.diagnose.facts import summarise_run
 from feedline.diagnose.finding import Thresholds
 from feedline.diagnose.gains import step_load
-from feedline.diagnose.step_load import StepLoad
 from feedline.engine.generators import describe_generators
 from feedline.engine.tasks import slots_for
 from feedline.forecast.rates import PoolRate, Rates
-from feedline.forecast.schedule import break_even, forecast
+from feedline.forecast.schedule import forecast
 from feedline.loader.argument_checks import own_source
 from feedline.loader.engine_choice import (
     REFRESH,
@@ -24,111 +23,19 @@ from feedline.loader.engine_choice import (
     workers_live_on,
 )
 from feedline.loader.options import CurrentOptions
-from feedline.loader.prediction import RowCost, describe_memory, measure_rows, predict_speed
 from feedline.loader.samplers import describe
 from feedline.order.batch_spec import TASK_NS
 from feedline.order.planned_order import describe_sample_order
-from feedline.system import usable_cores
 from feedline.trace.run import Run
 
-__all__ = [
-    "estimate_phases",
-    "explain",
-]
-
-
-_STEPS = 20  # of a size, to know how long they take
-
-
-def estimate_phases(
-    options: CurrentOptions, choice: EngineChoice, run: Run, rows: RowCost | str
-) -> str:
-    """Needs of each phase of a schedule, as text; "" if nothing is known.
-
-    Args:
-        options: options of the loader.
-        choice: chosen engine.
-        run: record of its steps.
-        rows: measured cost of rows; text if it was not measured.
-    """
-    schedule = options.schedule
-    if schedule is None:
-        return ""
-    known = [
-        each for each in _trained(choice, run) if bool(each.size) == bool(schedule.image_sizes)
-    ]
-    if known:
-        workers, images = options.workers or None, _images(options)
-        return "; ".join(forecast(known, schedule, images=images, workers=workers).advice)
-    if isinstance(rows, str):
-        return ""
-    return break_even(
-        [
-            _untrained(size, image_s, phase.batch_size or options.batch_size or 1, options)
-            for phase in schedule.phases
-            for size, image_s in rows.image_s.items()
-            if phase.image_size in (None, size)
-        ]
-    )
-
-
-def _trained(choice: EngineChoice, run: Run) -> list[Rates]:
-    """Rates of the sizes that were trained for long enough."""
-    facts = summarise_run(run, Thresholds())
-    found = []
-    for phase in facts.phases:
-        if phase.steps < _STEPS:
-            continue
-        wanted_px, level_px = level_read(choice, phase.image_size)
-        found.append(
-            Rates(
-                size=phase.image_size,
-                rows=phase.samples,
-                points=(PoolRate(load=step_load(facts, phase), step_ms=phase.steady_ms),),
-                wanted_px=wanted_px,
-                level_px=level_px,
-            )
-        )
-    return found
-
-
-def _untrained(size: int, image_s: float, rows: int, options: CurrentOptions) -> Rates:
-    """Rates known before any step: the work of a batch."""
-    load = StepLoad(
-        workers=options.workers,
-        cores=float(usable_cores()),
-        compute_ms=0.0,
-        step_cpu_ms=0.0,
-        hand_ms=0.0,
-        hand_cpu_ms=0.0,
-        work_cpu_ms=1e3 * rows * image_s,
-        work_blocked_ms=0.0,
-        beside_cpu_ms=0.0,
-    )
-    point = PoolRate(load=load, step_ms=load.step_ms)
-    return Rates(size=size or None, rows=float(rows), points=(point,))
-
-
-def _images(options: CurrentOptions) -> int | None:
-    """Images of an epoch in this process."""
-    if not hasattr(options.dataset, "__len__"):
-        return None
-    ranks = options.order.world_size if options.order else 1
-    return max(1, len(options.dataset) // ranks)
-
+__all__ = ["explain"]
 
 _LONGEST = 300
 _MOST_GENERATORS = 5
+_STEPS = 20  # of a size, to know how long they take
 
 
-def explain(
-    options: CurrentOptions,
-    choice: EngineChoice,
-    memory_bytes: int,
-    run: Run,
-    *,
-    measure: bool = False,
-) -> str:
+def explain(options: CurrentOptions, choice: EngineChoice, memory_bytes: int, run: Run) -> str:
     """Describe a loader, one fact per line: samples, engine, schedule, order, workers, memory,
     batches.
 
@@ -137,9 +44,7 @@ def explain(
         choice: chosen engine.
         memory_bytes: memory currently allocated for batches.
         run: record of its steps.
-        measure: make some rows to predict images/s.
     """
-    rows = measure_rows(options, choice) if measure else ""
     facts = {
         "samples": _samples(options),
         "copies": describe_copies(options, choice),
@@ -156,11 +61,38 @@ def explain(
         "memory": _memory(options, choice, memory_bytes),
         "batches": _batches(options, choice),
         "bad samples": options.on_error,
-        "forecast": estimate_phases(options, choice, run, rows),
-        "predicted": predict_speed(rows, options, choice) if measure else "",
-        "page cache": describe_memory(options, choice) if measure else "",
+        "forecast": _forecast(options, choice, run),
     }
     return "\n".join(f"{name:<11} {fact}" for name, fact in facts.items() if fact)
+
+
+def _forecast(options: CurrentOptions, choice: EngineChoice, run: Run) -> str:
+    """Needs of each phase of a schedule, estimated from the sizes that were trained."""
+    schedule = options.schedule
+    if schedule is None:
+        return ""
+    facts = summarise_run(run, Thresholds())
+    known = []
+    for phase in facts.phases:
+        if phase.steps < _STEPS or bool(phase.image_size) != bool(schedule.image_sizes):
+            continue
+        wanted_px, level_px = level_read(choice, phase.image_size)
+        known.append(
+            Rates(
+                size=phase.image_size,
+                rows=phase.samples,
+                points=(PoolRate(load=step_load(facts, phase), step_ms=phase.steady_ms),),
+                wanted_px=wanted_px,
+                level_px=level_px,
+            )
+        )
+    if not known:
+        return ""
+    images = None
+    if hasattr(options.dataset, "__len__"):  # those of this process
+        images = max(1, len(options.dataset) // (options.order.world_size if options.order else 1))
+    estimate = forecast(known, schedule, images=images, workers=options.workers or None)
+    return "; ".join(estimate.advice)
 
 
 def _samples(options: CurrentOptions) -> str:
