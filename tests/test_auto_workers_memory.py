@@ -20,7 +20,6 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """16 cores, of which 14 are for workers, and a gigabyte."""
     monkeypatch.setattr(start_pool, "usable_cores", lambda: 16)
     monkeypatch.setattr(start_pool, "own_memory_bytes", lambda: 1024 * MB)
-    monkeypatch.setattr("feedline.loader.argument_checks.own_memory_bytes", lambda: 1024 * MB)
 
 
 def workers_at(**options: object) -> int:

@@ -67,10 +67,10 @@ class Sized(Sampler[list[int]]):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"batch_size": 4}, "rows"),
+        ({"batch_size": 4}, "image rows"),
         ({"batch_size": 4, "collate_fn": together}, "samples"),
         ({"batch_size": None, "collate_fn": one}, "samples"),
-        ({"batch_sampler": Sized()}, "rows"),
+        ({"batch_sampler": Sized()}, "image rows"),
         ({"batch_size": 4, "worker_init_fn": lambda worker: None}, "samples"),
     ],
 )
@@ -96,7 +96,7 @@ def test_a_collate_fn_changes_no_pixel(folder: ImageFolder) -> None:
         DataLoader(folder, 4, **options) as rows,
         DataLoader(folder, 4, collate_fn=images_of, **options) as own,
     ):
-        assert (kind(rows), kind(own)) == ("rows", "samples")
+        assert (kind(rows), kind(own)) == ("image rows", "samples")
         for (images, _), same in zip(rows, own, strict=True):
             assert torch.equal(images, same)
 

@@ -18,7 +18,7 @@ from feedline import DataLoader, ImageArray, TrainCrop
 from feedline.control.decision import SettingChange, What
 from feedline.control.window import StepWindow
 from feedline.errors import UsageError
-from feedline.loader import adaptation
+from feedline.loader import live_settings
 
 _MOST = 5000  # batches: far more than any of these tests needs
 
@@ -76,8 +76,8 @@ class Script:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look at the crew after each second step."""
-    monkeypatch.setattr(adaptation, "_LEAST_NS", 0)
-    monkeypatch.setattr(adaptation, "_LEAST_STEPS", 2)
+    monkeypatch.setattr(live_settings, "_MIN_NS", 0)
+    monkeypatch.setattr(live_settings, "_MIN_STEPS", 2)
 
 
 def images(rows: int = 256) -> ImageArray:
@@ -160,7 +160,7 @@ def test_batches_are_the_same_with_any_depth_and_pieces(kind: str) -> None:
         found = list(read(loader, 2))
         what, value = EVEN[kind][-1]  # type: ignore[misc]
         assert [decision.what for decision in loader.adaptations] == [what, "workers", what, what]
-        live = loader._state.stream.engine.live
+        live = loader._state.stream.engine.feed.settings
         assert live is not None
         seen = [(window.workers, getattr(window, what)) for window in script.windows]
         if kind == "rows":
@@ -185,11 +185,11 @@ def test_what_was_found_lives_on_with_other_workers_and_is_no_copys() -> None:
         assert not loader.worker_pids  # they ended with the epoch
         batches = iter(loader)
         next(batches)
-        assert loader._state.stream.engine.live.default_ahead == 12  # type: ignore[union-attr]
+        assert loader._state.stream.engine.feed.settings.default_ahead == 12  # type: ignore[union-attr]
         assert "2 batches per worker (prefetch_factor), at least 12" in loader.explain()
         assert pickle.loads(pickle.dumps(loader))._state.ahead == 0
         loader.prefetch_factor = 3
-        assert loader._state.stream.engine.live.default_ahead == 3  # type: ignore[union-attr]
+        assert loader._state.stream.engine.feed.settings.default_ahead == 3  # type: ignore[union-attr]
 
 
 @pytest.mark.usefixtures("often")
@@ -210,8 +210,8 @@ def test_what_was_done_while_it_was_off_is_in_no_window() -> None:
 def test_there_is_memory_for_the_batches_of_each_worker_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(adaptation, "available_memory_bytes", lambda: 1 << 30)
-    monkeypatch.setattr(adaptation, "WORKER_BYTES", 0)
+    monkeypatch.setattr(live_settings, "available_memory_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(live_settings, "WORKER_BYTES", 0)
     with DataLoader(Numbers(256), 8, num_workers=1, prefetch_factor=4) as loader:
         script = scripted(loader)
         for _ in read(loader):
@@ -237,8 +237,8 @@ def test_a_depth_is_found_for_batches_that_come_unevenly(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of which one in ten takes ten times as long, with workers that are enough for the mean."""
-    monkeypatch.setattr(adaptation, "_LEAST_NS", 50_000_000)
-    monkeypatch.setattr(adaptation, "usable_cores", lambda: 8)
+    monkeypatch.setattr(live_settings, "_MIN_NS", 50_000_000)
+    monkeypatch.setattr(live_settings, "usable_cores", lambda: 8)
     data = Numbers(_MOST, lambda number: 0.01 if number % 10 else 0.1)
     with DataLoader(data, None, num_workers=2, seed=1) as loader:
         loader.adapts = True
@@ -334,7 +334,7 @@ def test_a_crew_that_cannot_change_is_refused(data: Any, workers: int) -> None:
 def test_what_is_set_by_hand_stands_before_a_decision(
     monkeypatch: pytest.MonkeyPatch, by_hand: bool
 ) -> None:
-    monkeypatch.setattr(adaptation, "_LEAST_NS", 0)
+    monkeypatch.setattr(live_settings, "_MIN_NS", 0)
     decisions = [SettingChange(kind="more", what="workers", before=2, after=1, reason="a test")]
     with DataLoader(list(range(400)), 2, num_workers=2) as loader:
         loader.adapts = True

@@ -81,8 +81,8 @@ def test_a_random_split_is_a_schedules_two_halves(jpeg_folder: Path) -> None:
             assert loader.batch is not None
             assert loader.explain().splitlines()[0].startswith("samples     6 from ImageFolder(")
             decision = loader._state.stream.choice()
-            assert decision.rows is not None
-            seen += [decision.rows.name(sample) for sample in range(6)]
+            assert decision.makes_rows
+            seen += [decision.source.name(sample) for sample in range(6)]
     assert sorted(seen) == [str(path) for path in files(jpeg_folder)]
 
 

@@ -194,7 +194,7 @@ def test_batches_that_feedline_does_not_make_as_rows_are_refused_at_once(
 @pytest.mark.usefixtures("sent")
 def test_other_datasets_are_refused_at_once(root: Path) -> None:
     own = [per_size(lambda size: v1.Compose([v1.Resize((size, size)), v1.ToTensor()]))]
-    with pytest.raises(UsageError, match=r'device="cuda:0" .*This ImageFolder uses'):
+    with pytest.raises(UsageError, match=r'device "cuda:0" .*This ImageFolder uses'):
         loader(root, own, device="cuda")
     with pytest.raises(UsageError, match="This TensorDataset uses the tensor engine"):
         DataLoader(TensorDataset(torch.zeros(4)), 2, device="cuda")

@@ -45,7 +45,7 @@ def test_people_read_epochs_from_1_and_json_holds_the_index() -> None:
 
 def test_the_engine_of_a_loader_has_its_name() -> None:
     facts = build_report(recorded(), verdict())
-    facts = replace(facts, loaders=[replace(LOADER, kind="feedline", made_by="rows")])
+    facts = replace(facts, loaders=[replace(LOADER, kind="feedline", made_by="image rows")])
     assert dict(loader_table(facts, 0).rows)["engine"] == "image-row engine"
 
 

@@ -130,11 +130,11 @@ def test_workers_go_on_at_the_end_of_a_schedule_that_is_over() -> None:
         own = TunableFeedlineLoader(loader)
         own.begin(own.phases[0])
         assert [own.next()[1].tolist() for _ in range(len(expected))] == expected
-        assert loader._state.stream.engine.under_way > 0
+        assert loader._state.stream.engine.in_flight > 0
         own.next()
         own.close()
         assert [labels.tolist() for _, labels in loader] == expected
-        assert loader._state.stream.engine.under_way == 0
+        assert loader._state.stream.engine.in_flight == 0
 
 
 def test_a_step_that_raises_leaves_the_loader_as_it_was() -> None:

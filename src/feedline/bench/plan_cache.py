@@ -39,10 +39,10 @@ from feedline.cache.choice import (
 )
 from feedline.cache.open_source import open_source
 from feedline.cache.source import CacheSource
+from feedline.engine.start_pool import worker_count
 from feedline.errors import UsageError
 from feedline.images.crops import Transform, checked_transform, wanted_side
 from feedline.images.folder import ImageFolder
-from feedline.loader.argument_checks import worker_count
 from feedline.order.schedule import Phase, Schedule
 from feedline.stores.cache_layout import Level
 from feedline.system import cacheable_memory_bytes

@@ -28,10 +28,9 @@ from feedline.bench.stages import measure_stages
 from feedline.bench.survey import ImageSample, survey_images
 from feedline.engine.buffers import batch_bytes
 from feedline.engine.shared_memory import require_memory
-from feedline.engine.start_pool import WORKER_BYTES
+from feedline.engine.start_pool import WORKER_BYTES, worker_count
 from feedline.images.drawn import drawn
 from feedline.images.folder import ImageFolder
-from feedline.loader.argument_checks import worker_count
 from feedline.system import usable_cores
 
 __all__ = ["ProgressListener", "run_benchmark"]

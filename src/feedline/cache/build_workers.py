@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 from feedline.cache.ray_workers import connect_ray
 from feedline.cache.shard import BuiltShard, ShardDataset
+from feedline.engine.start_pool import worker_count
 from feedline.errors import FeedlineError, UsageError
 from feedline.loader import DataLoader
-from feedline.loader.argument_checks import worker_count
 
 __all__ = ["BuildWorkers", "open_workers"]
 

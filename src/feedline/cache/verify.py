@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from feedline.engine.start_pool import worker_count
 from feedline.errors import DatasetError, FeedlineError, ImageError, SampleError
 from feedline.images.decode import DEFAULT_MAX_PIXELS, Decoder
 from feedline.loader import DataLoader
-from feedline.loader.argument_checks import worker_count
 from feedline.remote.open_location import location_of
 from feedline.stores.cache_index import CacheIndex, index_damage, load_entries
 from feedline.stores.cache_layout import LMDB_FILE, Level, Manifest, shard_name

@@ -160,9 +160,9 @@ def explain_overlap(
     from feedline.bench.options import BenchmarkOptions
     from feedline.bench.overlap import measure_overlap  # loads torch
     from feedline.cli.progress import ProgressBar
+    from feedline.engine.start_pool import worker_count
     from feedline.images.demo_set import DemoSet, write_demo_set
     from feedline.images.folder import ImageFolder
-    from feedline.loader.argument_checks import worker_count
     from feedline.report.overlap import OverlapSettings
     from feedline.report.overlap_view import overlap_json, overlap_svg, overlap_view
     from feedline.report.terminal_timeline import glyphs_for

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from feedline.cache.verify import BrokenSamples, SampleRange, check_ranges
+from feedline.engine.start_pool import worker_count
 from feedline.errors import ImageError
 from feedline.images.decode import DEFAULT_MAX_PIXELS, Decoder
-from feedline.loader.argument_checks import worker_count
 
 __all__ = ["broken_images"]
 

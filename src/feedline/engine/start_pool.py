@@ -16,6 +16,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
+from numbers import Integral
 from typing import cast
 
 from feedline.engine.messages import HEARTBEAT_BYTES, MAX_WORKERS
@@ -35,6 +36,7 @@ __all__ = [
     "pool_bytes",
     "start_pool",
     "taking_arguments",
+    "worker_count",
 ]
 
 # The measured proportional set size of a worker that decodes and resizes images is 30 to 60 MB.
@@ -67,6 +69,27 @@ def auto_workers(
     if available_bytes is not None:
         most = min(most, (int(_MEMORY_SHARE * available_bytes) - batches_bytes) // WORKER_BYTES)
     return max(1, most)
+
+
+def worker_count(workers: int | str, batches_bytes: int = 0) -> int:
+    """Number of workers for "auto" or a number.
+
+    Args:
+        workers: "auto" or a number.
+        batches_bytes: memory that "auto" leaves to batches.
+
+    Raises:
+        UsageError: neither of these.
+    """
+    if workers == "auto":
+        return auto_workers(available_bytes=own_memory_bytes(), batches_bytes=batches_bytes)
+    is_whole = isinstance(workers, Integral) and not isinstance(workers, bool)
+    if not (is_whole and 0 <= int(workers) <= MAX_WORKERS):
+        raise UsageError(
+            f'must be "auto" or a whole number from 0 to {MAX_WORKERS}, got {workers!r}',
+            argument="num_workers",
+        )
+    return int(workers)
 
 
 def own_memory_bytes() -> int | None:

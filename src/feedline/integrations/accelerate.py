@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
-from feedline.loader.argument_checks import is_native
+from feedline.loader.dataset_kind import is_native
 from feedline.loader.samplers import chain
 
 __all__ = ["check_accelerator", "prepare", "tracker"]

@@ -29,7 +29,7 @@ from feedline.loader.engine_choice import (
     workers_live_on,
 )
 from feedline.loader.engines import NO_ENGINE, Engine, Skipped
-from feedline.loader.options import CurrentOptions
+from feedline.loader.options import Options
 from feedline.loader.position import LoaderPosition, check_length, create_position
 from feedline.loader.sampled_order import SampledPosition
 from feedline.loader.start_engine import start_engine
@@ -55,7 +55,7 @@ class BatchStream:
         position: position of the first batch.
     """
 
-    def __init__(self, options: CurrentOptions, position: LoaderPosition) -> None:
+    def __init__(self, options: Options, position: LoaderPosition) -> None:
         self.options = options
         self.position = position
         self.timing = Timing()
@@ -132,7 +132,7 @@ class BatchStream:
 
     def _shares_memory(self, choice: EngineChoice) -> bool:
         """Return True if kept workers must not begin an epoch ahead of the training process."""
-        if not (choice.runs_user_code and self.workers_live_on and self.options.workers):
+        if not (choice.runs_user_code and self.workers_live_on and self.options.num_workers):
             return False
         path = find_shared_memory(self.options.dataset, forked=self.options.start_method == "fork")
         if path is not None:
@@ -143,7 +143,7 @@ class BatchStream:
             )
         return path is not None
 
-    def _start_engine(self, choice: EngineChoice, options: CurrentOptions) -> Engine:
+    def _start_engine(self, choice: EngineChoice, options: Options) -> Engine:
         if self._slot_bytes > choice.slot_bytes:
             choice = replace(choice, slot_bytes=self._slot_bytes)
         return start_engine(choice, options, self.position, self.timing)
@@ -155,12 +155,13 @@ class BatchStream:
             ResourceError: not enough memory on this machine.
         """
         assert self._started_with is not None
-        old, live, before = self.engine, self.engine.live, self._slot_bytes
-        assert live is not None, "slots of rows belong to workers"
+        old, feed, before = self.engine, self.engine.feed, self._slot_bytes
+        assert feed is not None, "slots of rows belong to workers"
+        live = feed.settings
         # Batches that grow a little each time must not have new workers each time.
         self._slot_bytes = align(max(nbytes, before + before // _HEADROOM), PAGE_BYTES)
         options = replace(
-            self.options, workers=live.workers, prefetch=live.prefetch, task_ns=live.task_ns
+            self.options, num_workers=live.workers, prefetch=live.prefetch, task_ns=live.task_ns
         )
         try:
             # Before the old ones end, as the last crew of a fork server takes that with it.
@@ -196,7 +197,9 @@ class BatchStream:
         self.filling.begin(self.position)
         choice = self.choice(whole=True)
         # torch's engine starts and ends its workers itself.
-        if choice.engine != "torch" and not (choice is self._started_with and self.workers_live_on):
+        if choice.engine != "iterable" and not (
+            choice is self._started_with and self.workers_live_on
+        ):
             self.end_workers()
         self.has_delivered = False
         is_stale = self.position.begin()
@@ -242,7 +245,7 @@ class BatchStream:
 
     # Position
 
-    def adopt(self, options: CurrentOptions) -> None:
+    def adopt(self, options: Options) -> None:
         """Continue with other options, before the epoch's first batch or with a new epoch.
 
         Raises:
@@ -258,7 +261,7 @@ class BatchStream:
                 self.engine.restart_prefetch()
         elif isinstance(position, SampledPosition):
             position.set_generator(options.generator)
-        if options.sampler is not before.sampler:
+        if options.index_sampler is not before.index_sampler:
             self.end_workers()
             self.position = create_position(options)
             self.position.current = position.current.at_step(0)

@@ -35,8 +35,8 @@ from feedline import errors
 from feedline.engine.payload import search_path
 from feedline.engine.process import WORKER_ENVIRONMENT
 from feedline.errors import ResourceError, StateError, UsageError
-from feedline.loader.argument_checks import own_source
-from feedline.loader.options import CurrentOptions
+from feedline.loader.dataset_kind import own_source
+from feedline.loader.options import Options
 from feedline.loader.position import LoaderPosition
 from feedline.loader.ranks import RankAgreement
 from feedline.order.planned_order import Order
@@ -66,6 +66,16 @@ __all__ = [
 _STEP = 64
 """Resolutions are multiples of this many pixels: 128, 192 and 256 for rows of 112, 160 and 224,
 because a crop of a slightly larger copy is closer to the original's. A few sizes serve many."""
+_BOOT = (
+    # As for the fork server: nothing is imported before the working directory is off the path.
+    "import sys; sys.path[:] = sys.argv[4:]; from feedline.cache.fill import main; "
+    "main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == 'eager')"
+)
+_POLL_S = 0.1
+_LOG_EVERY_S = 10.0
+_MAX_DEATHS = 3
+_END_WITHIN_S = 5.0
+_log = logging.getLogger("feedline")
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,19 +101,15 @@ class CacheContents:
     exif: bool
 
 
-def cache_contents(options: CurrentOptions, source: Any) -> CacheContents:
-    """Contents for the cache of a loader.
-
-    Args:
-        options: options of the loader, with a cache.
-        source: a `RowPipeline` of the originals.
+def cache_contents(options: Options, source: Any) -> CacheContents:
+    """Contents for the cache of a loader that reads originals with `source`.
 
     Raises:
         UsageError: the images are not files, or the folder cannot be their cache.
     """
     assert options.cache is not None
     whole = own_source(options.dataset)
-    files = (source if whole is None else whole).originals()  # all, where a Subset chooses some
+    files = (source if whole is None else whole).originals()  # all, even if a Subset chooses some
     if isinstance(files, RemoteImages):
         raise UsageError(
             f"{options.cache!r} is not a cache, and a cache of images at URLs cannot be filled "
@@ -124,7 +130,7 @@ def cache_contents(options: CurrentOptions, source: Any) -> CacheContents:
     where = os.path.abspath(where)
     sizes = [phase.image_size or source.image_size for phase in options.phases.phases]
     sizes += [] if options.max_image_size is None else [options.max_image_size]
-    wanted = {source.wanted_side(size) for size in sizes}
+    needed = {source.wanted_side(size) for size in sizes}
     check_place(options.cache, where if kind == "folder" else None)
     return CacheContents(
         root=options.cache,
@@ -132,21 +138,11 @@ def cache_contents(options: CurrentOptions, source: Any) -> CacheContents:
         kind=kind,
         files=files.without_repeats(),
         classes=classes,
-        sides=tuple(sorted({-(-side // _STEP) * _STEP for side in wanted})),
+        sides=tuple(sorted({-(-side // _STEP) * _STEP for side in needed})),
         exif=source.exif,
     )
 
 
-_BOOT = (
-    # As for the fork server: nothing is imported before the working directory is off the path.
-    "import sys; sys.path[:] = sys.argv[4:]; from feedline.cache.fill import main; "
-    "main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == 'eager')"
-)
-_LOOK_EVERY_S = 0.1
-_SAY_EVERY_S = 10.0
-_MOST_DEATHS = 3
-_log = logging.getLogger("feedline")
-_END_WITHIN_S = 5.0
 _fillers: dict[str, CacheFiller] = {}  # by folder, of this process
 
 
@@ -154,24 +150,32 @@ class CacheFiller:
     """A process that fills a cache, started now, unless another one on this machine does.
 
     Args:
-        wanted: contents of the cache.
+        contents: contents of the cache.
         eager: a loader waits for it; otherwise it uses only idle time.
 
     Raises:
         ResourceError: it cannot be started.
     """
 
-    def __init__(self, wanted: CacheContents, *, eager: bool) -> None:
-        how = "eager" if eager else "idle"
+    def __init__(self, contents: CacheContents, *, eager: bool) -> None:
+        mode = "eager" if eager else "idle"
         self._owner, self._state = os.getpid(), ""
         environment = {**os.environ, **WORKER_ENVIRONMENT}
         environment.pop("LOCAL_WORLD_SIZE", None)  # it is the only one, whatever the ranks
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, wanted.root, str(os.getpid()), how, *search_path()],
+                [
+                    sys.executable,
+                    "-c",
+                    _BOOT,
+                    contents.root,
+                    str(os.getpid()),
+                    mode,
+                    *search_path(),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                bufsize=0,  # so that `readable` tells of all that was said
+                bufsize=0,  # so that `readable` sees every message
                 env=environment,
                 # The terminal's Ctrl-C is for this process.
                 start_new_session=True,
@@ -179,7 +183,7 @@ class CacheFiller:
             )
         except OSError as error:
             raise ResourceError(
-                f"cannot start the process that fills the cache {wanted.root!r}: {error}"
+                f"cannot start the process that fills the cache {contents.root!r}: {error}"
             ) from error
         try:
             self._read_message()
@@ -189,17 +193,16 @@ class CacheFiller:
         if not self.is_busy:
             assert self._process.stdin is not None
             request = {
-                "where": wanted.where,
-                "kind": wanted.kind,
-                "files": wanted.files,
-                "classes": wanted.classes,
-                "sides": list(wanted.sides),
-                "exif": wanted.exif,
+                "where": contents.where,
+                "kind": contents.kind,
+                "files": contents.files,
+                "classes": contents.classes,
+                "sides": list(contents.sides),
+                "exif": contents.exif,
             }
-            there = self._process.stdin.fileno()
             with (
-                contextlib.suppress(BrokenPipeError),  # what it says next tells why
-                open(there, "wb", closefd=False) as stream,
+                contextlib.suppress(BrokenPipeError),  # its next message has the reason
+                open(self._process.stdin.fileno(), "wb", closefd=False) as stream,
             ):
                 pickle.dump(request, stream, protocol=5)
 
@@ -228,8 +231,7 @@ class CacheFiller:
         """Wait until it has checked that the cache can be made.
 
         Raises:
-            FeedlineError: it cannot be made; the message has the reason.
-            ResourceError: the process ended before.
+            FeedlineError: it cannot be made, or the process ended.
         """
         while self._owner == os.getpid() and self._state == "begun":
             self._read_message()
@@ -250,32 +252,31 @@ class CacheFiller:
                 f"{self._process.wait()}: it was killed, possibly because memory ran out. Finished "
                 "copies stay, and the next run continues with them"
             )
-        said = json.loads(line or "{}")
-        if "error" in said:
-            raise getattr(errors, said["error"])(said["text"])
-        self._state = said.get("state", self._state)
+        message = json.loads(line or "{}")
+        if "error" in message:
+            raise getattr(errors, message["error"])(message["text"])
+        self._state = message.get("state", self._state)
 
 
 class _FillerKilled(ResourceError):
     """The filler was killed."""
 
 
-def start_filler(wanted: CacheContents, *, eager: bool = False) -> CacheFiller | None:
-    """Return the filler of a cache in this process, started if needed; None if another process
-    fills it.
+def start_filler(contents: CacheContents, *, eager: bool = False) -> CacheFiller | None:
+    """Return this process's filler of a cache, started if needed; None if another process fills it.
 
     Raises:
         FeedlineError: the cache cannot be filled, as far as known at once.
     """
-    found = _fillers.get(wanted.root)
-    if found is not None:
-        if found.is_usable():
-            return found
-        found.end()
-    if is_locked(wanted.root):
+    filler = _fillers.get(contents.root)
+    if filler is not None:
+        if filler.is_usable():
+            return filler
+        filler.end()
+    if is_locked(contents.root):
         return None
-    made = _fillers[wanted.root] = CacheFiller(wanted, eager=eager)
-    return None if made.is_busy else made
+    filler = _fillers[contents.root] = CacheFiller(contents, eager=eager)
+    return None if filler.is_busy else filler
 
 
 @atexit.register
@@ -284,7 +285,7 @@ def _end_all() -> None:
         filler.end()
 
 
-def wait_until_filled(wanted: CacheContents) -> None:
+def wait_until_filled(contents: CacheContents) -> None:
     """Wait until a cache is filled, by this process's filler or another's.
 
     From now on it is filled at full speed: a background filler yields to it. Its progress is logged
@@ -293,34 +294,29 @@ def wait_until_filled(wanted: CacheContents) -> None:
     Raises:
         FeedlineError: it cannot be filled; the message has the reason.
     """
-    deaths, said_at = 0, 0.0
-    folder = Path(wanted.root, UNFINISHED)
-    while not is_finished(wanted.root):
-        with contextlib.suppress(OSError):  # it is not there yet, or any more
+    deaths, logged_s = 0, 0.0
+    folder = Path(contents.root, UNFINISHED)
+    while not is_finished(contents.root):
+        with contextlib.suppress(OSError):  # the folder does not exist yet, or no longer
             (folder / AWAITED).touch()
         try:
-            filler = start_filler(wanted, eager=True)
+            filler = start_filler(contents, eager=True)
             if filler is None:
-                time.sleep(_LOOK_EVERY_S)
+                time.sleep(_POLL_S)
             else:
-                filler.poll(_LOOK_EVERY_S)
+                filler.poll(_POLL_S)
         except _FillerKilled:
             deaths += 1
-            if deaths == _MOST_DEATHS:
+            if deaths == _MAX_DEATHS:
                 raise
-        if time.monotonic() - said_at > _SAY_EVERY_S:
-            said_at = time.monotonic()
-            _log.warning("waiting for the cache %r to be filled%s", wanted.root, _progress(wanted))
-
-
-def _progress(wanted: CacheContents) -> str:
-    folder = Path(wanted.root, UNFINISHED)
-    try:
-        each = json.loads((folder / "settings.json").read_bytes())["per_shard"]
-        done = min(len(wanted.files), each * sum(1 for _ in folder.glob("*.npz")))
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-    return f": {done} of {len(wanted.files)} images done"
+        if time.monotonic() - logged_s > _LOG_EVERY_S:
+            logged_s = time.monotonic()
+            progress = ""
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                per_shard = json.loads((folder / "settings.json").read_bytes())["per_shard"]
+                done = min(len(contents.files), per_shard * len(list(folder.glob("*.npz"))))
+                progress = f": {done} of {len(contents.files)} images done"
+            _log.warning("waiting for the cache %r to be filled%s", contents.root, progress)
 
 
 class CacheFilling:
@@ -336,9 +332,9 @@ class CacheFilling:
         self._root = root
         self.delivered = 0
         """Number of delivered batches made of originals."""
-        self._ended = False  # an iteration over originals has come to its end
-        self._chosen = False  # an iteration has begun, or a state said what is read
-        self._filler: CacheFiller | None = None  # that was just started
+        self._ended = False  # an iteration over originals has ended
+        self._chosen = False  # an iteration has begun, or a state determined what is read
+        self._filler: CacheFiller | None = None  # just started
         self._copies = root is None or is_finished(root)
 
     def copy(self) -> CacheFilling:
@@ -369,32 +365,20 @@ class CacheFilling:
         """Record that an iteration has ended."""
         self._ended = True
 
-    def reads_copies(self, wanted: Callable[[], CacheContents | None]) -> bool:
-        """Return True if copies are read; waits until they exist.
-
-        Raises:
-            FeedlineError: they cannot be made; the message has the reason.
-        """
+    def reads_copies(self, contents: Callable[[], CacheContents | None]) -> bool:
+        """Return True if copies are read; waits until they exist, and raises if they cannot."""
         unfinished = self._root is not None and not is_finished(self._root)
-        if self._copies and unfinished and (what := wanted()) is not None:
-            wait_until_filled(what)
+        if self._copies and unfinished and (to_fill := contents()) is not None:
+            wait_until_filled(to_fill)
         return self._copies
 
-    def start(self, wanted: CacheContents | None) -> None:
-        """Start the process that makes the copies, unless one is running or none are needed.
-
-        Raises:
-            FeedlineError: they cannot be made, as far as known at once.
-        """
-        if wanted is not None and not is_finished(wanted.root):
-            self._filler = start_filler(wanted)
+    def start(self, contents: CacheContents | None) -> None:
+        """Start the process that makes the copies, unless one is running or none are needed."""
+        if contents is not None and not is_finished(contents.root):
+            self._filler = start_filler(contents)
 
     def check(self) -> None:
-        """Check that the process has begun to make copies.
-
-        Raises:
-            FeedlineError: it cannot; the message has the reason.
-        """
+        """Raise an error if the process cannot make the copies."""
         filler, self._filler = self._filler, None
         if filler is not None:
             filler.wait_until_ready()
@@ -411,15 +395,15 @@ class CacheFilling:
         Raises:
             StateError: it is damaged.
         """
-        other, said = self.copy(), state.get("cache")
-        if self._root is None or said is None:
+        other, saved = self.copy(), state.get("cache")
+        if self._root is None or saved is None:
             return other
         if not (
-            isinstance(said, Mapping)
-            and isinstance(said.get("copies"), bool)
-            and is_count(said.get("batches"))
+            isinstance(saved, Mapping)
+            and isinstance(saved.get("copies"), bool)
+            and is_count(saved.get("batches"))
         ):
             raise StateError("cannot resume: the state is damaged: invalid 'cache'")
-        other._copies, other.delivered, other._ended = said["copies"], said["batches"], False
+        other._copies, other.delivered, other._ended = saved["copies"], saved["batches"], False
         other._chosen = True
         return other

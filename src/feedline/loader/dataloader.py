@@ -23,11 +23,11 @@ from feedline.control.decision import SettingChange
 from feedline.engine.normalise import BatchTransform, PixelTransform
 from feedline.engine.start_pool import taking_arguments
 from feedline.engine.worker import Source
-from feedline.loader.argument_checks import Arguments, is_native
+from feedline.loader.dataset_kind import is_native
 from feedline.loader.epoch_iterator import EpochIterator, LoaderState
 from feedline.loader.explain import explain
 from feedline.loader.live_settings import LiveAttributes
-from feedline.loader.options import Options, create_order
+from feedline.loader.options import Arguments, Options, create_order
 from feedline.loader.samplers import (
     PlannedSampler,
     PublicBatchSampler,
@@ -46,9 +46,9 @@ from feedline.trace.split import Timing
 __all__ = ["DataLoader"]
 
 _T = TypeVar("_T", covariant=True)
-_OF_ONE_RUN = {"end_of_dataloader", "remainder", "_watch_iterator", "_warns_of_stock_loader"}
+_NOT_COPIED = {"end_of_dataloader", "remainder", "_watch_iterator", "_warns_of_stock_loader"}
 """Attributes that a copy does not get."""
-_TORCH_KNOWS_IN_ORDER = "in_order" in signature(TorchDataLoader.__init__).parameters  # from 2.6 on
+_TORCH_HAS_IN_ORDER = "in_order" in signature(TorchDataLoader.__init__).parameters  # from 2.6 on
 
 
 class DataLoader(TorchDataLoader[_T]):
@@ -212,7 +212,7 @@ class DataLoader(TorchDataLoader[_T]):
         world_size: int | None = None,
         settings: str | os.PathLike[str] | None = None,
     ) -> None:
-        given = Arguments(
+        arguments = Arguments(
             dataset=dataset,
             batch_size=batch_size,
             shuffle=shuffle,
@@ -251,57 +251,57 @@ class DataLoader(TorchDataLoader[_T]):
             world_size=world_size,
             settings=settings,
         )
-        arguments = add_saved_settings(given)
+        completed = add_saved_settings(arguments)
         added_before = set(vars(self))  # by a subclass
         with name_file_in_errors(settings):
-            options = Options.resolve(arguments)  # before torch's own checks: these say more
-        order = create_order(options, arguments)
+            options = Options.resolve(completed)  # before torch's own checks, which say less
+        order = create_order(options)
         samplers: dict[str, Any] = {"sampler": sampler, "batch_sampler": batch_sampler}
         if order is not None:
             sampler = PlannedSampler(order, dataset, self)
             samplers = {"batch_sampler": PublicBatchSampler(sampler, order.batch_size, drop_last)}
-        if _TORCH_KNOWS_IN_ORDER:
+        if _TORCH_HAS_IN_ORDER:
             samplers["in_order"] = in_order
         super().__init__(
             dataset,  # type: ignore[arg-type]
             batch_size=1 if order else batch_size,
             shuffle=None if order else options.shuffle,  # type: ignore[arg-type]  # None or a bool
-            num_workers=int(options.num_workers),  # of numpy's, torch would keep it as it is
+            num_workers=options.num_workers,
             collate_fn=collate_fn,
-            pin_memory=arguments.pin_memory,
+            pin_memory=completed.pin_memory,
             drop_last=False if order else drop_last,
             timeout=timeout,
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
             generator=generator,
-            prefetch_factor=arguments.prefetch_factor,
+            prefetch_factor=completed.prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
             **samplers,
         )
         self.in_order = in_order
         if order is not None:
-            # As given: torch knows of the batch sampler only. Frameworks read them.
+            # The user's values: torch has those of the batch sampler only. Frameworks read them.
             for name, value in (("batch_size", batch_size), ("drop_last", drop_last)):
                 object.__setattr__(self, name, value)
             object.__setattr__(self, "sampler", sampler)
-        # As given, too: frameworks rebuild the loader from these attributes.
+        # The user's values, too: frameworks rebuild the loader from these attributes.
         self.seed, self.schedule, self.image_size = seed, schedule, image_size
         self.weights, self.replacement = weights, replacement
-        self.prefetch, self.task_ms = arguments.prefetch, arguments.task_ms
+        self.prefetch, self.task_ms = completed.prefetch, completed.task_ms
         self.max_image_size, self.cache = max_image_size, cache
         self.dtype, self.mean, self.std, self.on_error = dtype, mean, std, on_error
         self.pixel_transform, self.batch_transform = pixel_transform, batch_transform
         self.rank, self.world_size, self.start_method = rank, world_size, start_method
         self.settings = None  # its values are among the others
         self.device = options.device
-        self._state = state = LoaderState(self, arguments, options, order)
+        self._state = state = LoaderState(self, completed, options, order)
         self._finalizer = weakref.finalize(self, state.close)
         self._live = LiveAttributes(self, state)
         if options.adapts and options.num_workers and not options.iterable:
             self.adapts = True
-        if settings is not None and (choice := state.stream.choice()).rows is None:
-            warn_if_unused(given, arguments, str(choice))
+        if settings is not None and not (choice := state.stream.choice()).makes_rows:
+            warn_if_unused(arguments, completed, str(choice))
         if options.native:
             state.stream.start()
             self.max_image_size = state.stream.choice().max_image_size
@@ -319,11 +319,11 @@ class DataLoader(TorchDataLoader[_T]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles consist of the arguments, without the running engine."""
-        return _built_again, (type(self), self._state.arguments.as_dict()), self.__getstate__()
+        return _rebuild, (type(self), dict(vars(self._state.arguments))), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
         """Attributes added by a subclass or a user."""
-        known = self._not_added | _OF_ONE_RUN
+        known = self._not_added | _NOT_COPIED
         return {name: value for name, value in vars(self).items() if name not in known}
 
     # Iteration
@@ -572,7 +572,7 @@ class DataLoader(TorchDataLoader[_T]):
         self.close()
 
 
-def _built_again(kind: type[DataLoader[Any]], arguments: dict[str, Any]) -> DataLoader[Any]:
+def _rebuild(kind: type[DataLoader[Any]], arguments: dict[str, Any]) -> DataLoader[Any]:
     """Build a loader of the same class, without a subclass's constructor, like any pickle."""
     loader = kind.__new__(kind)
     with taking_arguments():

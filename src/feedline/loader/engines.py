@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -27,7 +27,7 @@ import psutil
 
 from feedline.engine.device_transfer import DeviceTransfer
 from feedline.engine.feed import Feed
-from feedline.engine.tasks import InFlightBatch, LiveSettings
+from feedline.engine.tasks import InFlightBatch
 from feedline.engine.worker_errors import SkippedBatch, WorkerException, append_notes
 from feedline.errors import SampleError, UsageError
 from feedline.loader.position import LoaderPosition
@@ -104,45 +104,34 @@ class Engine:
 
     times_steps = True
     """True if the engine reports the times of its steps itself."""
+    feed: Feed | None = None
+    """Feed of feedline's workers; None for other engines."""
 
     def __init__(self) -> None:
-        self.batch: BatchSpec | None = None  # what was planned for the batch that `next` gave last
-        self.skipped: list[Skipped] = []  # samples left out so far
+        self.batch: BatchSpec | None = None
+        """Specification of the batch that `next` returned last."""
+        self.skipped: list[Skipped] = []
+        """Samples skipped so far."""
 
     @property
     def memory_bytes(self) -> int:
         """Memory allocated for batches."""
-        return 0
-
-    @property
-    def batch_bytes(self) -> int:
-        """Mean memory of one batch; 0 if unknown."""
-        return 0
-
-    @property
-    def live(self) -> LiveSettings | None:
-        """Settings that `apply` changes; None if none can be changed."""
-        return None
-
-    @property
-    def shares_batches(self) -> bool:
-        """True if all workers share each batch; otherwise a batch is made by one worker."""
-        return False
+        return 0 if self.feed is None else self.feed.slots.memory_bytes
 
     @property
     def workers(self) -> int:
         """Target number of worker processes."""
-        return 0
+        return 0 if self.feed is None else self.feed.settings.workers
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Number of batches in flight."""
         return 0
 
     @property
     def pids(self) -> dict[int, int]:
         """Process ids of the workers that have started, by worker id."""
-        return {}
+        return {} if self.feed is None else self.feed.pids
 
     @property
     def handles(self) -> list[Any]:
@@ -154,11 +143,11 @@ class Engine:
     @property
     def deaths(self) -> list[str]:
         """Causes of death of replaced workers."""
-        return []
+        return [] if self.feed is None else list(self.feed.deaths)
 
     def spent(self) -> dict[int, StageTimings]:
         """Time per stage of each worker, by worker id, as far as recorded."""
-        return {}
+        return {} if self.feed is None else self.feed.stage_timings()
 
     def begin(self, restart: bool) -> object:
         """Begin an iteration at the position. `restart`: prefetched batches are stale."""
@@ -191,7 +180,7 @@ class Engine:
         return NO_ENGINE
 
     def apply(self, **changes: int | None) -> None:
-        """Change settings of the running engine: fields of `engine.LiveSettings`."""
+        """Change settings of the running engine: fields of `engine.tasks.LiveSettings`."""
 
     def release(self) -> object:
         """In a forked process, release what belongs to the parent. The caller keeps the returned
@@ -229,58 +218,19 @@ class WorkerEngine(Engine):
     ) -> None:
         super().__init__()
         self._skip_after_error = skip_after_error
-        self.feed = feed
+        self.feed: Feed = feed
         self.transfer = transfer
         self._position = position
         self._policy = policy
-        self._ahead: list[tuple[BatchSpec, list[Skipped]]] = []  # sent and not yet handed out
-        self._left_out: list[Skipped] = []  # of the latest batch; `delivered` counts them
-        self._failed_ahead = False  # the batch after those in `_ahead` could not be made
+        self._sent: list[tuple[BatchSpec, list[Skipped]]] = []  # and not yet returned
+        self._skipped_now: list[Skipped] = []  # of the latest batch, until it is delivered
+        self._failed_ahead = False  # the batch after those in `_sent` could not be made
         self._disturbed = False
 
     @property
-    def live(self) -> LiveSettings:
-        """Settings that `apply` changes."""
-        return self.feed.settings
-
-    @property
-    def shares_batches(self) -> bool:
-        """True if all workers share each batch; otherwise a batch is made by one worker."""
-        return self.feed.shares_batches
-
-    @property
-    def workers(self) -> int:
-        """Target number of workers."""
-        return self.feed.settings.workers
-
-    @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Number of batches in flight."""
-        return self.feed.in_flight + len(self._ahead)
-
-    @property
-    def pids(self) -> dict[int, int]:
-        """Process ids of the workers that have started, by worker id."""
-        return self.feed.pids
-
-    @property
-    def deaths(self) -> list[str]:
-        """Causes of death of replaced workers."""
-        return list(self.feed.deaths)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Memory allocated for batches."""
-        return self.feed.slots.memory_bytes
-
-    @property
-    def batch_bytes(self) -> int:
-        """Mean memory of one batch; 0 if none was made yet."""
-        return self.feed.slots.memory_bytes // self.feed.slots.slots
-
-    def spent(self) -> dict[int, StageTimings]:
-        """Time per stage of each worker, by worker id."""
-        return self.feed.stage_timings()
+        return self.feed.in_flight + len(self._sent)
 
     def begin(self, restart: bool) -> None:
         """Begin an iteration at the position."""
@@ -297,16 +247,16 @@ class WorkerEngine(Engine):
         self.recover()
         self._disturbed = True
         self.transfer.note_request()
-        if not self._ahead:
-            self._send_asked()
+        if not self._sent:
+            self._send_requested()
         made = self.transfer.receive()
-        self.batch, self._left_out = self._ahead.pop(0)
+        self.batch, self._skipped_now = self._sent.pop(0)
         self._send_ahead()
         if isinstance(made, WorkerException):
             self.delivered()
             raise made.error()
         if isinstance(made, SkippedBatch):
-            self._left_out = [*self._left_out, *made.skipped]
+            self._skipped_now = [*self._skipped_now, *made.skipped]
             return made.batch
         return made
 
@@ -314,7 +264,7 @@ class WorkerEngine(Engine):
         """Record the delivery of the batch; after Ctrl-C before this, new workers make it again."""
         assert self.batch is not None, "no batch was made"
         self._position.record_delivery(self.batch)
-        self.skipped += self._left_out
+        self.skipped += self._skipped_now
         self._disturbed = False
 
     def poll(self) -> None:
@@ -357,7 +307,7 @@ class WorkerEngine(Engine):
 
     def _forget_ahead(self) -> None:
         self.transfer.drop()
-        self._ahead.clear()
+        self._sent.clear()
         self._failed_ahead = False
 
     def _take(self) -> InFlightBatch:
@@ -369,9 +319,9 @@ class WorkerEngine(Engine):
     def _send(self, flight: InFlightBatch) -> None:
         skipped = self._policy(flight) if flight.failures else []
         self.transfer.send(flight)
-        self._ahead.append((flight.batch, skipped))
+        self._sent.append((flight.batch, skipped))
 
-    def _send_asked(self) -> None:
+    def _send_requested(self) -> None:
         """Send the batch at the position, or raise the exception that replaces it."""
         flight = self._take()
         try:
@@ -390,11 +340,11 @@ class WorkerEngine(Engine):
             try:
                 self._send(self._take())
             except SampleError:
-                self._failed_ahead = True  # that one is made again, and raises it, in its turn
+                self._failed_ahead = True  # it is made again, and raises, when requested
 
 
 _QUICK = 64
-_QUICK_NS = 400_000  # to note one costs some 3 us
+_QUICK_NS = 400_000  # recording a batch costs some 3 us
 
 
 class InProcessEngine(Engine):
@@ -413,51 +363,42 @@ class InProcessEngine(Engine):
         self._make = make
         self._position = position
         self._timing = timing
-        self._handed_out_s = 0.0
+        self._upcoming: Iterator[BatchSpec] | None = None
+        """Batches after the delivered ones; None after anything but a delivery."""
+        self._after_batch: Iterator[BatchSpec] | None = None  # `_upcoming` after the delivery
+        self._returned_s = 0.0  # when the last batch was returned
         self._memory = np.zeros(PAGE_WORDS, np.int64)
         self._page = StagePage(self._memory) if is_recording_enabled() else None
-        self._left_out: list[Skipped] = []  # of the batch made last
-        self._quick = 0  # batches one after another that took no time
+        self._skipped_now: list[Skipped] = []  # of the latest batch, until it is delivered
+        self._quick = 0  # consecutive batches that took no time
 
     def spent(self) -> dict[int, StageTimings]:
         """Time per stage of this process, as if it were a worker."""
         return {0: read_page(self._memory)}
 
-    def _made(self, batch: BatchSpec) -> Any:
-        """Make a batch, and record its time; of tiny ones every 64th."""
-        stage_timer.drop_task(self._page)
-        if self._page is None or (self._quick > _QUICK and self._quick % _QUICK):
-            self._quick += 1
-            return self._make(batch)
-        began_ns = time.monotonic_ns()
-        noted = stage_timer.begin_task(self._page)
-        try:
-            return self._make(batch)
-        finally:
-            if noted:
-                stage_timer.end_task()
-            self._quick = self._quick + 1 if time.monotonic_ns() - began_ns < _QUICK_NS else 0
-
-    def close(self) -> None:
-        """End a task that was interrupted."""
-        stage_timer.drop_task(self._page)
-
     def begin(self, restart: bool) -> None:
         """Begin an iteration at the position."""
-        self._handed_out_s = 0.0
+        self._returned_s = 0.0
+        self._upcoming = None
+
+    def restart_prefetch(self) -> None:
+        """Continue from the position, which was moved."""
+        self._upcoming = None
 
     def next(self) -> Any:
         """Make the batch at the position."""
-        asked_s = time.perf_counter()
-        self._position.order_changed()
-        if self._position.is_at_end():
+        requested_s, position = time.perf_counter(), self._position
+        if position.order_changed():
+            self._upcoming = None
+        if position.is_at_end():
             raise StopIteration
-        self.batch = batch = next(self._position.upcoming())
-        self._left_out = []
+        upcoming, self._upcoming = self._upcoming or position.upcoming(), None
+        self.batch = batch = next(upcoming)
+        self._skipped_now = []
         try:
-            made = self._made(batch)
+            made = self._make_recorded(batch)
         except StopIteration as error:
-            self._position.record_delivery(batch)
+            position.record_delivery(batch)
             notes = getattr(error, "__notes__", None) or ["Raised while a batch was made."]
             raise RuntimeError(
                 f"StopIteration in the dataset would end the epoch silently. {' '.join(notes)} "
@@ -465,22 +406,45 @@ class InProcessEngine(Engine):
                 "default"
             ) from error
         except Exception as error:
-            self._position.record_delivery(batch)
+            position.record_delivery(batch)
             if sys.version_info < (3, 11):
                 append_notes(error)
             raise
-        now_s = time.perf_counter()
-        if self._handed_out_s:
-            waited_ms, computed_ms = 1000 * (now_s - asked_s), 1000 * (asked_s - self._handed_out_s)
-            self._timing.add(wait_ms=waited_ms, copy_ms=0.0, compute_ms=computed_ms)
-        self._handed_out_s = now_s
+        now_s, returned_s = time.perf_counter(), self._returned_s
+        if returned_s:
+            self._timing.add(
+                wait_ms=1000 * (now_s - requested_s),
+                copy_ms=0.0,
+                compute_ms=1000 * (requested_s - returned_s),
+            )
+        self._returned_s, self._after_batch = now_s, upcoming
         if isinstance(made, SkippedBatch):
-            self._left_out = list(made.skipped)
+            self._skipped_now = list(made.skipped)
             return made.batch
         return made
+
+    def _make_recorded(self, batch: BatchSpec) -> Any:
+        """Make a batch, and record its time; of tiny ones every 64th."""
+        stage_timer.drop_task(self._page)
+        if self._page is None or (self._quick > _QUICK and self._quick % _QUICK):
+            self._quick += 1
+            return self._make(batch)
+        begin_ns = time.monotonic_ns()
+        is_recorded = stage_timer.begin_task(self._page)
+        try:
+            return self._make(batch)
+        finally:
+            if is_recorded:
+                stage_timer.end_task()
+            self._quick = self._quick + 1 if time.monotonic_ns() - begin_ns < _QUICK_NS else 0
 
     def delivered(self) -> None:
         """Record the delivery of the batch; after Ctrl-C before this, it is made again."""
         assert self.batch is not None, "no batch was made"
         self._position.record_delivery(self.batch)
-        self.skipped += self._left_out
+        self.skipped += self._skipped_now
+        self._upcoming = self._after_batch
+
+    def close(self) -> None:
+        """End a task that was interrupted."""
+        stage_timer.drop_task(self._page)

@@ -20,10 +20,10 @@ from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from feedline.errors import ClosedError, FeedlineError, UsageError
-from feedline.loader.adaptation import Adaptation
-from feedline.loader.argument_checks import Arguments, check_samples, check_size
 from feedline.loader.batch_stream import BatchStream
-from feedline.loader.options import CurrentOptions, Options, create_order, current_options
+from feedline.loader.dataset_kind import check_samples
+from feedline.loader.live_settings import Adaptation
+from feedline.loader.options import Arguments, Options, check_argument, create_order
 from feedline.loader.position import LoaderPosition, create_position
 from feedline.loader.ranks import RankAgreement
 from feedline.loader.recording import Recording
@@ -56,7 +56,7 @@ class LoaderState:
         """Minimum of whole batches made ahead, found while the loader worked."""
         self._loader_ref = weakref.ref(loader)
         self._planned_batches = loader.batch_sampler if order else None
-        current = current_options(loader, options, order, self.ahead)
+        current = options.current(loader, order, self.ahead)
         self.stream = BatchStream(current, create_position(current, loader))
         self.recording = Recording(self.stream)
         self.adaptation: Adaptation | None = None
@@ -74,16 +74,16 @@ class LoaderState:
 
     # Order
 
-    def current_options(self) -> CurrentOptions:
+    def current_options(self) -> Options:
         """Options from the loader's current attributes."""
-        return current_options(self._loader, self.options, self.create_order(), self.ahead)
+        return self.options.current(self._loader, self.create_order(), self.ahead)
 
     def create_order(self) -> Order | None:
         """Order for the current length of the dataset and the current ranks."""
         planned = self._planned_batches
         if planned is None or self._loader.batch_sampler is not planned:
             return None  # a framework has put another batch sampler in its place
-        return create_order(self.options, self.arguments)
+        return create_order(self.options)
 
     @property
     def current_order(self) -> Order | None:
@@ -112,12 +112,12 @@ class LoaderState:
             self._agreement.check(options.order, stream.position.current, options.dataset)
             stream.filling.agree(self._agreement, options.order)
         elif not (fixed.iterable or loader.in_a_wrapper):
-            self._agreement.warn_of_draws(options.sampler)
+            self._agreement.warn_of_draws(options.index_sampler)
         self._begin(iterator, options)
         if isinstance(loader.sampler, PlannedSampler) and options.order is not None:
             loader.sampler.follow(options.order, options.dataset)
 
-    def _begin(self, iterator: EpochIterator, options: CurrentOptions) -> None:
+    def _begin(self, iterator: EpochIterator, options: Options) -> None:
         """Begin an iteration; the previous one continues independently from here."""
         began_ns = time.monotonic_ns()
         earlier, self._current = self._unfinished(), None
@@ -229,8 +229,7 @@ class LoaderState:
     def set_image_size(self, image_size: int | None) -> None:
         """Set the image size of all following batches. None returns to the schedule."""
         self.ensure_usable()
-        if image_size is not None:
-            check_size("image_size", image_size)
+        check_argument("image_size", image_size)
         self.stream.set_image_size(image_size)
 
     def refresh(self) -> None:

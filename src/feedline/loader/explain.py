@@ -13,16 +13,14 @@ from feedline.engine.generators import describe_generators
 from feedline.engine.tasks import slots_for
 from feedline.forecast.rates import PoolRate, Rates
 from feedline.forecast.schedule import forecast
-from feedline.loader.argument_checks import own_source
+from feedline.loader.dataset_kind import own_source
 from feedline.loader.engine_choice import (
     REFRESH,
     EngineChoice,
-    describe_copies,
     is_kept_by_schedule,
-    level_read,
     workers_live_on,
 )
-from feedline.loader.options import CurrentOptions
+from feedline.loader.options import Options
 from feedline.loader.samplers import describe
 from feedline.order.batch_spec import TASK_NS
 from feedline.order.planned_order import describe_sample_order
@@ -35,7 +33,7 @@ _MOST_GENERATORS = 5
 _STEPS = 20  # of a size, to know how long they take
 
 
-def explain(options: CurrentOptions, choice: EngineChoice, memory_bytes: int, run: Run) -> str:
+def explain(options: Options, choice: EngineChoice, memory_bytes: int, run: Run) -> str:
     """Describe a loader, one fact per line: samples, engine, schedule, order, workers, memory,
     batches.
 
@@ -47,9 +45,9 @@ def explain(options: CurrentOptions, choice: EngineChoice, memory_bytes: int, ru
     """
     facts = {
         "samples": _samples(options),
-        "copies": describe_copies(options, choice),
+        "copies": _copies(options, choice),
         "engine": str(choice).partition(" (")[0],
-        "fused": ", ".join(choice.fast),
+        "fused": ", ".join(choice.fused),
         "unchanged": ", ".join(choice.unchanged),
         "because": " ".join(choice.reasons),
         "size": _size(options, choice),
@@ -66,7 +64,7 @@ def explain(options: CurrentOptions, choice: EngineChoice, memory_bytes: int, ru
     return "\n".join(f"{name:<11} {fact}" for name, fact in facts.items() if fact)
 
 
-def _forecast(options: CurrentOptions, choice: EngineChoice, run: Run) -> str:
+def _forecast(options: Options, choice: EngineChoice, run: Run) -> str:
     """Needs of each phase of a schedule, estimated from the sizes that were trained."""
     schedule = options.schedule
     if schedule is None:
@@ -76,7 +74,7 @@ def _forecast(options: CurrentOptions, choice: EngineChoice, run: Run) -> str:
     for phase in facts.phases:
         if phase.steps < _STEPS or bool(phase.image_size) != bool(schedule.image_sizes):
             continue
-        wanted_px, level_px = level_read(choice, phase.image_size)
+        wanted_px, level_px = choice.level_read(phase.image_size)
         known.append(
             Rates(
                 size=phase.image_size,
@@ -91,11 +89,11 @@ def _forecast(options: CurrentOptions, choice: EngineChoice, run: Run) -> str:
     images = None
     if hasattr(options.dataset, "__len__"):  # those of this process
         images = max(1, len(options.dataset) // (options.order.world_size if options.order else 1))
-    estimate = forecast(known, schedule, images=images, workers=options.workers or None)
+    estimate = forecast(known, schedule, images=images, workers=options.num_workers or None)
     return "; ".join(estimate.advice)
 
 
-def _samples(options: CurrentOptions) -> str:
+def _samples(options: Options) -> str:
     dataset = options.dataset
     count = f"{len(dataset)} from " if hasattr(dataset, "__len__") else ""
     source = own_source(dataset)
@@ -105,13 +103,30 @@ def _samples(options: CurrentOptions) -> str:
     return f"{count}{type(dataset).__module__}.{type(dataset).__qualname__}"
 
 
-def _size(options: CurrentOptions, choice: EngineChoice) -> str:
+def _copies(options: Options, choice: EngineChoice) -> str:
+    """Resolutions of a cache that each phase reads; "" if no cache is read."""
+    if choice.cache_contents is not None:
+        sides = ", ".join(f"{side} px" for side in choice.cache_contents.sides)
+        return (
+            f"none for the first epoch, while the cache {choice.cache_contents.root} is filled "
+            f"with copies of {sides}"
+        )
+    source = choice.source
+    if not hasattr(source, "level_at"):
+        return ""
+    sizes = [phase.image_size or source.image_size for phase in options.phases.phases]
+    levels = {size: source.level_at(size) for size in sizes}
+    texts = [f"{level} for {size} px" for size, level in levels.items() if level]
+    return f"{', '.join(texts)} (cache {source.copies_from})" if texts else ""
+
+
+def _size(options: Options, choice: EngineChoice) -> str:
     if not options.phases.image_sizes or choice.honours_size:
         return ""
     return "read by your dataset, transform or collate_fn; a batch that never reads it is an error"
 
 
-def _schedule(options: CurrentOptions) -> str:
+def _schedule(options: Options) -> str:
     if options.schedule is None and not options.phases.image_sizes:
         return "endless; no image size is set"
     said = []
@@ -124,7 +139,7 @@ def _schedule(options: CurrentOptions) -> str:
     return ", then ".join(said)
 
 
-def _order(options: CurrentOptions) -> str:
+def _order(options: Options) -> str:
     order = options.order
     if order:
         name = describe_sample_order(order.sample_order)
@@ -133,23 +148,23 @@ def _order(options: CurrentOptions) -> str:
         return "the dataset's own"
     source = "a generator" if options.generator else "torch's random state"
     return (
-        f"drawn from {describe(options.sampler)['type']}, one epoch at a time; seeds come from "
-        f"{source} (seed= makes all epochs plannable)"
+        f"drawn from {describe(options.index_sampler)['type']}, one epoch at a time; seeds come "
+        f"from {source} (seed= makes all epochs plannable)"
     )
 
 
-def _workers(options: CurrentOptions, choice: EngineChoice) -> str:
-    if options.workers == 0 or choice.engine == "tensors":
+def _workers(options: Options, choice: EngineChoice) -> str:
+    if options.num_workers == 0 or choice.engine == "tensors":
         return "none: batches are made in this process"
-    if choice.engine == "torch":
-        return f"{options.workers} of torch"
+    if choice.engine == "iterable":
+        return f"{options.num_workers} of torch"
     until = "for all epochs" if workers_live_on(options, choice) else "new ones each epoch"
     if is_kept_by_schedule(options, choice):
         until += f" because of schedule=; {REFRESH}"
-    return f"{options.workers}, started with {options.start_method}, {until}"
+    return f"{options.num_workers}, started with {options.start_method}, {until}"
 
 
-def _generators(options: CurrentOptions, choice: EngineChoice) -> str:
+def _generators(options: Options, choice: EngineChoice) -> str:
     """Random generators seeded for each batch. There may be others, out of reach."""
     if choice.engine not in ("dataset", "samples"):
         return ""
@@ -157,7 +172,7 @@ def _generators(options: CurrentOptions, choice: EngineChoice) -> str:
     more = len(found) - _MOST_GENERATORS
     shown = ", ".join(["torch, numpy, random", *found[:_MOST_GENERATORS]])
     shown += f" and {more} more" if more > 0 else ""
-    if options.worker_init_fn is None or options.workers == 0:
+    if options.worker_init_fn is None or options.num_workers == 0:
         return f"seeded for each batch: {shown}"
     return (
         f"seeded for each batch, even if worker_init_fn seeds them: {shown}, and those that "
@@ -165,30 +180,30 @@ def _generators(options: CurrentOptions, choice: EngineChoice) -> str:
     )
 
 
-def _prefetch(options: CurrentOptions, choice: EngineChoice) -> str:
-    if choice.rows is not None:
+def _prefetch(options: Options, choice: EngineChoice) -> str:
+    if choice.makes_rows:
         ahead = options.allocated_prefetch if options.prefetch is None else options.prefetch
         said = f"{ahead} batches (prefetch)"
         if options.task_ns != TASK_NS:
             said += f", in tasks of {options.task_ns / 1e6:g} ms (task_ms)"
         return said
-    if options.workers == 0 or choice.engine == "tensors":
+    if options.num_workers == 0 or choice.engine == "tensors":
         return ""
     said = f"{options.prefetch_factor} batches per worker (prefetch_factor)"
     return f"{said}, at least {options.ahead}" if options.ahead else said
 
 
-def _memory(options: CurrentOptions, choice: EngineChoice, used: int) -> str:
+def _memory(options: Options, choice: EngineChoice, used: int) -> str:
     slots = slots_for(options.allocated_prefetch)
-    if choice.rows is not None:
+    if choice.makes_rows:
         nbytes = used or slots * choice.slot_bytes
         return f"{nbytes / 2**20:.0f} MiB in {slots} batches; more if a larger batch comes"
     return f"{used / 2**20:.0f} MiB so far" if used else ""
 
 
-def _batches(options: CurrentOptions, choice: EngineChoice) -> str:
+def _batches(options: Options, choice: EngineChoice) -> str:
     device = options.device
-    if choice.engine != "native":
+    if not options.native:
         made = "as returned by collate_fn"
         if choice.on_device is None:
             return made

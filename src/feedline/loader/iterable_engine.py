@@ -1,5 +1,4 @@
-"""torch's own engine for IterableDataset, with its rules for workers and sharding, and its
-iterator.
+"""torch's own engine for IterableDataset, with its iterator and its rules for workers and shards.
 
 Guarantees: the batches of torch's DataLoader, at a position. A batch of an interrupted `next` is
 returned again.
@@ -28,11 +27,7 @@ _TIMED_OUT = "DataLoader timed out"
 
 
 class IterableEngine(Engine):
-    """torch's engine at a position.
-
-    Args:
-        position: position of the loader, which names the loader torch's engine reads.
-    """
+    """torch's engine at a position, which names the loader that the engine reads."""
 
     times_steps = False
 
@@ -44,7 +39,7 @@ class IterableEngine(Engine):
         self._has_batch = False  # `_batch` was made and not yet delivered
         self._is_split_off = False  # persistent workers belong to the loader's engine
         self._processes: list[Any] = []
-        self._pages: TorchWorkers | None = None
+        self._pages: TorchWorkers | None = None  # stage timings of the workers
 
     @property
     def workers(self) -> int:
@@ -77,52 +72,44 @@ class IterableEngine(Engine):
             return
         loader._iterator = None  # persistent workers are not at the beginning any more
         dataset: Any = loader.dataset
-        of_dataset, of_iterator = position.dataset_state()
-        if of_dataset is not None:
-            dataset.load_state_dict(of_dataset)
+        dataset_state, iterator_state = position.dataset_state()
+        if dataset_state is not None:
+            dataset.load_state_dict(dataset_state)
         start = RandomStates.from_json(restored["random"], None, loader.generator)
         with start.replace_global_state():
             iterator = self._create_iterator()
-            if of_iterator is None and of_dataset is None:
+            if iterator_state is None and dataset_state is None:
                 self._skip(iterator)
-        if of_iterator is not None:  # it may set the random state, too, which then has to stay
-            _samples(iterator).load_state_dict(of_iterator)
-        # Only now: if something failed on the way here, the next call tries again.
+        if iterator_state is not None:  # it may set the random state, too, which then has to stay
+            _samples(iterator).load_state_dict(iterator_state)
+        # Only now: if something failed before, the next call tries again.
         self._iterator = iterator
         position.open(start, _samples(iterator))
 
     def _create_iterator(self) -> Any:
         with contextlib.ExitStack() as starting:
-            if (pages := self._open_pages()) is not None:
-                starting.enter_context(pages.starting(self._position.loader))
-            iterator = self._torch_iterator()
-            if pages is not None:
-                pages.watch_here(iterator)
+            loader: Any = self._position.loader
+            if self._pages is None or self._pages.owner != os.getpid():
+                with contextlib.suppress(OSError):
+                    enabled = is_recording_enabled()
+                    self._pages = TorchWorkers(loader.num_workers) if enabled else None
+            if self._pages is not None:
+                starting.enter_context(self._pages.starting(loader))
+            if not (loader.persistent_workers and loader.num_workers):
+                iterator: Any = TorchDataLoader._get_iterator(loader)
+            elif loader._iterator is None:
+                iterator = loader._iterator = TorchDataLoader._get_iterator(loader)
+            else:
+                iterator = loader._iterator
+                iterator._reset(loader)
+            if self._pages is not None:
+                self._pages.watch_here(iterator)
         self._processes = list(getattr(iterator, "_workers", ()))
         return iterator
-
-    def _open_pages(self) -> TorchWorkers | None:
-        """Stage timings of the workers; None if not available."""
-        if self._pages is None or self._pages.owner != os.getpid():
-            with contextlib.suppress(OSError):
-                workers = self._position.loader.num_workers
-                self._pages = TorchWorkers(workers) if is_recording_enabled() else None
-        return self._pages
 
     def spent(self) -> dict[int, StageTimings]:
         """Time per stage of each worker, by worker id."""
         return {} if self._pages is None else self._pages.spent()
-
-    def _torch_iterator(self) -> Any:
-        loader: Any = self._position.loader
-        if not (loader.persistent_workers and loader.num_workers):
-            iterator: Any = TorchDataLoader._get_iterator(loader)
-        elif loader._iterator is None:
-            iterator = loader._iterator = TorchDataLoader._get_iterator(loader)
-        else:
-            iterator = loader._iterator
-            iterator._reset(loader)
-        return iterator
 
     def _skip(self, iterator: Any) -> None:
         """Draw the delivered batches again; their exceptions may be raised again."""
@@ -165,15 +152,15 @@ class IterableEngine(Engine):
     def _timeout_error(self, error: RuntimeError) -> LoadTimeoutError:
         """Convert a timeout error of torch to one with its facts."""
         iterator: Any = self._iterator
-        # Names of torch's: where a release lacks them, the worker is not known.
+        # torch's private attributes: if a release lacks them, the worker is unknown.
         task = getattr(iterator, "_task_info", {}).get(getattr(iterator, "_rcvd_idx", None))
-        worker, which = None, ""
+        worker, place = None, ""
         if isinstance(task, tuple) and task and task[0] in range(len(self._processes)):
             worker = int(task[0])
             pid = self._processes[worker].pid
-            which = f": worker {worker} (pid {pid}) has not finished its next batch"
+            place = f": worker {worker} (pid {pid}) has not finished its next batch"
         return LoadTimeoutError(
-            f"{error}{which}. The storage may be unavailable (a network disk or server that does "
+            f"{error}{place}. The storage may be unavailable (a network disk or server that does "
             "not answer), or a batch takes longer. Set a larger timeout, or 0 for no limit",
             seconds=float(self._position.loader.timeout),
             worker=worker,
@@ -206,8 +193,7 @@ class IterableEngine(Engine):
     def release(self) -> object:
         """Forget torch's iterators, which belong to the process this one was forked from.
 
-        Returns:
-            The iterators. Keep them alive: their finalizer would end the other process's workers.
+        They are returned to be kept alive: their finalizer would end the other process's workers.
         """
         loader = self._position.loader
         iterators = self._iterator, loader._iterator
@@ -247,7 +233,7 @@ def _received(iterator: Any) -> int | None:
 def _order_changed(iterator: Any, before: int | None) -> bool:
     """Return True if an exception replaces a batch: after a timeout the same batch still follows.
 
-    `before` is what `_received` returned before.
+    `before` is the return value of `_received` before the request.
     """
     in_order = getattr(iterator, "_in_order", True)  # from torch 2.6 on
     return before is None or not in_order or iterator._rcvd_idx != before

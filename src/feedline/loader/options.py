@@ -1,35 +1,31 @@
-"""Options of a loader: its arguments with all defaults, checked once.
+"""Options of a loader: its arguments, checked once, with all defaults and current values.
 
-Guarantees: Options are complete and checked. Rule of the defaults: every argument has the default
-of torch's DataLoader, unless a schedule is given, which means training: then `shuffle` is True,
-`num_workers` is "auto" and `seed` is 0.
-Relies on: `argument_checks` for invalid values.
+Guarantees: an invalid argument, or one without effect, raises a UsageError that names it. Rule of
+the defaults: every argument has the default of torch's DataLoader, unless a schedule is given,
+which means training: then `shuffle` is True, `num_workers` is "auto" and `seed` is 0.
 """
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterable, Sized
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
+from typing import Any, TypeGuard
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, default_collate
 
 from feedline.engine.devices import resolve_device
-from feedline.engine.normalise import DeviceTransforms, Normalise
-from feedline.engine.start_pool import default_start_method
+from feedline.engine.normalise import BatchTransform, DeviceTransforms, Normalise, PixelTransform
+from feedline.engine.start_pool import default_start_method, worker_count
 from feedline.engine.tasks import DEFAULT_PREFETCH, DEFAULT_PREFETCH_FACTOR, slots_for
 from feedline.errors import UsageError
-from feedline.loader.argument_checks import (
-    Arguments,
-    check_arguments,
-    is_native,
-    task_ns_of,
-    worker_count,
-)
+from feedline.loader.dataset_kind import check_length, check_source, is_native, own_source
+from feedline.order.batch_spec import TASK_NS
 from feedline.order.planned_order import (
     SEQUENTIAL,
     SHUFFLED,
@@ -37,233 +33,444 @@ from feedline.order.planned_order import (
     WEIGHTED_ONCE,
     Order,
     Weights,
+    window_size,
 )
-from feedline.order.schedule import Phase, Schedule
+from feedline.order.schedule import MAX_IMAGE_SIZE, Phase, Schedule, is_count, is_image_size
 from feedline.remote.filesystem import is_url
 from feedline.system import rank_and_world
 
 __all__ = [
-    "CurrentOptions",
+    "Arguments",
     "Options",
+    "check_argument",
+    "check_no_prefetch_factor",
     "create_order",
-    "current_options",
-    "prefetch_factor_of",
+    "factor_or_default",
+    "task_ns_of",
 ]
+
+_MAX_TASK_MS = 1e9  # twelve days: no batch has as much work
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """Arguments of a loader, checked, with defaults. They never change.
+class Arguments:
+    """Arguments of a DataLoader, as the user passes them; see there."""
+
+    dataset: Any
+    batch_size: int | None
+    shuffle: bool | str | None
+    sampler: Any
+    batch_sampler: Any
+    num_workers: int | str | None
+    collate_fn: Callable[[list[Any]], Any] | None
+    pin_memory: bool
+    drop_last: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+    generator: torch.Generator | None
+    prefetch_factor: int | None
+    persistent_workers: bool
+    pin_memory_device: str
+    in_order: bool
+    seed: int | None
+    schedule: Any
+    weights: Any
+    replacement: bool
+    image_size: int | None
+    max_image_size: int | None
+    prefetch: int | None
+    task_ms: float | None
+    device: Any
+    dtype: torch.dtype | None
+    mean: tuple[float, float, float] | None
+    std: tuple[float, float, float] | None
+    pixel_transform: PixelTransform | None
+    batch_transform: BatchTransform | None
+    cache: Any
+    on_error: str
+    start_method: str | None
+    rank: int | None
+    world_size: int | None
+    settings: str | os.PathLike[str] | None
+
+
+_LIVE = (
+    *("dataset", "collate_fn", "worker_init_fn", "generator", "batch_size", "drop_last"),
+    *("num_workers", "timeout", "in_order", "on_error", "pin_memory", "persistent_workers"),
+)
+"""Arguments whose current values are the loader's attributes of the same names."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Options(Arguments):
+    """Arguments of a loader, checked, with all defaults; `current` updates them at each `iter()`.
 
     Args:
+        num_workers: number of processes; 0 for this process.
+        prefetch: maximum of batches of rows in flight; None for as many as memory is allocated for.
+        prefetch_factor: whole batches that each worker makes ahead.
+        schedule: the user's schedule; None without one.
+        device: device with its index; None for batches as the workers make them.
+        cache: folder or URL of a cache with smaller copies of the images, or an ImageFolder of it.
+        start_method: "fork", "forkserver" or "spawn"; "" until the loader is built.
         native: the dataset is one of feedline's own sources.
         iterable: the dataset is an IterableDataset.
-        sampled: a sampler or batch sampler was given.
-        schedule: as given; None without a schedule.
-        phases: the schedule, or one phase of the given image size, if any.
-        shuffle, seed, num_workers: with their defaults.
-        weights: sampling weights; None for any other order.
+        sampled: a sampler or batch sampler defines the order.
+        phases: the schedule, or one phase of `image_size`, if any.
         adapts: the number of workers adapts while the loader works.
         allocated_prefetch: batches of rows that memory is allocated for, besides the current one.
-        max_image_size: largest size that may be set later; None for any.
-        device: device with its index; None for batches as the workers make them.
         on_device: transforms of batches of feedline's own sources on a device; None without one,
             and for other datasets, whose transform defines them.
-        cache: folder or URL of a cache with smaller copies of the images, or an ImageFolder of it;
-            None for none.
+        batched: keys are lists of sample keys; otherwise one key is fetched and collated.
+        index_sampler: yields the keys of each batch, if feedline does not plan the order.
+        order: order planned by feedline; None if samplers or the dataset define it.
+        max_rows: rows of the largest batch; 0 if unknown.
+        ahead: minimum of whole batches made ahead by all workers together, found by adaptation.
+        task_ns: work per task of a batch of rows, in ns.
     """
 
+    num_workers: int
+    prefetch_factor: int
+    schedule: Schedule | None
+    weights: Weights | None
+    device: torch.device | None
+    start_method: str
     native: bool
     iterable: bool
     sampled: bool
-    schedule: Schedule | None
     phases: Schedule
-    shuffle: bool | str | None
-    seed: int | None
-    weights: Weights | None
-    num_workers: int
     adapts: bool
     allocated_prefetch: int
-    max_image_size: int | None
-    device: torch.device | None
     on_device: DeviceTransforms | None
-    cache: Any
+    batched: bool = True
+    index_sampler: Iterable[Any] = ()
+    order: Order | None = None
+    max_rows: int = 0
+    ahead: int = 0
+    task_ns: int = TASK_NS
 
     @classmethod
-    def resolve(cls, given: Arguments) -> Options:
+    def resolve(cls, arguments: Arguments) -> Options:
         """Check the arguments of a loader and fill in the defaults.
 
         Raises:
             UsageError: an argument is invalid, or would have no effect.
         """
-        dataset, size = given.dataset, given.image_size
+        dataset = arguments.dataset
         native, iterable = is_native(dataset), isinstance(dataset, IterableDataset)
-        sampled = given.sampler is not None or given.batch_sampler is not None
-        check_arguments(given, native=native, iterable=iterable, sampled=sampled)
-        training = given.schedule is not None
-        schedule = Schedule.of(given.schedule) if training else None
-        phases = schedule or Schedule((Phase(image_size=size, epochs=1),))
+        sampled = arguments.sampler is not None or arguments.batch_sampler is not None
+        _check_values(arguments)
+        if native:
+            _check_native(arguments)
+        elif iterable:
+            _check_iterable(arguments)
+        _check_effects(arguments, native=native, sampled=sampled)
+        training = arguments.schedule is not None
+        schedule = Schedule.of(arguments.schedule) if training else None
+        phases = schedule or Schedule((Phase(image_size=arguments.image_size, epochs=1),))
         if native and not phases.image_sizes:
             raise UsageError(
                 f"{type(dataset).__name__} needs an image size: set image_size=224, or a schedule "
                 'such as schedule="112x10,160x10,224x10"'
             )
-        shuffle, seed, workers = given.shuffle, given.seed, given.num_workers
+        shuffle, seed, num_workers = arguments.shuffle, arguments.seed, arguments.num_workers
         if shuffle is None and training and not sampled:
             shuffle = True
-        if seed is None and training and not sampled and given.batch_size is not None:
+        if seed is None and training and not sampled and arguments.batch_size is not None:
             seed = 0
-        if workers is None:
-            workers = "auto" if training else 0
-        adapts = isinstance(workers, str)
-        on_device = None
-        if given.device is not None and native:
-            names = (name for name in ("mean", "std", "dtype") if getattr(given, name) is not None)
-            normalise = Normalise(**{name: getattr(given, name) for name in names})
-            on_device = DeviceTransforms(normalise, given.pixel_transform, given.batch_transform)
-        if native or isinstance(workers, str):
-            workers = worker_count(workers, _batches_bytes(given, phases))
+        if not (native or iterable or sampled) and (shuffle or seed is not None or training):
+            check_length(dataset, needed=True)
+        if num_workers is None:
+            num_workers = "auto" if training else 0
+        prefetch = DEFAULT_PREFETCH if arguments.prefetch is None else arguments.prefetch
+        changes: dict[str, Any] = {
+            "shuffle": shuffle,
+            "seed": seed,
+            "num_workers": worker_count(num_workers, _batches_bytes(arguments, phases, prefetch)),
+            "prefetch_factor": factor_or_default(arguments.prefetch_factor),
+            "schedule": schedule,
+            "weights": _weights(arguments.weights),
+            "device": None if arguments.device is None else resolve_device(arguments.device),
+            "cache": _cache(arguments.cache),
+            "start_method": arguments.start_method or "",
+        }
         return cls(
+            **{**vars(arguments), **changes},
             native=native,
             iterable=iterable,
             sampled=sampled,
-            schedule=schedule,
             phases=phases,
-            shuffle=shuffle,
-            seed=seed,
-            weights=_weights(given.weights),
-            num_workers=workers,
-            adapts=adapts,
-            allocated_prefetch=DEFAULT_PREFETCH if given.prefetch is None else given.prefetch,
-            max_image_size=given.max_image_size,
-            device=None if given.device is None else resolve_device(given.device),
-            on_device=on_device,
-            cache=_cache(given.cache),
+            adapts=isinstance(num_workers, str),
+            allocated_prefetch=prefetch,
+            on_device=_device_transforms(arguments) if native else None,
+        )
+
+    def current(self, loader: Any, order: Order | None, ahead: int) -> Options:
+        """Options with a loader's current attributes: most may be set at any time, as in torch.
+
+        Args:
+            loader: a feedline DataLoader, built with these options.
+            order: its order, if planned by feedline.
+            ahead: minimum of whole batches made ahead.
+        """
+        changes = {name: getattr(loader, name) for name in _LIVE}
+        prefetch = None if loader.prefetch == self.allocated_prefetch else loader.prefetch
+        return replace(
+            self,
+            **changes,
+            prefetch=prefetch,
+            prefetch_factor=factor_or_default(loader.prefetch_factor),
+            task_ns=task_ns_of(loader.task_ms),
+            start_method=_start_method(loader, self.native),
+            batched=loader._auto_collation,
+            index_sampler=() if self.iterable else loader._index_sampler,
+            order=order,
+            max_rows=_max_rows(loader),
+            ahead=ahead,
         )
 
 
-def _batches_bytes(given: Arguments, phases: Schedule) -> int:
-    """Memory of batches of uint8 images, at the given sizes; 0 without a size."""
-    prefetch, larger = given.prefetch, given.max_image_size
-    images = (
-        max(phase.image_size, larger or 0) ** 2 * (phase.batch_size or given.batch_size or 1)
+# Checks
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    """Return True for a whole number, also of numpy, but not for a bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_positive_number(value: Any) -> bool:
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    return is_number and 0 < value < math.inf
+
+
+_Check = tuple[Callable[[Any], bool], str]
+_IMAGE_SIZE: _Check = is_image_size, f"a whole number from 1 to {MAX_IMAGE_SIZE}"
+_TRANSFORM: _Check = callable, "a function of tensors and a batch"
+_NEVER_NONE = ("replacement", "on_error", "timeout")
+_CHECKS: dict[str, _Check] = {
+    "batch_size": (lambda value: is_count(value) and value > 0, "a whole number of at least 1"),
+    "shuffle": (
+        lambda value: not isinstance(value, str) or window_size(value) is not None,
+        'True, False, None or "window:N", e.g. "window:16384"',
+    ),
+    "timeout": (lambda value: isinstance(value, int | float) and value >= 0, "at least 0 seconds"),
+    "prefetch_factor": (
+        lambda value: _is_whole(value) and 1 <= value <= 1024,
+        "None or a whole number from 1 to 1024 (batches each worker makes ahead)",
+    ),
+    "seed": (
+        lambda value: isinstance(value, int) and not isinstance(value, bool),
+        "a whole number or None",
+    ),
+    "replacement": (lambda value: isinstance(value, bool), "True or False"),
+    "image_size": _IMAGE_SIZE,
+    "max_image_size": _IMAGE_SIZE,
+    "prefetch": (
+        lambda value: _is_whole(value) and 1 <= value <= 64,
+        "a whole number from 1 to 64",
+    ),
+    "task_ms": (
+        _is_positive_number,
+        f"a number of milliseconds above 0 (work per task), or None for {TASK_NS / 1e6:g}",
+    ),
+    "dtype": (
+        lambda value: isinstance(value, torch.dtype),
+        "a torch.dtype, e.g. torch.bfloat16",
+    ),
+    "pixel_transform": _TRANSFORM,
+    "batch_transform": _TRANSFORM,
+    "on_error": (lambda value: value in ("raise", "skip"), '"raise" or "skip"'),
+}
+"""Checks of single arguments: a predicate for values other than None, and the valid values."""
+
+
+def check_argument(name: str, value: object) -> None:
+    """Check the value of an argument, or of the attribute of the same name.
+
+    Raises:
+        UsageError: it is invalid.
+    """
+    is_valid, expected = _CHECKS[name]
+    if value is None and name not in _NEVER_NONE:
+        return
+    if not is_valid(value):
+        raise UsageError(f"must be {expected}, got {value!r}", argument=name)
+
+
+def check_no_prefetch_factor(factor: object) -> None:
+    """Check that `prefetch_factor` is not set for one of feedline's own sources.
+
+    Raises:
+        UsageError: it is set.
+    """
+    # torch's own constructor converts None to 2, and frameworks pass that on.
+    if factor not in (None, 2):
+        raise UsageError(
+            f"{factor!r} has no effect here because all workers share each batch; set prefetch= to "
+            "the number of batches made ahead",
+            argument="prefetch_factor",
+        )
+
+
+def _check_values(arguments: Arguments) -> None:
+    """Check single arguments, and pairs of them. Order, Normalise and torch check the others."""
+    for name in _CHECKS:
+        check_argument(name, getattr(arguments, name))
+    if arguments.weights is not None and arguments.shuffle not in (None, True):
+        raise UsageError(
+            f"{arguments.shuffle!r} cannot be used with weights=, which define the order: remove "
+            "shuffle",
+            argument="shuffle",
+        )
+    if not arguments.replacement and arguments.weights is None:
+        raise UsageError(
+            "False has no effect without weights; set weights= as well", argument="replacement"
+        )
+    size, largest = arguments.image_size, arguments.max_image_size
+    if arguments.schedule is not None and size is not None:
+        raise UsageError("schedule= and image_size= are both set; use one of them")
+    if size and largest and size > largest:
+        raise UsageError(
+            f"{size} is larger than max_image_size {largest}; remove one of them",
+            argument="image_size",
+        )
+
+
+def _check_native(arguments: Arguments) -> None:
+    """Check the arguments for one of feedline's own sources."""
+    check_source(arguments.dataset)
+    source = own_source(arguments.dataset)
+    kind = type(source).__name__
+    if arguments.cache is not None and not hasattr(source, "cached"):
+        raise UsageError(
+            f"{arguments.cache!r} has no effect: {kind} does not support caches; remove it",
+            argument="cache",
+        )
+    if arguments.collate_fn not in (None, default_collate):
+        raise UsageError(
+            f"{arguments.collate_fn!r} has no effect: {kind} makes batches, not single samples; "
+            "apply it to the batches, or use a torch Dataset",
+            argument="collate_fn",
+        )
+    check_no_prefetch_factor(arguments.prefetch_factor)
+
+
+def _check_iterable(arguments: Arguments) -> None:
+    """Check that no argument is set that torch's engine does not know."""
+    for name in ("seed", "schedule", "weights", "image_size", "cache", "device", "on_error"):
+        value = getattr(arguments, name)
+        if value is not None and not (name == "on_error" and value == "raise"):
+            raise UsageError(
+                f"{value!r} cannot be used with an IterableDataset: torch's engine makes its "
+                "batches, in the dataset's own order. Use a map-style Dataset, or remove it",
+                argument=name,
+            )
+
+
+def _check_effects(arguments: Arguments, *, native: bool, sampled: bool) -> None:
+    """Check that no argument is without effect.
+
+    Args:
+        arguments: arguments of a loader.
+        native: the dataset is one of feedline's own sources.
+        sampled: a sampler defines the samples.
+    """
+    for name in ("mean", "std", "dtype", "pixel_transform", "batch_transform"):
+        value = getattr(arguments, name)
+        if value is not None and not native:
+            raise UsageError(
+                f"{value!r} is only for feedline's own sources, e.g. feedline.ImageFolder, with a "
+                "TrainCrop or EvalCrop. With any other dataset or transform, do this in the "
+                "transform or on the batches",
+                argument=name,
+            )
+        if value is not None and arguments.device is None:
+            raise UsageError(
+                f"{value!r} has no effect without device=; set device= as well", argument=name
+            )
+    schedule = arguments.schedule
+    if arguments.max_image_size is not None and not (
+        native or schedule is not None or arguments.image_size is not None
+    ):
+        raise UsageError(
+            f"{arguments.max_image_size} has no effect without an image size; set schedule= or "
+            "image_size= as well",
+            argument="max_image_size",
+        )
+    if sampled and schedule is not None:
+        phases = [str(phase) for phase in Schedule.of(schedule).phases if phase.batch_size]
+        if phases:
+            raise UsageError(
+                f"batch sizes in the schedule ({', '.join(phases)}) have no effect because a "
+                "sampler or batch_sampler makes the batches; remove one of them"
+            )
+    planned = (arguments.seed is not None or schedule is not None) and not sampled
+    if planned and not arguments.in_order:
+        raise UsageError(
+            "False has no effect with a seed or a schedule, which fix the order of the batches; "
+            "remove one of them",
+            argument="in_order",
+        )
+
+
+# Values
+
+
+def factor_or_default(factor: int | None) -> int:
+    """Whole batches made ahead per worker."""
+    return DEFAULT_PREFETCH_FACTOR if factor is None else int(factor)
+
+
+def task_ns_of(task_ms: float | None) -> int:
+    """Work per task in ns; None for the default. Raises UsageError if `task_ms` is invalid."""
+    check_argument("task_ms", task_ms)
+    if task_ms is None:
+        return TASK_NS
+    return max(1, round(1e6 * float(min(task_ms, _MAX_TASK_MS))))
+
+
+def _batches_bytes(arguments: Arguments, phases: Schedule, prefetch: int) -> int:
+    """Memory of batches of uint8 images, as far as their sizes are known; 0 without a size."""
+    pixels = (
+        max(phase.image_size, arguments.max_image_size or 0) ** 2
+        * (phase.batch_size or arguments.batch_size or 1)
         for phase in phases.phases
         if phase.image_size
     )
-    slots = slots_for(DEFAULT_PREFETCH if prefetch is None else prefetch)
-    return 3 * max(images, default=0) * slots
+    return 3 * max(pixels, default=0) * slots_for(prefetch)
 
 
-def _weights(given: Any) -> Weights | None:
-    if given is None:
+def _device_transforms(arguments: Arguments) -> DeviceTransforms | None:
+    if arguments.device is None:
         return None
-    if isinstance(given, torch.Tensor):  # of any device, and types that numpy does not know
-        given = given.detach().to("cpu", torch.float64).numpy()
-    return Weights(given)
+    values = {name: getattr(arguments, name) for name in ("mean", "std", "dtype")}
+    normalise = Normalise(**{name: value for name, value in values.items() if value is not None})
+    return DeviceTransforms(normalise, arguments.pixel_transform, arguments.batch_transform)
 
 
-def _cache(given: Any) -> Any:
-    if given is None or hasattr(given, "level_at") or is_url(given):
-        return given
-    if not isinstance(given, str | os.PathLike):
+def _weights(weights: Any) -> Weights | None:
+    if weights is None:
+        return None
+    if isinstance(weights, torch.Tensor):  # of any device, and types that numpy does not know
+        weights = weights.detach().to("cpu", torch.float64).numpy()
+    return Weights(weights)
+
+
+def _cache(cache: Any) -> Any:
+    if cache is None or hasattr(cache, "level_at") or is_url(cache):
+        return cache
+    if not isinstance(cache, str | os.PathLike):
         raise UsageError(
-            "cache must be the folder or the URL of a cache, or a feedline.ImageFolder of it, got "
-            f"{given!r}"
+            "must be the folder or the URL of a cache, or a feedline.ImageFolder of it, got "
+            f"{cache!r}",
+            argument="cache",
         )
-    return os.path.abspath(os.path.expanduser(os.fspath(given)))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class CurrentOptions(Options):
-    """Options of a loader from an `iter()` on, with the values set on it since it was built.
-
-    Args:
-        dataset, collate_fn, worker_init_fn, generator, drop_last: as in torch.
-        batched: keys are lists of sample keys; otherwise one key is fetched and collated.
-        sampler: yields the keys of each batch, if feedline does not plan the order.
-        order: order planned by feedline; None if samplers or the dataset define it.
-        batch_size: rows of a batch on this rank, if no phase sets it; None: unknown.
-        max_rows: rows of the largest batch; 0 if unknown.
-        workers: number of processes; 0 for this process.
-        prefetch: maximum of batches of rows in flight; None for as many as memory is allocated for.
-        prefetch_factor: whole batches that each worker makes ahead.
-        ahead: minimum of whole batches made ahead by all workers together.
-        task_ns: work per task of a batch of rows, in ns.
-        start_method: "fork", "forkserver" or "spawn".
-        timeout_s: `timeout` as in torch; 0 for the default.
-        in_order: deliver batches in order, not as soon as they are made.
-        on_error: "raise", or "skip" to skip samples that cannot be loaded.
-        pin: pin the memory of batches.
-        persistent: keep workers from epoch to epoch in any case.
-    """
-
-    dataset: Any
-    collate_fn: Callable[[Any], Any]
-    worker_init_fn: Callable[[int], None] | None
-    generator: torch.Generator | None
-    batched: bool
-    sampler: Iterable[Any]
-    order: Order | None
-    batch_size: int | None
-    drop_last: bool
-    max_rows: int
-    workers: int
-    prefetch: int | None
-    prefetch_factor: int
-    ahead: int
-    task_ns: int
-    start_method: str
-    timeout_s: float
-    in_order: bool
-    on_error: str
-    pin: bool
-    persistent: bool
-
-
-def current_options(
-    loader: Any, options: Options, order: Order | None, ahead: int
-) -> CurrentOptions:
-    """Options of a loader with its current attributes: most may be set at any time, as in torch.
-
-    Args:
-        loader: a feedline DataLoader.
-        options: its arguments.
-        order: its order, if made by feedline.
-        ahead: minimum of whole batches made ahead, found while the loader worked.
-    """
-    return CurrentOptions(
-        **vars(options),
-        dataset=loader.dataset,
-        collate_fn=loader.collate_fn,
-        worker_init_fn=loader.worker_init_fn,
-        generator=loader.generator,
-        batched=loader._auto_collation,
-        sampler=() if options.iterable else loader._index_sampler,
-        order=order,
-        batch_size=loader.batch_size,
-        drop_last=loader.drop_last,
-        max_rows=_max_rows(loader),
-        workers=loader.num_workers,
-        prefetch=None if loader.prefetch in (None, options.allocated_prefetch) else loader.prefetch,
-        prefetch_factor=prefetch_factor_of(loader.prefetch_factor),
-        ahead=ahead,
-        task_ns=task_ns_of(loader.task_ms),
-        start_method=_start_method(loader, options.native),
-        timeout_s=loader.timeout,
-        in_order=loader.in_order,
-        on_error=loader.on_error,
-        pin=loader.pin_memory,
-        persistent=loader.persistent_workers,
-    )
-
-
-def prefetch_factor_of(given: int | None) -> int:
-    """Whole batches made ahead per worker; at least 1, because torch's constructor accepts 0."""
-    return DEFAULT_PREFETCH_FACTOR if given is None else max(1, int(given))
+    return os.path.abspath(os.path.expanduser(os.fspath(cache)))
 
 
 def _start_method(loader: Any, native: bool) -> str:
-    """Start method of the workers: as given; otherwise multiprocessing's for a user's Dataset."""
+    """Start method of the workers; for a user's Dataset the default is multiprocessing's."""
     if loader.start_method is not None:
         return str(loader.start_method)
     if loader.multiprocessing_context is not None:
@@ -279,39 +486,41 @@ def _max_rows(loader: Any) -> int:
     """Rows of the largest batch; 0 if unknown."""
     batches = loader.batch_sampler
     # A framework may set the batch sampler's between two epochs.
-    named = (loader.batch_size, getattr(batches, "batch_size", None))
-    rows = max((size for size in named if isinstance(size, int)), default=0)
+    sizes = (loader.batch_size, getattr(batches, "batch_size", None))
+    rows = max((size for size in sizes if isinstance(size, int)), default=0)
     if not rows and type(batches) in (list, tuple):
         rows = max((len(keys) for keys in batches if isinstance(keys, Sized)), default=0)
     return rows
 
 
-def create_order(options: Options, given: Arguments) -> Order | None:
+# Order
+
+
+def create_order(options: Options) -> Order | None:
     """Create the order planned by feedline; None if samplers or the dataset define it.
 
     Args:
-        options: arguments with their defaults.
-        given: arguments as given.
+        options: options that the loader was built with.
 
     Raises:
         UsageError: arguments for a planned order, but samplers or the dataset define it.
     """
-    batch_size, rank, world_size = given.batch_size, given.rank, given.world_size
+    batch_size, rank, world_size = options.batch_size, options.rank, options.world_size
     if options.seed is not None and not (options.sampled or options.iterable or batch_size is None):
-        rank_found, world_found = rank_and_world() if None in (rank, world_size) else (0, 1)
+        own_rank, ranks = rank_and_world() if None in (rank, world_size) else (0, 1)
         return Order(
-            length=len(given.dataset),
+            length=len(options.dataset),
             schedule=options.phases,
             batch_size=batch_size,
-            sample_order=_sample_order(options, given),
+            sample_order=_sample_order(options),
             weights=options.weights,
-            drop_last=given.drop_last,
+            drop_last=options.drop_last,
             seed=options.seed,
-            rank=rank_found if rank is None else rank,
-            world_size=world_found if world_size is None else world_size,
+            rank=own_rank if rank is None else rank,
+            world_size=ranks if world_size is None else world_size,
         )
     if isinstance(options.shuffle, str) or options.weights is not None:
-        against = {
+        obstacles = {
             "an IterableDataset": options.iterable,
             "a sampler": options.sampled,
             "batch_size=None": batch_size is None,
@@ -320,7 +529,7 @@ def create_order(options: Options, given: Arguments) -> Order | None:
         name = "weights" if options.weights is not None else f"shuffle={options.shuffle!r}"
         raise UsageError(
             f"{name} needs an order made by feedline and cannot be used with "
-            f"{' and '.join(name for name, so in against.items() if so)}: set seed=0 (or a "
+            f"{' and '.join(name for name, holds in obstacles.items() if holds)}: set seed=0 (or a "
             "schedule), a map-style dataset and a batch_size, and no "
             f"sampler{'' if options.weights is not None else '; or use shuffle=True'}"
         )
@@ -339,11 +548,10 @@ def create_order(options: Options, given: Arguments) -> Order | None:
     return None
 
 
-def _sample_order(options: Options, given: Arguments) -> str:
+def _sample_order(options: Options) -> str:
     """Name of the sample order for a loader's `weights` or `shuffle`."""
     if options.weights is not None:
-        return WEIGHTED if given.replacement else WEIGHTED_ONCE
-    shuffle = options.shuffle
-    if isinstance(shuffle, str):
-        return str(shuffle)  # of numpy's, a state would not be equal to one from JSON
-    return SHUFFLED if shuffle else SEQUENTIAL
+        return WEIGHTED if options.replacement else WEIGHTED_ONCE
+    if isinstance(options.shuffle, str):
+        return str(options.shuffle)  # of numpy's, a state would not be equal to one from JSON
+    return SHUFFLED if options.shuffle else SEQUENTIAL

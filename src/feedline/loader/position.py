@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.errors import StateError, UsageError
-from feedline.loader.options import CurrentOptions
+from feedline.loader.options import Options
 from feedline.loader.sampled_epoch import RandomStates
 from feedline.loader.sampled_order import SampledPosition
 from feedline.loader.samplers import share_of
@@ -221,9 +221,7 @@ def _keeps_state(thing: object) -> bool:
 LoaderPosition: TypeAlias = PlannedPosition | SampledPosition | IterablePosition
 
 
-def create_position(
-    options: CurrentOptions, loader: TorchDataLoader[Any] | None = None
-) -> LoaderPosition:
+def create_position(options: Options, loader: TorchDataLoader[Any] | None = None) -> LoaderPosition:
     """Create a position at the beginning.
 
     Args:
@@ -236,16 +234,16 @@ def create_position(
     if options.order is not None:
         return PlannedPosition(options.order, endless=options.schedule is None)
     return SampledPosition(
-        options.sampler,
+        options.index_sampler,
         options.generator,
         options.phases,
-        share=share_of(options.sampler),
+        share=share_of(options.index_sampler),
         seed=options.seed,
-        persistent=options.persistent and options.workers > 0,
+        persistent=options.persistent_workers and options.num_workers > 0,
     )
 
 
-def check_length(position: object, before: CurrentOptions, options: CurrentOptions) -> None:
+def check_length(position: object, before: Options, options: Options) -> None:
     """Check whether a position may continue with the dataset of other options.
 
     Raises:

@@ -3,7 +3,7 @@
 Guarantees: batches and their order do not change; if recording fails, that is logged, and training
 continues without it. If steps take less than 0.4 ms, two of 64 are timed and the others only
 counted.
-Relies on: `iteration.EpochIterator` reporting each iteration and each batch.
+Relies on: `EpochIterator` and `LoaderState` reporting each iteration and each batch.
 """
 
 from __future__ import annotations
@@ -16,33 +16,25 @@ from typing import Any
 
 from feedline.loader.batch_stream import BatchStream
 from feedline.loader.engine_choice import EngineChoice, workers_live_on
-from feedline.loader.options import CurrentOptions
+from feedline.loader.options import Options
 from feedline.trace import is_recording_enabled
 from feedline.trace.batch_probe import BatchProbe
 from feedline.trace.pass_record import PassRecord
 from feedline.trace.recorder import Recorder, WorkerObserver
 from feedline.trace.run import Loader
 
-__all__ = [
-    "Recording",
-    "describe_feedline_loader",
-]
-
+__all__ = ["Recording", "describe_feedline_loader"]
 
 _log = logging.getLogger("feedline")
 
 _QUICK_NS = 400_000  # a step costs the record some 4 us
 _QUICK_STEPS = 64
 _REST = 62
-_MOST_NAMES = 256
+_MAX_NAMES = 256
 
 
 class Recording:
-    """Connects a stream of batches with a recorder.
-
-    Args:
-        stream: its batches are recorded.
-    """
+    """Connects a stream of batches with a recorder."""
 
     def __init__(self, stream: BatchStream) -> None:
         self._stream = stream
@@ -78,7 +70,7 @@ class Recording:
 
     def _begin(self, began_ns: int) -> None:
         stream, recorder = self._stream, self.recorder
-        said = describe_feedline_loader(stream.options, stream.choice())
+        loader = describe_feedline_loader(stream.options, stream.choice())
         if self._described is None:
             self._workers = WorkerObserver(
                 pids=lambda: list(stream.engine.pids.values()),
@@ -86,10 +78,10 @@ class Recording:
                 name=self._name,
                 deaths=lambda: len(stream.deaths),
             )
-            self._number = recorder.register_loader(said, self._workers)
-        elif said != self._described:
-            self._number = recorder.change_loader(self._number, said, self._workers)
-        self._described = said
+            self._number = recorder.register_loader(loader, self._workers)
+        elif loader != self._described:
+            self._number = recorder.change_loader(self._number, loader, self._workers)
+        self._described = loader
         same, self._engine = self._engine is stream.engine, stream.engine
         transfer = getattr(stream.engine, "transfer", None)
         # A device transfer knows the copies and the device's clock; torch's engine knows neither.
@@ -105,7 +97,7 @@ class Recording:
         stream.timing.listener = self._measured
         self.rest = self._quick = 0
 
-    def note_batch(self, batch: Any, asked_ns: int, asked_cpu_ns: int) -> None:
+    def note_batch(self, batch: Any, requested_ns: int, requested_cpu_ns: int) -> None:
         """Record a delivered batch, requested at these times: monotonic, and the thread's."""
         record = self._pass
         if record is None or record.over:
@@ -115,7 +107,7 @@ class Recording:
             rested = record.has_unreported
             if rested:
                 self._stream.timing.listener = self._measured
-            record.add_batch(self._probe.inspect(batch), asked_ns, got_ns, asked_cpu_ns)
+            record.add_batch(self._probe.inspect(batch), requested_ns, got_ns, requested_cpu_ns)
             took_ns, self._got_ns = got_ns - self._got_ns, got_ns
             if not rested and took_ns > _QUICK_NS:
                 self._quick = max(0, self._quick - _QUICK_STEPS // 4)
@@ -176,43 +168,40 @@ class Recording:
         if record is not None:
             with contextlib.suppress(Exception):
                 self.recorder.end(record, "left")
-        said = f"recording of the run stopped: {type(error).__name__}: {error}"
-        self.recorder.note(said)
-        _log.warning("%s; training continues", said, exc_info=error)
+        text = f"recording of the run stopped: {type(error).__name__}: {error}"
+        self.recorder.note(text)
+        _log.warning("%s; training continues", text, exc_info=error)
 
     def _name(self, sample: int) -> str:
-        if (known := self._names.get(sample)) is not None:
-            return known
-        try:
-            choice = self._stream.choice()
-            named = getattr(choice.rows or choice.samples, "name", None)
-            said = str(named(sample)) if named and sample >= 0 else f"sample {sample}"
-        except Exception:  # the dataset is another now, and has no such sample
-            return f"sample {sample}"
-        if len(self._names) >= _MOST_NAMES:
-            self._names.clear()
-        self._names[sample] = said
-        return said
+        if sample not in self._names:
+            try:
+                name_of = getattr(self._stream.choice().source, "name", None)
+                name = str(name_of(sample)) if name_of and sample >= 0 else f"sample {sample}"
+            except Exception:  # the dataset has changed, and has no such sample
+                return f"sample {sample}"
+            if len(self._names) >= _MAX_NAMES:
+                self._names.clear()
+            self._names[sample] = name
+        return self._names[sample]
 
 
-def describe_feedline_loader(options: CurrentOptions, choice: EngineChoice) -> Loader:
+def describe_feedline_loader(options: Options, choice: EngineChoice) -> Loader:
     """Description of a loader for a run."""
     dataset = options.dataset
-    rows = choice.rows or choice.samples
     return Loader(
         kind="feedline",
         name="feedline.DataLoader",
         dataset=f"{type(dataset).__module__}.{type(dataset).__qualname__}",
         samples=_length(dataset),
-        workers=options.workers,
+        workers=options.num_workers,
         prefetch_factor=options.prefetch_factor,
         persistent_workers=workers_live_on(options, choice),
-        pin_memory=bool(options.pin),
+        pin_memory=bool(options.pin_memory),
         batch_size=options.batch_size,
         start_method=options.start_method or "",
         collate=getattr(options.collate_fn, "__qualname__", ""),
         made_by=choice.engine,
-        copies=str(getattr(rows, "copies_from", "")),
+        copies=str(getattr(choice.source, "copies_from", "")),
         because=" ".join(choice.reasons),
         uncompiled=choice.uncompiled,
         accepts=choice.accepts,
@@ -222,5 +211,5 @@ def describe_feedline_loader(options: CurrentOptions, choice: EngineChoice) -> L
 def _length(dataset: Any) -> int | None:
     try:
         return len(dataset)
-    except Exception:  # an IterableDataset has none, or only says so when it is asked
+    except Exception:  # an IterableDataset may have no length, or raise anything
         return None

@@ -28,7 +28,7 @@ from torch.utils.data import (
 )
 
 from feedline.errors import UsageError
-from feedline.loader.argument_checks import is_native
+from feedline.loader.dataset_kind import is_native
 from feedline.order.planned_order import SEQUENTIAL, Order
 
 __all__ = [

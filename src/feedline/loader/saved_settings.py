@@ -19,18 +19,16 @@ import torch
 
 from feedline.engine.messages import MAX_WORKERS
 from feedline.errors import UsageError
-from feedline.loader.argument_checks import Arguments
+from feedline.loader.options import Arguments
 from feedline.stores.read_file import read_small
 from feedline.trace.machine import this_machine
 
 __all__ = ["SavedSettings", "add_saved_settings", "name_file_in_errors", "warn_if_unused"]
 
 _VERSION = 1
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _GB = 1 << 30
-_MEMORY_TOLERANCE = (
-    0.9  # memory: what a machine keeps for itself differs a little from boot to boot
-)
+_MEMORY_TOLERANCE = 0.9  # what a machine reserves for itself differs a little from boot to boot
 
 _Workers = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)]
 _Batches = Annotated[int, msgspec.Meta(ge=1, le=64)]
@@ -84,11 +82,11 @@ class SavedSettings(
                     argument="settings",
                     hint="update feedline, or run `feedline tune --save FILE` again",
                 )
-            read = msgspec.json.decode(data, type=_File)
+            saved = msgspec.json.decode(data, type=_File)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise _invalid_file(file, str(error)) from None
-        _warn_of_another_machine(file, read.found_on)
-        return read.loader
+        _warn_of_another_machine(file, saved.found_on)
+        return saved.loader
 
 
 class _Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +95,7 @@ class _Machine(msgspec.Struct, frozen=True, kw_only=True):
     cpu: str
     cores: int
     gpu: str | None = None
-    memory_bytes: int | None = None  # files of before do not say it
+    memory_bytes: int | None = None  # older files lack it
 
 
 class _Version(msgspec.Struct):
@@ -115,87 +113,84 @@ class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     feedline: str | None = None
 
 
-def add_saved_settings(given: Arguments) -> Arguments:
-    """Complete a loader's arguments with those of a settings file.
+def add_saved_settings(arguments: Arguments) -> Arguments:
+    """Complete a loader's arguments with those of its settings file, if any.
 
     The result does not contain the file itself: a copy of the loader does not read it again.
-
-    Args:
-        given: arguments; `settings` is the file, or None.
 
     Raises:
         UsageError: the file cannot be used.
     """
-    file = given.settings
+    file = arguments.settings
     if file is None:
-        return given
+        return arguments
     if not isinstance(file, str | os.PathLike):
         raise UsageError(
-            "settings must be the path of a file written by feedline tune --save, got "
-            f"{type(file).__name__}"
+            "must be the path of a file written by feedline tune --save, got "
+            f"{type(file).__name__}",
+            argument="settings",
         )
     saved = msgspec.structs.asdict(SavedSettings.read(file))
-    if given.num_workers == 0:  # the file is about workers
-        return replace(given, settings=None)
+    if arguments.num_workers == 0:  # the file is about workers
+        return replace(arguments, settings=None)
     changes = {
         name: value
         for name, value in saved.items()
-        # A loader's own default counts as not given.
-        if value is not None and getattr(given, name) in (None, False)
+        # A default set explicitly counts as not set.
+        if value is not None and getattr(arguments, name) in (None, False)
     }
-    return replace(given, settings=None, **changes)
+    return replace(arguments, settings=None, **changes)
 
 
-def warn_if_unused(given: Arguments, completed: Arguments, batches: str) -> None:
+def warn_if_unused(arguments: Arguments, completed: Arguments, engine: str) -> None:
     """Warn if a file sets options of rows for a loader that makes whole batches.
 
     Args:
-        given: the loader's arguments, with the file.
+        arguments: the user's arguments, with the file.
         completed: the same with the settings of the file.
-        batches: engine of the loader, as text.
+        engine: engine of the loader, as text.
     """
     unused = [
         f"{name}={getattr(completed, name)!r}"
         for name in ("prefetch", "task_ms")
-        if getattr(given, name) is None and getattr(completed, name) is not None
+        if getattr(arguments, name) is None and getattr(completed, name) is not None
     ]
-    if given.settings is not None and unused:
+    if arguments.settings is not None and unused:
         warnings.warn(
-            f"the settings in {os.fspath(given.settings)!r} set {' and '.join(unused)}, which has "
-            f"no effect on this loader: it uses the {batches}. Write a file for it with feedline "
-            "tune --save FILE",
+            f"the settings in {os.fspath(arguments.settings)!r} set {' and '.join(unused)}, which "
+            f"has no effect on this loader: it uses the {engine}. Write a file for it with "
+            "feedline tune --save FILE",
             stacklevel=3,
         )
 
 
 @contextmanager
 def name_file_in_errors(file: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Context manager: mention the settings file in errors about invalid arguments.
-
-    Args:
-        file: settings file; None for none.
-    """
+    """Context manager: mention the settings file, if any, in errors about invalid arguments."""
     try:
         yield
     except UsageError as error:
         if file is None:
             raise
         raise type(error)(
-            f"{error} (missing arguments come from settings={os.fspath(file)!r}, which feedline "
-            "tune writes for a loader of the same kind)"
+            f"{error.args[0]} (missing arguments come from settings={os.fspath(file)!r}, which "
+            "feedline tune writes for a loader of the same kind)",
+            argument=error.argument,
+            hint=error.hint,
+            fix=error.fix,
         ) from error
 
 
 def _read_file(file: str | os.PathLike[str]) -> bytes:
     try:
-        data = read_small(file, _MOST_BYTES)
+        data = read_small(file, _MAX_BYTES)
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{os.fspath(file)!r} cannot be read: {error}",
             argument="settings",
             hint="`feedline tune --save FILE` writes such a file",
         ) from None
-    if len(data) > _MOST_BYTES:
+    if len(data) > _MAX_BYTES:
         raise _invalid_file(file, "it is larger than 1 MiB")
     return data
 
@@ -217,30 +212,26 @@ def _this_machine() -> _Machine:
 
 def _warn_of_another_machine(file: str | os.PathLike[str], there: _Machine) -> None:
     here = _this_machine()
-    different = [
-        f"{said} {getattr(there, name)!r} in the file, {getattr(here, name)!r} here"
-        for name, said in (("cpu", "processor"), ("cores", "cores"), ("gpu", "GPU"))
-        # Which GPU there is, is known only once a program uses it.
+    differences = [
+        f"{label} {getattr(there, name)!r} in the file, {getattr(here, name)!r} here"
+        for name, label in (("cpu", "processor"), ("cores", "cores"), ("gpu", "GPU"))
+        # The GPU of this machine is known only once a program uses it.
         if None not in (getattr(there, name), getattr(here, name))
         and getattr(there, name) != getattr(here, name)
     ]
-    if there.gpu is not None and here.gpu is None and not _has_gpu():
-        different.append(f"GPU {there.gpu!r} in the file, none available to torch here")
-    memory = there.memory_bytes, here.memory_bytes
-    if (
-        None not in memory
-        and not _MEMORY_TOLERANCE <= (memory[1] or 0) / (memory[0] or 1) <= 1 / _MEMORY_TOLERANCE
-    ):
-        said, found = ((each or 0) / _GB for each in memory)
-        different.append(f"memory {said:.3g} GiB in the file, {found:.3g} GiB here")
-    if different:
+    # Counting initialises no GPU: torch asks the driver's library.
+    if there.gpu is not None and here.gpu is None and not torch.cuda.device_count():
+        differences.append(f"GPU {there.gpu!r} in the file, none available to torch here")
+    if there.memory_bytes and here.memory_bytes:
+        ratio = here.memory_bytes / there.memory_bytes
+        if not _MEMORY_TOLERANCE <= ratio <= 1 / _MEMORY_TOLERANCE:
+            differences.append(
+                f"memory {there.memory_bytes / _GB:.3g} GiB in the file, "
+                f"{here.memory_bytes / _GB:.3g} GiB here"
+            )
+    if differences:
         warnings.warn(
             f"the settings in {os.fspath(file)!r} were measured on another machine "
-            f"({'; '.join(different)}); run feedline tune here, or pass the arguments yourself",
+            f"({'; '.join(differences)}); run feedline tune here, or pass the arguments yourself",
             stacklevel=5,
         )
-
-
-def _has_gpu() -> bool:
-    """Return True if torch detects a GPU. Initialises none: torch asks the driver's library."""
-    return torch.cuda.device_count() > 0

@@ -34,7 +34,7 @@ from feedline.errors import ImageError, SampleError
 from feedline.loader.engine_choice import EngineChoice
 from feedline.loader.engines import Engine, InProcessEngine, Skipped, WorkerEngine
 from feedline.loader.iterable_engine import IterableEngine
-from feedline.loader.options import CurrentOptions
+from feedline.loader.options import Options
 from feedline.loader.position import IterablePosition, LoaderPosition
 from feedline.order.batch_spec import BatchSpec
 from feedline.recognition.tensors import batched_tensors
@@ -50,45 +50,42 @@ __all__ = [
 def samples_to_skip(
     source: Source, slots: BatchBuffers, on_error: str, flight: InFlightBatch
 ) -> list[Skipped]:
-    """Samples to skip in a batch with failed rows.
-
-    Args:
-        source: names samples.
-        slots: the slot of a batch that is not delivered is released.
-        on_error: "raise" or "skip".
-        flight: the batch.
+    """Samples to skip in a batch with failed rows; releases its slot if it is not delivered.
 
     Raises:
-        SampleError: samples must not be skipped; the slot is free again.
+        SampleError: samples must not be skipped.
     """
     failures = sorted(flight.failures, key=lambda failure: failure.row)
     batch = flight.batch
     if on_error == "skip" and len(failures) < batch.rows:
-        names = [_name(source, int(batch.samples[failure.row])) for failure in failures]
-        said = [f"{failure.kind}: {failure.message}" for failure in failures]
-        return list(zip(names, said, strict=True))
+        return [
+            (
+                _name(source, int(batch.samples[failure.row])),
+                f"{failure.kind}: {failure.message}",
+            )
+            for failure in failures
+        ]
     slots.release(flight.slot)
     first = failures[0]
     sample = int(batch.samples[first.row])
     name = _name(source, sample)
-    what = first.message if name in first.message else f"{name}: {first.message}"
-    unreadable = first.kind == ImageError.__name__  # which says all there is to say
-    if not unreadable:
-        what = f"sample {sample}, {first.kind}: {what}"
-    what += f" (epoch {batch.epoch + 1}, step {batch.step + 1})"
+    text = first.message if name in first.message else f"{name}: {first.message}"
+    is_unreadable = first.kind == ImageError.__name__  # its message is complete
+    if not is_unreadable:
+        text = f"sample {sample}, {first.kind}: {text}"
+    text += f" (epoch {batch.epoch + 1}, step {batch.step + 1})"
     hint, fix = "repair or remove it, or skip such samples", {"on_error": "skip"}
     if on_error == "skip":
-        what = f"none of the {batch.rows} samples of a batch could be loaded; the first: {what}"
-        hint = "repair or remove it, or drop small last batches with drop_last=True"
-        fix = {}
+        text = f"none of the {batch.rows} samples of a batch could be loaded; the first: {text}"
+        hint, fix = "repair or remove it, or drop small last batches with drop_last=True", {}
     elif first.kind == HUNG:
-        what += ". Its storage may be unavailable, or the code that loads it hangs"
+        text += ". Its storage may be unavailable, or the code that loads it hangs"
         hint = "wait longer with timeout=, or skip such samples"
     if first.hint:
         hint, fix = first.hint, {}
-    if unreadable:
-        raise ImageError(what, hint=hint, fix=fix)
-    raise SampleError(f"{what}\n{first.trace}".rstrip(), hint=hint, fix=fix)
+    if is_unreadable:
+        raise ImageError(text, hint=hint, fix=fix)
+    raise SampleError(f"{text}\n{first.trace}".rstrip(), hint=hint, fix=fix)
 
 
 def describe_row(source: Source, batch: BatchSpec, row: int) -> tuple[int, str]:
@@ -100,7 +97,7 @@ def describe_row(source: Source, batch: BatchSpec, row: int) -> tuple[int, str]:
 def _name(source: Source, sample: int) -> str:
     try:
         return source.name(sample)
-    except IndexError:  # there is none, which is why it failed
+    except IndexError:
         return f"the dataset has {len(source)} samples"
 
 
@@ -109,15 +106,9 @@ _KEPT_BY_USER = 2
 
 
 def start_engine(
-    choice: EngineChoice, options: CurrentOptions, position: LoaderPosition, timing: Timing
+    choice: EngineChoice, options: Options, position: LoaderPosition, timing: Timing
 ) -> Engine:
-    """Build an engine that starts at the position.
-
-    Args:
-        choice: chosen engine.
-        options: options of the loader.
-        position: position of the loader.
-        timing: receives the times of steps.
+    """Build an engine that starts at the position, and reports the times of steps to `timing`.
 
     Raises:
         UsageError: the dataset cannot be sent to workers.
@@ -125,45 +116,45 @@ def start_engine(
     """
     if isinstance(position, IterablePosition):
         return IterableEngine(position)
-    if choice.rows is not None:
-        return _started(_build_row_engine(choice, options, position, timing))
-    # 63 bits, as a seed of torch's has.
-    init = WorkerInit(options.dataset, options.worker_init_fn, position.seed & (1 << 63) - 1)
-    fetcher = DatasetFetcher(
-        init,
-        options.collate_fn,
-        batched=options.batched,
-        skip_errors=options.on_error == "skip",
-        samples=choice.samples,
-    )
-    if options.workers == 0 or choice.engine == "tensors":
-        return _build_in_process_engine(fetcher, choice, options, position, timing)
-    return _started(_build_batch_engine(fetcher, choice, options, position, timing))
-
-
-def _started(engine: WorkerEngine) -> WorkerEngine:
-    """Start an engine."""
-    with _close_on_error(engine):
+    if choice.makes_rows:
+        engine = _build_row_engine(choice, options, position)
+    else:
+        assert options.collate_fn is not None, "torch's constructor sets a default"
+        # 63 bits, like a seed of torch's.
+        init = WorkerInit(options.dataset, options.worker_init_fn, position.seed & (1 << 63) - 1)
+        fetcher = DatasetFetcher(
+            init,
+            options.collate_fn,
+            batched=options.batched,
+            skip_errors=options.on_error == "skip",
+            samples=choice.source,
+        )
+        if options.num_workers == 0 or choice.engine == "tensors":
+            return _build_in_process_engine(fetcher, choice, options, position, timing)
+        engine = _build_batch_engine(fetcher, choice, options, position)
+    try:
+        engine.transfer.timing = timing
         engine.restart_prefetch()
+    except BaseException:
+        engine.close()
+        raise
     return engine
 
 
 @contextlib.contextmanager
-def _close_on_error(thing: WorkerPool | WorkerEngine) -> Iterator[None]:
+def _close_on_error(pool: WorkerPool) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        thing.close()
+        pool.close()
         raise
 
 
 def _build_row_engine(
-    choice: EngineChoice, options: CurrentOptions, position: LoaderPosition, timing: Timing
+    choice: EngineChoice, options: Options, position: LoaderPosition
 ) -> WorkerEngine:
     """Build workers that share batches of rows of a known size."""
-    native = options.native
-    assert choice.rows is not None
-    source: Source = choice.rows
+    source: Source = choice.source
     if options.worker_init_fn is not None:
         shown = options.dataset if isinstance(options.dataset, Subset) else source
         init = WorkerInit(shown, options.worker_init_fn, options.seed or 0)
@@ -172,7 +163,7 @@ def _build_row_engine(
     pool = start_pool(
         source,
         slots_bytes=count * choice.slot_bytes,
-        workers=options.workers,
+        workers=options.num_workers,
         method=options.start_method,
         runs_user_code=choice.runs_user_code or _needs_formats_of_the_script(choice),
     )
@@ -182,16 +173,14 @@ def _build_row_engine(
             RowTasks(slots, source.fields),
             pool,
             LiveSettings(
-                workers=options.workers,
-                prefetch=options.prefetch,
-                task_ns=options.task_ns,
+                workers=options.num_workers, prefetch=options.prefetch, task_ns=options.task_ns
             ),
-            timeout_s=options.timeout_s,
-            ahead=options.workers > 0,
+            timeout_s=options.timeout,
+            ahead=options.num_workers > 0,
             sample=partial(describe_row, source),
         )
         # torch's default collate makes lists of tuples.
-        form: Callable[[Tensors], Any] = tuple if native else list
+        form: Callable[[Tensors], Any] = tuple if options.native else list
         transfer: DeviceTransfer
         if options.device is not None and options.device.type != "cpu":
             assert choice.on_device is not None, "device transforms are set for batches on a device"
@@ -203,15 +192,14 @@ def _build_row_engine(
                 form,
             )
         else:
-            transfer = HostTransfer(slots, choice.on_device, form, should_pin(options.pin))
-        transfer.timing = timing
+            transfer = HostTransfer(slots, choice.on_device, form, should_pin(options.pin_memory))
         policy = partial(samples_to_skip, source, slots, options.on_error)
-        return WorkerEngine(feed, transfer, position, policy, skip_after_error=not native)
+        return WorkerEngine(feed, transfer, position, policy, skip_after_error=choice.compiled)
 
 
 def _needs_formats_of_the_script(choice: EngineChoice) -> bool:
     """Return True if workers read images with formats that were added to Pillow."""
-    if choice.engine not in ("rows", "samples"):
+    if not choice.compiled:
         return False
     from feedline.recognition.pillow_reading import has_added_formats
 
@@ -219,26 +207,22 @@ def _needs_formats_of_the_script(choice: EngineChoice) -> bool:
 
 
 def _build_batch_engine(
-    fetcher: DatasetFetcher,
-    choice: EngineChoice,
-    options: CurrentOptions,
-    position: LoaderPosition,
-    timing: Timing,
+    fetcher: DatasetFetcher, choice: EngineChoice, options: Options, position: LoaderPosition
 ) -> WorkerEngine:
     """Build workers that make whole batches, one each."""
     pool = start_pool(
         fetcher,
         slots_bytes=0,
-        workers=options.workers,
+        workers=options.num_workers,
         method=options.start_method,
-        # Of samples and collate_fn, what is pickled says.
+        # For compiled samples and collate_fn, the pickled payload tells.
         runs_user_code=choice.engine == "dataset" or _needs_formats_of_the_script(choice),
     )
     with _close_on_error(pool):
         slots = WholeBatchBuffers(0)
         tasks = BatchTasks(slots, held=_KEPT_BY_USER, shares_memory=pool.shares_memory)
         live = LiveSettings(
-            workers=options.workers,
+            workers=options.num_workers,
             prefetch_factor=options.prefetch_factor,
             ahead=options.ahead,
         )
@@ -247,32 +231,31 @@ def _build_batch_engine(
             tasks,
             pool,
             live,
-            timeout_s=options.timeout_s,
+            timeout_s=options.timeout,
             in_order=options.in_order,
-            replaces=False,  # a user's sample may take as long as it likes
+            replaces=False,  # a user's sample may take any time
             sample=partial(describe_sample, options.dataset),
         )
-        transfer = WholeBatchTransfer(slots, spare=_KEPT_BY_USER, pin=options.pin)
-        transfer.timing = timing
+        transfer = WholeBatchTransfer(slots, spare=_KEPT_BY_USER, pin=options.pin_memory)
         return WorkerEngine(feed, transfer, position, lambda flight: [])
 
 
 def _build_in_process_engine(
     fetcher: DatasetFetcher,
     choice: EngineChoice,
-    options: CurrentOptions,
+    options: Options,
     position: LoaderPosition,
     timing: Timing,
 ) -> InProcessEngine:
     """Build an engine that makes batches in this process on request."""
-    pinned = should_pin(options.pin)
+    pinned = should_pin(options.pin_memory)
 
     def make(batch: BatchSpec) -> Any:
         made = None
         if choice.engine == "tensors":
-            # Looked at for each batch: in this process a change shows at once, as torch's does.
+            # Inspected for each batch: in this process a change takes effect at once, as in torch.
             found = batched_tensors(options.dataset, options.collate_fn, options.max_rows)
-            with contextlib.suppress(Exception):  # samples have to be asked for, or say more
+            with contextlib.suppress(Exception):  # requesting the samples raises a better error
                 made = found.gather and found.gather(batch.dataset_keys)
         if made is None:
             made = fetcher.make_here(batch)

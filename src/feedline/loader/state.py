@@ -11,8 +11,8 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from feedline.errors import StateError
-from feedline.loader.argument_checks import own_source
-from feedline.loader.options import CurrentOptions
+from feedline.loader.dataset_kind import own_source
+from feedline.loader.options import Options
 from feedline.loader.samplers import share_of
 from feedline.recognition.steps import NotRecognised
 
@@ -49,7 +49,7 @@ def fingerprint_of(dataset: object) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def identity_of(options: CurrentOptions, dataset: str) -> dict[str, Any]:
+def identity_of(options: Options, dataset: str) -> dict[str, Any]:
     """Values that a state and the resuming loader must have in common, JSON-able.
 
     `PlannedPosition.state` adds the values of a planned order.
@@ -60,7 +60,7 @@ def identity_of(options: CurrentOptions, dataset: str) -> dict[str, Any]:
     """
     if options.order is not None or options.iterable:
         return {"dataset": dataset}
-    _, ranks = share_of(options.sampler)
+    _, ranks = share_of(options.index_sampler)
     phases = options.phases
     return {
         "dataset": dataset,

@@ -27,12 +27,11 @@ _SPLIT_HEADS += ["wait ms", "copy ms", "compute ms", "hidden"]
 
 
 _ENGINES = {
-    "native": "image-row engine",
-    "rows": "image-row engine",
+    "image rows": "image-row engine",
     "samples": "sample engine",
     "tensors": "tensor engine",
     "dataset": "dataset engine",
-    "torch": "torch's engine",
+    "iterable": "torch's engine",
 }
 
 

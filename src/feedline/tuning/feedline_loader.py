@@ -56,7 +56,7 @@ class TunableFeedlineLoader:
                 "workers, so there is nothing to tune"
             )
         self._loader = loader
-        self._rows = choice.rows is not None
+        self._rows = choice.makes_rows
         self._original = loader.num_workers, loader.adapts
         self._original_prefetch = loader.prefetch, loader.task_ms, loader.prefetch_factor
         self._state = loader.state_dict()
@@ -113,7 +113,7 @@ class TunableFeedlineLoader:
     def change(self, setting: LoaderSetting) -> int:
         """Apply a setting."""
         loader = self._loader
-        stale = loader._state.stream.engine.under_way
+        stale = loader._state.stream.engine.in_flight
         if loader.num_workers != setting.workers:
             loader.num_workers = setting.workers
         if setting.task_ms is not None:

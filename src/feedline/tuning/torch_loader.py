@@ -20,8 +20,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from feedline.engine.process import block_interrupt
+from feedline.engine.start_pool import worker_count
 from feedline.errors import ResourceError, UsageError
-from feedline.loader.argument_checks import worker_count
 from feedline.order.schedule import Phase
 from feedline.trace.stage_timings import StageTimings
 from feedline.trace.torch_workers import TorchWorkers

@@ -18,9 +18,10 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
 import feedline
+from feedline.engine.start_pool import worker_count
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
-from feedline.loader.argument_checks import is_native, worker_count
+from feedline.loader.dataset_kind import is_native
 
 __all__ = ["build_loader", "import_function", "is_function_name"]
 

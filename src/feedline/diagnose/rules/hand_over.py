@@ -123,7 +123,7 @@ def shallow_prefetch(facts: RunFacts) -> Finding | None:
         f"time; {count(ahead, 'batch')} ahead"
         + (f"; one step in {period} is late" if period else ""),
         fix=f"Set prefetch={min(_DEEP, _memory_for_batches(facts))}."
-        if facts.loader.made_by in ("native", "rows")
+        if facts.loader.made_by == "image rows"
         else f"Set prefetch_factor={more}.",
         gain=gain,
     )

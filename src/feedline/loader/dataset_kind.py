@@ -1,0 +1,134 @@
+"""Kinds of datasets: feedline's own sources, torch's map-style datasets, and their checks.
+
+Guarantees: if a dataset lacks a method that its kind needs, an error names it.
+"""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+from feedline.errors import DatasetError, UsageError
+from feedline.recognition.steps import NotRecognised
+from feedline.recognition.subsets import has_images, unwrapped
+
+__all__ = [
+    "check_kind_unchanged",
+    "check_length",
+    "check_samples",
+    "check_source",
+    "is_native",
+    "own_source",
+]
+
+
+def is_native(dataset: object) -> bool:
+    """Return True if a dataset writes rows itself, like `feedline.ImageFolder` and Subsets of it.
+
+    One with a transform of another library does not: it has to be compiled.
+    """
+    source = own_source(dataset)
+    return source is not None and bool(getattr(source, "writes_rows", True))
+
+
+def own_source(dataset: object) -> Any:
+    """feedline source that a dataset is, or that torch's Subsets choose from.
+
+    With any transform; None for any other dataset.
+    """
+    try:
+        inner, subsets = unwrapped(dataset)
+    except NotRecognised:
+        return None
+    if subsets and not has_images(type(inner)):  # its samples are unknown
+        return None
+    has_methods = all(hasattr(inner, name) for name in ("fields", "load", "fingerprint"))
+    is_mock = hasattr(inner, "has_any_attribute")
+    return inner if has_methods and not is_mock else None
+
+
+def check_source(dataset: Any) -> None:
+    """Check one of feedline's own sources, or a Subset of one.
+
+    Raises:
+        UsageError: a method is missing.
+        DatasetError: it is empty.
+    """
+    source = own_source(dataset)
+    methods = ("__len__", "fields", "load", "name", "fingerprint")
+    missing = [name for name in methods if not hasattr(source, name)]
+    if missing:
+        raise UsageError(
+            f"cannot load from a {type(source).__name__}: it has no {', '.join(missing)}; pass a "
+            "feedline.ImageFolder, any object with the methods of feedline's Source, or a torch "
+            "Dataset",
+        )
+    if len(dataset) == 0:
+        which = repr(source) if dataset is source else f"This Subset of {source!r}"
+        raise DatasetError(f"{which} has no samples; check its folder or files")
+
+
+def check_kind_unchanged(dataset: object, *, native: bool) -> None:
+    """Check that a dataset is of the same kind as when the loader was built, native or not.
+
+    Raises:
+        UsageError: its transform was replaced by one of the other kind.
+    """
+    if native != is_native(dataset):
+        kinds = "a feedline crop", "a transform of another library"
+        was, now = kinds if native else kinds[::-1]
+        raise UsageError(
+            f"the transform of {type(dataset).__name__} was {was} when the loader was built, and "
+            f"is now {now}: batches would have another form. Build a new loader"
+        )
+
+
+def check_samples(dataset: object, *, sampled: bool) -> None:
+    """Check that samples can be requested, when an iteration begins.
+
+    Args:
+        dataset: map-style dataset; as in torch, a loader may be built with any object.
+        sampled: a sampler defines the samples.
+
+    Raises:
+        UsageError: a method is missing.
+    """
+    if not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")):
+        instead = "a Dataset, a list, or any object with __getitem__ and __len__"
+        if hasattr(dataset, "__iter__"):
+            instead = (
+                "a list of its values, or a torch IterableDataset with an __iter__ that yields them"
+            )
+        raise UsageError(
+            f"cannot load from a {type(dataset).__name__}: it has no __getitem__; pass {instead}"
+        )
+    if not sampled:
+        check_length(dataset, needed=False)
+
+
+def check_length(dataset: Any, *, needed: bool) -> None:
+    """Check that a dataset has a length.
+
+    Args:
+        dataset: dataset whose samples no sampler defines.
+        needed: the length is needed now; otherwise the dataset may still get one.
+
+    Raises:
+        UsageError: it has none, or an invalid one.
+    """
+    name, length_of = type(dataset).__name__, getattr(type(dataset), "__len__", None)
+    if length_of is None:
+        raise UsageError(
+            f"a {name} has no length: add a __len__, give the loader a sampler, or make it a torch "
+            "IterableDataset"
+        )
+    try:
+        length = length_of(dataset)
+    except Exception:
+        return  # if the length is needed later, the same error is raised then
+    unknown = length is None or (isinstance(length, Integral) and length < 0)
+    if (unknown and needed) or not (unknown or hasattr(length, "__index__")):
+        raise UsageError(
+            f"len() of a dataset must be a whole number of at least 0, but {name}.__len__ returns "
+            f"{length!r}"
+        )
