@@ -1,41 +1,41 @@
-"""The compiled parts; everything else about the build is in pyproject.toml.
+"""Native modules; everything else about the build is in pyproject.toml.
 
-All are optional: without a compiler libraries do their work, slower, to the same bytes
-(ARCHITECTURE.md says where that makes a difference to broken files).
+All are optional: without a compiler, libraries do their work, slower, to the same bytes
+(ARCHITECTURE.md lists the differences for broken files).
 """
 
+import os
 import sys
+import sysconfig
 
 from setuptools import Extension, setup
+
+# One binary serves all versions of Python from 3.10 on, except free-threaded builds. 3.11 is the
+# version of the limited API that has buffers; 3.10 exports the same functions.
+ABI3 = not sysconfig.get_config_var("Py_GIL_DISABLED")
+FOLDER = "src/feedline/images"
+# No contraction to multiply-add instructions: bytes are torch's and Pillow's.
+FLAGS = ["/std:c11", "/O2"] if os.name == "nt" else ["-O3", "-std=c11", "-ffp-contract=off"]
+SOURCES = {
+    "_resample": ["_resample.c"],
+    "_lut": ["_lut.c"],
+    "_photometric": ["_photometric.c"],
+    "_jpeg": ["_jpeg.c", "_entropy.c"],
+}
 
 setup(
     ext_modules=[
         Extension(
-            "feedline.images._resample",
-            ["src/feedline/images/_resample.c"],
-            # No contraction: the weights are torch's to the bit.
-            extra_compile_args=["-O3", "-ffp-contract=off"],
+            f"feedline.images.{name}",
+            [f"{FOLDER}/{source}" for source in sources],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")] if ABI3 else [],
+            depends=[f"{FOLDER}/{each}" for each in os.listdir(FOLDER) if each.endswith(".h")],
+            extra_compile_args=FLAGS,
             optional=True,
-        ),
-        Extension(
-            "feedline.images._lut",
-            ["src/feedline/images/_lut.c"],
-            extra_compile_args=["-O3"],
-            optional=True,
-        ),
-        Extension(
-            "feedline.images._photometric",
-            ["src/feedline/images/_photometric.c"],
-            # No contraction: the bytes are Pillow's. The compiler may take what AVX2 has.
-            extra_compile_args=["-O3", "-ffp-contract=off"],
-            optional=True,
-        ),
-        Extension(
-            "feedline.images._jpeg",
-            ["src/feedline/images/_jpeg.c", "src/feedline/images/_entropy.c"],
-            depends=["src/feedline/images/_entropy.h", "src/feedline/images/_libjpeg.h"],
-            libraries=["dl"] if sys.platform == "linux" else [],
-            optional=True,
-        ),
-    ]
+            py_limited_api=ABI3,
+            libraries=["dl"] if name == "_jpeg" and sys.platform == "linux" else [],
+        )
+        for name, sources in SOURCES.items()
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp310"}} if ABI3 else {},
 )

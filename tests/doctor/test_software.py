@@ -26,7 +26,7 @@ def test_the_parts_in_use_are_those_that_the_pipeline_uses() -> None:
     decoder, parts = check_decoder()
     assert decoder.details["pillow"] == PIL.__version__
     assert parts.details["jpeg"] == (jpeg.compiled_decoder() is not None)
-    assert parts.details["resample"] == bool(resize._quick)
+    assert parts.details["resample"] == (resize.compiled is not None)
     assert parts.details["lut"] == (lut.compiled is not None)
     assert decoder.details["crop_only"] == parts.details["jpeg"]
     assert decoder.details["reads_codes"] == parts.details["jpeg"]
@@ -53,20 +53,20 @@ def test_a_part_that_was_compiled_for_another_python_is_told_from_one_that_was_n
     assert "_lut cannot be loaded: undefined symbol: PyAnother" in parts.summary
 
 
-def test_a_processor_or_a_pillow_that_a_part_cannot_use_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(("platform", "status"), [("linux", "warn"), ("win32", "note")])
+def test_a_pillow_whose_libjpeg_cannot_be_used_is_named(
+    platform: str, status: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    quick = pytest.importorskip("feedline.images._resample")
     pytest.importorskip("feedline.images._jpeg")
     from PIL import _imaging
 
-    monkeypatch.setattr(quick, "supported", False)
     monkeypatch.setattr(_imaging, "__file__", str(tmp_path / "nowhere.so"))
+    monkeypatch.setattr(sys, "platform", platform)
     _, parts = check_decoder()
-    assert parts.details["resample"] is False
     assert parts.details["jpeg"] is False
-    assert "AVX2" in parts.summary
     assert "Pillow's libjpeg" in parts.summary
+    # Windows has no Pillow that would help.
+    assert (parts.status, "pillow" in parts.fix) == (status, platform == "linux")
 
 
 def test_a_libjpeg_that_is_made_otherwise_inside_is_told_of(

@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_refused_and_nothing_written():
     for wrong in (image[:5], image[..., 0], image.astype(np.float32), empty):
         with pytest.raises(ValueError, match="alike"):
             photometric.adjust(np.ascontiguousarray(wrong), target, 0, 1.0)
-    for kind, factor in ((-1, 1.0), (5, 1.0), (0, float("nan")), (3, float("inf"))):
+    for kind, factor in ((-1, 1.0), (5, 1.0), (0, float("nan")), (3, float("inf")), (3, 0.6)):
         with pytest.raises(ValueError, match="no such change"):
             photometric.adjust(image, target, kind, factor)
     for wrong in (np.ones(2, np.float32), np.ones(19, np.float32), np.ones(3), np.ones((1, 3))):
@@ -166,3 +166,24 @@ def test_what_does_not_fit_is_refused():
     ):
         with pytest.raises(ValueError, match=r"."):
             call()
+
+
+@pytest.mark.parametrize("factor", [3.4e38, 1e39, 1e300])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_factor_beyond_all_floats_only_saturates(factor, sign):
+    image = np.concatenate([noise(9, 9), np.full((9, 9, 3), 77, np.uint8)])
+    for kind in range(3):
+        target, large = np.empty((2, *image.shape), np.uint8)
+        photometric.adjust(image, target, kind, sign * factor)
+        photometric.adjust(image, large, kind, sign * 1e9)
+        assert np.array_equal(target, large)
+    photometric.sharpen(image, target, sign * factor)
+    photometric.sharpen(image, large, sign * 1e9)
+    assert np.array_equal(target, large)
+
+
+@pytest.mark.parametrize("value", [1e30, -1e30, float("nan"), float("inf")])
+def test_a_kernel_of_any_values_only_saturates(value):
+    image, target = np.full((9, 9, 3), 5, np.uint8), np.empty((9, 9, 3), np.uint8)
+    photometric.blur(image, target, np.ones(1, np.float32), np.full(3, value, np.float32))
+    assert (target == (255 if value > 0 else 0)).all()

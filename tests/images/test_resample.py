@@ -1,4 +1,5 @@
-"""The compiled resize: torch's bytes, for every image and window, and never a byte too far."""
+"""The compiled resize, by every implementation this processor has: torch's bytes, for every image
+and window, and never a byte too far."""
 
 from __future__ import annotations
 
@@ -18,13 +19,27 @@ from feedline.images import resize
 from feedline.images.placement import Box
 from feedline.images.resample_filter import FILTERS
 
-pytestmark = pytest.mark.skipif(not resize._quick, reason="not compiled, or no AVX2")
+pytestmark = pytest.mark.skipif(resize.compiled is None, reason="not compiled")
 
 PAGE = mmap.PAGESIZE
 
 
-resample = resize.compiled.resample if resize._quick else None
+resample = resize.compiled.resample if resize.compiled else None
+PATHS = resize.compiled.PATHS if resize.compiled else ()
 BICUBIC = FILTERS.index("bicubic")
+
+
+@pytest.fixture(scope="module", params=PATHS, autouse=True)
+def path(request):
+    resize.compiled.use_path(request.param)
+    yield
+    resize.compiled.use_path(PATHS[-1])
+
+
+def test_a_path_that_the_processor_lacks_is_refused():
+    assert PATHS[0] == "scalar"
+    with pytest.raises(ValueError, match="mmx"):
+        resize.compiled.use_path("mmx")
 
 
 def cut(image, part):
@@ -299,7 +314,7 @@ def test_a_box_between_pixels_has_the_same_bytes_without_the_compiled_resize(tas
     rows = np.zeros((2, size, size, 3), np.uint8)
     for row, quick in zip(rows, (True, False), strict=True):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(resize, "_quick", quick)
+            patch.setattr(resize, "compiled", resize.compiled if quick else None)
             resize.fill(row, image, Box(0, 0, *shape, flip, edges), down_first=turned)
     assert np.array_equal(*rows)
     if not turned:
@@ -324,3 +339,39 @@ def test_a_box_that_does_not_lie_in_the_image_is_refused():
         with pytest.raises(ValueError, match="box must lie in the image"):
             resample(image, row, 4, 4, 0, 0, False, False, 0, box)
     assert not row.any()
+
+
+@pytest.mark.parametrize("filter", FILTERS)
+@pytest.mark.parametrize("down_first", [False, True])
+def test_a_box_of_one_ulp_at_the_end_reads_no_row_after_the_last(filter, down_first):
+    """The centres of its last rows and columns are rounded up to the end of the image."""
+    image = Fenced(40 * 12 * 3).at_end.reshape(40, 12, 3)
+    image[...] = noise(40, 12)
+    rows, first = np.full((2, 7, 7, 3), 99, np.uint8), (np.nextafter(40, 0), np.nextafter(12, 0))
+    placement = Box(0, 0, 40, 12, False, (*first, 40 - first[0], 12 - first[1]), filter)
+    resize.fill(rows[0], image, placement, down_first=down_first)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resize, "compiled", None)
+        resize.fill(rows[1], image, placement, down_first=down_first)
+    assert np.array_equal(*rows)
+    # As in Pillow no source pixel has a weight there.
+    assert rows[0, -1, -1].any() == (filter != "box")
+
+
+@pytest.mark.parametrize("extent", [1e-7, 1e-300, 5e-324])
+def test_a_box_far_smaller_than_a_pixel_is_that_pixel(extent):
+    image, row = noise(9, 12), np.zeros((70, 70, 3), np.uint8)
+    assert resample(image, row, 70, 70, 0, 0, False, False, 0, (4.5, 5.5, extent, extent))
+    assert (row == image[4, 5]).all()
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_side_beyond_32_bits_is_not_cut_off(axis):
+    """An image with the same row 2**32 + 1 times, of which a box is resized; it was taken for one
+    of one row."""
+    image = np.lib.stride_tricks.as_strided(
+        noise(8, 8), ((2**32 + 1, 8, 3), (8, 2**32 + 1, 3))[axis], (0, 3, 1)
+    )
+    row = np.full((4, 4, 3), 7, np.uint8)
+    assert not resample(image, row, 4, 4, 0, 0, False, False, 0, (0.0, 0.0, 8.0, 8.0))
+    assert (row == 7).all()

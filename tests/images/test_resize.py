@@ -24,9 +24,9 @@ BILINEAR = InterpolationMode.BILINEAR
 @pytest.fixture(params=["compiled", "torch"], autouse=True)
 def way(request, monkeypatch):
     if request.param == "torch":
-        monkeypatch.setattr(resize, "_quick", False)
-    elif not resize._quick:
-        pytest.skip("not compiled, or no AVX2")
+        monkeypatch.setattr(resize, "compiled", None)
+    elif resize.compiled is None:
+        pytest.skip("not compiled")
 
 
 def photograph(height, width):

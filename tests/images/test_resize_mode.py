@@ -31,7 +31,7 @@ def theirs(way, image, size):
 @pytest.fixture(params=["compiled", "torch"])
 def resampler(request, monkeypatch):
     if request.param == "torch":
-        monkeypatch.setattr(module, "_quick", False)
+        monkeypatch.setattr(module, "compiled", None)
 
 
 def far(ours, reference):

@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import platform
+import sys
 from collections.abc import Iterator
 
 from feedline import __version__
@@ -63,7 +64,9 @@ _PARTS = {
 
 def check_decoder() -> Iterator[CheckResult]:
     """Run the checks "jpeg-decoder" and "compiled-parts"."""
-    missing = {name: why for name in _PARTS if (why := _why_not(name))}
+    found = {name: _why_not(name) for name in _PARTS}
+    missing = {name: why for name, (why, _) in found.items() if why}
+    fixes = dict.fromkeys(fix for _, fix in found.values() if fix)
     crop_only = "_jpeg" not in missing
     yield _jpeg_decoder(crop_only=crop_only, reads_codes=crop_only and _reads_codes())
     details: dict[str, object] = {name.removeprefix("_"): name not in missing for name in _PARTS}
@@ -78,32 +81,34 @@ def check_decoder() -> Iterator[CheckResult]:
     reasons = "; ".join(f"{_PARTS[name]} ({why})" for name, why in missing.items())
     yield CheckResult(
         id="compiled-parts",
-        status="warn",
+        status="warn" if fixes else "note",
         summary=f"{len(missing)} of {len(_PARTS)} are not in use, so the same pixels take longer: "
         f"{reasons}",
         details={**details, "why_not": missing},
-        fix="install a C compiler (gcc or clang), then reinstall feedline; if Pillow is the cause, "
-        "use its own wheels (pip install --force-reinstall pillow)",
+        fix="; ".join(fixes),
     )
 
 
-def _why_not(name: str) -> str:
-    """Reason a compiled part is not in use, or ""."""
+def _why_not(name: str) -> tuple[str, str]:
+    """Reason a compiled part is not in use, and the fix; "" if it is in use, or has no fix."""
+    compile_it = "install a C compiler, then reinstall feedline"
     try:
         part = importlib.import_module(f"feedline.images.{name}")
     except ModuleNotFoundError:
-        return f"{name} was not compiled"
+        return f"{name} was not compiled", compile_it
     except ImportError as error:
-        return f"{name} cannot be loaded: {error}"
+        return f"{name} cannot be loaded: {error}", compile_it
     if name == "_jpeg":
         from PIL import _imaging
 
         try:
             part.Decoder(_imaging.__file__)
         except OSError as error:
-            return f"{name} cannot use Pillow's libjpeg: {error}"
-    # The same condition as in `images.resize`.
-    return "" if getattr(part, "supported", True) else f"this CPU lacks AVX2 for {name}"
+            # Pillow's wheels for Windows contain libjpeg, and no other build can be used either.
+            windows = sys.platform == "win32"
+            fix = "use Pillow's own wheels (pip install --force-reinstall pillow)"
+            return f"{name} cannot use Pillow's libjpeg: {error}", "" if windows else fix
+    return "", ""
 
 
 def _reads_codes() -> bool:

@@ -1,39 +1,47 @@
-/* The Huffman codes of a baseline JPEG to coefficients, wherever in the image they are wanted.
+/* Decode the Huffman codes of a baseline JPEG to coefficients, of any of its MCUs.
 
-Guarantees: the coefficients that libjpeg gives, or the answer that this is not the way, for
-whatever is not as ITU T.81 says: an unknown code, a block that is too long, a segment with too few
-or too many bytes, a marker out of order. Nothing is read outside the data or written outside the
-blocks. What is not wanted is passed over unseen as far as restart markers allow, so what is wrong
-there is not noticed.
+Guarantees: libjpeg's coefficients, or failure for whatever violates ITU T.81: an unknown code, a
+block that is too long, a segment with too few or too many bytes, a marker out of order. Nothing is
+read outside the data or written outside the blocks. MCUs that are not needed are skipped as far as
+restart markers allow, so damage there is not noticed.
 
-How it is quick: data is copied first, without the zeros that are stuffed behind 0xFF, so bits are
-read without looking at each byte; there is always room for a whole MCU, so an MCU is read without
-a look at the end. Most codes are found by their first bits. */
+Speed: data is first copied without the zeros stuffed after 0xFF, so bits are read without checking
+each byte; the copy always has a whole MCU or the end of the data, so an MCU is read without checking
+for the end. Most codes are looked up by their first bits. */
 
 #include "_entropy.h"
 
 #include <string.h>
 
+#include "_compiler.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define HAS_BMI2 (__builtin_cpu_supports("bmi2") != 0)
+#endif
+
 enum {
     LAST = 63,      /* a block's last coefficient */
-    END_OF_BLOCK = 96, /* an advance beyond that which no run reaches */
+    END_OF_BLOCK = 96, /* an advance beyond it that no run reaches */
     LENGTHS = 16,
 };
 
-/* An entry of `found`: how many bits the code and its value take, how many of them are the
-value's, and by how much the coefficient's number advances. 0 where the code is longer. */
+/* An entry of `found`: bits of the code and its value together, bits of the value, and the advance
+to the coefficient. 0 if the code is longer. */
 #define ENTRY(length, size, advance) ((uint16_t)((length) | (size) << 5 | (advance) << 9))
 #define LENGTH(entry) ((entry) & 31)
 #define SIZE(entry) ((entry) >> 5 & 15)
 #define ADVANCE(entry) ((entry) >> 9)
 
-/* Where each coefficient lies in its block; behind the last there is room for a run. */
+/* Position of each coefficient in its block; a run may end beyond the last. */
+#define TIMES_8(place) place, place, place, place, place, place, place, place
+#define TIMES_32(place) TIMES_8(place), TIMES_8(place), TIMES_8(place), TIMES_8(place)
 static const uint8_t places[LAST + 1 + END_OF_BLOCK] = {
     0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48,
     41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23,
     30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
-    [LAST + 1 ... LAST + END_OF_BLOCK] = 63,
+    TIMES_32(63), TIMES_32(63), TIMES_32(63),
 };
+_Static_assert(END_OF_BLOCK == 3 * 32, "positions beyond the last");
 
 static int advance(int symbol)
 {
@@ -41,14 +49,14 @@ static int advance(int symbol)
     return symbol & 15 || run == 15 ? run + 1 : END_OF_BLOCK;
 }
 
-/* Make a table, unless it is the one that was made before; 0 if it is none. */
-static int make(Codes *codes, const uint8_t *table, int is_dc)
+/* Build a table, unless it is the one built before. Return 0 if it is invalid. */
+static int build(Codes *codes, const uint8_t *table, int is_dc)
 {
     const uint8_t *counts = table, *symbols = table + 17;
-    if (codes->made && !memcmp(codes->counts + 1, counts + 1, 16)
+    if (codes->built && !memcmp(codes->counts + 1, counts + 1, 16)
         && !memcmp(codes->symbols, symbols, 256))
         return 1;
-    codes->made = 0;
+    codes->built = 0;
     memcpy(codes->counts, counts, 17);
     memcpy(codes->symbols, symbols, 256);
     memset(codes->found, 0, sizeof codes->found);
@@ -71,27 +79,27 @@ static int make(Codes *codes, const uint8_t *table, int is_dc)
         }
         codes->limits[length] = code << (LENGTHS - length);
     }
-    return codes->made = 1;
+    return codes->built = 1;
 }
 
-/* Take data until there is enough for an MCU. Behind the last byte of a segment anything may lie:
-it makes no difference to codes that end before, and where others are read the segment is broken. */
+/* Copy data until there is enough for an MCU. Bytes after the end of a segment may have any value:
+they do not change codes that end before, and if others are read the segment is broken. */
 static void fill(Entropy *self)
 {
-    size_t filled = (size_t)(self->kept + self->filled - self->next);
-    memmove(self->kept, self->next, filled);
-    self->next = self->kept;
-    while (filled < ENTROPY_KEPT && !self->stopped) {
-        size_t room = ENTROPY_KEPT - filled, left = (size_t)(self->end - self->source);
+    size_t filled = (size_t)(self->copy + self->filled - self->next);
+    memmove(self->copy, self->next, filled);
+    self->next = self->copy;
+    while (filled < ENTROPY_COPY && !self->stopped) {
+        size_t room = ENTROPY_COPY - filled, left = (size_t)(self->end - self->source);
         if (room > left)
             room = left;
         const uint8_t *mark = memchr(self->source, 0xFF, room);
         const size_t plain = mark ? (size_t)(mark - self->source) : room;
-        memcpy(self->kept + filled, self->source, plain);
+        memcpy(self->copy + filled, self->source, plain);
         filled += plain;
         self->source += plain;
         if (mark && self->end - mark >= 2 && mark[1] == 0) {
-            self->kept[filled++] = 0xFF;
+            self->copy[filled++] = 0xFF;
             self->source += 2;
         } else {
             self->stopped = mark || plain == left;
@@ -102,13 +110,13 @@ static void fill(Entropy *self)
 
 static void begin_segment(Entropy *self)
 {
-    self->next = self->kept;
+    self->next = self->copy;
     self->filled = 0;
     self->bits = 0;
     self->ahead = 0;
     self->stopped = 0;
     self->mcu = self->segment * self->interval;
-    memset(self->before, 0, sizeof self->before);
+    memset(self->last_dc, 0, sizeof self->last_dc);
 }
 
 int entropy_ended(Entropy *self)
@@ -117,10 +125,10 @@ int entropy_ended(Entropy *self)
         return !self->broken;
     if (!self->stopped)
         fill(self);
-    return self->stopped && (self->kept + self->filled - self->next) * 8 + self->ahead < 8;
+    return self->stopped && (self->copy + self->filled - self->next) * 8 + self->ahead < 8;
 }
 
-/* Go to a later segment; whether this one ended well, and restart markers are in order. */
+/* Go to a later segment. Return True if this one ended well and restart markers are in order. */
 static int seek(Entropy *self, unsigned segment)
 {
     if (!entropy_ended(self))
@@ -150,8 +158,8 @@ void entropy_begin(Entropy *self, const uint8_t *data, size_t bytes, unsigned in
     self->blocks = 0;
     self->broken = 0;
     self->segment = 0;
-#ifdef __x86_64__
-    self->has_bmi2 = __builtin_cpu_supports("bmi2") != 0;
+#ifdef HAS_BMI2
+    self->has_bmi2 = HAS_BMI2;
 #endif
     begin_segment(self);
 }
@@ -167,21 +175,18 @@ int entropy_block(
     self->of[block].component = component;
     self->of[block].dc = &self->dc[dc];
     self->of[block].ac = &self->ac[ac];
-    return make(&self->dc[dc], dc_table, 1) && make(&self->ac[ac], ac_table, 0);
+    return build(&self->dc[dc], dc_table, 1) && build(&self->ac[ac], ac_table, 0);
 }
 
-static inline uint64_t eight(const uint8_t *bytes)
+/* Eight bytes, the first one highest; compilers make it one load. */
+static INLINE uint64_t eight(const uint8_t *b)
 {
-    uint64_t number;
-    memcpy(&number, bytes, sizeof number);
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-    number = __builtin_bswap64(number);
-#endif
-    return number;
+    return (uint64_t)b[0] << 56 | (uint64_t)b[1] << 48 | (uint64_t)b[2] << 40 | (uint64_t)b[3] << 32
+        | (uint64_t)b[4] << 24 | (uint64_t)b[5] << 16 | (uint64_t)b[6] << 8 | b[7];
 }
 
-/* The symbol of a code that is too long to be looked up, and its length; 0 and 0 for none. */
-static __attribute__((noinline)) int search(const Codes *codes, uint64_t bits, int *length)
+/* Find the symbol and length of a code that is too long to be looked up; 0 and 0 if there is none. */
+static NOINLINE int search(const Codes *codes, uint64_t bits, int *length)
 {
     const uint32_t first = (uint32_t)(bits >> (64 - LENGTHS));
     for (int k = ENTROPY_LOOKUP + 1; k <= LENGTHS; k++)
@@ -193,14 +198,14 @@ static __attribute__((noinline)) int search(const Codes *codes, uint64_t bits, i
 }
 
 /* The number whose highest bit is the highest of `bits`: ITU T.81, F.2.2.1. */
-static inline int value(uint64_t bits, int size)
+static INLINE int value(uint64_t bits, int size)
 {
     const int negative = (int)((int64_t)~bits >> 63);
     return (int)(bits >> 1 >> (63 - size)) + (negative & (1 - (1 << size)));
 }
 
-/* 56 to 63 bits are ahead then: two codes that are looked up with their values, or one of these
-and a long one. */
+/* Read up to 56 to 63 bits: two codes that are looked up with their values, or one of these and a
+long one. */
 #define READ_AHEAD() \
     do { \
         bits |= eight(next) >> ahead; \
@@ -215,7 +220,7 @@ and a long one. */
 #define AC() \
     do { \
         const uint16_t entry = ac->found[bits >> (64 - ENTROPY_LOOKUP)]; \
-        if (__builtin_expect(entry != 0, 1)) { \
+        if (LIKELY(entry != 0)) { \
             k += ADVANCE(entry); \
             if (wanted) \
                 block[places[k]] = (int16_t)value( \
@@ -234,11 +239,11 @@ and a long one. */
         } \
     } while (0)
 
-/* Decode the next MCU into blocks, or, where those are not `wanted`, pass over it. */
-static inline __attribute__((always_inline)) void one(
+/* Decode the next MCU into blocks, or skip it if they are not `wanted`. */
+static INLINE void decode_one(
     Entropy *self, int16_t *const *blocks, const int wanted)
 {
-    if (!self->stopped && self->kept + self->filled - self->next < ENTROPY_MOST)
+    if (!self->stopped && self->copy + self->filled - self->next < ENTROPY_MAX_MCU)
         fill(self);
     const uint8_t *next = self->next;
     uint64_t bits = self->bits;
@@ -248,19 +253,19 @@ static inline __attribute__((always_inline)) void one(
         const Codes *const dc = self->of[b].dc, *const ac = self->of[b].ac;
         READ_AHEAD();
         uint16_t entry = dc->found[bits >> (64 - ENTROPY_LOOKUP)];
-        if (__builtin_expect(!entry, 0)) {
+        if (!LIKELY(entry != 0)) {
             int length;
             const int size = search(dc, bits, &length);
             self->broken |= !length;
             PASS(length);
             entry = ENTRY(size, size, 0);
         }
-        int *const before = &self->before[self->of[b].component];
+        int *const last_dc = &self->last_dc[self->of[b].component];
         const int more = value(bits << (LENGTH(entry) - SIZE(entry)), SIZE(entry));
-        *before = (int)((unsigned)*before + (unsigned)more); /* hostile sums may overflow */
+        *last_dc = (int)((unsigned)*last_dc + (unsigned)more); /* sums of invalid files may overflow */
         PASS(LENGTH(entry));
         if (wanted)
-            block[0] = (int16_t)*before;
+            block[0] = (int16_t)*last_dc;
         int k = 0;
         for (;;) {
             READ_AHEAD();
@@ -277,22 +282,21 @@ static inline __attribute__((always_inline)) void one(
     self->bits = bits;
     self->ahead = ahead;
     self->mcu++;
-    if (self->stopped && (self->kept + self->filled - next) * 8 + ahead < 0)
-        self->broken = 1; /* it ended before */
+    if (self->stopped && (self->copy + self->filled - next) * 8 + ahead < 0)
+        self->broken = 1; /* read beyond the end */
 }
 
-#define TO(name) \
+#define DECODE_UP_TO(name) \
     static void name(Entropy *self, unsigned mcu, int16_t *const *blocks) \
     { \
         while (self->mcu < mcu && !self->broken) \
-            one(self, NULL, 0); \
+            decode_one(self, NULL, 0); \
         if (!self->broken) \
-            one(self, blocks, 1); \
+            decode_one(self, blocks, 1); \
     }
-TO(to)
-#ifdef __x86_64__
-/* Shifts by a number in any register take one operation instead of up to three. */
-__attribute__((target("bmi2"))) TO(to_with_bmi2)
+DECODE_UP_TO(decode_up_to)
+#ifdef HAS_BMI2 /* shifts take one instruction instead of up to three */
+TARGET("bmi2") DECODE_UP_TO(decode_up_to_with_bmi2)
 #endif
 
 int entropy_mcu(Entropy *self, unsigned mcu, int16_t *const *blocks)
@@ -302,11 +306,11 @@ int entropy_mcu(Entropy *self, unsigned mcu, int16_t *const *blocks)
         if (segment != self->segment && !seek(self, segment))
             self->broken = 1;
     }
-#ifdef __x86_64__
+#ifdef HAS_BMI2
     if (self->has_bmi2)
-        to_with_bmi2(self, mcu, blocks);
+        decode_up_to_with_bmi2(self, mcu, blocks);
     else
 #endif
-        to(self, mcu, blocks);
+        decode_up_to(self, mcu, blocks);
     return !self->broken;
 }

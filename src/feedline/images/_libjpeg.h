@@ -1,4 +1,5 @@
-/* What of libjpeg's binary interface is used, in the words of feedline; see _jpeg.c. */
+/* The parts of libjpeg's binary interface that _jpeg.c uses, by libjpeg's own names: jpeglib.h and
+jpegint.h. `rest` pads to more than any version's size. */
 
 #ifndef FEEDLINE_LIBJPEG_H
 #define FEEDLINE_LIBJPEG_H
@@ -6,66 +7,76 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The beginning of libjpeg's decompression structure, the same in both interfaces. */
-typedef struct {
-    void *errors, *memory, *progress, *owner;
-    int is_decompressor, state;
-    struct {
-        const uint8_t *next;
-        size_t left;
-    } *source;
-    unsigned width, height;                  /* image_width, image_height */
-    int components, colours, colours_wanted; /* num_components, jpeg_ and out_color_space */
-    unsigned scale, scale_of;                /* scale_num, scale_denom */
-    double gamma;
-    int settings[12]; /* as libjpeg sets them: an accurate transform, chroma interpolated */
-    unsigned width_out, height_out; /* output_width, output_height */
-    int more[12];
-    int (*missing)[64]; /* coef_bits: of each coefficient, 0 if all scans have come; or NULL */
-    void *tables[3][4]; /* for quantisation, and Huffman codes of DC and AC coefficients */
-    int precision;      /* data_precision */
-    uint8_t rest[1024];
-} Jpeg;
-_Static_assert(sizeof(void *) == 8, "the interface is laid out for 64 bits");
-_Static_assert(offsetof(Jpeg, width) == 48 && offsetof(Jpeg, scale) == 68, "as in jpeglib.h");
-_Static_assert(offsetof(Jpeg, gamma) == 80 && offsetof(Jpeg, width_out) == 136, "likewise");
-_Static_assert(offsetof(Jpeg, missing) == 192 && offsetof(Jpeg, precision) == 296, "likewise");
+enum { JCS_GRAYSCALE = 1, JCS_RGB = 2, JCS_YCbCr = 3 };
 
-/* Elsewhere in it: how the scan is coded, the beginning of a component, how the scan is divided. */
+struct jpeg_source_mgr {
+    const uint8_t *next_input_byte;
+    size_t bytes_in_buffer;
+};
+
+struct jpeg_decompress_struct;
+struct jpeg_error_mgr {
+    void (*error_exit)(struct jpeg_decompress_struct *);
+    void (*emit_message)(struct jpeg_decompress_struct *, int msg_level);
+    void (*output_message)(struct jpeg_decompress_struct *);
+    uint8_t rest[512];
+};
+
+/* Its beginning is the same in both interfaces. */
+struct jpeg_decompress_struct {
+    struct jpeg_error_mgr *err;
+    void *mem, *progress, *client_data;
+    int is_decompressor, global_state;
+    struct jpeg_source_mgr *src;
+    unsigned image_width, image_height;
+    int num_components, jpeg_color_space, out_color_space;
+    unsigned scale_num, scale_denom;
+    double output_gamma;
+    int settings[12]; /* buffered_image to enable_2pass_quant; the defaults are accurate */
+    unsigned output_width, output_height;
+    int output[12];        /* out_color_components to output_iMCU_row */
+    int (*coef_bits)[64];  /* NULL unless progressive; 0 for a coefficient that is complete */
+    void *quant_tbl_ptrs[4], *dc_huff_tbl_ptrs[4], *ac_huff_tbl_ptrs[4];
+    int data_precision;
+    uint8_t rest[1024];
+};
+#define OFFSET(field) offsetof(struct jpeg_decompress_struct, field)
+_Static_assert(sizeof(void *) == 8, "the interface is laid out for 64 bits");
+_Static_assert(OFFSET(image_width) == 48 && OFFSET(scale_num) == 68, "as in jpeglib.h");
+_Static_assert(OFFSET(output_gamma) == 80 && OFFSET(output_width) == 136, "as in jpeglib.h");
+_Static_assert(OFFSET(coef_bits) == 192 && OFFSET(data_precision) == 296, "as in jpeglib.h");
+#undef OFFSET
+
+/* Parts of its rest, from `progressive_mode` and from `comps_in_scan`. */
 typedef struct {
-    int progressive, arithmetic;
-    uint8_t conditioning[48];
-    unsigned restart; /* restart_interval: MCUs, or 0 */
+    int progressive_mode, arith_code;
+    uint8_t arith_dc_L[16], arith_dc_U[16], arith_ac_K[16];
+    unsigned restart_interval;
 } Coding;
+
 typedef struct {
-    int id, index, across, down; /* its place, h_samp_factor, v_samp_factor */
-    int quantisation, dc, ac;    /* the numbers of its tables */
-} Component;
+    int component_id, component_index, h_samp_factor, v_samp_factor;
+    int quant_tbl_no, dc_tbl_no, ac_tbl_no;
+} jpeg_component_info; /* its beginning */
+
 typedef struct {
-    int components;
-    const Component *of[4];
-    unsigned mcus_across, mcus_down;
-    int blocks, component[10]; /* blocks_in_MCU, MCU_membership */
+    int comps_in_scan;
+    const jpeg_component_info *cur_comp_info[4];
+    unsigned MCUs_per_row, MCU_rows_in_scan;
+    int blocks_in_MCU, MCU_membership[10];
 } Scan;
 
-/* The beginning of its entropy decoder, which is in no interface: jpegint.h. */
-typedef struct {
-    void *start;
-    int (*mcu)(Jpeg *, int16_t **blocks); /* decode_mcu; blocks are zero, NULL to pass over */
-} Decoding;
+/* The beginning of the entropy decoder, which is internal to libjpeg. */
+struct jpeg_entropy_decoder {
+    void *start_pass;
+    int (*decode_mcu)(struct jpeg_decompress_struct *, int16_t **MCU_data); /* zeroed, or NULL */
+};
 
-/* The beginning of its error handler. */
-typedef struct {
-    void (*fail)(Jpeg *);
-    void (*tell)(Jpeg *, int level);
-    void (*print)(Jpeg *);
-    uint8_t rest[512];
-} Errors;
-
-/* Versions of the interface: the bytes of the structure in each, and where in it things lie. */
+/* Versions of the interface: its number and size, and the offsets of `progressive_mode`,
+`comps_in_scan` and `entropy`. */
 typedef struct {
     int version;
-    size_t bytes, coding, scan, decoding;
+    size_t bytes, coding, scan, entropy;
 } Interface;
 static const Interface interfaces[] = {{62, 632, 312, 432, 592}, {80, 656, 316, 440, 616}};
 

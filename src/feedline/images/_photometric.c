@@ -1,42 +1,40 @@
-/* Colours, sharpness and place of an image's pixels, changed as Pillow and torchvision change them.
+/* Change an image's colours, sharpness and geometry as Pillow and torchvision do.
 
-Guarantees: brightness, contrast, saturation, hue and grey are Pillow's bytes (ImageEnhance, its conversions
-to "L" and "HSV"), hue shifted as torchvision shifts it; so are sharpness, levels that are looked up or
-counted, and affine maps (Image.point, histogram, transform); a blur is torchvision's, whose sums are floats,
-within a rounding. All sizes and layouts are checked; nothing outside the target is written, which
-may be the image itself. Python's lock is not held meanwhile.
+Guarantees: brightness, contrast, saturation and grey are Pillow's bytes (ImageEnhance, conversion to
+"L" and "HSV"), hue is shifted as torchvision shifts it; so are sharpness, lookup and histogram of
+levels, and affine maps (Image.point, histogram, transform); a blur is torchvision's, whose sums are
+floats, within a rounding. All sizes and layouts are checked; nothing outside the target is written,
+which may be the image itself. The GIL is released. Without a compiler torchvision's steps run.
 
-Relies on nothing: without a compiler the steps of torchvision run themselves.
+Speed: an image keeps its layout. Functions of few values are looked up: a hue by its sextant, the
+spread and the middle one of three colours (largest less smallest, middle less smallest), a saturation
+by spread and largest. */
 
-How it is quick: an image stays in the layout it has. What depends on few values is looked up: a hue on
-its sextant, the spread and the middle one of three colours, of which the largest and the smallest are
-the ends; a saturation on spread and largest. */
+#include "_module.h"
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
-#include <string.h>
+#include <stdlib.h>
 
-enum { CHANNELS = 3, GREYS = 256, SEXTANTS = 6, WIDEST = 127 };
+enum { SEXTANTS = 6, MAX_KERNEL = 127 };
 enum { BRIGHTNESS, CONTRAST, SATURATION, HUE, GREY, KINDS };
 
-static uint8_t hue_of[SEXTANTS][GREYS][GREYS];   /* by sextant, spread, middle less smallest */
-static uint8_t saturation_of[GREYS][GREYS];      /* by largest, spread */
+static uint8_t hue_of[SEXTANTS][LEVELS][LEVELS];   /* by sextant, spread, middle less smallest */
+static uint8_t saturation_of[LEVELS][LEVELS];      /* by largest, spread */
 
 static uint8_t clipped(int value)
 {
     return value < 0 ? 0 : value > 255 ? 255 : (uint8_t)value;
 }
 
-/* Pillow's weighing of red, green and blue, which sum up to 1 << 16. */
+/* Pillow's weights of red, green and blue, which add up to 1 << 16. */
 static int luma(const uint8_t *rgb)
 {
     return (rgb[0] * 19595 + rgb[1] * 38470 + rgb[2] * 7471 + 0x8000) >> 16;
 }
 
-/* Pillow's blend: of `from` with a share of the way to `to`, which may be above 1. */
+/* Pillow's blend of two levels; a share outside 0 to 1 extrapolates. */
 static uint8_t blended(int from, int to, float share)
 {
     const float made = (float)from + share * (float)(to - from);
@@ -45,7 +43,7 @@ static uint8_t blended(int from, int to, float share)
     return made <= 0.0f ? 0 : made >= 255.0f ? 255 : (uint8_t)made;
 }
 
-/* The colour in which each sextant has its smallest, middle and largest. */
+/* Channels of each sextant's smallest, middle and largest colour. */
 static const int order[SEXTANTS][3] = {
     {2, 1, 0}, {1, 2, 0}, {2, 0, 1}, {0, 2, 1}, {1, 0, 2}, {0, 1, 2}};
 
@@ -53,7 +51,7 @@ static const int order[SEXTANTS][3] = {
 static void fill_tables(void)
 {
     for (int sextant = 0; sextant < SEXTANTS; sextant++)
-        for (int spread = 1; spread < GREYS; spread++)
+        for (int spread = 1; spread < LEVELS; spread++)
             for (int middle = 0; middle <= spread; middle++) {
                 int rgb[3] = {0};
                 rgb[order[sextant][1]] = middle;
@@ -68,14 +66,14 @@ static void fill_tables(void)
                 h = (float)fmod(h / 6.0 + 1.0, 1.0);
                 hue_of[sextant][spread][middle] = clipped((int)(h * 255.0));
             }
-    for (int largest = 1; largest < GREYS; largest++)
+    for (int largest = 1; largest < LEVELS; largest++)
         for (int spread = 0; spread <= largest; spread++) {
             const float s = (float)spread / (float)largest;
             saturation_of[largest][spread] = clipped((int)(s * 255.0));
         }
 }
 
-/* Which sextant; where colours are equal, Pillow's first of red, green, blue is the largest. */
+/* Sextant of a colour; of equal channels the first of red, green, blue is the largest, as in Pillow. */
 static int sextant_of(int r, int g, int b)
 {
     if (r >= g && r >= b)
@@ -87,10 +85,10 @@ static int sextant_of(int r, int g, int b)
 
 static void shift_hue(const uint8_t *from, uint8_t *to, size_t pixels, int by)
 {
-    /* Of each hue: its sextant in the way back, and how far in it. */
-    int sextants[GREYS];
-    double parts[GREYS];
-    for (int h = 0; h < GREYS; h++) {
+    /* Of each hue: its sextant in the conversion back, and its position in it. */
+    int sextants[LEVELS];
+    double parts[LEVELS];
+    for (int h = 0; h < LEVELS; h++) {
         const double place = (double)((float)h * 6.0 / 255.0);
         sextants[h] = (int)floor(place) % 6;
         parts[h] = (double)(float)(place - floor(place));
@@ -130,7 +128,7 @@ static void look_up(const uint8_t *from, uint8_t *to, size_t bytes, const uint8_
 
 static void change(const uint8_t *from, uint8_t *to, size_t pixels, int kind, float factor, int by)
 {
-    uint8_t table[GREYS];
+    uint8_t table[LEVELS];
     int grey = 0;
     switch (kind) {
     case CONTRAST: {
@@ -140,7 +138,7 @@ static void change(const uint8_t *from, uint8_t *to, size_t pixels, int kind, fl
         grey = (int)((double)sum / (double)pixels + 0.5);
     } /* fall through */
     case BRIGHTNESS:
-        for (int level = 0; level < GREYS; level++)
+        for (int level = 0; level < LEVELS; level++)
             table[level] = blended(grey, level, factor);
         look_up(from, to, pixels * CHANNELS, table);
         break;
@@ -160,14 +158,14 @@ static void change(const uint8_t *from, uint8_t *to, size_t pixels, int kind, fl
     }
 }
 
-/* Where a place beyond the ends lies within, mirrored at the outer pixels. */
+/* Reflect a position beyond the ends at the outer pixels. */
 static Py_ssize_t mirrored(Py_ssize_t at, Py_ssize_t length)
 {
     at = at < 0 ? -at : at;
     return at >= length ? 2 * (length - 1) - at : at;
 }
 
-/* A row, padded by mirroring, as floats; then blurred along itself. */
+/* Pad a row by reflection, as floats, and blur it. */
 static void blur_row(
     const uint8_t *from, Py_ssize_t width, const float *kernel, int taps, float *padded, float *to)
 {
@@ -185,13 +183,13 @@ static void blur_row(
     }
 }
 
-/* 0, or -1 where memory is missing. */
+/* Return 0, or -1 if memory is missing. */
 static int blur(
     const uint8_t *from, uint8_t *to, Py_ssize_t height, Py_ssize_t width, const float *across,
     int wide, const float *down, int tall)
 {
     const Py_ssize_t bytes = CHANNELS * width, padding = CHANNELS * (wide - 1);
-    float *rows = PyMem_RawMalloc(sizeof(float) * (size_t)(bytes * (height + 2) + padding));
+    float *rows = malloc(sizeof(float) * (size_t)(bytes * (height + 2) + padding));
     if (!rows)
         return -1;
     float *padded = rows + bytes * height, *sum = padded + bytes + padding;
@@ -205,14 +203,16 @@ static int blur(
             for (Py_ssize_t i = 0; i < bytes; i++)
                 sum[i] += down[k] * row[i];
         }
-        for (Py_ssize_t i = 0; i < bytes; i++)
-            to[y * bytes + i] = clipped((int)(sum[i] + 0.5f));
+        for (Py_ssize_t i = 0; i < bytes; i++) {
+            const float level = sum[i] + 0.5f, above = level > 0.0f ? level : 0.0f; /* NaN: 0 */
+            to[y * bytes + i] = (uint8_t)(int)(above < 255.0f ? above : 255.0f);
+        }
     }
-    PyMem_RawFree(rows);
+    free(rows);
     return 0;
 }
 
-/* With a share of the way from Pillow's SMOOTH, 5 in the middle of 1, to the image; not in place. */
+/* Blend Pillow's SMOOTH filter (5 surrounded by ones) with the image; not in place. */
 static void sharpen(
     const uint8_t *from, uint8_t *to, Py_ssize_t height, Py_ssize_t width, float factor)
 {
@@ -260,7 +260,7 @@ static void put(uint8_t *out, const uint8_t *pixel)
     out[2] = pixel[2];
 }
 
-/* The same in one move, with a byte more of both: where another pixel follows each. */
+/* The same in one move of 4 bytes: another pixel must follow both. */
 static void put_on(uint8_t *out, const uint8_t *pixel)
 {
     uint32_t four;
@@ -268,13 +268,13 @@ static void put_on(uint8_t *out, const uint8_t *pixel)
     memcpy(out, &four, sizeof four);
 }
 
-/* Pillow's nearest where nothing turns: places add up as doubles. 0 where memory is missing. */
+/* Pillow's nearest without rotation or shear: positions add up as doubles. Return 0, or -1 if memory is missing. */
 static int scale(const Image *image, uint8_t *to, Py_ssize_t height, Py_ssize_t width, const double *a)
 {
-    Py_ssize_t *places = PyMem_RawMalloc(sizeof(Py_ssize_t) * (size_t)width);
+    Py_ssize_t *places = malloc(sizeof(Py_ssize_t) * (size_t)width);
     if (!places)
-        return 0;
-    /* They run evenly, so what lies within the image is in one piece. */
+        return -1;
+    /* Positions are monotone: those in the image are contiguous. */
     Py_ssize_t begin = 0, end = 0;
     double at = a[2] + a[0] * 0.5;
     for (Py_ssize_t x = 0; x < width; x++, at += a[0])
@@ -290,15 +290,15 @@ static int scale(const Image *image, uint8_t *to, Py_ssize_t height, Py_ssize_t 
         const uint8_t *row = pixel_at(image, (Py_ssize_t)at, 0);
         uint8_t *out = to + CHANNELS * (y * width + begin);
         Py_ssize_t x = begin;
-        /* Nothing follows the last row. */
+        /* No pixel follows the last row. */
         if ((Py_ssize_t)at + 1 < image->height)
             for (; x < end - 1; x++, out += CHANNELS)
                 put_on(out, row + places[x]);
         for (; x < end; x++, out += CHANNELS)
             put(out, row + places[x]);
     }
-    PyMem_RawFree(places);
-    return 1;
+    free(places);
+    return 0;
 }
 
 static int64_t fixed(double value)
@@ -311,7 +311,7 @@ static inline int is_in(const Image *image, int64_t at_x, int64_t at_y)
     return at_x >= 0 && at_x >> 16 < image->width && at_y >= 0 && at_y >> 16 < image->height;
 }
 
-/* Pillow's nearest: places are whole numbers of a 65536th of a pixel. */
+/* Pillow's nearest: positions in 65536ths of a pixel. */
 static void turn(const Image *image, uint8_t *to, Py_ssize_t height, Py_ssize_t width, const double *a)
 {
     const int64_t across_x = fixed(a[0]), across_y = fixed(a[3]);
@@ -319,7 +319,7 @@ static void turn(const Image *image, uint8_t *to, Py_ssize_t height, Py_ssize_t 
     int64_t first_x = fixed(a[2] + a[0] * 0.5 + a[1] * 0.5);
     int64_t first_y = fixed(a[5] + a[3] * 0.5 + a[4] * 0.5);
     for (Py_ssize_t y = 0; y < height; y++, first_x += down_x, first_y += down_y) {
-        /* Both run evenly, so what lies within the image is in one piece. */
+        /* Positions are monotone: those in the image are contiguous. */
         Py_ssize_t begin = 0, end = width;
         while (begin < end && !is_in(image, first_x + begin * across_x, first_y + begin * across_y))
             begin++;
@@ -334,7 +334,7 @@ static void turn(const Image *image, uint8_t *to, Py_ssize_t height, Py_ssize_t 
         const Py_ssize_t pitch = CHANNELS * image->width;
         uint8_t *out = to + CHANNELS * (y * width + begin);
         Py_ssize_t x = begin;
-        /* Nothing follows the last row. */
+        /* No pixel follows the last row. */
         if ((at_y > last_y ? at_y : last_y) >> 16 < image->height - 1)
             for (; x < end - 1; x++, out += CHANNELS, at_x += across_x, at_y += across_y)
                 put_on(out, from + (at_y >> 16) * pitch + CHANNELS * (at_x >> 16));
@@ -343,8 +343,8 @@ static void turn(const Image *image, uint8_t *to, Py_ssize_t height, Py_ssize_t 
     }
 }
 
-/* Where a place of the target lies in the image, half a pixel less; 0 where that is outside. */
-static inline int place_of(
+/* Position of a target pixel in the image, less half a pixel. Return 0 if it is outside. */
+static inline int locate(
     const Image *image, const double *a, Py_ssize_t x, Py_ssize_t y, double *at_x, double *at_y)
 {
     const double mid_x = (double)x + 0.5, mid_y = (double)y + 0.5;
@@ -358,22 +358,22 @@ static inline int place_of(
     return 1;
 }
 
-/* The whole part of a number from -0.5 on. */
-static inline Py_ssize_t whole(double at)
+/* Round down a number of at least -0.5. */
+static inline Py_ssize_t round_down(double at)
 {
     return at < 0.0 ? -1 : (Py_ssize_t)at;
 }
 
-/* Pillow's bilinear: of 2 x 2 pixels, of which the outer ones go on beyond the edges. */
+/* Pillow's bilinear: 2 x 2 pixels; the outer ones are repeated beyond the edges. */
 static void bilinear(
     const Image *image, uint8_t *to, Py_ssize_t height, Py_ssize_t width, const double *a)
 {
     for (Py_ssize_t y = 0; y < height; y++)
         for (Py_ssize_t x = 0; x < width; x++, to += CHANNELS) {
             double dx, dy;
-            if (!place_of(image, a, x, y, &dx, &dy))
+            if (!locate(image, a, x, y, &dx, &dy))
                 continue;
-            const Py_ssize_t left = whole(dx), top = whole(dy);
+            const Py_ssize_t left = round_down(dx), top = round_down(dy);
             dx -= (double)left;
             dy -= (double)top;
             const uint8_t *from = pixel_at(image, within(top, image->height),
@@ -389,274 +389,226 @@ static void bilinear(
         }
 }
 
-enum { LAYOUT = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT };
-
 static int is_image(const Py_buffer *view)
 {
-    return view->ndim == 3 && view->shape[2] == CHANNELS && strcmp(view->format, "B") == 0
-        && view->len > 0;
+    return is_rgb(view) && view->len > 0;
 }
 
-static int is_kernel(const Py_buffer *view, Py_ssize_t along)
+static int is_kernel(const Py_buffer *view, Py_ssize_t side)
 {
     return view->ndim == 1 && strcmp(view->format, "f") == 0 && view->shape[0] % 2 == 1
-        && view->shape[0] <= WIDEST && view->shape[0] / 2 < along;
+        && view->shape[0] <= MAX_KERNEL && view->shape[0] / 2 < side;
 }
 
-/* The image and the target, or 0 with an exception; both are to be released. */
-static int both(PyObject *given, PyObject *written, Py_buffer *image, Py_buffer *target)
+/* Return 1 if both are images of one size; otherwise 0, with an exception. */
+static int alike(const Py_buffer *image, const Py_buffer *target)
 {
-    if (PyObject_GetBuffer(given, image, LAYOUT) < 0)
-        return 0;
-    if (PyObject_GetBuffer(written, target, LAYOUT | PyBUF_WRITABLE) < 0) {
-        PyBuffer_Release(image);
-        return 0;
-    }
-    const int alike = is_image(image) && is_image(target) && image->shape[0] == target->shape[0]
-        && image->shape[1] == target->shape[1];
-    if (!alike) {
-        PyErr_SetString(PyExc_ValueError, "image and target must be uint8 (h, w, 3), and alike");
-        PyBuffer_Release(target);
-        PyBuffer_Release(image);
-    }
-    return alike;
+    if (is_image(image) && is_image(target) && image->shape[0] == target->shape[0]
+        && image->shape[1] == target->shape[1])
+        return 1;
+    PyErr_SetString(PyExc_ValueError, "image and target must be uint8 (h, w, 3), and alike");
+    return 0;
 }
 
-static PyObject *py_adjust(PyObject *module, PyObject *args)
-{
-    PyObject *given, *written;
-    Py_buffer image, target;
-    int kind;
-    double factor;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OOid:adjust", &given, &written, &kind, &factor))
-        return NULL;
-    if (kind < 0 || kind >= KINDS || !isfinite(factor))
-        return PyErr_Format(PyExc_ValueError, "no such change");
-    if (!both(given, written, &image, &target))
-        return NULL;
-    /* torchvision adds a part of 255 to the hue, cut to a whole number that wraps around. */
-    const int by = kind == HUE ? (int)(factor * 255.0) & 255 : 0;
-    const size_t pixels = (size_t)image.shape[0] * (size_t)image.shape[1];
-    Py_BEGIN_ALLOW_THREADS
-    change(image.buf, target.buf, pixels, kind, (float)factor, by);
-    Py_END_ALLOW_THREADS
-    PyBuffer_Release(&target);
-    PyBuffer_Release(&image);
-    Py_RETURN_NONE;
-}
-
-static PyObject *py_blur(PyObject *module, PyObject *args)
-{
-    PyObject *given, *written, *wide, *tall, *answer = NULL;
-    Py_buffer image, target, across, down;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OOOO:blur", &given, &written, &wide, &tall))
-        return NULL;
-    if (!both(given, written, &image, &target))
-        return NULL;
-    if (PyObject_GetBuffer(wide, &across, LAYOUT) < 0)
-        goto with_images;
-    if (PyObject_GetBuffer(tall, &down, LAYOUT) < 0)
-        goto with_across;
-    if (!is_kernel(&across, image.shape[1]) || !is_kernel(&down, image.shape[0])) {
-        PyErr_SetString(
-            PyExc_ValueError, "kernels must be float32, of an odd length, and reach within the image");
-    } else {
-        int failed;
-        Py_BEGIN_ALLOW_THREADS
-        failed = blur(image.buf, target.buf, image.shape[0], image.shape[1], across.buf,
-                      (int)across.shape[0], down.buf, (int)down.shape[0]);
-        Py_END_ALLOW_THREADS
-        answer = failed ? PyErr_NoMemory() : Py_NewRef(Py_None);
-    }
-    PyBuffer_Release(&down);
-with_across:
-    PyBuffer_Release(&across);
-with_images:
-    PyBuffer_Release(&target);
-    PyBuffer_Release(&image);
-    return answer;
-}
-
-/* A buffer of this many items of a format. */
-static int is_table(const Py_buffer *view, const char *format, Py_ssize_t items)
-{
-    return strcmp(view->format, format) == 0 && view->len == items * view->itemsize;
-}
-
-static PyObject *py_look_up(PyObject *module, PyObject *args)
-{
-    PyObject *given, *written;
-    Py_buffer image, target, levels;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OOy*:look_up", &given, &written, &levels))
-        return NULL;
-    if (levels.len != CHANNELS * GREYS) {
-        PyErr_SetString(PyExc_ValueError, "levels must be 3 x 256 bytes");
-        goto failed;
-    }
-    if (!both(given, written, &image, &target))
-        goto failed;
-    const uint8_t *from = image.buf, *red = levels.buf, *green = red + GREYS, *blue = green + GREYS;
-    uint8_t *to = target.buf;
-    Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t i = 0; i < image.len; i += CHANNELS) {
-        to[i] = red[from[i]];
-        to[i + 1] = green[from[i + 1]];
-        to[i + 2] = blue[from[i + 2]];
-    }
-    Py_END_ALLOW_THREADS
-    PyBuffer_Release(&target);
-    PyBuffer_Release(&image);
-    PyBuffer_Release(&levels);
-    Py_RETURN_NONE;
-failed:
-    PyBuffer_Release(&levels);
-    return NULL;
-}
-
-static PyObject *py_count(PyObject *module, PyObject *args)
-{
-    PyObject *given, *written, *answer = NULL;
-    Py_buffer image, counts;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OO:count", &given, &written))
-        return NULL;
-    if (PyObject_GetBuffer(given, &image, LAYOUT) < 0)
-        return NULL;
-    if (PyObject_GetBuffer(written, &counts, LAYOUT | PyBUF_WRITABLE) < 0)
-        goto with_image;
-    if (!is_image(&image) || !is_table(&counts, "I", CHANNELS * GREYS)) {
-        PyErr_SetString(PyExc_ValueError, "image must be uint8 (h, w, 3), counts uint32 (3, 256)");
-    } else {
-        const uint8_t *from = image.buf;
-        uint32_t *red = counts.buf, *green = red + GREYS, *blue = green + GREYS;
-        Py_BEGIN_ALLOW_THREADS
-        memset(red, 0, (size_t)counts.len);
-        for (Py_ssize_t i = 0; i < image.len; i += CHANNELS) {
-            red[from[i]]++;
-            green[from[i + 1]]++;
-            blue[from[i + 2]]++;
-        }
-        Py_END_ALLOW_THREADS
-        answer = Py_NewRef(Py_None);
-    }
-    PyBuffer_Release(&counts);
-with_image:
-    PyBuffer_Release(&image);
-    return answer;
-}
-
-/* Whether two images of one thread's overlap: what is read must not have been written. */
+/* Return 1 if two images do not overlap; otherwise 0, with an exception. */
 static int apart(const Py_buffer *image, const Py_buffer *target)
 {
     const char *from = image->buf, *to = target->buf;
     if (from + image->len <= to || to + target->len <= from)
         return 1;
-    PyErr_SetString(PyExc_ValueError, "image and target must lie apart");
+    PyErr_SetString(PyExc_ValueError, "image and target must not overlap");
     return 0;
+}
+
+/* The nearest float: a factor beyond all floats becomes the largest one, not infinite. */
+static float to_float(double factor)
+{
+    return (float)fmax(-FLT_MAX, fmin(factor, FLT_MAX));
+}
+
+static PyObject *py_adjust(PyObject *module, PyObject *args)
+{
+    PyObject *arrays[2], *result = NULL;
+    Py_buffer views[2];
+    int kind;
+    double factor;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOid:adjust", &arrays[0], &arrays[1], &kind, &factor))
+        return NULL;
+    if (kind < 0 || kind >= KINDS || !isfinite(factor) || (kind == HUE && fabs(factor) > 0.5))
+        return PyErr_Format(PyExc_ValueError, "no such change");
+    if (!get_buffers(views, arrays, 2, CONTIGUOUS))
+        return NULL;
+    if (alike(&views[0], &views[1])) {
+        /* torchvision adds a part of 255 to the hue, cut to a whole number that wraps around. */
+        const int by = kind == HUE ? (int)(factor * 255.0) & 255 : 0;
+        Py_BEGIN_ALLOW_THREADS
+        change(views[0].buf, views[1].buf, (size_t)(views[0].len / CHANNELS), kind,
+               to_float(factor), by);
+        Py_END_ALLOW_THREADS
+        result = Py_NewRef(Py_None);
+    }
+    release_buffers(views, 2);
+    return result;
+}
+
+static PyObject *py_blur(PyObject *module, PyObject *args)
+{
+    PyObject *arrays[4], *result = NULL;
+    Py_buffer views[4]; /* the target is the last one */
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOOO:blur", &arrays[0], &arrays[3], &arrays[1], &arrays[2])
+        || !get_buffers(views, arrays, 4, CONTIGUOUS))
+        return NULL;
+    const Py_buffer *image = &views[0], *across = &views[1], *down = &views[2], *target = &views[3];
+    if (alike(image, target)) {
+        if (!is_kernel(across, image->shape[1]) || !is_kernel(down, image->shape[0])) {
+            PyErr_SetString(
+                PyExc_ValueError,
+                "kernels must be float32, of an odd length, and reach within the image");
+        } else {
+            int failed;
+            Py_BEGIN_ALLOW_THREADS
+            failed = blur(image->buf, target->buf, image->shape[0], image->shape[1], across->buf,
+                          (int)across->shape[0], down->buf, (int)down->shape[0]);
+            Py_END_ALLOW_THREADS
+            result = failed ? PyErr_NoMemory() : Py_NewRef(Py_None);
+        }
+    }
+    release_buffers(views, 4);
+    return result;
+}
+
+static PyObject *py_look_up(PyObject *module, PyObject *args)
+{
+    PyObject *arrays[3], *result = NULL;
+    Py_buffer views[3]; /* the target is the last one */
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOO:look_up", &arrays[0], &arrays[2], &arrays[1])
+        || !get_buffers(views, arrays, 3, CONTIGUOUS))
+        return NULL;
+    if (views[1].len != CHANNELS * LEVELS) {
+        PyErr_SetString(PyExc_ValueError, "levels must be 3 x 256 bytes");
+    } else if (alike(&views[0], &views[2])) {
+        const uint8_t *from = views[0].buf;
+        const uint8_t *red = views[1].buf, *green = red + LEVELS, *blue = green + LEVELS;
+        uint8_t *to = views[2].buf;
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < views[0].len; i += CHANNELS) {
+            to[i] = red[from[i]];
+            to[i + 1] = green[from[i + 1]];
+            to[i + 2] = blue[from[i + 2]];
+        }
+        Py_END_ALLOW_THREADS
+        result = Py_NewRef(Py_None);
+    }
+    release_buffers(views, 3);
+    return result;
+}
+
+static PyObject *py_count(PyObject *module, PyObject *args)
+{
+    PyObject *arrays[2], *result = NULL;
+    Py_buffer views[2];
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO:count", &arrays[0], &arrays[1])
+        || !get_buffers(views, arrays, 2, CONTIGUOUS))
+        return NULL;
+    if (!is_image(&views[0]) || strcmp(views[1].format, "I") != 0
+        || views[1].len != CHANNELS * LEVELS * (Py_ssize_t)sizeof(uint32_t)) {
+        PyErr_SetString(PyExc_ValueError, "image must be uint8 (h, w, 3), counts uint32 (3, 256)");
+    } else {
+        const uint8_t *from = views[0].buf;
+        uint32_t *red = views[1].buf, *green = red + LEVELS, *blue = green + LEVELS;
+        Py_BEGIN_ALLOW_THREADS
+        memset(red, 0, (size_t)views[1].len);
+        for (Py_ssize_t i = 0; i < views[0].len; i += CHANNELS) {
+            red[from[i]]++;
+            green[from[i + 1]]++;
+            blue[from[i + 2]]++;
+        }
+        Py_END_ALLOW_THREADS
+        result = Py_NewRef(Py_None);
+    }
+    release_buffers(views, 2);
+    return result;
 }
 
 static PyObject *py_sharpen(PyObject *module, PyObject *args)
 {
-    PyObject *given, *written, *answer = NULL;
-    Py_buffer image, target;
+    PyObject *arrays[2], *result = NULL;
+    Py_buffer views[2];
     double factor;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOd:sharpen", &given, &written, &factor))
+    if (!PyArg_ParseTuple(args, "OOd:sharpen", &arrays[0], &arrays[1], &factor))
         return NULL;
     if (!isfinite(factor))
-        return PyErr_Format(PyExc_ValueError, "no such factor");
-    if (!both(given, written, &image, &target))
+        return PyErr_Format(PyExc_ValueError, "the factor must be finite");
+    if (!get_buffers(views, arrays, 2, CONTIGUOUS))
         return NULL;
-    if (apart(&image, &target)) {
+    if (alike(&views[0], &views[1]) && apart(&views[0], &views[1])) {
         Py_BEGIN_ALLOW_THREADS
-        sharpen(image.buf, target.buf, image.shape[0], image.shape[1], (float)factor);
+        sharpen(views[0].buf, views[1].buf, views[0].shape[0], views[0].shape[1], to_float(factor));
         Py_END_ALLOW_THREADS
-        answer = Py_NewRef(Py_None);
+        result = Py_NewRef(Py_None);
     }
-    PyBuffer_Release(&target);
-    PyBuffer_Release(&image);
-    return answer;
+    release_buffers(views, 2);
+    return result;
 }
 
 static PyObject *py_warp(PyObject *module, PyObject *args)
 {
-    PyObject *given, *written, *answer = NULL;
-    Py_buffer image, target;
+    PyObject *arrays[2], *result = NULL;
+    Py_buffer views[2];
     double a[6];
-    int taps, done = 1;
+    int taps, failed = 0;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OO(dddddd)i:warp", &given, &written, a, a + 1, a + 2, a + 3, a + 4,
-                          a + 5, &taps))
+    if (!PyArg_ParseTuple(args, "OO(dddddd)i:warp", &arrays[0], &arrays[1], a, a + 1, a + 2, a + 3,
+                          a + 4, a + 5, &taps)
+        || !get_buffers(views, arrays, 2, CONTIGUOUS))
         return NULL;
-    if (PyObject_GetBuffer(given, &image, LAYOUT) < 0)
-        return NULL;
-    if (PyObject_GetBuffer(written, &target, LAYOUT | PyBUF_WRITABLE) < 0)
-        goto with_image;
-    int fits = is_image(&image) && is_image(&target) && (taps == 1 || taps == 2);
+    int fits = is_image(&views[0]) && is_image(&views[1]) && (taps == 1 || taps == 2);
     if (fits) {
-        /* Within what a 65536th of a pixel can be counted in, corners and all. */
-        const double height = (double)target.shape[0], width = (double)target.shape[1];
+        /* All positions, corners included, can be counted in 65536ths of a pixel. */
+        const double height = (double)views[1].shape[0], width = (double)views[1].shape[1];
         for (int row = 0; row < 6; row += 3)
             fits &= fabs(a[row]) * width + fabs(a[row + 1]) * height + fabs(a[row + 2]) < 32768.0;
     }
     if (!fits) {
         PyErr_SetString(PyExc_ValueError, "images must be uint8 (h, w, 3), a map within 32768 pixels");
-    } else if (apart(&image, &target)) {
-        const Image from = {image.buf, image.shape[0], image.shape[1]};
-        const Py_ssize_t height = target.shape[0], width = target.shape[1];
+    } else if (apart(&views[0], &views[1])) {
+        const Image from = {views[0].buf, views[0].shape[0], views[0].shape[1]};
+        const Py_ssize_t height = views[1].shape[0], width = views[1].shape[1];
+        uint8_t *to = views[1].buf;
         Py_BEGIN_ALLOW_THREADS
         if (taps == 2)
-            bilinear(&from, target.buf, height, width, a);
+            bilinear(&from, to, height, width, a);
         else if (a[1] == 0.0 && a[3] == 0.0)
-            done = scale(&from, target.buf, height, width, a);
+            failed = scale(&from, to, height, width, a);
         else
-            turn(&from, target.buf, height, width, a);
+            turn(&from, to, height, width, a);
         Py_END_ALLOW_THREADS
-        answer = done ? Py_NewRef(Py_None) : PyErr_NoMemory();
+        result = failed ? PyErr_NoMemory() : Py_NewRef(Py_None);
     }
-    PyBuffer_Release(&target);
-with_image:
-    PyBuffer_Release(&image);
-    return answer;
+    release_buffers(views, 2);
+    return result;
 }
 
 static PyMethodDef methods[] = {
-    {"look_up", py_look_up, METH_VARARGS, "Give each level of an image another; see _photometric.pyi."},
+    {"adjust", py_adjust, METH_VARARGS, "Change the colours of an image; see _photometric.pyi."},
+    {"blur", py_blur, METH_VARARGS, "Blur an image; see _photometric.pyi."},
+    {"look_up", py_look_up, METH_VARARGS, "Map the levels of an image; see _photometric.pyi."},
     {"count", py_count, METH_VARARGS, "Count the levels of an image; see _photometric.pyi."},
     {"sharpen", py_sharpen, METH_VARARGS, "Sharpen or smooth an image; see _photometric.pyi."},
     {"warp", py_warp, METH_VARARGS, "Map an image affinely; see _photometric.pyi."},
-    {"adjust", py_adjust, METH_VARARGS, "Change the colours of an image; see _photometric.pyi."},
-    {"blur", py_blur, METH_VARARGS, "Blur an image; see _photometric.pyi."},
     {NULL, NULL, 0, NULL},
 };
 
-static int begin(PyObject *module)
+static int initialise(PyObject *module)
 {
     (void)module;
     fill_tables();
     return 0;
 }
 
-static PyModuleDef_Slot slots[] = {
-    {Py_mod_exec, begin},
-#if PY_VERSION_HEX >= 0x030D0000
-    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
-#endif
-    {0, NULL},
-};
-
-static PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "_photometric",
-    .m_doc = "Colours and sharpness of an image, changed.",
-    .m_methods = methods,
-    .m_slots = slots,
-};
-
-PyMODINIT_FUNC PyInit__photometric(void)
-{
-    return PyModuleDef_Init(&definition);
-}
+MODULE(_photometric, methods, initialise)

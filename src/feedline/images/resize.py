@@ -7,9 +7,9 @@ Pillow's box, Hamming and Lanczos filters within 0.02; nearest pixels as in Pill
 warning for read-only or oddly strided images.
 
 Relies on: `_resample`, compiled, which makes those bytes in about half of torch's time. If it was
-not compiled, the processor lacks AVX2, or it does not support the resize (steeper than 16 : 1,
-bicubic 8 : 1), torch itself does it (its `out=` form saves the copy that `interpolate` needs);
-filters that torch lacks are then numpy's, with the same bytes.
+not compiled, or does not support the resize (steeper than 16 : 1, bicubic 8 : 1), torch itself does
+it (its `out=` form saves the copy that `interpolate` needs); filters that torch lacks are then
+numpy's, with the same bytes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ except ImportError:
 
 __all__ = ["fill"]
 
-_quick = compiled is not None and compiled.supported
-if not _quick:
+if compiled is None:
     import torch  # noqa: F401  # for every row; otherwise imported when first needed: it takes 1 s
 
 # Beyond this many times the row's pixels, the resized whole of an elongated image is not made.
@@ -64,7 +63,7 @@ def fill(row: Pixels, image: Pixels, placement: Placement, *, down_first: bool =
         return
     if edges is None and (from_height, from_width) == (height, width):
         np.copyto(row, image[top : top + rows, left : left + columns])
-    elif _quick and compiled.resample(
+    elif compiled is not None and compiled.resample(
         *(image, row, height, width, top, left, flip, down_first, FILTERS.index(filter)),
         *(() if edges is None else (edges,)),
     ):
@@ -125,7 +124,7 @@ def _whole_weights(
     scale = extent / resized
     reach, shrink = support(filter) * max(scale, 1.0), min(1.0, 1.0 / scale)
     centres = first + scale * (np.arange(resized) + 0.5)
-    starts = np.maximum((centres - reach + 0.5).astype(int), 0)
+    starts = np.clip((centres - reach + 0.5).astype(int), 0, source - 1)
     stops = np.minimum((centres + reach + 0.5).astype(int), source)
     taps = starts[:, None] + np.arange((stops - starts).max())
     shares = weights(filter, (taps - centres[:, None] + 0.5) * shrink)
