@@ -70,17 +70,11 @@ OnSample: TypeAlias = Callable[[int], None]
 
 @dataclass(frozen=True)
 class WorkerInit:
-    """Initialisation of a worker like torch's: `get_worker_info()`, random states, init function.
+    """Initialisation of a worker like torch's: worker info, random states, `worker_init_fn`."""
 
-    Args:
-        dataset: the user's dataset, as in `get_worker_info()`.
-        worker_init_fn: called with the worker's number; None for none.
-        seed: base seed; worker n is seeded with seed + n.
-    """
-
-    dataset: Any
+    dataset: Any  # the user's, as in `get_worker_info()`
     worker_init_fn: Callable[[int], None] | None
-    seed: int
+    seed: int  # worker n is seeded with seed + n
 
     def user_objects(self) -> dict[str, object]:
         """The user's objects, by the names of the loader's arguments."""
@@ -257,18 +251,8 @@ class DatasetFetcher:
                 return collate_into(samples, space)
             return self._collate(samples)
         except Exception as error:
-            mismatch = (
-                _find_mismatch(samples) if isinstance(samples, Sequence) and samples else None
-            )
-            if mismatch is not None:
-                where, how = mismatch
-                note(error, f"Sample {keys[where]!r} {how} (sample {keys[0]!r}).")
-            elif isinstance(samples, Sequence) and samples and _holds_none(samples[0]):
-                note(
-                    error,
-                    f"Sample {keys[0]!r} contains None. Check that every transform returns a "
-                    "value.",
-                )
+            if isinstance(samples, Sequence) and samples:
+                _note_odd_sample(error, samples, keys)
             raise
 
     def _samples(
@@ -294,41 +278,38 @@ class DatasetFetcher:
                     key = keys[len(keys) - length_hint(upcoming) - 1]
                     note_failing_sample(error, dataset, key)
                     raise
-        samples, loaded_keys = [], []
+        samples: list[Any] = []
+        failed: set[int] = set()
         first: Exception | None = None
         try:
             for k, key in enumerate(keys):
                 if on_sample is not None:
                     on_sample(k)
                 try:
-                    sample = dataset[key] if make_sample is None else make_sample(k, key)
+                    samples.append(dataset[key] if make_sample is None else make_sample(k, key))
                 except (Exception, SystemExit) as error:
                     note_failing_sample(error, dataset, key)
                     if not skip or not isinstance(error, Exception):
                         raise
                     first = first or error
+                    failed.add(k)
                     skipped.append((repr(key), f"{type(error).__name__}: {error_message(error)}"))
                     continue
-                samples.append(sample)
-                loaded_keys.append(key)
                 if each:
                     stage_timer.end_sample(key, "dataset")
-            if first is not None and not samples:
-                count = len(skipped)
-                note(
-                    first,
-                    f"No sample of the batch could be loaded ({count} of {count} failed), and a "
-                    "batch cannot be empty. Use drop_last=True if this is a small last batch.",
-                )
-                raise first
-            return samples, loaded_keys
+            if first is None:
+                return samples, keys
+            if samples:
+                return samples, [key for k, key in enumerate(keys) if k not in failed]
+            count = len(failed)
+            note(
+                first,
+                f"No sample of the batch could be loaded ({count} of {count} failed), and a batch "
+                "cannot be empty. Use drop_last=True if this is a small last batch.",
+            )
+            raise first
         finally:
             first = None  # its traceback holds this frame, and with it the samples
-
-
-def _holds_none(sample: Any) -> bool:
-    parts = sample if isinstance(sample, (tuple, list)) else (sample,)
-    return any(part is None for part in parts)
 
 
 class SampleMaker(Protocol):
@@ -410,15 +391,18 @@ def collate_into(samples: Sequence[Any], space: Space) -> Any:
     return torch_collate.collate(samples, collate_fn_map=functions)
 
 
-def _find_mismatch(samples: Sequence[Any]) -> tuple[int, str] | None:
-    """Position of the first sample that differs from sample 0 in structure or shape, and how."""
+def _note_odd_sample(error: Exception, samples: Sequence[Any], keys: Any) -> None:
+    """Note the first sample that differs from sample 0 in structure or shape, or holds None."""
     with contextlib.suppress(Exception):  # a sample's attributes may raise anything
         first = _describe_structure(samples[0])
         for k, sample in enumerate(samples):
-            structure = _describe_structure(sample)
-            if structure != first:
-                return k, f"is {structure}, but the first sample is {first}"
-    return None
+            if (structure := _describe_structure(sample)) != first:
+                text = f"Sample {keys[k]!r} is {structure}, but the first sample is {first} "
+                note(error, f"{text}(sample {keys[0]!r}).")
+                return
+        if "NoneType" in first:
+            text = f"Sample {keys[0]!r} contains None. Check that every transform returns a value."
+            note(error, text)
 
 
 def _describe_structure(value: Any, depth: int = 0) -> str:

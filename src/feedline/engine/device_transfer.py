@@ -60,11 +60,6 @@ __all__ = [
 Tensors = tuple[torch.Tensor, ...]
 
 
-def _to_tensor(array: NDArray[np.generic], field: Field) -> torch.Tensor:
-    """Return a tensor on an array's memory, with pixels as (N, 3, H, W)."""
-    return _in_layout(torch.from_numpy(array), field)
-
-
 def _in_layout(rows: torch.Tensor, field: Field) -> torch.Tensor:
     """Rows as they are returned: pixels as (N, 3, H, W), channels_last in memory."""
     return rows.permute(0, 3, 1, 2) if is_image(field) else rows
@@ -166,45 +161,40 @@ class HostTransfer(CpuTransfer):
         self._transforms = transforms
         self._form = form
         cpu = torch.device("cpu")
-        self._constants = transforms.constants(cpu) if transforms else None
+        self._constants = transforms.constants(cpu) if transforms else ()
 
     def _read(self, flight: InFlightBatch) -> Any:
-        return self._form(self._tensors(flight))
-
-    def _tensors(self, flight: InFlightBatch) -> Tensors:
         slots, slot, fields, rows = self._slots, flight.slot, flight.fields, flight.batch.rows
-        if flight.failures:
-            return self._copies(_copy_good_rows(slots, flight), flight)
         pins = self._transforms is None and not self._pin
-        if pins and slots.pinned < slots.slots - _SLOTS_FOR_WORKERS:
-            pinned = slots.pin(slot, fields, rows)
-            return tuple(_to_tensor(a, f) for a, f in zip(pinned, fields, strict=True))
-        copies = self._copies(slots.view(slot, fields, rows), flight)
-        slots.release(slot)
-        return copies
-
-    def _copies(self, arrays: tuple[NDArray[np.generic], ...], flight: InFlightBatch) -> Tensors:
-        fields = flight.fields
-        if self._transforms is None or self._constants is None:
-            # Not by torch: its threads spin for a while after a copy, on the workers' cores.
-            return tuple(
-                _in_layout(copy_to_pinned(array) if self._pin else _copy(array), field)
-                for array, field in zip(arrays, fields, strict=True)
-            )
-        # To normalise pixels is to copy them; a user's function may keep what it is given.
-        copies_images = self._transforms.pixels is not None
-        own = [
-            _in_layout(_copy(array), field)
-            if copies_images or not is_image(field)
-            else _to_tensor(array, field)
+        owned = True  # the arrays are not those of a slot in use
+        if flight.failures:
+            arrays = _copy_good_rows(slots, flight)
+        elif pins and slots.pinned < slots.slots - _SLOTS_FOR_WORKERS:
+            arrays = slots.pin(slot, fields, rows)
+        else:
+            arrays, owned = slots.view(slot, fields, rows), False
+        tensors = tuple(
+            _in_layout(self._own(array, field, owned), field)
             for array, field in zip(arrays, fields, strict=True)
-        ]
-        tensors = self._transforms(own, fields, flight.batch, self._constants)
-        return tuple(tensor.pin_memory() for tensor in tensors) if self._pin else tensors
+        )
+        if self._transforms is not None:
+            tensors = self._transforms(tensors, fields, flight.batch, self._constants)
+            if self._pin:
+                tensors = tuple(tensor.pin_memory() for tensor in tensors)
+        if not owned:
+            slots.release(slot)
+        return self._form(tensors)
 
-
-def _copy(array: NDArray[np.generic]) -> torch.Tensor:
-    return torch.from_numpy(array.copy())
+    def _own(self, array: NDArray[np.generic], field: Field, owned: bool) -> torch.Tensor:
+        """Tensor that a user may keep, or that is converted to one that they may keep."""
+        transforms = self._transforms
+        if transforms is None and self._pin:
+            return copy_to_pinned(array)
+        is_converted = transforms is not None and transforms.values and not transforms.pixels
+        if owned or (is_converted and is_image(field)):
+            return torch.from_numpy(array)
+        # Not by torch: its threads spin for a while after a copy, on the workers' cores.
+        return torch.from_numpy(array.copy())
 
 
 class WholeBatchTransfer(CpuTransfer):
@@ -332,7 +322,10 @@ class AcceleratorTransfer:
         else:
             slot = flight.slot
             arrays = self._slots.view(slot, flight.fields, flight.batch.rows)
-        host = tuple(_to_tensor(a, f) for a, f in zip(arrays, flight.fields, strict=True))
+        host = tuple(
+            _in_layout(torch.from_numpy(array), field)
+            for array, field in zip(arrays, flight.fields, strict=True)
+        )
         with self._accelerator.on(self._stream):
             started = self._mark(self._stream)
             raw = [self._accelerator.copy(tensor) for tensor in host]

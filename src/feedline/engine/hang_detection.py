@@ -31,19 +31,12 @@ _log = logging.getLogger("feedline")
 
 
 class Place(NamedTuple):
-    """A row of a batch in flight.
+    """A row of a batch in flight."""
 
-    Args:
-        batch: number of the batch.
-        row: row of the batch; the first row of the task, if the source does not report rows.
-        sample: index or key of its sample; None if unknown.
-        name: name of its sample, for messages.
-    """
-
-    batch: int
-    row: int
-    sample: Any
-    name: str
+    batch: int  # number of the batch
+    row: int  # row of the batch; the first row of the task, if the source does not report rows
+    sample: Any  # index or key of its sample; None if unknown
+    name: str  # of its sample, for messages
 
 
 class HangDetector:

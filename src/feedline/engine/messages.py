@@ -103,32 +103,19 @@ def error_message(error: BaseException) -> str:
 
 
 class RowTask(NamedTuple):
-    """Task: some rows of one batch.
+    """Task: some rows of one batch."""
 
-    Args:
-        id: positive, unique within a worker pool.
-        samples: sample indices, shape (rows,), int64.
-        offset: offset of the batch's slot in the block, in bytes.
-        slot_bytes: size of the slot.
-        batch_rows: rows of the whole batch, which determine the offsets of its arrays.
-        start: first row of the task within the batch.
-        image_size: in pixels; None if no size is set, 0 in a message.
-        seed: seed of the epoch.
-        place, stride: see `order.seeds.row_seed`.
-        strength: augmentation strength.
-    """
-
-    id: int
-    samples: NDArray[np.int64]
-    offset: int = 0
+    id: int  # positive, unique within a worker pool
+    samples: NDArray[np.int64]  # sample indices, shape (rows,)
+    offset: int = 0  # of the batch's slot in the block, in bytes
     slot_bytes: int = 0
-    batch_rows: int = 0
-    start: int = 0
-    image_size: int | None = None
-    seed: int = 0
-    place: int = 0
+    batch_rows: int = 0  # rows of the whole batch, which determine the offsets of its arrays
+    start: int = 0  # first row of the task within the batch
+    image_size: int | None = None  # in pixels; None if no size is set, 0 in a message
+    seed: int = 0  # of the epoch
+    place: int = 0  # place and stride: see `order.seeds.row_seed`
     stride: int = 0
-    strength: float = 1.0
+    strength: float = 1.0  # of augmentation
 
     def pack(self) -> bytes:
         """Serialise to one message."""
@@ -145,32 +132,19 @@ class RowTask(NamedTuple):
 
 
 class BatchTask(NamedTuple):
-    """Task: a whole batch, to be packed into a slot's own memory.
+    """Task: a whole batch, to be packed into a slot's own memory."""
 
-    Args:
-        id: positive, unique within a worker pool.
-        keys: sample keys, in a form that the source understands.
-        memory: descriptor of the slot's memory, -1 for none. It is sent with the message.
-        slot: index of the slot; a worker caches its mapping by this number.
-        image_size: in pixels; None if no size is set, 0 in a message.
-        seed: seed of the batch.
-        row_seed: seed of the epoch.
-        place, stride: see `order.seeds.row_seed`.
-        strength: augmentation strength.
-        key_bytes: bytes of keys at the head of the slot's memory instead.
-    """
-
-    id: int
-    keys: bytes = b""
-    memory: int = -1
-    slot: int = 0
-    image_size: int | None = None
-    seed: int = 0
-    row_seed: int = 0
-    place: int = 0
+    id: int  # positive, unique within a worker pool
+    keys: bytes = b""  # sample keys, in a form that the source understands
+    memory: int = -1  # descriptor of the slot's memory, -1 for none; sent with the message
+    slot: int = 0  # a worker caches its mapping by this number
+    image_size: int | None = None  # in pixels; None if no size is set, 0 in a message
+    seed: int = 0  # of the batch
+    row_seed: int = 0  # of the epoch
+    place: int = 0  # place and stride: see `order.seeds.row_seed`
     stride: int = 0
-    strength: float = 1.0
-    key_bytes: int = 0
+    strength: float = 1.0  # of augmentation
+    key_bytes: int = 0  # bytes of keys at the head of the slot's memory instead
 
     @classmethod
     def for_batch(cls, batch: BatchSpec) -> BatchTask:
@@ -212,21 +186,13 @@ def exit_task(id: int = -1) -> BatchTask:
 
 
 class Failure(NamedTuple):
-    """A row that could not be made.
+    """A row that could not be made."""
 
-    Args:
-        row: row within the batch.
-        kind: class name of the exception.
-        message: its message, without a hint.
-        trace: the worker's traceback; empty if there is none.
-        hint: how to fix it; empty if unknown.
-    """
-
-    row: int
-    kind: str
-    message: str
-    trace: str = ""
-    hint: str = ""
+    row: int  # within the batch
+    kind: str  # class name of the exception
+    message: str  # without a hint
+    trace: str = ""  # the worker's traceback
+    hint: str = ""  # how to fix it
 
     @classmethod
     def of(cls, row: int, error: BaseException) -> Failure:
@@ -245,22 +211,17 @@ class Failure(NamedTuple):
 
 @dataclass(slots=True)
 class Report:
-    """Report of a finished task: worker, times (monotonic clock, ns) and failed rows.
-
-    For a batch task: the first `used` bytes of the slot are the batch, and the last
-    `structure_bytes` of these describe its structure. `memory` is a descriptor of new memory sent
-    with the report, or -1; `data` is the batch if it was sent through a pipe.
-    """
+    """Report of a finished task. Times are of the monotonic clock."""
 
     worker_id: int
     id: int
     started_ns: int
     ended_ns: int
     failures: tuple[Failure, ...] = ()
-    used: int = 0
-    structure_bytes: int = 0
-    memory: int = -1
-    data: NDArray[np.uint8] | None = None
+    used: int = 0  # bytes of the slot used by a whole batch
+    structure_bytes: int = 0  # bytes at their end that describe its structure
+    memory: int = -1  # descriptor of new memory, sent with the report; -1 for none
+    data: NDArray[np.uint8] | None = None  # the batch, if it was sent through a pipe
 
     @classmethod
     def start_failure(cls, worker_id: int, error: BaseException) -> Report:

@@ -62,44 +62,28 @@ _log = logging.getLogger("feedline")
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """Death of a worker.
+    """Death of a worker."""
 
-    Args:
-        how: cause of death as text, e.g. "DataLoader worker (pid 7) is killed by signal: SIGKILL".
-        lost: ids of its unfinished tasks.
-        task: id of its current task; 0 if unknown.
-        row: current row of that task, counted from 0.
-        hung: True if `kill` was called.
-    """
-
-    how: str
-    lost: tuple[int, ...] = ()
-    task: int = 0
-    row: int = 0
-    hung: bool = False
+    how: str  # cause, e.g. "DataLoader worker (pid 7) is killed by signal: SIGKILL"
+    lost: tuple[int, ...] = ()  # ids of its unfinished tasks
+    task: int = 0  # id of its current task; 0 if unknown
+    row: int = 0  # current row of that task, counted from 0
+    hung: bool = False  # True if `kill` was called
 
 
 class CurrentRow(NamedTuple):
-    """Current row of a worker.
+    """Current row of a worker."""
 
-    Args:
-        task: id of its task.
-        row: row within the task, counted from 0.
-        since_ns: start of the row (for a whole batch: of the task), on the monotonic clock.
-        pid: process id of the worker.
-    """
-
-    task: int
-    row: int
-    since_ns: int = 0
+    task: int  # id
+    row: int  # within the task, counted from 0
+    since_ns: int = 0  # start of the row (of a whole batch: of the task), on the monotonic clock
     pid: int = 0
 
 
 class WorkerPool(ABC):
-    """Workers that share one block of memory. Single-threaded, except for `close`.
+    """Workers that share one block of memory: the heartbeat table, then all slots.
 
-    Args:
-        block: memory of the heartbeat table, at its head, and of all slots, shape (bytes,).
+    Single-threaded, except for `close`.
     """
 
     shares_memory = False

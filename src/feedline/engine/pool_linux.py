@@ -71,10 +71,6 @@ class LinuxPool(WorkerPool):
         slots_bytes: memory of all slots.
         runs_user_code: see `Payload`.
         forked: the fork server is a fork of this process, with its source.
-
-    Raises:
-        UsageError: the source cannot be pickled, and is not forked.
-        ResourceError: not enough memory.
     """
 
     shares_memory = True
@@ -216,11 +212,7 @@ class LinuxPool(WorkerPool):
             self._control.send(json.dumps(command).encode())
 
     def _server_messages(self) -> Iterator[dict[str, Any]]:
-        """Receive the fork server's messages.
-
-        Raises:
-            EOFError: it has ended.
-        """
+        """Receive the fork server's messages, or raise EOFError if it has ended."""
         try:
             while message := self._control.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT):
                 yield json.loads(message)
@@ -326,11 +318,7 @@ class LinuxPool(WorkerPool):
                 self._payload.close()
 
     def _disconnect(self, *, release_server: bool = False) -> None:
-        """End the workers and close the sockets. May be called again after an interrupt.
-
-        Raises:
-            WorkerError: workers are still alive.
-        """
+        """End the workers and close the sockets. May be called again after an interrupt."""
         # The fork server then kills the workers. close() alone is not enough: a child forked in
         # the meantime may hold a copy.
         with contextlib.suppress(OSError):
@@ -458,7 +446,6 @@ class _ForkedProcess:
         self._has_ended = False
 
     def poll(self) -> int | None:
-        """Return None while it runs, otherwise 0."""
         if not self._has_ended:
             try:
                 self._has_ended = os.waitpid(self.pid, os.WNOHANG)[0] != 0
@@ -467,12 +454,10 @@ class _ForkedProcess:
         return 0 if self._has_ended else None
 
     def kill(self) -> None:
-        """Kill it, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 
     def wait(self, timeout: float = float("inf")) -> None:
-        """Wait for its end, or raise TimeoutExpired."""
         deadline = time.monotonic() + timeout
         while self.poll() is None:
             if time.monotonic() > deadline:

@@ -138,7 +138,6 @@ class _SpawnedWorker:
         return message
 
     def finish(self, id: int) -> None:
-        """Remove a reported task, and free its memory."""
         self.outstanding.pop(id, None)
         if (memory := self.memories.pop(id, None)) is not None:
             memory.close()

@@ -110,31 +110,18 @@ class LiveSettings:
 
 @dataclass(eq=False, slots=True)
 class InFlightBatch:
-    """A batch in flight, in its slot.
+    """A batch in flight, in its slot."""
 
-    Args:
-        number: number within the feed; smaller numbers have priority.
-        batch: planned batch.
-        slot: its slot.
-        fields: layout of its arrays; empty for a whole batch.
-        used: bytes of the slot used by a whole batch.
-        structure_bytes: bytes at its end that describe its structure.
-        open_tasks: number of unfinished tasks.
-        failures: rows that could not be made.
-        deaths: number of workers that died on a row, by row.
-        cancelled: the batch is not returned; its last task frees the slot.
-    """
-
-    number: int
+    number: int  # within the feed; smaller numbers have priority
     batch: BatchSpec
     slot: int
-    fields: tuple[Field, ...] = ()
-    used: int = 0
-    structure_bytes: int = 0
-    open_tasks: int = 0
-    failures: list[Failure] = field(default_factory=list)
-    deaths: dict[int, int] = field(default_factory=dict)
-    cancelled: bool = False
+    fields: tuple[Field, ...] = ()  # layout of its arrays; empty for a whole batch
+    used: int = 0  # bytes of the slot used by a whole batch
+    structure_bytes: int = 0  # bytes at their end that describe its structure
+    open_tasks: int = 0  # number of unfinished tasks
+    failures: list[Failure] = field(default_factory=list)  # rows that could not be made
+    deaths: dict[int, int] = field(default_factory=dict)  # by row: workers that died on it
+    cancelled: bool = False  # the batch is not returned; its last task frees the slot
 
 
 Span: TypeAlias = tuple[int, int]

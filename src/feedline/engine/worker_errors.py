@@ -45,16 +45,11 @@ class WorkerException:
     """An exception on its way between processes, in the form of torch's workers.
 
     A UsageError contains the fix: it is raised with its own message, and its origin is the cause.
-
-    Args:
-        kind: class; RuntimeError for a class that cannot be sent.
-        message: origin, notes and traceback of the exception.
-        own: original message, for an exception that is raised with that alone.
     """
 
-    kind: type[BaseException]
-    message: str
-    own: str = ""
+    kind: type[BaseException]  # RuntimeError for a class that cannot be sent
+    message: str  # origin, notes and traceback
+    own: str = ""  # original message, for an exception that is raised with that alone
 
     @classmethod
     def of(cls, error: BaseException, place: str) -> WorkerException:
