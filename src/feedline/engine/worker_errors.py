@@ -27,7 +27,6 @@ __all__ = [
     "describe_sample",
     "note_failing_sample",
     "note_unpicklable",
-    "sample_bytes",
     "sample_path",
 ]
 
@@ -135,7 +134,6 @@ def note_unpicklable(error: Exception, batch: object) -> None:
 
 _LISTS = ("samples", "imgs", "paths", "files", "image_paths", "filenames")
 _MOST_SUBSETS = 16  # subsets of subsets
-_STAT_SAMPLES = 32
 
 
 def sample_path(dataset: Any, number: int) -> str | None:
@@ -179,21 +177,3 @@ def describe_sample(dataset: Any, batch: BatchSpec, row: int) -> tuple[Any, str]
     key = keys[row]
     path = sample_path(dataset, key) if isinstance(key, int) else None
     return key, f"sample {key!r}" + (f", {path}" if path else "")
-
-
-def sample_bytes(dataset: Any) -> int | None:
-    """Estimated bytes of all samples' files, from 32 of them; None if samples are not files."""
-    try:
-        length = len(dataset)
-        if not length:
-            return None
-        numbers = sorted({k * length // _STAT_SAMPLES for k in range(_STAT_SAMPLES)})
-        sizes = []
-        for number in numbers:
-            path = sample_path(dataset, number)
-            if path is None:
-                return None
-            sizes.append(os.stat(path).st_size)
-    except Exception:
-        return None
-    return round(sum(sizes) / len(sizes) * length)

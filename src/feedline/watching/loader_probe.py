@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from feedline.engine.worker_errors import sample_bytes, sample_path
+from feedline.engine.worker_errors import sample_path
 from feedline.loader import DataLoader
 from feedline.loader.recording import describe_feedline_loader
 from feedline.trace.recorder import Recorder, WorkerObserver
@@ -30,6 +30,7 @@ __all__ = ["LoaderProbe", "describe_loader", "find_torch_loader", "get_probe"]
 
 
 _MAX_NAMES = 256
+_STAT_SAMPLES = 32
 
 _probes: weakref.WeakKeyDictionary[Recorder, dict[int, LoaderProbe]] = weakref.WeakKeyDictionary()
 """Probes of each recorder by the id of the loader, whose own equality may be arbitrary."""
@@ -86,7 +87,7 @@ class LoaderProbe:
             self.workers = _ANY_CHILD
         self.number = recorder.register_loader(description, self.workers)
         if recorder.use.dataset_bytes is None and inner is not None:
-            recorder.use.dataset_bytes = sample_bytes(inner.dataset)
+            recorder.use.dataset_bytes = _dataset_bytes(inner.dataset)
 
     def is_of(self, iterable: Iterable[Any]) -> bool:
         """Return True if the probe belongs to this very object."""
@@ -230,3 +231,21 @@ def _start_method(loader: Any) -> str:
         else context.get_start_method(allow_none=True)
     )
     return method or multiprocessing.get_all_start_methods()[0]
+
+
+def _dataset_bytes(dataset: Any) -> int | None:
+    """Estimated bytes of all samples' files, from 32 of them; None if samples are not files."""
+    try:
+        length = len(dataset)
+        if not length:
+            return None
+        numbers = sorted({k * length // _STAT_SAMPLES for k in range(_STAT_SAMPLES)})
+        sizes = []
+        for number in numbers:
+            path = sample_path(dataset, number)
+            if path is None:
+                return None
+            sizes.append(os.stat(path).st_size)
+    except Exception:
+        return None
+    return round(sum(sizes) / len(sizes) * length)
