@@ -246,8 +246,8 @@ _MOST_STEPS_AHEAD = 4
 @dataclass(eq=False, slots=True)
 class _Sent:
     tensors: Tensors
-    host: Tensors  # kept until the copy has read them
-    slot: int | None  # None where it is free already: `host` is memory of its own
+    host: Tensors  # until the copy has read them
+    slot: int | None  # None if it is free: `host` is then a copy
     started: torch.Event
     copied: torch.Event
     finished: torch.Event
@@ -257,9 +257,9 @@ class _Sent:
 class _Step:
     """Events of one step on the device's timeline."""
 
-    before: torch.Event | None  # the step before it got going
+    previous: torch.Event | None  # receipt of the batch before
     requested: torch.Event
-    going: torch.Event
+    received: torch.Event
     sent: _Sent
 
 
@@ -296,7 +296,7 @@ class AcceleratorTransfer:
         self._sent: deque[_Sent] = deque()
         self._copying: deque[_Sent] = deque()
         self._requested: torch.Event | None = None
-        self._before: torch.Event | None = None
+        self._previous: torch.Event | None = None
         self._steps: deque[_Step] = deque()
         self.timing = Timing()
         self._pinned = register()
@@ -308,7 +308,7 @@ class AcceleratorTransfer:
 
     def pause(self) -> None:
         """Start an epoch: the time since the last batch belongs to no step."""
-        self._before = None
+        self._previous = None
 
     def note_request(self) -> None:
         """Note that the step requests a batch: everything it has queued so far is compute."""
@@ -346,11 +346,11 @@ class AcceleratorTransfer:
             # Made on the side stream, used on this one.
             self._accelerator.record_stream(tensor, stream)
         assert self._requested is not None, "receive() before note_request()"
-        going = self._mark(stream)
-        self._steps.append(_Step(self._before, self._requested, going, sent))
-        self._before = going
+        received = self._mark(stream)
+        self._steps.append(_Step(self._previous, self._requested, received, sent))
+        self._previous = received
         if len(self._steps) > _MOST_STEPS_AHEAD:
-            self._steps[-1 - _MOST_STEPS_AHEAD].going.synchronize()
+            self._steps[-1 - _MOST_STEPS_AHEAD].received.synchronize()
         tensors, sent.tensors = sent.tensors, ()
         self.reclaim(wait=False)
         self._settle()
@@ -376,11 +376,11 @@ class AcceleratorTransfer:
 
     def _settle(self) -> None:
         """Read the events of finished steps."""
-        while self._steps and self._steps[0].going.query():
+        while self._steps and self._steps[0].received.query():
             step = self._steps.popleft()
-            if step.before is None:
+            if step.previous is None:
                 continue
-            stall = step.requested.elapsed_time(step.going)
+            stall = step.requested.elapsed_time(step.received)
             # Exposed copying: from its start, or from the request if that was later.
             copy = min(
                 step.sent.started.elapsed_time(step.sent.finished),
@@ -390,7 +390,7 @@ class AcceleratorTransfer:
             self.timing.add(
                 wait_ms=stall - copy,
                 copy_ms=copy,
-                compute_ms=step.before.elapsed_time(step.requested),
+                compute_ms=step.previous.elapsed_time(step.requested),
             )
 
     def close(self) -> None:
