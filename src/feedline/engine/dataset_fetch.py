@@ -266,9 +266,9 @@ class DatasetFetcher:
         dataset, each, skip = self.dataset, stage_timer.each_sample, self._skip
         if make_sample is None and not skip:
             if getitems := getattr(dataset, "__getitems__", None):
-                samples = getitems(keys)
+                fetched = getitems(keys)
                 stage_timer.end_stage("dataset")
-                return samples, keys
+                return fetched, keys
             if on_sample is None and not each:
                 upcoming = iter(keys)
                 try:
