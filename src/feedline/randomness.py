@@ -22,24 +22,24 @@ import torch
 
 from feedline.order.seeds import extend
 
-__all__ = ["fingerprint", "put_back_later", "seed_all", "seeded", "unbroken"]
+__all__ = ["fingerprint", "restore_later", "seed_all", "seeded", "unbroken"]
 
-_NUMPY, _PYTHON = 1, 2  # each generator gets numbers of its own
-_numpy: Any = np.random  # its stubs leave two functions out
+_NUMPY, _PYTHON = 1, 2  # parts of their seeds
+_numpy: Any = np.random  # two of its functions are missing in its stubs
 _numpy_bits: dict[int, np.random.MT19937] = {}
 """Generators that replace numpy's own, by nesting depth."""
-_turn: Any = threading.RLock()
-_aside: list[Callable[[], object]] = []
-"""Callbacks that restore what the current thread has replaced, the latest first."""
+_lock: Any = threading.RLock()
+_callbacks: list[Callable[[], object]] = []
+"""Restore the states that the current thread has replaced, the latest last."""
 
 
-def _begin_anew() -> None:
-    global _turn
-    _turn = threading.RLock()
+def _replace_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
 
 
-if hasattr(os, "register_at_fork"):  # a thread that has its turn is not in the fork, to end it
-    os.register_at_fork(after_in_child=_begin_anew)
+if hasattr(os, "register_at_fork"):  # the thread that holds the lock is not in the child
+    os.register_at_fork(after_in_child=_replace_lock)
 
 
 def seed_all(seed: int) -> None:
@@ -69,20 +69,20 @@ class seeded:  # used as a statement
         self._until: int | None = None
 
     def __enter__(self) -> None:
-        self._had_turn = _turn._is_owned()
+        self._had_lock = _lock._is_owned()
         try:
-            if not self._had_turn:
-                _turn.acquire()
-            self._until = len(_aside)
+            if not self._had_lock:
+                _lock.acquire()
+            self._until = len(_callbacks)
             torch_state = torch.default_generator.get_state()
-            put_back_later(partial(torch.default_generator.set_state, torch_state))
+            restore_later(partial(torch.default_generator.set_state, torch_state))
             if self._torch_only:
                 _seed_torch(self._seed)
                 return
-            put_back_later(partial(random.setstate, random.getstate()))
-            # Numpy's is put aside, not copied: that is ten times as quick.
-            put_back_later(partial(_numpy.set_bit_generator, _numpy.get_bit_generator()))
-            depth = len(_aside)
+            restore_later(partial(random.setstate, random.getstate()))
+            # Numpy's generator is replaced, not copied: that is ten times as fast.
+            restore_later(partial(_numpy.set_bit_generator, _numpy.get_bit_generator()))
+            depth = len(_callbacks)
             if depth not in _numpy_bits:
                 _numpy_bits[depth] = np.random.MT19937(0)
             _numpy.set_bit_generator(_numpy_bits[depth])
@@ -93,9 +93,9 @@ class seeded:  # used as a statement
 
     def __exit__(self, *_: object) -> None:
         if self._until is not None:
-            _put_back(self._until)
-        if not self._had_turn:
-            _end_turn()
+            _restore(self._until)
+        if not self._had_lock:
+            _release_lock()
 
 
 class unbroken:  # used as a statement
@@ -106,34 +106,34 @@ class unbroken:  # used as a statement
     """
 
     def __enter__(self) -> None:
-        self._had_turn = _turn._is_owned()
-        self._until = len(_aside) if self._had_turn else 0
+        self._had_lock = _lock._is_owned()
+        self._until = len(_callbacks) if self._had_lock else 0
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None and _turn._is_owned():
-            _put_back(self._until)
-            if not self._had_turn:
-                _end_turn()
+        if kind is not None and _lock._is_owned():
+            _restore(self._until)
+            if not self._had_lock:
+                _release_lock()
 
 
-def put_back_later(put_back: Callable[[], object]) -> None:
+def restore_later(restore: Callable[[], object]) -> None:
     """Register a callback for the end of the innermost `seeded` of this thread.
 
     Args:
-        put_back: may be called twice if Ctrl-C interrupts it.
+        restore: may be called twice if Ctrl-C interrupts it.
     """
-    _aside.append(put_back)
+    _callbacks.append(restore)
 
 
-def _put_back(until: int) -> None:
-    while len(_aside) > until:
-        _aside[-1]()
-        _aside.pop()  # after the call: what was interrupted is called again
+def _restore(until: int) -> None:
+    while len(_callbacks) > until:
+        _callbacks[-1]()
+        _callbacks.pop()  # after the call: an interrupted one is called again
 
 
-def _end_turn() -> None:
-    if _turn._is_owned():  # not in a fork that was made meanwhile
-        _turn.release()
+def _release_lock() -> None:
+    if _lock._is_owned():  # not in a process forked meanwhile
+        _lock.release()
 
 
 def fingerprint() -> tuple[int, int, int]:

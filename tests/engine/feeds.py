@@ -14,9 +14,9 @@ from feedline.engine.pool import WorkerPool
 from feedline.engine.start_pool import start_pool
 from feedline.engine.tasks import LiveSettings, RowTasks
 from feedline.engine.worker import Source
+from feedline.loader.position import PlannedPosition
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.planned_order import Order
-from feedline.order.position import PlannedPosition
 from feedline.order.schedule import Schedule
 
 SIZE_PX = 4

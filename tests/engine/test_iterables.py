@@ -217,15 +217,6 @@ def test_damaged_notes_of_what_was_raised_are_refused(raised: Any) -> None:
         loader.load_state_dict({**loader.state_dict(), "raised": raised})
 
 
-def test_a_state_from_before_errors_were_noted_goes_on() -> None:
-    loader = DataLoader(WithFaults(), 2)
-    next(iter(loader))
-    state = loader.state_dict()
-    del state["raised"]
-    loader.load_state_dict(state)
-    assert [*steps(iter(loader))] == EPOCH[1:]
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_epoch_set_before_the_first_batch_is_the_one_that_runs(workers: int) -> None:
     with DataLoader(Epochs(), 2, num_workers=workers) as loader:

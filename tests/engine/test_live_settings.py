@@ -14,8 +14,8 @@ from feedline.engine.feed import Feed
 from feedline.engine.tasks import LiveSettings
 from feedline.engine.worker import Row
 from feedline.errors import UsageError
+from feedline.loader.position import PlannedPosition
 from feedline.order.batch_spec import Item
-from feedline.order.position import PlannedPosition
 from sources import Rows
 
 SOURCE = Rows(150)

@@ -10,9 +10,10 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from feedline.loader.position import PlannedPosition
+from feedline.loader.state import Position
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.planned_order import SEQUENTIAL, SHUFFLED, Order
-from feedline.order.position import PlannedPosition, Position
 from feedline.order.schedule import Phase, Schedule
 
 __all__ = [
@@ -86,11 +87,11 @@ def snapshot(order: Order, position: Position) -> dict[str, Any]:
     """State of a loader at a position of an order."""
     planned = PlannedPosition(order, endless=False)
     planned.restore(position)
-    return planned.state({"dataset": "data"})
+    return planned.state(order.identity("data"))
 
 
 def resume(state: Mapping[str, Any], order: Order, dataset: str = "data") -> Position:
     """Position of a loader that has loaded a state."""
     planned = PlannedPosition(order, endless=False)
-    planned.load_state(state, {"dataset": dataset})
+    planned.load_state(state, order.identity(dataset))
     return planned.current

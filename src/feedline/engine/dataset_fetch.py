@@ -49,7 +49,7 @@ from feedline.errors import UsageError, note
 from feedline.order.batch_spec import BatchSpec, Item
 from feedline.order.requested_size import SampleRequest, current_request, set_request
 from feedline.order.seeds import mix, row_seed
-from feedline.randomness import fingerprint, put_back_later, seed_all, seeded, unbroken
+from feedline.randomness import fingerprint, restore_later, seed_all, seeded, unbroken
 from feedline.trace import is_recording_enabled, stage_timer
 from feedline.trace.transform_timing import time_transforms
 
@@ -213,7 +213,7 @@ class DatasetFetcher:
         """
         task = BatchTask.for_batch(batch)
         with unbroken(), seeded(task.seed):
-            put_back_later(partial(set_request, current_request()))
+            restore_later(partial(set_request, current_request()))
             seed_generators_temporarily(self._find_generators(), task.seed)
             return self._make(batch.dataset_keys, task, None, None)
 

@@ -28,7 +28,7 @@ import torch
 
 from feedline.engine.attribute_snapshot import class_of_any, walk
 from feedline.order.seeds import extend
-from feedline.randomness import put_back_later
+from feedline.randomness import restore_later
 
 __all__ = [
     "DatasetGenerator",
@@ -98,7 +98,7 @@ def seed_generators(generators: Sequence[DatasetGenerator], seed: int) -> None:
 def seed_generators_temporarily(generators: Sequence[DatasetGenerator], seed: int) -> None:
     """Seed generators within a `seeded`, and restore them at its end."""
     for each in generators:
-        put_back_later(partial(each.kind.restore, each.generator, each.kind.state(each.generator)))
+        restore_later(partial(each.kind.restore, each.generator, each.kind.state(each.generator)))
     if generators:
         seed_generators(generators, seed)
 

@@ -15,7 +15,7 @@ import dataclasses
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.data import BatchSampler, IterableDataset
@@ -26,12 +26,12 @@ from feedline.loader import DataLoader
 from feedline.loader.dataset_kind import is_native
 from feedline.loader.samplers import chain
 
-__all__ = ["check_accelerator", "prepare", "tracker"]
+__all__ = ["prepare", "tracker"]
 
+# Accelerate settings that feedline follows, or that have no effect on it.
 _SUPPORTED = ("non_blocking", "use_stateful_dataloader")
-"""Accelerate settings that feedline follows, or that have no effect on it."""
-_WITHOUT_EFFECT_IF_PLANNED = ("use_seedable_sampler",)  # all ranks have one order in any case
-_WITHOUT_EFFECT_ALONE = ("even_batches",)
+_SUPPORTED_IF_PLANNED = ("use_seedable_sampler",)  # all ranks have one order in any case
+_SUPPORTED_ON_ONE_RANK = ("even_batches",)
 
 _TORCH_ATTRIBUTES = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
@@ -48,22 +48,18 @@ class _WrappedLoader(DataLoader[Any]):
 
     in_a_wrapper = True
 
-    # Accelerate asks a loader that has a state for it, at each batch.
-    state_dict = property()
+    state_dict = property()  # missing, because Accelerate would call it at each batch
 
-    def in_place_of(self, stock: TorchDataLoader[Any]) -> _WrappedLoader:
-        return _in_place_of(stock, self)
-
-
-def _in_place_of(stock: TorchDataLoader[Any], loader: DataLoader[Any]) -> _WrappedLoader:
-    """Build a loader from a torch loader's parts, with the feedline settings of another."""
-    options = {name: getattr(stock, name) for name in _TORCH_ATTRIBUTES}
-    options |= {name: getattr(loader, name) for name in _FEEDLINE_ATTRIBUTES}
-    if stock.batch_sampler is not None and not isinstance(stock.sampler, BatchSampler):
-        options["batch_sampler"] = stock.batch_sampler
-    else:  # its sampler gives whole batches
-        options |= {"sampler": stock.sampler, "batch_size": stock.batch_size}
-    return _WrappedLoader(stock.dataset, **options)
+    @classmethod
+    def replace(cls, stock: TorchDataLoader[Any], loader: DataLoader[Any]) -> _WrappedLoader:
+        """Build a loader from a torch loader's parts, with the feedline settings of another."""
+        options = {name: getattr(stock, name) for name in _TORCH_ATTRIBUTES}
+        options |= {name: getattr(loader, name) for name in _FEEDLINE_ATTRIBUTES}
+        if stock.batch_sampler is not None and not isinstance(stock.sampler, BatchSampler):
+            options["batch_sampler"] = stock.batch_sampler
+        else:  # its sampler yields whole batches
+            options |= {"sampler": stock.sampler, "batch_size": stock.batch_size}
+        return cls(stock.dataset, **options)
 
 
 def prepare(accelerator: Any, loader: DataLoader[Any]) -> Any:
@@ -91,7 +87,7 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> Any:
             f"prepare expects a feedline.DataLoader, got {type(loader).__name__}; pass it to "
             "accelerator.prepare instead"
         )
-    if not check_accelerator(loader, accelerator):
+    if not _check(loader, accelerator):
         if loader._watch_iterator is None:
             _mark_prepared(loader, accelerator)
         accelerator.skip_first_batches = SkipFirstBatches(accelerator)
@@ -107,16 +103,15 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> Any:
             "cannot use feedline's workers; use accelerator.prepare instead"
         )
     accelerator.skip_first_batches = SkipFirstBatches(accelerator)
-    prepared.base_dataloader = _in_place_of(stock, loader)
+    prepared.base_dataloader = _WrappedLoader.replace(stock, loader)
     return prepared
 
 
-def check_accelerator(loader: DataLoader[Any], accelerator: Any) -> str:
+def _check(loader: DataLoader[Any], accelerator: Any) -> str:
     """Reason why feedline cannot do what an Accelerator is configured for; "" if it can.
 
     Raises:
-        UsageError: the loader plans its order, or has both a seed or schedule and a sampler, and
-            the Accelerator needs other batches.
+        UsageError: with a seed or a schedule, instead of the reason.
     """
     planned = loader.order is not None or is_native(loader.dataset)
     processes = accelerator.num_processes
@@ -126,32 +121,36 @@ def check_accelerator(loader: DataLoader[Any], accelerator: Any) -> str:
             f"{processes} processes; set a seed, so that the loader distributes the samples "
             "itself, and build it after the Accelerator, or pass rank and world_size"
         )
-    mesh = getattr(accelerator, "torch_device_mesh", None)
-    why = _why_not(loader, accelerator, planned=planned)
-    if mesh is not None and {"tp", "cp", "sp"} & set(mesh.mesh_dim_names or ()):
-        why = "several ranks share one batch in the Accelerator's device mesh"
-    if why and planned:
+    reason = _unsupported(loader, accelerator, planned=planned)
+    if reason and planned:
         raise UsageError(
-            f"the loader makes its own order, but {why}; remove that, or remove seed and "
+            f"the loader makes its own order, but {reason}; remove that, or remove seed and "
             "schedule from the loader: then Accelerate distributes the samples"
         )
-    given = [name for name in ("schedule", "seed") if getattr(loader, name) is not None]
-    if why and given:
+    seeded = [name for name in ("schedule", "seed") if getattr(loader, name) is not None]
+    if reason and seeded:
         raise UsageError(
-            f"{' and '.join(given)} and a sampler are set on the loader, and {why}, for which "
+            f"{' and '.join(seeded)} and a sampler are set on the loader, and {reason}, for which "
             "it builds a loader without them; remove them, or remove the sampler: then "
             "feedline makes the order and distributes it"
         )
-    return why
+    return reason
 
 
-def _why_not(loader: DataLoader[Any], accelerator: Any, *, planned: bool) -> str:
-    """Reason why feedline cannot do what Accelerate is configured for; "" if it can."""
-    processes = accelerator.num_processes
-    without_effect = _SUPPORTED + (_WITHOUT_EFFECT_IF_PLANNED if planned else ())
-    without_effect += _WITHOUT_EFFECT_ALONE if processes == 1 else ()
-    changed = _changed(accelerator.dataloader_config)
-    settings = [f"{name}={changed[name]!r}" for name in changed if name not in without_effect]
+def _unsupported(loader: DataLoader[Any], accelerator: Any, *, planned: bool) -> str:
+    mesh = getattr(accelerator, "torch_device_mesh", None)
+    if mesh is not None and {"tp", "cp", "sp"} & set(mesh.mesh_dim_names or ()):
+        return "several ranks share one batch in the Accelerator's device mesh"
+    processes, config = accelerator.num_processes, accelerator.dataloader_config
+    supported = _SUPPORTED + (_SUPPORTED_IF_PLANNED if planned else ())
+    supported += _SUPPORTED_ON_ONE_RANK if processes == 1 else ()
+    names = [field.name for field in dataclasses.fields(config) if field.name not in supported]
+    default = type(config)()
+    settings = [
+        f"{name}={getattr(config, name)!r}"
+        for name in names
+        if getattr(config, name) != getattr(default, name)
+    ]
     if settings:
         return f"the Accelerator has DataLoaderConfiguration({', '.join(settings)})"
     if planned and hasattr(loader.dataset, "set_epoch"):
@@ -166,16 +165,6 @@ def _why_not(loader: DataLoader[Any], accelerator: Any, *, planned: bool) -> str
     if any(hasattr(part, "set_epoch") for part in parts):
         return "Accelerate sets the epoch of the sampler or the dataset"
     return ""
-
-
-def _changed(config: Any) -> dict[str, Any]:
-    """Settings of a DataLoaderConfiguration that differ from Accelerate's defaults."""
-    usual = type(config)()
-    return {
-        field.name: getattr(config, field.name)
-        for field in dataclasses.fields(config)
-        if getattr(config, field.name) != getattr(usual, field.name)
-    }
 
 
 def _mark_prepared(loader: DataLoader[Any], accelerator: Any) -> None:
@@ -217,9 +206,6 @@ class _PassReporter:
         """Yield the batches of an iterator, and report them."""
         loader = self._loader_ref()
         assert loader is not None, "an iterator keeps its loader alive"
-        return self._batches(iterator, loader)
-
-    def _batches(self, iterator: Any, loader: DataLoader[Any]) -> Generator[Any, None, None]:
         loader.end_of_dataloader, loader.remainder = False, unpadded_rows(loader)
         self._passes += 1
         if self._passes == 1:  # Accelerate removes all entries of a loader at once
@@ -269,8 +255,8 @@ class SkipFirstBatches:
 
     Called with a loader and a number of batches, it returns the loader itself, which begins its
     next iteration after these batches without making them; a loader whose loaded state is already
-    there is not changed. For a wrapper from `feedline.integrations.accelerate.prepare`, it returns
-    a wrapper of the rest, with feedline's workers.
+    at that step is not changed. For a wrapper from `prepare`, it returns a wrapper of the rest,
+    with feedline's workers.
 
     Raises:
         UsageError: the loader's loaded state is at a later batch.
@@ -281,16 +267,16 @@ class SkipFirstBatches:
 
     def __call__(self, dataloader: Any, num_batches: int = 0) -> Any:
         """Return the rest of an epoch after a number of batches."""
-        # Not isinstance: a wrapper of Accelerate's says that it is of the class it wraps.
-        kept = issubclass(type(dataloader), DataLoader)
-        if kept and dataloader._is_accelerate_prepared:
+        # Not isinstance: for it Accelerate's wrapper is of the class it wraps.
+        is_unwrapped = issubclass(type(dataloader), DataLoader)
+        if is_unwrapped and dataloader._is_accelerate_prepared:
             dataloader.set_step(num_batches)
             return dataloader
         accelerator: Any = self._accelerator()
         rest = type(accelerator).skip_first_batches(accelerator, dataloader, num_batches)
-        in_place_of = getattr(getattr(dataloader, "base_dataloader", None), "in_place_of", None)
-        if in_place_of is not None:
-            rest.base_dataloader = in_place_of(rest.base_dataloader)
+        base = getattr(dataloader, "base_dataloader", None)
+        if type(base) is _WrappedLoader:
+            rest.base_dataloader = _WrappedLoader.replace(rest.base_dataloader, base)
         return rest
 
     def __reduce__(self) -> Any:
@@ -311,7 +297,7 @@ def tracker(accelerator: Any) -> Callable[[dict[str, float]], None]:
         ...     step(batch)
     """
 
-    def tell(figures: dict[str, float]) -> None:
+    def log(figures: dict[str, float]) -> None:
         accelerator.log(figures, step=int(figures["feedline/batches"]))
 
-    return tell
+    return log

@@ -90,7 +90,7 @@ class WatchCallback(Callback):
         self._outputs = RunOutputs(
             folder=self._folder,
             trace=self._trace,
-            metrics=self._metrics or (_to_loggers(trainer) if trainer.loggers else None),
+            metrics=self._metrics or (_log_metrics(trainer) if trainer.loggers else None),
             every_s=self._every_s,
             name="train",
             panel=self._panel,
@@ -103,12 +103,12 @@ class WatchCallback(Callback):
             self._steps = StepRecorder(
                 self.recorder, self._probe.number, time.monotonic_ns(), trainer.current_epoch
             )
-        self._ask()
+        self._note_request()
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Note that a batch has arrived."""
+        """Record that a batch has arrived."""
         if self._steps is not None:
             self._steps.batch_received(batch, self._requested_ns)
         if self._outputs is not None:
@@ -117,14 +117,14 @@ class WatchCallback(Callback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Note that the next batch will be requested."""
-        self._ask()
+        """Record that the next batch will be requested."""
+        self._note_request()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Continue after validation, which counts as compute."""
-        self._ask()
+        self._note_request()
 
-    def _ask(self) -> None:
+    def _note_request(self) -> None:
         if self._steps is not None:
             self._requested_ns = self._steps.batch_requested()
 
@@ -139,15 +139,15 @@ class WatchCallback(Callback):
     def _end(self, how: str) -> None:
         if self._steps is not None:
             self._steps.end(how)
-        if self._own is not None:  # Lightning knows its length and does not ask beyond
+        if self._own is not None:  # Lightning knows its length and requests no batch after the last
             self._own._state.recording.end(how)
         if self._outputs is not None:
             self._outputs.end()
 
 
-def _to_loggers(trainer: Any) -> MetricsCallback:
-    def tell(figures: dict[str, float]) -> None:
+def _log_metrics(trainer: Any) -> MetricsCallback:
+    def log(figures: dict[str, float]) -> None:
         for logger in trainer.loggers:
             logger.log_metrics(figures, step=trainer.global_step)
 
-    return tell
+    return log

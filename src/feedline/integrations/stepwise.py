@@ -18,7 +18,7 @@ from feedline.loader.samplers import accelerate_processes
 
 __all__ = ["Stepwise"]
 
-Place = tuple[int, int]  # epoch, step
+_Place = tuple[int, int]  # epoch, step
 
 
 class Stepwise(torch.utils.data.DataLoader[Any]):
@@ -43,9 +43,9 @@ class Stepwise(torch.utils.data.DataLoader[Any]):
             )
         self._loader = loader
         super().__init__(
-            _Made(loader),  # type: ignore[arg-type]
-            batch_sampler=_Places(loader),  # type: ignore[arg-type]
-            collate_fn=_as_it_is,
+            _Batches(loader),  # type: ignore[arg-type]
+            batch_sampler=_PlaceSampler(loader),  # type: ignore[arg-type]
+            collate_fn=_identity,
         )
 
     @property
@@ -70,64 +70,64 @@ class Stepwise(torch.utils.data.DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration."""
-        assert isinstance(self.batch_sampler, _Places)
+        assert isinstance(self.batch_sampler, _PlaceSampler)
         self.batch_sampler.set_epoch(epoch)
 
 
-class _Places:
-    """Places of an epoch's batches, in order; every iteration is an epoch."""
+class _PlaceSampler:
+    """Epoch and step of each batch of an epoch, in order. Every iteration is an epoch."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._epoch: int = loader.state_dict()["epoch"]
 
     @property
-    def batch_sampler(self) -> _Places:
-        """Itself: transformers looks for set_epoch one level below the object it was given."""
+    def batch_sampler(self) -> _PlaceSampler:
+        """Itself: transformers looks for set_epoch one level below a loader's batch sampler."""
         return self
 
     def __len__(self) -> int:
-        steps: int = self._loader.steps_in(self._epoch)
-        return steps
+        return int(self._loader.steps_in(self._epoch))
 
-    def __iter__(self) -> Iterator[Place]:
+    def __iter__(self) -> Iterator[_Place]:
         epoch, steps = self._epoch, len(self)
         self._epoch += 1
-        yield from ((epoch, step) for step in range(steps))
+        for step in range(steps):
+            yield epoch, step
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch = epoch
 
 
-class _Made:
-    """Batches of a loader by their places; cheap in order, at the cost of a seek otherwise."""
+class _Batches:
+    """Batches of a loader by epoch and step. Requests out of order restart the prefetch."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._batches: Iterator[Any] = iter(())
-        self._next: Place | None = None
+        self._next: _Place | None = None
 
     def __len__(self) -> int:
         return len(self._loader.dataset)
 
-    def __getitems__(self, place: Place) -> Any:
+    def __getitems__(self, place: _Place) -> Any:
         epoch, step = place
         if place != self._next:
-            self._go_to(epoch, step)
-        self._next = None  # until the batch is there
+            self._seek(epoch, step)
+        self._next = None  # until the batch has arrived
         batch = next(self._batches)
-        self._next = (epoch, step + 1)
+        self._next = epoch, step + 1
         return batch
 
-    def _go_to(self, epoch: int, step: int) -> None:
+    def _seek(self, epoch: int, step: int) -> None:
         loader = self._loader
         if epoch and self._next == (epoch - 1, loader.steps_in(epoch - 1)):
-            next(self._batches, None)  # ends the epoch: what was made ahead stays
+            next(self._batches, None)  # ends the epoch: prefetched batches stay
         state = loader.state_dict()
         if step or (state["epoch"], state["step"]) != (epoch, step):
             loader.load_state_dict({**state, "epoch": epoch, "step": step})
         self._batches = iter(loader)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch

@@ -1,8 +1,8 @@
 """Batches from a position on, and the engine that makes them, started when needed.
 
-Guarantees: batches are made from the dataset as it is when an iteration begins, as far as `outline`
-detects changes. Workers live on from epoch to epoch with `persistent_workers=True`, with a
-schedule, and if no user code runs in them; others end with the epoch. The position moves in
+Guarantees: batches are made from the dataset as it is when an iteration begins, as far as
+`take_snapshot` detects changes. Workers live on from epoch to epoch with `persistent_workers=True`,
+with a schedule, and if no user code runs in them; others end with the epoch. The position moves in
 `delivered`, and nowhere else while batches come.
 Relies on: use from one thread; `engine_choice` for the choice, `start_engine` for the engine.
 """
@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from torch.utils.data import DataLoader as TorchDataLoader
+
 from feedline.engine.attribute_snapshot import find_shared_memory
 from feedline.engine.buffers import PAGE_BYTES, SlotTooSmall, align
 from feedline.errors import ClosedError
@@ -29,22 +31,43 @@ from feedline.loader.engine_choice import (
     workers_live_on,
 )
 from feedline.loader.engines import NO_ENGINE, Engine, Skipped
-from feedline.loader.options import Options
-from feedline.loader.position import LoaderPosition, check_length, create_position
-from feedline.loader.sampled_order import SampledPosition
+from feedline.loader.options import Options, check_argument
+from feedline.loader.position import IterablePosition, LoaderPosition, PlannedPosition
+from feedline.loader.sampled_epoch import EpochSource
+from feedline.loader.sampled_position import SampledPosition
 from feedline.loader.start_engine import start_engine
-from feedline.loader.state import compare_made_by, warn_of
+from feedline.loader.state import check_version, compare_made_by, warn_of
 from feedline.order.batch_spec import BatchSpec
-from feedline.order.position import PlannedPosition, check_state
 from feedline.order.schedule import is_image_size
 from feedline.trace.split import Timing
 from feedline.trace.stage_timings import StageTimings, merge_timings
 
-__all__ = ["BatchStream"]
+__all__ = ["BatchStream", "create_position"]
 
 _HEADROOM = 4  # slots grow by a quarter at least
 
 _log = logging.getLogger("feedline")
+
+
+def create_position(options: Options, loader: TorchDataLoader[Any] | None = None) -> LoaderPosition:
+    """Create a position at the beginning.
+
+    Args:
+        options: options of the loader.
+        loader: the loader, for an IterableDataset.
+    """
+    if options.iterable:
+        assert loader is not None, "torch's engine reads a loader"
+        return IterablePosition(loader)
+    if options.order is not None:
+        return PlannedPosition(options.order, endless=options.schedule is None)
+    source = EpochSource(
+        options.index_sampler,
+        options.generator,
+        seed=options.seed,
+        persistent=options.persistent_workers and options.num_workers > 0,
+    )
+    return SampledPosition(source, options.phases)
 
 
 class BatchStream:
@@ -74,10 +97,10 @@ class BatchStream:
         self._deaths: list[str] = []
         self._spent: dict[int, StageTimings] = {}
         self._owner, self._is_closed = os.getpid(), False
-        self._inherited: list[object] = []  # of the process that this one was forked from
+        self._inherited: list[object] = []  # from the parent of a forked process
 
     def split_off(self, position: LoaderPosition) -> BatchStream:
-        """Stream of an earlier iteration, at a fork of the position.
+        """Create the stream of an earlier iteration, at a fork of the position.
 
         Its workers start when its next batch is requested; torch's are already running, and go with
         it. Lists of skipped samples and deaths are shared.
@@ -86,7 +109,7 @@ class BatchStream:
         other.engine = self.engine.split_off(position)
         other.batch, other.has_delivered = self.batch, self.has_delivered
         other.filling, other._choice = self.filling.copy(), self._choice.fork()
-        other._slot_bytes, other._workers_logged = self._slot_bytes, self._workers_logged
+        other._workers_logged = self._workers_logged
         other._skipped, other._deaths, other._spent = self._skipped, self._deaths, self._spent
         return other
 
@@ -98,6 +121,7 @@ class BatchStream:
 
     def refresh(self) -> None:
         """Re-read the dataset when the next iteration begins, with new workers."""
+        self.ensure_usable()
         self._choice.forget()
 
     @property
@@ -106,33 +130,22 @@ class BatchStream:
         choice = self._started_with
         return choice is not None and workers_live_on(self.options, choice)
 
-    @property
-    def is_started(self) -> bool:
-        """True if an engine is running."""
-        return self.engine is not NO_ENGINE
-
-    def start(self) -> None:
-        """Start the engine at the position."""
-        self._start(self.choice())
-
-    def _start(self, choice: EngineChoice) -> None:
+    def start(self, choice: EngineChoice | None = None) -> None:
+        """Start an engine at the position, of the current choice if none is given."""
+        choice = choice or self.choice()
         if choice is not self._started_with:
             self._started_with, self._slot_bytes = choice, choice.slot_bytes
         if not self._workers_logged and is_kept_by_schedule(self.options, choice):
             self._workers_logged = True
             _log.info("schedule= keeps the workers for all epochs; %s", REFRESH)
-        position = self.position
-        if isinstance(position, PlannedPosition):
-            if self.options.schedule is None:
-                # Workers that end with the epoch would make batches of the next one for nothing.
-                position.endless = self.workers_live_on
-            position.stops_after_epoch = self._shares_memory(choice)
+        # Workers that end with the epoch would make batches of the next one in vain.
+        self.position.stops_after_epoch = not self.workers_live_on or self._shares_memory(choice)
         self.filling.start(choice.cache_contents)
         self.engine = self._start_engine(choice, self.options)
 
     def _shares_memory(self, choice: EngineChoice) -> bool:
         """Return True if kept workers must not begin an epoch ahead of the training process."""
-        if not (choice.runs_user_code and self.workers_live_on and self.options.num_workers):
+        if not (choice.runs_user_code and self.options.num_workers):
             return False
         path = find_shared_memory(self.options.dataset, forked=self.options.start_method == "fork")
         if path is not None:
@@ -164,7 +177,7 @@ class BatchStream:
             self.options, num_workers=live.workers, prefetch=live.prefetch, task_ns=live.task_ns
         )
         try:
-            # Before the old ones end, as the last crew of a fork server takes that with it.
+            # Before the old workers end, because the fork server ends with its last pool.
             self.engine = self._start_engine(self._started_with, options)
         except BaseException:
             self._slot_bytes = before
@@ -178,7 +191,9 @@ class BatchStream:
         self._end(old)
 
     def end_workers(self) -> list[Any]:
-        """End the workers. Return their handles."""
+        """End the workers. Return their handles. No effect in a process forked from theirs."""
+        if os.getpid() != self._owner:
+            return []
         old, self.engine = self.engine, NO_ENGINE
         handles = old.handles
         self._end(old)
@@ -204,7 +219,7 @@ class BatchStream:
         self.has_delivered = False
         is_stale = self.position.begin()
         if self.engine is NO_ENGINE:
-            self._start(choice)
+            self.start(choice)
             is_stale = False
         self.engine.begin(is_stale)
         self.filling.check()
@@ -252,15 +267,11 @@ class BatchStream:
             UsageError: the dataset has another length than in the loaded state from which this
                 epoch continues.
         """
-        position = self.position
-        check_length(position, self.options, options)
-        before, self.options = self.options, options
-        if isinstance(position, PlannedPosition) and options.order is not None:
-            if options.order != before.order:
-                position.replace_order(options.order)
-                self.engine.restart_prefetch()
-        elif isinstance(position, SampledPosition):
-            position.set_generator(options.generator)
+        before, position = self.options, self.position
+        has_changed = options.order != before.order or options.generator is not before.generator
+        if has_changed and position.adopt(options.order, options.generator):
+            self.engine.restart_prefetch()
+        self.options = options
         if options.index_sampler is not before.index_sampler:
             self.end_workers()
             self.position = create_position(options)
@@ -268,7 +279,9 @@ class BatchStream:
             self.position.steps_to_skip = position.steps_to_skip
 
     def set_image_size(self, image_size: int | None) -> None:
-        """Set the image size of all following batches, if `check_size` allows it."""
+        """Set the image size of all following batches. None returns to the schedule."""
+        self.ensure_usable()
+        check_argument("image_size", image_size)
         if image_size is not None:
             self.choice().check_size(image_size, "image size")
         if self.position.set_image_size(image_size):
@@ -287,7 +300,7 @@ class BatchStream:
             StateError: it does not match.
             UsageError: its image size is larger than `max_image_size`.
         """
-        check_state(state)
+        check_version(state)
         before, self.filling = self.filling, self.filling.restored_from(state)
         try:
             choice = self.choice(whole=True)
@@ -339,11 +352,9 @@ class BatchStream:
             raise ClosedError("the loader is closed; build a new one") from cause
 
     def close(self) -> list[Any]:
-        """End the workers and free all memory; not in a forked child of their process.
+        """End the workers and free all memory. Return the handles of the workers.
 
-        Return the handles of the workers.
+        No effect in a process forked from theirs.
         """
-        if os.getpid() != self._owner:
-            return []
-        self._is_closed = True
+        self._is_closed = self._is_closed or os.getpid() == self._owner
         return self.end_workers()

@@ -340,19 +340,17 @@ class DataLoader(TorchDataLoader[_T]):
 
     @property
     def _iterator(self) -> Any:
-        """Iterator that keeps persistent workers, as in torch; None if there are none.
+        """Iterator that keeps torch's persistent workers, for an IterableDataset; otherwise None.
 
-        Set it to None to end these workers.
+        Set it to None to end the persistent workers of any dataset.
         """
-        if self._torch_iterator is None and self._live is not None:
-            return self._state.kept_iterator()
         return self._torch_iterator
 
     @_iterator.setter
     def _iterator(self, iterator: Any) -> None:
         self._torch_iterator = iterator
         if iterator is None and self._live is not None:
-            self._state.drop_kept_iterator()
+            self._state.end_idle_workers()
 
     @property
     def _is_accelerate_prepared(self) -> bool:
@@ -442,7 +440,7 @@ class DataLoader(TorchDataLoader[_T]):
         Raises:
             UsageError: larger than `max_image_size`, or the dataset's images have a fixed size.
         """
-        self._state.set_image_size(image_size)
+        self._state.stream.set_image_size(image_size)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as a state: small and JSON-able; with a seed or a schedule, the same
@@ -472,7 +470,7 @@ class DataLoader(TorchDataLoader[_T]):
         arrays and of lists with more than 1000 entries, and changes deeper inside the dataset than
         the attributes of its datasets, transforms and other objects.
         """
-        self._state.refresh()
+        self._state.stream.refresh()
 
     # Workers
 

@@ -1,4 +1,4 @@
-"""Iteration of a loader: EpochIterator is one pass, LoaderState begins and replaces passes.
+"""Iteration of a loader: EpochIterator is one pass, LoaderState starts and replaces passes.
 
 Guarantees: an error in one `next` does not end a pass, nor does Ctrl-C, which costs no batch. When
 a second iteration begins, the first one continues independently, with its own position and workers.
@@ -20,11 +20,11 @@ from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from feedline.errors import ClosedError, FeedlineError, UsageError
-from feedline.loader.batch_stream import BatchStream
+from feedline.loader.batch_stream import BatchStream, create_position
 from feedline.loader.dataset_kind import check_samples
 from feedline.loader.live_settings import Adaptation
-from feedline.loader.options import Arguments, Options, check_argument, create_order
-from feedline.loader.position import LoaderPosition, create_position
+from feedline.loader.options import Arguments, Options, create_order
+from feedline.loader.position import LoaderPosition
 from feedline.loader.ranks import RankAgreement
 from feedline.loader.recording import Recording
 from feedline.loader.samplers import PlannedSampler
@@ -61,9 +61,8 @@ class LoaderState:
         self.recording = Recording(self.stream)
         self.adaptation: Adaptation | None = None
         self._agreement = RankAgreement()
-        self._owner = os.getpid()
-        self._iterations = 0  # how many have begun
-        self._current: weakref.ref[EpochIterator] | None = None
+        self._newest: weakref.ref[EpochIterator] | None = None
+        """Iterator of the newest iteration, unless that has ended."""
         self._earlier: weakref.WeakSet[BatchStream] = weakref.WeakSet()
 
     @property
@@ -82,7 +81,7 @@ class LoaderState:
         """Order for the current length of the dataset and the current ranks."""
         planned = self._planned_batches
         if planned is None or self._loader.batch_sampler is not planned:
-            return None  # a framework has put another batch sampler in its place
+            return None  # a framework has replaced the batch sampler
         return create_order(self.options)
 
     @property
@@ -103,7 +102,7 @@ class LoaderState:
         Raises:
             UsageError: the dataset has no samples to request, or the ranks differ.
         """
-        self.ensure_usable()
+        self.stream.ensure_usable()
         fixed, stream, loader = self.options, self.stream, self._loader
         if not (fixed.native or fixed.iterable):
             check_samples(loader.dataset, sampled=fixed.sampled)
@@ -120,86 +119,74 @@ class LoaderState:
     def _begin(self, iterator: EpochIterator, options: Options) -> None:
         """Begin an iteration; the previous one continues independently from here."""
         began_ns = time.monotonic_ns()
-        earlier, self._current = self._unfinished(), None
-        if earlier is not None and (position := self.stream.position.fork()) is not None:
-            self._split_off(earlier, position)
+        self._detach(self.stream.position.fork())
         self.stream.adopt(options)
         self.stream.begin()
         self.recording.begin(began_ns)
         if self.adaptation is not None:
             self.adaptation.pause()
-        self._current = weakref.ref(iterator)
-        self._iterations += 1
+        self._newest = weakref.ref(iterator)
         # As torch's workers end with their iterator.
-        end = weakref.finalize(iterator, self._abandon, self._iterations)
+        end = weakref.finalize(iterator, self._abandon, self._newest, os.getpid())
         end.atexit = False
 
-    def _split_off(self, iterator: EpochIterator, position: LoaderPosition) -> None:
-        """Give an iterator its own stream."""
-        iterator.stream = stream = self.stream.split_off(position)
-        self._earlier.add(stream)
-        end = weakref.finalize(iterator, stream.close)
-        end.atexit = False
+    def _detach(self, position: LoaderPosition | None) -> None:
+        """Let the newest iteration, if any, continue independently at a fork of the position."""
+        iterator, self._newest = self._unfinished(), None
+        if iterator is not None and position is not None:
+            iterator.stream = stream = self.stream.split_off(position)
+            self._earlier.add(stream)
+            end = weakref.finalize(iterator, stream.close)
+            end.atexit = False
+
+    def _unfinished(self) -> EpochIterator | None:
+        """Iterator of the newest iteration, unless it has ended, or belongs to another process."""
+        newest = None if self._newest is None else self._newest()
+        return None if newest is None or newest.ended or newest.is_inherited else newest
 
     def next(self, iterator: EpochIterator) -> Any:
         """Return the next batch of the newest iteration; raises like an engine's `next`."""
-        if self._current is None or self._current() is not iterator:
+        if self._newest is None or self._newest() is not iterator:
             self._begin(iterator, self.stream.options)  # replaced before its first batch
         if self.adaptation is None:
             return self.stream.next()
         self.adaptation.follow()
-        asked_ns = time.monotonic_ns()
+        requested_ns = time.monotonic_ns()
         batch = self.stream.next()
-        self.adaptation.notice(asked_ns)
+        self.adaptation.notice(requested_ns)
         return batch
 
-    def ended(self) -> None:
+    def finish(self) -> None:
         """End the newest iteration after the epoch's last batch."""
-        self._current = None
+        self._newest = None
         self.recording.end("exhausted")
 
-    @property
-    def _keeps_iterator(self) -> bool:
-        """True if torch's loader would keep its iterator; an IterableDataset uses torch's own."""
-        loader = self._loader
-        return loader.persistent_workers and loader.num_workers and not self.options.iterable
-
-    def kept_iterator(self) -> EpochIterator | None:
-        """Latest iterator with persistent workers, also after its end; otherwise None."""
-        if not (self._keeps_iterator and self._iterations and self.stream.is_started):
-            return None
-        current = None if self._current is None else self._current()
-        return current or EpochIterator.after_the_last(self._loader, self)
-
-    def drop_kept_iterator(self) -> None:
-        """End persistent workers, unless an iteration is in progress."""
-        is_idle = self._iterations and self._unfinished() is None and os.getpid() == self._owner
-        if self._keeps_iterator and is_idle:
-            self.stream.end_workers()
-
-    def _unfinished(self) -> EpochIterator | None:
-        """Newest iterator, unless it has ended or is garbage."""
-        current = None if self._current is None else self._current()
-        return None if current is None or current.ended else current
-
-    def _abandon(self, number: int) -> None:
+    def _abandon(self, iterator: weakref.ref[EpochIterator], process: int) -> None:
         """Clean up after a garbage-collected iterator: its workers end, unless they live on."""
-        is_own = os.getpid() == self._owner
-        if is_own and self._current is not None and number == self._iterations:
-            self._current = None
+        if self._newest is iterator and process == os.getpid():
+            self._newest = None
             self.recording.end("left")
             if not self.stream.workers_live_on:
                 self.stream.end_workers()
 
-    def shut_down(self, iterator: EpochIterator) -> None:
-        """End the workers of the newest iterator, if no later one uses them."""
-        current = None if self._current is None else self._current()
-        if current is iterator:
+    def end_workers(self, iterator: EpochIterator) -> list[Any]:
+        """End the workers of an iterator, unless a later one uses them. Return their handles."""
+        if iterator.stream is not self.stream:
+            return iterator.stream.end_workers()
+        newest = self._unfinished()
+        if newest not in (None, iterator):
+            return []
+        if newest is iterator:
             self.recording.end("left")
-        if current is None or current is iterator or current.ended:
-            handles = self.stream.end_workers()
-            iterator.ended_workers = iterator.ended_workers or handles
-            self._current = None
+        self._newest = None
+        return self.stream.end_workers()
+
+    def end_idle_workers(self) -> None:
+        """End persistent workers, unless an iteration is in progress."""
+        loader = self._loader
+        # With an IterableDataset torch's own loader ends them.
+        if loader.persistent_workers and not self.options.iterable and not self._unfinished():
+            self.stream.end_workers()
 
     # Position
 
@@ -213,40 +200,27 @@ class LoaderState:
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, or of the current one before its first batch."""
-        self.ensure_usable()
-        if not is_count(epoch):
-            raise UsageError(f"epoch must be a whole number of at least 0, got {epoch!r}")
+        self.stream.ensure_usable()
+        _check_count("epoch", epoch)
         self._move(lambda position: position.set_epoch(epoch))
 
     def set_step(self, step: int) -> None:
         """Skip the first `step` batches of the next iteration's epoch."""
-        self.ensure_usable()
-        if not is_count(step):
-            raise UsageError(f"step must be a whole number of at least 0, got {step!r}")
+        self.stream.ensure_usable()
+        _check_count("step", step)
         self.adopt_before_epoch()
         self._move(lambda position: position.set_step(step))
 
-    def set_image_size(self, image_size: int | None) -> None:
-        """Set the image size of all following batches. None returns to the schedule."""
-        self.ensure_usable()
-        check_argument("image_size", image_size)
-        self.stream.set_image_size(image_size)
-
-    def refresh(self) -> None:
-        """Re-read the dataset and start new workers when the next iteration begins."""
-        self.ensure_usable()
-        self.stream.refresh()
-
     def _move(self, move: Callable[[LoaderPosition], bool]) -> None:
-        """Move the position; `move` returns True if it moved. A started iteration continues
-        independently.
+        """Move the position, unless `move` returns False. An iteration that has delivered a batch
+        continues independently.
         """
-        iterator, stream = self._unfinished(), self.stream
+        stream = self.stream
         fork = stream.position.fork() if stream.has_delivered else None
         if move(stream.position):
-            if fork is not None and iterator is not None:
-                self._split_off(iterator, fork)
-                self._current, stream.has_delivered = None, False
+            if fork is not None:
+                self._detach(fork)
+                stream.has_delivered = False
             stream.engine.restart_prefetch()
 
     def state_dict(self) -> dict[str, Any]:
@@ -256,30 +230,25 @@ class LoaderState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with the batches not yet delivered in a state."""
-        self.ensure_usable()
+        self.stream.ensure_usable()
         self.adopt_before_epoch()
         self.stream.load(state)
         self._agreement.forget()
 
-    # Life
-
-    def ensure_usable(self) -> None:
-        """Raise ClosedError after `close`; in a forked process, continue with new workers."""
-        if os.getpid() != self._owner:
-            self._current, self._earlier = None, weakref.WeakSet()
-            self._owner = os.getpid()
-        self.stream.ensure_usable()
-
     def close(self) -> None:
         """End all workers and free all memory; not in a forked child of their process."""
-        if os.getpid() == self._owner:
-            current = self._unfinished()
-            with contextlib.ExitStack() as closing:  # each of them, whatever the others raise
-                for stream in list(self._earlier):
-                    closing.callback(stream.close)
-                handles = self.stream.close()
-                if current is not None:
-                    current.ended_workers = handles
+        iterator = self._unfinished()
+        with contextlib.ExitStack() as closing:  # closes all, even if one raises
+            for stream in list(self._earlier):
+                closing.callback(stream.close)
+            handles = self.stream.close()
+            if iterator is not None:
+                iterator.ended_workers = handles
+
+
+def _check_count(name: str, value: object) -> None:
+    if not is_count(value):
+        raise UsageError(f"must be a whole number of at least 0, got {value!r}", argument=name)
 
 
 class EpochIterator(_BaseDataLoaderIter):
@@ -300,27 +269,19 @@ class EpochIterator(_BaseDataLoaderIter):
         self._loader = loader
         self._state = state
         self._process = os.getpid()
-        self._dataset, self._num_workers = loader.dataset, loader.num_workers
-        self._index_sampler = loader._index_sampler
+        self._num_workers = loader.num_workers
         self._profile_name = _profile_name(loader)
-        self.prepare()
-
-    def prepare(self) -> None:
-        """Prepare for the first batch of a pass."""
-        self.stream = self._state.stream
+        self._shutdown = False
+        self.stream = state.stream
         """Makes the batches; replaced when a later iteration begins."""
         self.ended = False
         self.ended_workers: list[Any] = []
         """Handles of workers that ended with the iteration."""
-        self._shutdown = False
-        self._num_yielded = 0
 
-    @classmethod
-    def after_the_last(cls, loader: Any, state: LoaderState) -> EpochIterator:
-        """Create an iterator that has ended, for access to the workers that outlive it."""
-        iterator = cls(loader, state)
-        iterator.ended = True
-        return iterator
+    @property
+    def is_inherited(self) -> bool:
+        """True in a forked child of the iterator's process."""
+        return self._process != os.getpid()
 
     def __iter__(self) -> EpochIterator:
         return self
@@ -339,12 +300,6 @@ class EpochIterator(_BaseDataLoaderIter):
         self.stream.delivered()
         return batch
 
-    def _next_data(self) -> Any:
-        """Return the next batch, without an entry for profilers."""
-        batch = self._fetch()
-        self.stream.delivered()
-        return batch
-
     def _fetch(self) -> Any:
         """Return the next batch; the position stays before it until `delivered`."""
         if self.ended:
@@ -354,7 +309,7 @@ class EpochIterator(_BaseDataLoaderIter):
                 "the workers of this iterator were ended by its _shutdown_workers(); create "
                 "another one with iter(loader)"
             )
-        if os.getpid() != self._process:
+        if self.is_inherited:
             raise UsageError(
                 "this iterator belongs to another process; create one here with iter(loader)"
             )
@@ -366,10 +321,10 @@ class EpochIterator(_BaseDataLoaderIter):
         try:
             batch = state.next(self) if is_newest else stream.next()
         except StopIteration:
-            self.ended = True  # first: whatever breaks off what follows, no batch comes any more
+            self.ended = True  # first: even if an interrupt follows, no batch comes any more
             self.ended_workers = stream.finish()
             if is_newest:
-                state.ended()
+                state.finish()
             else:
                 stream.close()
             raise
@@ -380,9 +335,8 @@ class EpochIterator(_BaseDataLoaderIter):
             raise
         if timed:
             recording.note_batch(batch, asked_ns, asked_cpu_ns)
-        elif is_newest and recording.rest > 0:  # else a pass has begun
+        elif is_newest and recording.rest > 0:  # 0 if a pass has begun
             recording.rest -= 1
-        self._num_yielded += 1
         return batch
 
     def at_end(self) -> bool:
@@ -413,20 +367,10 @@ class EpochIterator(_BaseDataLoaderIter):
         A second call does nothing, nor does one without workers. The next `iter(loader)` starts
         new workers.
         """
-        if not self._shutdown and self._num_workers and os.getpid() == self._process:
+        if not self._shutdown and self._num_workers and not self.is_inherited:
             self._shutdown = True
-            if self.stream is self._state.stream:
-                self._state.shut_down(self)
-            else:
-                self.ended_workers = self.ended_workers or self.stream.end_workers()
-
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        """Start another pass over the loader with this iterator."""
-        if self.stream is not self._state.stream:
-            self.stream.close()
-        self.ended = True  # the pass under way is over
-        self._state.begin_pass(self)
-        self.prepare()
+            handles = self._state.end_workers(self)
+            self.ended_workers = self.ended_workers or handles
 
 
 def _profile_name(loader: Any) -> str:

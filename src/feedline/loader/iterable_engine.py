@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.errors import LoadTimeoutError, UsageError
 from feedline.loader.engines import Engine
-from feedline.loader.position import IterablePosition, LoaderPosition
-from feedline.loader.sampled_epoch import RandomStates
+from feedline.loader.position import IterablePosition
+from feedline.loader.random_states import RandomStates
 from feedline.trace import is_recording_enabled
 from feedline.trace.stage_timings import StageTimings
 from feedline.trace.torch_workers import TorchWorkers
@@ -170,9 +170,8 @@ class IterableEngine(Engine):
         """Open the epoch again at the position, which was moved, with the next batch."""
         self._iterator, self._batch, self._has_batch = None, None, False
 
-    def split_off(self, position: LoaderPosition) -> Engine:
+    def split_off(self, position: Any) -> Engine:
         """Engine with the running iterator, for an earlier iteration."""
-        assert isinstance(position, IterablePosition)
         other = IterableEngine(position)
         other._is_split_off = True
         other._iterator, other._batch, other._has_batch = (

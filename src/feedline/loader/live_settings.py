@@ -42,7 +42,6 @@ from feedline.loader.options import (
     task_ns_of,
 )
 from feedline.order.batch_spec import BatchSpec
-from feedline.order.position import PlannedPosition
 from feedline.system import available_memory_bytes, usable_cores
 from feedline.trace.stage_timings import StageTimings
 
@@ -79,7 +78,7 @@ class LiveAttributes:
             UsageError: it is invalid, or has no effect on this loader.
         """
         state = self._state
-        state.ensure_usable()
+        state.stream.ensure_usable()
         if name == "num_workers":
             return self._change_workers(value)
         check_argument(name, value)
@@ -301,7 +300,7 @@ class Adaptation:
     def _for_next_phase(self, batch: BatchSpec) -> SettingChange | None:
         """Change for the next phase, if its first batches are near."""
         position = self._stream.position
-        if not isinstance(position, PlannedPosition) or position.current.image_size is not None:
+        if self._stream.options.order is None or position.current.image_size is not None:
             return None
         now, then = batch.phase, position.phase_in(batch.epoch + 1)
         # As many steps as a window has: the next decision might come too late.

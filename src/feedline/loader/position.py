@@ -1,41 +1,291 @@
-"""Position of a loader, and its upcoming batches.
+"""Position of a loader: the batches that follow, and the moves between them.
 
-Three classes have the same methods: `order.position.PlannedPosition`, for an order planned from a
-seed, `sampled_order.SampledPosition`, for torch's samplers, and IterablePosition, for an
-IterableDataset, whose upcoming batches are unknown.
+Three classes derive from LoaderPosition: PlannedPosition, for an order planned from a seed,
+IterablePosition, for an IterableDataset, whose upcoming batches are unknown, and
+`sampled_position.SampledPosition`, for torch's samplers.
 """
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.errors import StateError, UsageError
-from feedline.loader.options import Options
-from feedline.loader.sampled_epoch import RandomStates
-from feedline.loader.sampled_order import SampledPosition
-from feedline.loader.samplers import share_of
+from feedline.loader.random_states import RandomStates
+from feedline.loader.samplers import has_state
+from feedline.loader.state import Position, damaged, read_position
 from feedline.order.batch_spec import BatchSpec
-from feedline.order.position import (
-    STATE_VERSION,
-    PlannedPosition,
-    Position,
-    check_same_run,
-    check_state,
-    position_in,
-)
+from feedline.order.planned_order import Order
 from feedline.order.schedule import Phase, is_count
+from feedline.order.seeds import mix
 
-__all__ = ["IterablePosition", "LoaderPosition", "check_length", "create_position"]
+__all__ = ["IterablePosition", "LoaderPosition", "PlannedPosition"]
 
 _ITERATOR, _DATASET = "iterator_state", "dataset_state"
 
 
-class IterablePosition:
+class LoaderPosition:
+    """Position of one iteration at a time. An iteration is one epoch from the position on.
+
+    Leaving an iteration after its first batch ends the epoch, as in torch; leaving it earlier has
+    no effect. After a state is loaded the epoch continues.
+    """
+
+    stops_after_epoch = False
+    """True if upcoming batches end with the current epoch; if False, a planned order continues."""
+
+    def __init__(self) -> None:
+        self.current = Position()
+        """Position of the next batch."""
+        self.restored_step = 0
+        """Step of the next epoch at which a loaded state continues."""
+        self.steps_to_skip = 0
+        """Number of batches at the beginning of the next epoch that `set_step` skips."""
+        self._has_delivered = False  # True if a delivery was the last change of `current`
+
+    @property
+    def phase(self) -> Phase:
+        """Phase at the position."""
+        return self.phase_in(self.current.epoch)
+
+    @property
+    def seed(self) -> int:
+        """Seed of this rank's workers in the epoch, 64 bits; 0 if torch draws their seeds."""
+        return 0
+
+    def phase_in(self, epoch: int) -> Phase:
+        """Phase of an epoch."""
+        raise NotImplementedError
+
+    def steps(self, epoch: int) -> int:
+        """Number of batches of an epoch; raises TypeError if the sampler has no length."""
+        raise NotImplementedError
+
+    # Iteration
+
+    def begin(self) -> bool:
+        """Begin an iteration. Return True if prefetched batches are stale."""
+        raise NotImplementedError
+
+    def upcoming(self) -> Iterator[BatchSpec]:
+        """Batches from the position on, in order."""
+        return iter(())
+
+    def order_changed(self) -> bool:
+        """Return True if the order was changed before the epoch's first batch, and is now new."""
+        return False
+
+    def is_at_end(self) -> bool:
+        """Return True if the epoch has no batches left; False if only the dataset knows."""
+        return False
+
+    def record_delivery(self, batch: BatchSpec) -> None:
+        """Move past a batch that was delivered, or replaced by an exception.
+
+        Ctrl-C leaves it either recorded or not.
+        """
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """End the iteration, at the end of the epoch or earlier. The next epoch follows."""
+        self._move_to_epoch(self.current.epoch + 1)
+
+    def _move_to_epoch(self, epoch: int) -> None:
+        """Set the position to the beginning of an epoch."""
+        raise NotImplementedError
+
+    def fork(self) -> LoaderPosition | None:
+        """Create a position for an iteration that continues independently.
+
+        None if it has not begun; then it begins the next epoch when it continues. This position
+        must begin another epoch.
+        """
+        raise NotImplementedError
+
+    # Moves: they return True if upcoming batches change
+
+    def adopt(self, order: Order | None, generator: Any) -> bool:
+        """Continue with the current order of a loader, or its generator for seeds.
+
+        Raises:
+            UsageError: the dataset has another length than in the loaded state from which this
+                epoch continues.
+        """
+        return False
+
+    def plan(self, order: Order, *, endless: bool) -> None:
+        """Continue from the same position with another planned order, until the next `adopt`.
+
+        `endless`: upcoming batches continue after the schedule.
+        """
+        raise NotImplementedError
+
+    def set_epoch(self, epoch: int) -> bool:
+        """Begin the next iteration as `epoch`.
+
+        A position within this epoch, from a state or `set_step`, stays valid.
+        """
+        if not self._has_delivered and epoch == self.current.epoch:
+            return False
+        step = 0 if self._has_delivered else self.steps_to_skip
+        self._move_to_epoch(epoch)
+        if step:
+            self.set_step(step)
+        return True
+
+    def set_step(self, step: int) -> bool:
+        """Begin the next iteration at a step of its epoch.
+
+        A state saved at the end of an epoch counts as the beginning of the next.
+
+        Raises:
+            UsageError: the step is before that of a loaded state.
+        """
+        raise NotImplementedError
+
+    def set_image_size(self, image_size: int | None) -> bool:
+        """Set the image size of all following batches. None returns to the schedule."""
+        changed = image_size != self.current.image_size
+        self.current = replace(self.current, image_size=image_size)
+        return changed
+
+    # State
+
+    def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
+        """Position as a state, with the values of `state.identity_of`."""
+        return {**self.current.as_state(), **identity}
+
+    def load_state(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+        """Continue with exactly the batches not yet delivered in a state.
+
+        Raises:
+            StateError: the state is damaged, or belongs to another run.
+        """
+        raise NotImplementedError
+
+
+class PlannedPosition(LoaderPosition):
+    """Position in a planned order. Its states are the same on every rank.
+
+    Args:
+        order: planned order of all epochs.
+        endless: upcoming batches continue after the schedule. If False, they end with it, and a
+            loader iterated beyond it continues one epoch at a time.
+    """
+
+    def __init__(self, order: Order, *, endless: bool) -> None:
+        super().__init__()
+        self._order = order
+        self._endless = endless
+        self._upcoming_until: int | None = 0  # epoch after the latest `upcoming`; None: endless
+
+    def phase_in(self, epoch: int) -> Phase:
+        return self._order.schedule.phase_at(epoch)
+
+    def steps(self, epoch: int) -> int:
+        return self._order.steps(epoch)
+
+    @property
+    def seed(self) -> int:
+        return mix(self._order.seed, self.current.epoch, self._order.rank)
+
+    def begin(self) -> bool:
+        was_left_early = self._has_delivered and not self.is_at_end()
+        if self._has_delivered:
+            self.finish()
+        until = self._upcoming_until
+        return was_left_early or (until is not None and self.current.epoch >= until)
+
+    def upcoming(self) -> Iterator[BatchSpec]:
+        start = self.current
+        until: int | None = None
+        if self.stops_after_epoch:
+            until = start.epoch + 1
+        elif not self._endless:
+            until = max(self._order.schedule.epochs, start.epoch + 1)
+        self._upcoming_until = until
+        return self._batches(start, until)
+
+    def _batches(self, start: Position, until: int | None) -> Iterator[BatchSpec]:
+        epoch, step, image_size = start.epoch, start.step, start.image_size
+        while until is None or epoch < until:
+            for k in range(step, self._order.steps(epoch)):
+                batch = self._order.batch(epoch, k)
+                yield batch if image_size is None else replace(batch, image_size=image_size)
+            epoch, step = epoch + 1, 0
+
+    def is_at_end(self) -> bool:
+        return self.current.step >= self._order.steps(self.current.epoch)
+
+    def record_delivery(self, batch: BatchSpec) -> None:
+        self._set(self.current.at_epoch(batch.epoch).at_step(batch.step + 1), delivered=True)
+
+    def _move_to_epoch(self, epoch: int) -> None:
+        self.restore(self.current.at_epoch(epoch))
+
+    def restore(self, position: Position) -> None:
+        """Set the position. The current iteration, or a new one, continues there."""
+        self._set(position, delivered=False)
+
+    def _set(self, position: Position, *, delivered: bool) -> None:
+        step = 0 if delivered else position.step
+        # One statement, because Ctrl-C is handled in calls.
+        self._has_delivered, self.steps_to_skip, self.restored_step, self.current = (
+            delivered,
+            0,
+            step,
+            position,
+        )
+
+    def fork(self) -> PlannedPosition | None:
+        if not self._has_delivered:
+            return None
+        other = PlannedPosition(self._order, endless=self._endless)
+        other.stops_after_epoch = self.stops_after_epoch
+        other._set(self.current, delivered=True)
+        return other
+
+    def adopt(self, order: Order | None, generator: Any) -> bool:
+        if order is None or order == self._order:
+            return False
+        if not self._has_delivered and self.current.step and order.length != self._order.length:
+            raise UsageError(
+                f"the dataset has {order.length} samples, but had {self._order.length} in the "
+                "state from which this epoch continues; restore the dataset, or start over with "
+                "set_epoch"
+            )
+        self._order = order
+        return True
+
+    def plan(self, order: Order, *, endless: bool) -> None:
+        self._order, self._endless = order, endless
+
+    def set_step(self, step: int) -> bool:
+        before = self.current
+        at_end = self.restored_step >= self._order.steps(before.epoch)
+        if self._has_delivered or (at_end and step < self.restored_step):
+            self.finish()
+        skipped = self.current.at_step(self.restored_step).skip_to(step)
+        self.current = skipped.at_step(min(step, self._order.steps(skipped.epoch)))
+        self.steps_to_skip = step
+        return self.current != before
+
+    def load_state(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+        position = read_position(state, identity)
+        steps = self._order.steps(position.epoch)
+        if position.step > steps:
+            raise StateError(
+                f"cannot resume: the state is at step {position.step} of an epoch with {steps} "
+                "steps"
+            )
+        self.restore(position)
+
+
+class IterablePosition(LoaderPosition):
     """Position in the batches of an IterableDataset, made by torch's engine.
 
     On resume the delivered batches are drawn again from the recorded random states and discarded:
@@ -47,17 +297,9 @@ class IterablePosition:
         loader: loader whose attributes torch's engine reads; referenced weakly.
     """
 
-    restored_step = 0
-    """0, because torch's engine draws skipped batches again."""
-    steps_to_skip = 0
-    """0, because torch's engine skips no batch."""
-    seed = 0
-    """0, because torch draws its own seeds."""
-
     def __init__(self, loader: TorchDataLoader[Any]) -> None:
+        super().__init__()
         self._loader_ref = weakref.ref(loader)
-        self.current = Position()
-        """Position of the next batch."""
         self.raised: list[int] = []
         """Steps of the epoch that were replaced by an exception."""
         self.start: RandomStates | None = None
@@ -70,7 +312,7 @@ class IterablePosition:
     @property
     def loader(self) -> TorchDataLoader[Any]:
         """Loader whose attributes torch's engine reads."""
-        loader = self._loader_ref()
+        loader = self.loader_or_none
         assert loader is not None, "an iterator keeps its loader alive"
         return loader
 
@@ -79,13 +321,15 @@ class IterablePosition:
         """The same; None if the loader is garbage."""
         return self._loader_ref()
 
-    @property
-    def phase(self) -> Phase:
-        """Endless phase without an image size."""
+    def phase_in(self, epoch: int) -> Phase:
+        """Phase without an image size."""
         return Phase(epochs=1)
 
+    def steps(self, epoch: int) -> int:
+        """Number of batches of an epoch, if the dataset has a length."""
+        return TorchDataLoader.__len__(self.loader)
+
     def begin(self) -> bool:
-        """Begin an iteration. Return True: nothing is prefetched for it."""
         if self.restored is None and self.current.step:
             self.finish()
         return True
@@ -95,7 +339,6 @@ class IterablePosition:
         self.start, self.samples, self.restored = start, samples, None
 
     def record_delivery(self, batch: BatchSpec | None) -> None:
-        """Move past a delivered batch."""
         self.current = self.current.at_step(self.current.step + 1)
 
     def record_exception(self) -> None:
@@ -103,86 +346,19 @@ class IterablePosition:
         self.raised.append(self.current.step)
         self.record_delivery(None)
 
-    def finish(self) -> None:
-        """End the iteration. The next epoch follows."""
-        self._go_to(self.current.epoch + 1)
-
-    def _go_to(self, epoch: int) -> None:
-        """Set the position to the beginning of an epoch that is not opened yet."""
+    def _move_to_epoch(self, epoch: int) -> None:
         self.start = self.restored = self.samples = None
         self.raised = []
         self.current = Position(epoch=epoch)
 
-    def order_changed(self) -> bool:
-        """Return False: torch's engine keeps its order."""
-        return False
-
-    def is_at_end(self) -> bool:
-        """Return False: only the dataset knows its end."""
-        return False
-
-    def upcoming(self) -> Iterator[BatchSpec]:
-        """No batches: only the dataset knows them."""
-        return iter(())
-
     def fork(self) -> IterablePosition | None:
-        """Position for an iteration that continues on its own; None if no epoch is open."""
-        return copy.copy(self) if self.start is not None else None
-
-    def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
-        """Position as a state."""
-        if self.restored is not None:
-            return dict(self.restored)
-        start = self.start or RandomStates.capture(None, self.loader.generator)
-        state: dict[str, Any] = {
-            "version": STATE_VERSION,
-            "epoch": self.current.epoch,
-            "step": self.current.step,
-            **self._identity(identity),
-            "raised": list(self.raised),
-            "random": start.as_json(),
-        }
-        if self.loader.num_workers == 0:
-            dataset: Any = self.loader.dataset
-            if _keeps_state(self.samples):
-                state[_ITERATOR] = self.samples.state_dict()
-            elif _keeps_state(dataset):
-                state[_DATASET] = dataset.state_dict()
-        return state
-
-    def _identity(self, identity: Mapping[str, Any]) -> dict[str, Any]:
-        loader = self.loader
-        # Each worker has a share of its own: another number of them is another order.
-        return {
-            **identity,
-            "batch_size": loader.batch_size,
-            "drop_last": loader.drop_last,
-            "num_workers": loader.num_workers,
-        }
-
-    def load_state(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-        """Continue from a state with the next batch."""
-        check_state(state)
-        check_same_run(
-            state,
-            self._identity(identity),
-            "An IterableDataset is divided among its workers, so their number must be the same",
-        )
-        position = position_in(state)
-        if not isinstance(state.get("random"), Mapping):
-            raise StateError("cannot resume: the state is damaged: invalid 'random'")
-        raised = state.get("raised", [])  # older states have none
-        if not isinstance(raised, list) or not all(
-            is_count(step) and step < position.step for step in raised
-        ):
-            raise StateError("cannot resume: the state is damaged: invalid 'raised'")
-        self.restored = dict(state)
-        self.raised = list(raised)
-        self.current = position
-
-    def steps(self, epoch: int) -> int:
-        """Number of batches of an epoch, if the dataset has a length."""
-        return TorchDataLoader.__len__(self.loader)
+        """Position for an iteration that continues independently; None if no epoch is open."""
+        if self.start is None:
+            return None
+        other = IterablePosition(self.loader)
+        other.current, other.raised, other.restored = self.current, self.raised, self.restored
+        other.start, other.samples = self.start, self.samples
+        return other
 
     def set_epoch(self, epoch: int) -> bool:
         """Begin the next iteration as `epoch`; calls `set_epoch` of the dataset if it exists."""
@@ -191,7 +367,7 @@ class IterablePosition:
             set_epoch(epoch)
         if epoch == self.current.epoch:
             return False
-        self._go_to(epoch)
+        self._move_to_epoch(epoch)
         return True
 
     def set_step(self, step: int) -> bool:
@@ -208,56 +384,37 @@ class IterablePosition:
             "ahead, without one. Use a map-style Dataset"
         )
 
+    def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
+        if self.restored is not None:
+            return dict(self.restored)
+        start = self.start or RandomStates.capture(None, self.loader.generator)
+        state: dict[str, Any] = {
+            **super().state(identity),
+            "raised": list(self.raised),
+            "random": start.as_json(),
+        }
+        if self.loader.num_workers == 0:
+            dataset: Any = self.loader.dataset
+            if has_state(self.samples):
+                state[_ITERATOR] = self.samples.state_dict()
+            elif has_state(dataset):
+                state[_DATASET] = dataset.state_dict()
+        return state
+
+    def load_state(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+        position = read_position(state, identity)
+        if not isinstance(state.get("random"), Mapping):
+            raise damaged("'random'")
+        raised = state.get("raised")
+        if not isinstance(raised, list) or not all(
+            is_count(step) and step < position.step for step in raised
+        ):
+            raise damaged("'raised'")
+        self.restored = dict(state)
+        self.raised = list(raised)
+        self.current = position
+
     def dataset_state(self) -> tuple[Any, Any]:
-        """State of the dataset and state of its iterator in a loaded state; None if not there."""
+        """State of the dataset and state of its iterator in a loaded state; None if missing."""
         assert self.restored is not None
         return self.restored.get(_DATASET), self.restored.get(_ITERATOR)
-
-
-def _keeps_state(thing: object) -> bool:
-    return all(callable(getattr(thing, name, None)) for name in ("state_dict", "load_state_dict"))
-
-
-LoaderPosition: TypeAlias = PlannedPosition | SampledPosition | IterablePosition
-
-
-def create_position(options: Options, loader: TorchDataLoader[Any] | None = None) -> LoaderPosition:
-    """Create a position at the beginning.
-
-    Args:
-        options: options of the loader.
-        loader: the loader, for an IterableDataset.
-    """
-    if options.iterable:
-        assert loader is not None, "torch's engine reads a loader"
-        return IterablePosition(loader)
-    if options.order is not None:
-        return PlannedPosition(options.order, endless=options.schedule is None)
-    return SampledPosition(
-        options.index_sampler,
-        options.generator,
-        options.phases,
-        share=share_of(options.index_sampler),
-        seed=options.seed,
-        persistent=options.persistent_workers and options.num_workers > 0,
-    )
-
-
-def check_length(position: object, before: Options, options: Options) -> None:
-    """Check whether a position may continue with the dataset of other options.
-
-    Raises:
-        UsageError: it is at the position of a state with a dataset of another length.
-    """
-    if (
-        isinstance(position, PlannedPosition)
-        and position.is_restored
-        and before.order
-        and options.order
-    ):
-        had, has = before.order.length, options.order.length
-        if had != has:
-            raise UsageError(
-                f"the dataset has {has} samples, but had {had} in the state from which this epoch "
-                "continues; restore the dataset, or start over with set_epoch"
-            )

@@ -11,6 +11,7 @@ which could interfere with those of the training.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import time
@@ -22,9 +23,9 @@ from typing import Any
 import torch.distributed as dist
 
 from feedline.errors import UsageError
-from feedline.loader.samplers import drawn_by
+from feedline.loader.samplers import random_sampler_name
+from feedline.loader.state import Position
 from feedline.order.planned_order import Order
-from feedline.order.position import Position
 from feedline.system import rank_and_world
 
 __all__ = [
@@ -44,7 +45,7 @@ class RankAgreement:
 
     def __init__(self) -> None:
         self._order: Order | None = None
-        self._loader: int | None = None  # its number among those that were compared
+        self._loader: int | None = None  # number among the loaders that were compared
         self._times = itertools.count()
         self._warned = False
 
@@ -61,22 +62,19 @@ class RankAgreement:
         if order == self._order or not (dist.is_available() and dist.is_initialized()):
             return
         if (dist.get_rank(), dist.get_world_size()) != (order.rank, order.world_size):
-            return  # they are not who was asked for the rank
+            return  # the ranks do not come from torch.distributed
         if self._loader is None:
             self._loader = next(_loaders)
-        mine = _values(order, position, dataset)
-        where = f"feedline/{self._loader}/{next(self._times)}"
-        theirs = _exchange(where, json.dumps(mine), order.rank, order.world_size)
-        everyone = {order.rank: mine} | {rank: json.loads(said) for rank, said in theirs.items()}
-        if differences := _differences(everyone):
+        values = self._exchange(_values(order, position, dataset), order)
+        if differences := _differences(values):
             raise UsageError(
                 f"the ranks share one loader's samples but differ: {'; '.join(differences)}. Use "
                 "the same dataset, arguments and state on every rank, and begin the loaders in the "
                 "same order on each; a loader for one rank alone needs rank=0, world_size=1"
             )
-        if silent := sorted(set(range(order.world_size)) - set(everyone)):
+        if missing := sorted(set(range(order.world_size)) - set(values)):
             warnings.warn(
-                f"rank {order.rank} waited {PATIENCE_S:.0f} s for {_ranks(silent)} to begin this "
+                f"rank {order.rank} waited {PATIENCE_S:.0f} s for {_ranks(missing)} to begin this "
                 "loader, to compare length, seed and position, and continues without; if the "
                 "loader is for this rank alone, pass rank=0, world_size=1",
                 RuntimeWarning,
@@ -87,7 +85,7 @@ class RankAgreement:
     def warn_of_draws(self, sampler: object) -> None:
         """Warn once if each rank draws from all samples independently."""
         rank, world = rank_and_world()
-        if self._warned or world < 2 or (name := drawn_by(sampler)) is None:
+        if self._warned or world < 2 or (name := random_sampler_name(sampler)) is None:
             return
         self._warned = True
         instead = (
@@ -103,18 +101,28 @@ class RankAgreement:
             stacklevel=5,
         )
 
-    def all_agree(self, mine: bool, order: Order) -> bool:
-        """Return True if all ranks that `check` has just compared pass True.
-
-        Args:
-            mine: this rank's value.
-            order: order that was compared.
-        """
+    def all_agree(self, value: bool, order: Order) -> bool:
+        """Return True if `value` is True on all ranks, after `check` has compared the order."""
         if order != self._order or self._loader is None:
-            return mine
-        where = f"feedline/{self._loader}/{next(self._times)}"
-        theirs = _exchange(where, json.dumps(mine), order.rank, order.world_size)
-        return mine and all(map(json.loads, theirs.values()))
+            return value
+        return all(self._exchange(value, order).values())
+
+    def _exchange(self, value: Any, order: Order) -> dict[int, Any]:
+        """Values by rank, as far as they arrive in time. They must be JSON-able."""
+        from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+        prefix = f"feedline/{self._loader}/{next(self._times)}"
+        store = PrefixStore(prefix, _get_default_store())
+        store.set(str(order.rank), json.dumps(value))
+        end = time.monotonic() + PATIENCE_S
+        values = {order.rank: value}
+        for rank in range(order.world_size):
+            remaining_s = max(0.001, end - time.monotonic())
+            with contextlib.suppress(RuntimeError):  # it did not arrive
+                if rank != order.rank:
+                    store.wait([str(rank)], timedelta(seconds=remaining_s))
+                    values[rank] = json.loads(store.get(str(rank)))
+        return values
 
 
 def _values(order: Order, position: Position, dataset: object) -> dict[str, Any]:
@@ -135,36 +143,17 @@ def _values(order: Order, position: Position, dataset: object) -> dict[str, Any]
     }
 
 
-def _exchange(where: str, said: str, rank: int, world: int) -> dict[int, str]:
-    """Values of the other ranks, as far as they arrive in time."""
-    from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
-
-    store = PrefixStore(where, _get_default_store())
-    store.set(str(rank), said)
-    end = time.monotonic() + PATIENCE_S
-    heard = {}
-    for other in range(world):
-        if other == rank:
-            continue
-        left = max(0.001, end - time.monotonic())
-        try:
-            store.wait([str(other)], timedelta(seconds=left))
-            heard[other] = store.get(str(other)).decode()
-        except RuntimeError:  # it did not come
-            continue
-    return heard
-
-
-def _differences(everyone: dict[int, dict[str, Any]]) -> list[str]:
-    found = []
-    for name in everyone[min(everyone)]:
+def _differences(values: dict[int, dict[str, Any]]) -> list[str]:
+    """Differences between the values of ranks, as texts."""
+    differences = []
+    for name in values[min(values)]:
         ranks = defaultdict(list)
-        for rank in sorted(everyone):
-            ranks[json.dumps(everyone[rank][name])].append(rank)
+        for rank in sorted(values):
+            ranks[json.dumps(values[rank][name])].append(rank)
         if len(ranks) > 1:
-            values = (f"{value} on {_ranks(those)}" for value, those in ranks.items())
-            found.append(f"{name} is {', '.join(values)}")
-    return found
+            texts = (f"{value} on {_ranks(equal)}" for value, equal in ranks.items())
+            differences.append(f"{name} is {', '.join(texts)}")
+    return differences
 
 
 def _ranks(ranks: list[int]) -> str:

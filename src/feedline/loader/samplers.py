@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterator, Sized
 from contextvars import ContextVar, copy_context
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.data import (
     BatchSampler,
@@ -34,14 +34,14 @@ from feedline.order.planned_order import SEQUENTIAL, Order
 __all__ = [
     "PlannedSampler",
     "PublicBatchSampler",
-    "Stateful",
     "accelerate_processes",
-    "ask",
     "chain",
     "describe",
-    "drawn_by",
     "draws_nothing",
-    "epoch_mark",
+    "epoch_of",
+    "has_state",
+    "next_keys",
+    "random_sampler_name",
     "set_epoch",
     "share_of",
     "stateful_part",
@@ -57,53 +57,42 @@ def draws_for_feedline() -> bool:
     return _drawing.get()
 
 
-def ask(keys: Iterator[Any], default: Any = None) -> Any:
-    """Return the next batch of a sampler, which can see that feedline asks, or `default`."""
-    # In a context of its own, so that Ctrl-C at any line cannot leave the mark set.
-    return copy_context().run(_ask_marked, keys, default)
+def next_keys(keys: Iterator[Any], default: Any = None) -> Any:
+    """Return the next batch of a sampler, or `default`. `draws_for_feedline` is True meanwhile."""
+    # In a context of its own, so that Ctrl-C at any line cannot leave the variable set.
+    return copy_context().run(_next_keys, keys, default)
 
 
-def _ask_marked(keys: Iterator[Any], default: Any) -> Any:
+def _next_keys(keys: Iterator[Any], default: Any) -> Any:
     _drawing.set(True)
     return next(keys, default)
 
 
-class Stateful(Protocol):
-    """A sampler with a state."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position of the sampler."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a position with the next pass."""
-        ...
-
-
-_DEEPEST = 10  # samplers within one another
+_MAX_DEPTH = 10  # of nested samplers
 
 
 def chain(sampler: object) -> Iterator[Any]:
     """Yield a sampler and the samplers nested in it, without duplicates."""
     parts: list[object] = []
-    # One may be within itself, or make up another whenever it is asked, as mocks do.
-    while sampler is not None and len(parts) < _DEEPEST and all(sampler is not p for p in parts):
+    # A sampler may contain itself, or create its `sampler` at each access, as mocks do.
+    while sampler is not None and len(parts) < _MAX_DEPTH and all(sampler is not p for p in parts):
         parts.append(sampler)
         yield sampler
         sampler = getattr(sampler, "sampler", None)
 
 
-def stateful_part(sampler: object) -> Stateful | None:
-    """Outermost nested sampler with state_dict and load_state_dict."""
-    for part in chain(sampler):
-        methods = (getattr(part, name, None) for name in ("state_dict", "load_state_dict"))
-        if all(map(callable, methods)):
-            return part  # type: ignore[no-any-return]
-    return None
+def has_state(part: object) -> bool:
+    """Return True if an object has state_dict and load_state_dict."""
+    return all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
-def epoch_mark(sampler: object) -> int | None:
-    """SampledEpoch of a sampler with `set_epoch`; None if it has none."""
+def stateful_part(sampler: object) -> Any:
+    """Outermost nested sampler with a state; None if there is none."""
+    return next(filter(has_state, chain(sampler)), None)
+
+
+def epoch_of(sampler: object) -> int | None:
+    """Epoch number of a sampler with `set_epoch`; None if it has none."""
     for part in chain(sampler):
         if hasattr(part, "set_epoch"):
             epoch = getattr(part, "epoch", None)
@@ -121,25 +110,24 @@ def set_epoch(sampler: object, epoch: int) -> None:
 
 
 def draws_nothing(sampler: object) -> bool:
-    """Return True if a sampler is known to use no random state but one it seeds itself."""
+    """Return True if a sampler is known to use no random state except one it seeds itself."""
     *outer, inner = chain(sampler)
-    known = (SequentialSampler, DistributedSampler)
-    return any(type(inner).__iter__ is each.__iter__ for each in known) and all(
+    classes = (SequentialSampler, DistributedSampler)
+    return any(type(inner).__iter__ is each.__iter__ for each in classes) and all(
         isinstance(part, BatchSampler) and type(part).__module__.startswith(("torch.", "feedline."))
         for part in outer
     )
 
 
-def drawn_by(sampler: object) -> str | None:
-    """Name of the torch sampler that draws at random from all samples; None for any other.
-
-    A sampler that distributes samples over ranks counts as another.
+def random_sampler_name(sampler: object) -> str | None:
+    """Name of the torch sampler that draws at random from all samples, not only a rank's share;
+    None for any other.
     """
     *_, inner = chain(sampler)
     if share_of(sampler)[1] > 1:
         return None
-    kinds = (WeightedRandomSampler, SubsetRandomSampler, RandomSampler)
-    return next((kind.__name__ for kind in kinds if isinstance(inner, kind)), None)
+    classes = (WeightedRandomSampler, SubsetRandomSampler, RandomSampler)
+    return next((each.__name__ for each in classes if isinstance(inner, each)), None)
 
 
 def share_of(sampler: object) -> tuple[int, int]:
@@ -155,32 +143,26 @@ def describe(sampler: object) -> dict[str, Any]:
     """Description of a sampler for a state: JSON-able, equal on every rank and for any number."""
     parts = list(chain(sampler))
     inner = parts[-1]
-    said: dict[str, Any] = {"type": " of ".join(type(part).__name__ for part in parts)}
+    description: dict[str, Any] = {"type": " of ".join(type(part).__name__ for part in parts)}
     if isinstance(inner, DistributedSampler):
-        said |= {"seed": inner.seed, "shuffle": inner.shuffle, "drop_last": inner.drop_last}
+        description |= {"seed": inner.seed, "shuffle": inner.shuffle, "drop_last": inner.drop_last}
     elif isinstance(inner, RandomSampler):
-        said["replacement"] = inner.replacement
+        description["replacement"] = inner.replacement
     if not isinstance(inner, DistributedSampler) and isinstance(inner, Sized):
-        with contextlib.suppress(TypeError):  # it has a __len__ that refuses
-            said["samples"] = len(inner)
-    return said
+        with contextlib.suppress(TypeError):  # from its __len__
+            description["samples"] = len(inner)
+    return description
 
 
 class PlannedSampler(DistributedSampler[Any]):
-    """Planned order, as a sampler with an epoch. It can outlive its loader.
-
-    Args:
-        order: order of all epochs.
-        dataset: dataset of the indices.
-        loader: loader whose epoch it follows, and whose `set_epoch` it calls.
-    """
+    """Planned order, as a sampler that follows and sets a loader's epoch. It can outlive it."""
 
     def __init__(self, order: Order, dataset: Any, loader: Any) -> None:
         self.follow(order, dataset)
         self._first_order = order
         self._loader: weakref.ref[Any] = weakref.ref(loader)
-        self._telling = False
-        self._drawn: int | None = None  # the epoch that was last drawn for another loader
+        self._is_setting = False  # the loader's epoch
+        self._latest: int | None = None  # epoch that another loader drew last
 
     def follow(self, order: Order, dataset: Any) -> None:
         """Set the attributes of a DistributedSampler from an order."""
@@ -204,16 +186,13 @@ class PlannedSampler(DistributedSampler[Any]):
         """Set the epoch of the loader's next iteration."""
         super().set_epoch(epoch)
         loader = self._loader()
-        if loader is not None and not self._telling:
-            self._telling = True  # a loader whose batch sampler was wrapped tells its samplers
+        # A loader whose batch sampler was wrapped sets the epoch of its samplers.
+        if loader is not None and not self._is_setting:
+            self._is_setting = True
             try:
                 loader.set_epoch(epoch)
             finally:
-                self._telling = False
-
-    def _now(self) -> int:
-        loader = self._loader()
-        return self.epoch if loader is None else loader.epoch
+                self._is_setting = False
 
     def __iter__(self) -> Iterator[int]:
         """Sample indices of this rank's part of the epoch, in order.
@@ -221,8 +200,8 @@ class PlannedSampler(DistributedSampler[Any]):
         With `drop_last` as well: an incomplete batch is dropped by the batch sampler, or kept if a
         framework sets it to keep that, as Lightning does to predict.
         """
-        epoch = self._now()
-        if self.shuffle and epoch == self._drawn:
+        epoch = getattr(self._loader(), "epoch", self.epoch)
+        if self.shuffle and epoch == self._latest:
             warnings.warn(
                 f"another loader draws epoch {epoch} of a feedline.DataLoader with a seed again: "
                 "that loader's own epochs do not advance. Call set_epoch before each pass, or "
@@ -230,7 +209,7 @@ class PlannedSampler(DistributedSampler[Any]):
                 RuntimeWarning,
                 stacklevel=2,
             )
-        self._drawn = epoch
+        self._latest = epoch
         order, left = replace(self._order, drop_last=False), len(self)
         for step in range(order.steps(epoch)):
             samples = order.batch(epoch, step).samples[:left]
@@ -262,9 +241,8 @@ class PublicBatchSampler(BatchSampler):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of a sampler that has epochs."""
-        tell = getattr(self.sampler, "set_epoch", None)
-        if tell is not None:
-            tell(epoch)
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Keys of each batch; warns if another loader draws them."""
@@ -305,15 +283,14 @@ def warn_of_stock_loader(loader: Any) -> bool:
     processes = accelerate_processes()
     if processes is None or isinstance(loader.dataset, IterableDataset):
         return False
-    lost = [name for name in _LOST if getattr(loader, name) is not None]
     ranks = loader.ranks if loader.order is not None else 1
     if is_native(loader.dataset) or loader.schedule is not None or ranks > 1:
         raise UsageError(
             f"accelerator.prepare would build a torch DataLoader, which cannot give this loader's "
             f"batches; {_PREPARE}"
         )
-    if loader.on_error != "raise":
-        lost.append("on_error")
+    lost = [name for name in ("image_size", "cache", "device") if getattr(loader, name) is not None]
+    lost += ["on_error"] if loader.on_error != "raise" else []
     without = f", without {', '.join(f'{name}=' for name in lost)}" if lost else ""
     warnings.warn(
         f"Accelerate builds a torch DataLoader from this feedline.DataLoader: torch's workers load "
@@ -323,8 +300,5 @@ def warn_of_stock_loader(loader: Any) -> bool:
     )
     return True
 
-
-_LOST = ("image_size", "cache", "device")
-"""Arguments that a torch DataLoader does not have."""
 
 _PREPARE = "call feedline.integrations.accelerate.prepare(accelerator, loader)"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from torch.utils.data import Subset
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -114,8 +114,8 @@ def start_engine(
         UsageError: the dataset cannot be sent to workers.
         ResourceError: not enough memory or processes on this machine.
     """
-    if isinstance(position, IterablePosition):
-        return IterableEngine(position)
+    if choice.engine == "iterable":
+        return IterableEngine(cast(IterablePosition, position))
     if choice.makes_rows:
         engine = _build_row_engine(choice, options, position)
     else:

@@ -1,4 +1,9 @@
-"""State entries of dataset, order and engine, and their comparison on resume."""
+"""State of a loader: its entries, and the checks that refuse a state when it is loaded.
+
+A state has a version, the position (epoch, step, image size), the values that must be equal in the
+resuming loader (`identity_of`), and what determined the pixels (`EngineChoice.made_by`). Positions
+drawn from samplers or from an IterableDataset add random states, see `RandomStates`.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +11,176 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from feedline.errors import StateError
+from feedline.errors import StateError, UsageError
 from feedline.loader.dataset_kind import own_source
 from feedline.loader.options import Options
-from feedline.loader.samplers import share_of
+from feedline.loader.samplers import describe, share_of
+from feedline.order.schedule import is_count, is_image_size
 from feedline.recognition.steps import NotRecognised
 
 __all__ = [
+    "Position",
+    "check_version",
     "compare_made_by",
+    "damaged",
     "fingerprint_of",
+    "has_opened_epoch",
     "identity_of",
+    "read_position",
     "warn_of",
 ]
+
+_VERSION = 2
+_ARGUMENTS = (
+    "Build the loader with the arguments the state was saved with (with several ranks, batch_size "
+    "times world_size must stay the same), or start from the beginning"
+)
+_WORKERS = "An IterableDataset is divided among its workers, so their number must be the same"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """Position of the next batch: `step` batches of `epoch` have been delivered.
+
+    `image_size` overrides the schedule's size from here on; None follows the schedule.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    image_size: int | None = None
+
+    def at_step(self, step: int) -> Position:
+        """Same position at another step of the epoch."""
+        return Position(epoch=self.epoch, step=step, image_size=self.image_size)
+
+    def at_epoch(self, epoch: int) -> Position:
+        """Beginning of another epoch."""
+        return Position(epoch=epoch, image_size=self.image_size)
+
+    def skip_to(self, step: int) -> Position:
+        """Same position at a later step, for an epoch without delivered batches.
+
+        Raises:
+            UsageError: the step is an earlier one.
+        """
+        if step < self.step:
+            raise UsageError(
+                f"cannot begin at step {step}: a loaded state is at step {self.step} of epoch "
+                f"{self.epoch}; iterate the loader, or call set_epoch first"
+            )
+        return self.at_step(step)
+
+    def as_state(self) -> dict[str, Any]:
+        """Entries of a state, with the version."""
+        return {
+            "version": _VERSION,
+            "epoch": self.epoch,
+            "step": self.step,
+            "image_size": self.image_size,
+        }
+
+
+def damaged(entries: str) -> StateError:
+    """Error about invalid entries of a state."""
+    return StateError(f"cannot resume: the state is damaged: invalid {entries}")
+
+
+def check_version(state: Mapping[str, Any]) -> None:
+    """Raise StateError if a value is not a loader state, or has another version."""
+    version = state.get("version") if isinstance(state, Mapping) else type(state).__name__
+    if _differs(version, _VERSION):
+        raise StateError(
+            f"cannot resume: expected a loader state of version {_VERSION}, got {version!r}; "
+            "pass the value of DataLoader.state_dict()"
+        )
+
+
+def read_position(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Position:
+    """Return the position in a state of the same run.
+
+    Args:
+        state: saved state.
+        identity: values of the loader from `identity_of`.
+
+    Raises:
+        StateError: a value differs, of which the message names each, or the position is invalid.
+    """
+    check_version(state)
+    differences = [
+        f"{name} was {state.get(name)!r}, is {value!r}"
+        for name, value in identity.items()
+        if _differs(state.get(name), value)
+    ]
+    if differences:
+        raise StateError(
+            f"cannot resume: the state belongs to another run ({'; '.join(differences)}). "
+            f"{_WORKERS if 'num_workers' in identity else _ARGUMENTS}"
+        )
+    # Positions in an IterableDataset have no image size.
+    epoch, step, image_size = (state.get(name) for name in ("epoch", "step", "image_size"))
+    if not (
+        is_count(epoch) and is_count(step) and (image_size is None or is_image_size(image_size))
+    ):
+        raise StateError(
+            f"cannot resume: damaged position, epoch {epoch!r}, step {step!r}, image size "
+            f"{image_size!r}"
+        )
+    return Position(epoch=epoch, step=step, image_size=image_size)
+
+
+def has_opened_epoch(state: Mapping[str, Any], position: Position) -> bool:
+    """Return True if a state belongs to an opened epoch; raises StateError if it is damaged."""
+    early = state.get("early", [])
+    valid = isinstance(early, list) and all(map(is_count, early))
+    valid = valid and isinstance(state["start"], Mapping)
+    valid = valid and is_count(state.get("steps_to_skip", 0))
+    opened = is_count(state.get("drawn_seed"))
+    unopened = state.get("drawn_seed", 0) is None and position.step == 0 and not early
+    if not (valid and (opened or unopened)):
+        raise damaged("'early', 'drawn_seed' or 'start'")
+    return opened
+
+
+def _differs(value: object, expected: object) -> bool:
+    """Return True if two values differ or cannot be compared."""
+    try:
+        return type(value) is not type(expected) or bool(value != expected)
+    except Exception:  # e.g. the comparison of an array is not a single bool
+        return True
+
+
+def identity_of(options: Options, dataset: str) -> dict[str, Any]:
+    """Values that a state and the resuming loader must have in common, JSON-able.
+
+    Args:
+        options: options of the loader.
+        dataset: fingerprint of its dataset.
+    """
+    if options.order is not None:
+        return options.order.identity(dataset)
+    if options.iterable:
+        return {
+            "dataset": dataset,
+            "batch_size": options.batch_size,
+            "drop_last": options.drop_last,
+            "num_workers": options.num_workers,
+        }
+    _, ranks = share_of(options.index_sampler)
+    phases = options.phases
+    return {
+        "dataset": dataset,
+        "length": len(options.dataset) if hasattr(options.dataset, "__len__") else None,
+        "global_batch_size": None if options.batch_size is None else options.batch_size * ranks,
+        "drop_last": options.drop_last,
+        "schedule": str(phases) if phases.image_sizes or options.schedule else None,
+        "seed": options.seed,
+        "sampler": describe(options.index_sampler),
+    }
 
 
 def fingerprint_of(dataset: object) -> str:
@@ -30,8 +189,8 @@ def fingerprint_of(dataset: object) -> str:
     It is the dataset's own `fingerprint()`, a hash of a torchvision folder's files and labels, or
     otherwise the dataset's class.
     """
-    whole = own_source(dataset)
-    if whole is not None and whole is not dataset:  # a Subset chooses some of it
+    source = own_source(dataset)
+    if source is not None and source is not dataset:  # a Subset
         from feedline.recognition.recognise import source_within  # loads decoders
 
         with contextlib.suppress(NotRecognised):
@@ -49,34 +208,8 @@ def fingerprint_of(dataset: object) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def identity_of(options: Options, dataset: str) -> dict[str, Any]:
-    """Values that a state and the resuming loader must have in common, JSON-able.
-
-    `PlannedPosition.state` adds the values of a planned order.
-
-    Args:
-        options: options of the loader.
-        dataset: fingerprint of its dataset.
-    """
-    if options.order is not None or options.iterable:
-        return {"dataset": dataset}
-    _, ranks = share_of(options.index_sampler)
-    phases = options.phases
-    return {
-        "dataset": dataset,
-        "length": len(options.dataset) if hasattr(options.dataset, "__len__") else None,
-        "global_batch_size": None if options.batch_size is None else options.batch_size * ranks,
-        "drop_last": options.drop_last,
-        "schedule": str(phases) if phases.image_sizes or options.schedule else None,
-    }
-
-
 def compare_made_by(state: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
-    """Differences between how a state's batches were made and now, as texts.
-
-    Args:
-        state: saved state.
-        now: `EngineChoice.made_by` of the loader.
+    """Differences between how a state's batches were made and `EngineChoice.made_by`, as texts.
 
     Raises:
         StateError: the state is damaged.
@@ -84,7 +217,7 @@ def compare_made_by(state: Mapping[str, Any], now: Mapping[str, str]) -> list[st
     saved = state.get("made_by", now)
     known = isinstance(saved, Mapping) and saved.keys() == now.keys()
     if not known or not all(isinstance(text, str) for text in saved.values()):
-        raise StateError("cannot resume: the state is damaged: invalid 'made_by'")
+        raise damaged("'made_by'")
     different = [name for name in now if saved[name] != now[name]]
     return [f"{name} was {saved[name]!r}, is {now[name]!r}" for name in different]
 

@@ -121,15 +121,8 @@ def rows_per_task(
     """Number of rows per task: about `task_ns` of work, and few enough to occupy every worker.
 
     For fast rows the overhead of a task (message, wake-up) dominates, so tasks are as long as
-    possible. With few workers and several batches in flight a task may be a whole batch: every
+    possible. With few workers and several batches in the queue a task may be a whole batch: every
     worker still has one task to do and one in the queue.
-
-    Args:
-        batch_rows: rows of the batch.
-        workers: number of workers.
-        row_ns: time per row, as measured recently, in ns.
-        batches: number of similar batches in the queue.
-        task_ns: target work per task, in ns.
     """
     workers = max(1, workers)
     share = max(-(-batch_rows // workers), batch_rows * batches // (workers + 1))

@@ -31,12 +31,10 @@ __all__ = [
     "WEIGHTED_ONCE",
     "Order",
     "Weights",
-    "check_sample_order",
     "describe_sample_order",
     "epoch_order",
     "window_size",
 ]
-
 
 SHUFFLED, SEQUENTIAL = "shuffled", "sequential"
 WEIGHTED, WEIGHTED_ONCE = "weighted", "weighted without replacement"
@@ -61,27 +59,31 @@ class Weights:
 
     def __init__(self, values: object) -> None:
         try:
-            found = np.asarray(values)
+            array = np.asarray(values)
         except ValueError as error:  # nested, with different lengths
-            raise UsageError(f"weights must be a sequence of numbers: {error}") from None
-        if found.ndim != 1 or found.dtype.kind not in "biuf":
+            text = f"must be a sequence of numbers: {error}"
+            raise UsageError(text, argument="weights") from None
+        if array.ndim != 1 or array.dtype.kind not in "biuf":
             raise UsageError(
-                "weights must be a sequence of numbers, one per sample, got "
-                f"{type(values).__name__} of shape {found.shape} and dtype {found.dtype}"
+                "must be a sequence of numbers, one per sample, got "
+                f"{type(values).__name__} of shape {array.shape} and dtype {array.dtype}",
+                argument="weights",
             )
-        self.values: NDArray[np.float64] = found.astype(np.float64)
+        self.values: NDArray[np.float64] = array.astype(np.float64)
         self.values.flags.writeable = False
-        wrong = np.flatnonzero(~(np.isfinite(self.values) & (self.values >= 0)))
-        if len(wrong):
+        invalid = np.flatnonzero(~(np.isfinite(self.values) & (self.values >= 0)))
+        if len(invalid):
             raise UsageError(
-                "weights must be finite numbers of at least 0, got "
-                f"weights[{wrong[0]}]={self.values[wrong[0]]}"
+                "must be finite numbers of at least 0, got "
+                f"weights[{invalid[0]}]={self.values[invalid[0]]}",
+                argument="weights",
             )
         self.positive = int(np.count_nonzero(self.values))
         """Number of samples with a weight above 0."""
         if not self.positive:
             raise UsageError(
-                f"at least one weight must be above 0, got {len(self.values)} weights of 0"
+                f"must include a number above 0, got {len(self.values)} weights of 0",
+                argument="weights",
             )
         self.digest = xxhash.xxh3_64_hexdigest(self.values.data)
 
@@ -108,16 +110,8 @@ class Weights:
         """End of each sample's interval in the cumulative weights."""
         return np.cumsum(self._scaled)
 
-    def draw(self, state: np.random.RandomState, *, replacement: bool) -> NDArray[np.int64]:
-        """Draw a sample by weight for each place of an epoch, shape (length,).
-
-        With replacement a sample may be drawn several times; without, each is drawn once.
-        """
-        if replacement:
-            return self._draw_with_replacement(state)
-        return self._draw_without_replacement(state)
-
-    def _draw_with_replacement(self, state: np.random.RandomState) -> NDArray[np.int64]:
+    def draw_with_replacement(self, state: np.random.RandomState) -> NDArray[np.int64]:
+        """Draw a sample for each place of an epoch, shape (length,)."""
         points = state.random_sample(len(self))
         points *= self._cumulative[-1]
         # Sorting, searching and shuffling takes a third of the time of searching at random.
@@ -130,7 +124,8 @@ class Weights:
         state.shuffle(samples)
         return samples
 
-    def _draw_without_replacement(self, state: np.random.RandomState) -> NDArray[np.int64]:
+    def draw_without_replacement(self, state: np.random.RandomState) -> NDArray[np.int64]:
+        """Draw each sample once, shape (length,)."""
         # Efraimidis, Spirakis: "Weighted random sampling with a reservoir", 2006. The probability
         # that a sample has the smallest key E/w is proportional to its weight w.
         keys = state.standard_exponential(len(self))
@@ -145,21 +140,12 @@ def window_size(sample_order: str) -> int | None:
     return None if match is None else int(match[1])
 
 
-def check_sample_order(sample_order: str, weights: Weights | None = None) -> None:
-    """Check the name of a sample order.
-
-    Args:
-        sample_order: "shuffled", "sequential" or "window:N"; with weights "weighted" or "weighted
-            without replacement".
-        weights: weights of the samples; None for an order that uses none.
-
-    Raises:
-        UsageError: unknown name, with or without weights.
-    """
+def _check_sample_order(sample_order: str, weights: Weights | None) -> None:
     names = [SHUFFLED, SEQUENTIAL] if weights is None else [WEIGHTED, WEIGHTED_ONCE]
     if sample_order not in names and (weights is not None or window_size(sample_order) is None):
         names += ["window:N"] if weights is None else []
-        raise UsageError(f"order must be one of {', '.join(names)}, got {sample_order!r}")
+        text = f"must be one of {', '.join(names)}, got {sample_order!r}"
+        raise UsageError(text, argument="order")
 
 
 def describe_sample_order(sample_order: str) -> str:
@@ -174,18 +160,17 @@ def describe_sample_order(sample_order: str) -> str:
 def epoch_order(
     length: int, seed: int, epoch: int, sample_order: str, weights: Weights | None = None
 ) -> NDArray[np.int64]:
-    """Sample at each place of an epoch. Read-only, shape (length,), int64.
-
-    Raises the same errors as `check_sample_order`.
-    """
-    check_sample_order(sample_order, weights)
+    """Sample at each place of an epoch. Read-only, shape (length,), int64."""
+    _check_sample_order(sample_order, weights)
     if sample_order == SEQUENTIAL:
         samples = np.arange(length, dtype=np.int64)
     else:
         bits = mix(seed, epoch, length)
         state = np.random.RandomState([bits & 0xFFFFFFFF, bits >> 32])
-        if weights is not None:
-            samples = weights.draw(state, replacement=sample_order == WEIGHTED)
+        if weights is not None and sample_order == WEIGHTED:
+            samples = weights.draw_with_replacement(state)
+        elif weights is not None:
+            samples = weights.draw_without_replacement(state)
         elif (window := window_size(sample_order)) is not None:
             samples = _shuffle_in_windows(state, length, window)
         else:
@@ -217,8 +202,9 @@ class Order:
         length: number of samples.
         schedule: phases.
         batch_size: rows per rank, if a phase sets none.
-        sample_order: name of the order of samples in an epoch; see `check_sample_order`.
-        weights: weights of the samples, for an order by weight; None for any other order.
+        sample_order: "shuffled", "sequential" or "window:N"; with weights "weighted" or "weighted
+            without replacement".
+        weights: weights of the samples.
         drop_last: drop the last batch of an epoch if it is not full on every rank.
         seed: seed of all randomness.
         rank: rank of this process.
@@ -246,12 +232,14 @@ class Order:
                     f"must be a whole number of at least 1, got {value!r}", argument=name
                 )
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise UsageError(f"seed must be a whole number, got {self.seed!r}")
-        check_sample_order(self.sample_order, self.weights)
-        self._check_weights()
+            raise UsageError(f"must be a whole number, got {self.seed!r}", argument="seed")
+        _check_sample_order(self.sample_order, self.weights)
+        if self.weights is not None:
+            self._check_weights(self.weights)
         if not is_count(self.rank) or self.rank >= self.world_size:
             raise UsageError(
-                f"rank must be from 0 to world_size - 1 = {self.world_size - 1}, got {self.rank!r}"
+                f"must be from 0 to world_size - 1 = {self.world_size - 1}, got {self.rank!r}",
+                argument="rank",
             )
         for phase in self.schedule.phases:
             rows = self.global_batch_size(phase)
@@ -261,14 +249,12 @@ class Order:
                     "samples; use a smaller batch_size or drop_last=False"
                 )
 
-    def _check_weights(self) -> None:
-        weights = self.weights
-        if weights is None:
-            return
+    def _check_weights(self, weights: Weights) -> None:
         if len(weights) != self.length:
             raise UsageError(
-                f"expected one weight per sample: got {len(weights)} weights for {self.length} "
-                "samples"
+                f"must be one number per sample, got {len(weights)} weights for {self.length} "
+                "samples",
+                argument="weights",
             )
         if self.sample_order == WEIGHTED_ONCE and weights.positive < self.length:
             raise UsageError(
@@ -333,8 +319,7 @@ class Order:
     def identity(self, dataset: str) -> dict[str, Any]:
         """Everything that determines the batches, JSON-able and independent of the number of ranks.
 
-        Args:
-            dataset: fingerprint of the dataset.
+        `dataset` is the fingerprint of the dataset.
         """
         weights = {} if self.weights is None else {"weights": self.weights.digest}
         return {

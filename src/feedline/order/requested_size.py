@@ -29,10 +29,6 @@ class SampleRequest:
 
     Not a contextlib.contextmanager, because that changes exception tracebacks and some user-defined
     exceptions do not allow it.
-
-    Args:
-        image_size: side of the images in pixels; None if the loader was given no size.
-        strength: augmentation strength, 0 (none) to 1 (as configured in the transform).
     """
 
     __slots__ = ("_token", "image_size", "image_size_was_read", "strength", "strength_was_read")

@@ -7,13 +7,7 @@ does not promise a stable stream. Global random states are not used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from feedline.errors import StateError
-from feedline.order.schedule import is_count
-
-__all__ = ["EpochSeeds", "RandomStream", "extend", "mix", "row_seed"]
+__all__ = ["RandomStream", "extend", "mix", "row_seed"]
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -83,56 +77,3 @@ class RandomStream:
             (bits >> 16 & 0xFFFFFF) * 2.0**-24,
             (bits & 0xFFFF) * 2.0**-16,
         )
-
-
-class EpochSeeds:
-    """Seeds of the epochs of a loader that draws from samplers.
-
-    A seed set by the user determines all epochs. Otherwise seeds are drawn as in torch: one per
-    epoch, or, with persistent workers, only the first, from which later seeds are derived.
-
-    Args:
-        seed: seed set by the user; None to draw.
-        once: draw for the first epoch only, like torch with persistent workers.
-    """
-
-    def __init__(self, seed: int | None, *, once: bool) -> None:
-        self.seed = seed
-        self.base: int | None = None
-        """Seed drawn for the first epoch, if later seeds are derived from it."""
-        self._once = once
-        self._base_epoch: int | None = None
-
-    def seed_of(self, epoch: int) -> int | None:
-        """Return the seed of an epoch; None if it must be drawn."""
-        if self.seed is not None:
-            return mix(self.seed, epoch)
-        if self.base is None or not self._once or epoch == self._base_epoch:
-            return None
-        return mix(self.base, epoch)
-
-    def record(self, epoch: int, seed: int) -> None:
-        """Record the seed that an epoch was opened with."""
-        if self._once and self.seed is None and self.base is None:
-            self.base, self._base_epoch = seed, epoch
-
-    def seed_in_state(self, state: Mapping[str, Any], epoch: int) -> int | None:
-        """Return the seed of a state's epoch; None if it was, or must be, drawn in that epoch.
-
-        Raises:
-            StateError: the state is damaged.
-        """
-        base = state.get("kept_seed")
-        if not (base is None or is_count(base)):
-            raise StateError(f"cannot resume: damaged position: seed {base!r}")
-        if self.seed is not None:
-            return mix(self.seed, epoch)
-        if base is None:
-            return None
-        derived = mix(base, epoch)
-        return derived if state.get("drawn_seed") in (None, derived) else None
-
-    def load_state(self, state: Mapping[str, Any], epoch: int) -> None:
-        """Continue from the epoch of a state."""
-        self.base = state.get("kept_seed")
-        self._base_epoch = epoch if self.base == state.get("drawn_seed") else None

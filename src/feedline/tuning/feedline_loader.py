@@ -16,7 +16,6 @@ from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from feedline.loader.batch_stream import BatchStream
 from feedline.order.batch_spec import TASK_NS
-from feedline.order.position import PlannedPosition
 from feedline.order.schedule import Phase, Schedule
 from feedline.trace.stage_timings import StageTimings
 from feedline.tuning.search import SearchSpace
@@ -171,12 +170,11 @@ def _set_phase(stream: BatchStream, phase: Phase | None) -> None:
 
     Without an end workers continue over epochs, as within a schedule.
     """
-    position, order = stream.position, stream.options.order
-    if isinstance(position, PlannedPosition) and order is not None:
-        position.replace_order(
-            order if phase is None else replace(order, schedule=Schedule((phase,)))
-        )
-        position.endless = phase is not None or stream.options.schedule is None
+    order = stream.options.order
+    if order is not None:
+        if phase is not None:
+            order = replace(order, schedule=Schedule((phase,)))
+        stream.position.plan(order, endless=phase is not None or stream.options.schedule is None)
         stream.engine.restart_prefetch()
     elif phase is not None and phase.image_size is not None:
         stream.set_image_size(phase.image_size)

@@ -1,0 +1,261 @@
+"""Position of a loader in an order drawn from torch's samplers, epoch by epoch.
+
+Guarantees: the same seeds give the same batches as torch's DataLoader. A state contains what
+determines the rest of an epoch: the random states at its beginning, or the state of a sampler that
+has one, and a digest of the delivered batches.
+Relies on: a sampler is asked for one epoch at a time. The order of later epochs is up to the
+samplers, as with torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from feedline.errors import StateError
+from feedline.loader.position import LoaderPosition
+from feedline.loader.random_states import RandomStates
+from feedline.loader.sampled_epoch import Draw, EpochSource, SampledEpoch
+from feedline.loader.samplers import epoch_of, set_epoch, share_of
+from feedline.loader.state import check_version, has_opened_epoch, read_position
+from feedline.order.batch_spec import BatchSpec
+from feedline.order.planned_order import Order
+from feedline.order.schedule import Phase, Schedule
+from feedline.order.seeds import mix
+
+__all__ = ["SampledPosition"]
+
+_RESTORED = ["drawn", "early", "drawn_seed", "kept_seed", "start", "sampler_state", "upcoming"]
+"""Entries of a loaded state that its position repeats until a batch is delivered."""
+
+
+class SampledPosition(LoaderPosition):
+    """Position of a loader that draws from samplers.
+
+    Args:
+        source: source of the epochs.
+        schedule: phases.
+    """
+
+    def __init__(self, source: EpochSource, schedule: Schedule) -> None:
+        super().__init__()
+        self._source = source
+        self._schedule = schedule
+        self._rank, self._world_size = share_of(source.sampler)
+        self._is_iterating = False  # an iteration has begun and not ended
+        self._open: SampledEpoch | None = None
+        self._restored: Mapping[str, Any] | None = None  # a state that waits for an iteration
+
+    def phase_in(self, epoch: int) -> Phase:
+        return self._schedule.phase_at(epoch)
+
+    def steps(self, epoch: int) -> int:
+        return len(self._source.sampler)  # type: ignore[arg-type]
+
+    @property
+    def seed(self) -> int:
+        """Seed of the open epoch."""
+        assert self._open is not None, "an epoch has no seed before its first iteration"
+        return self._open.seed
+
+    # Iteration
+
+    def begin(self) -> bool:
+        if self._has_delivered:
+            self._move_to_epoch(self.current.epoch + 1)
+        self._is_iterating = True
+        if self._restored is None:
+            self._open_epoch()
+        else:
+            self._open_restored()
+        return True
+
+    def _open_epoch(self, random: RandomStates | None = None) -> None:
+        """Open the epoch at its beginning; `random` are the states to draw from."""
+        self._enter(self._source.open(self.current.epoch, random))
+
+    def _open_restored(self) -> None:
+        """Open the restored epoch; at its beginning with the sampler's current settings."""
+        epoch = self._open
+        if self._restored is not None and (epoch is None or not self.restored_step):
+            at = self.current.at_step(0)
+            epoch = self._source.reopen(self._restored, at, comparable=False, begin=True)
+        assert epoch is not None, "a state in mid-epoch is opened when it is loaded"
+        self._enter(epoch)
+
+    def _enter(self, epoch: SampledEpoch) -> None:
+        """Set the position to that of an epoch, or after the batches to skip in it."""
+        epoch.skip_to(self.steps_to_skip)
+        self._open, self.current = epoch, self.current.at_step(epoch.step)
+
+    def order_changed(self) -> bool:
+        epoch = self._open
+        if epoch is None or self._has_delivered or self.restored_step:
+            return False
+        if epoch.sampler_epoch == epoch_of(self._source.sampler):
+            return False
+        epoch.random.set_generators()
+        self._open_epoch(epoch.random)
+        return True
+
+    def is_at_end(self) -> bool:
+        if self._open is None:
+            return False
+        self._restart_broken_pass()
+        return self._open.is_at_end()
+
+    def _restart_broken_pass(self) -> None:
+        """Restart a pass over the sampler that an interrupt stopped.
+
+        Raises:
+            StateError: the sampler gives other batches than before.
+        """
+        if (epoch := self._open) is None or not epoch.broken:
+            return
+        state = {**epoch.state(), "kept_seed": self._source.base_seed}
+        at_beginning = not self._has_delivered and self.restored_step == 0
+        self._open = self._source.reopen(state, self.current, comparable=True, begin=at_beginning)
+
+    def upcoming(self) -> Iterator[BatchSpec]:
+        self._restart_broken_pass()
+        epoch = self._open
+        if epoch is not None:
+            for draw in epoch.ahead():
+                yield self._batch(epoch, draw)
+                if epoch is not self._open:
+                    return
+
+    def _batch(self, epoch: SampledEpoch, draw: Draw) -> BatchSpec:
+        phase = self.phase
+        return BatchSpec(
+            epoch=self.current.epoch,
+            step=draw.step,
+            phase=phase,
+            image_size=self.current.image_size or phase.image_size,
+            samples=draw.samples,
+            padding=0,
+            seed=mix(epoch.seed, draw.step),
+            rank=self._rank,
+            is_sampled=True,
+            keys=draw.keys,
+            stride=1,
+        )
+
+    def record_delivery(self, batch: BatchSpec) -> None:
+        epoch = self._open
+        assert epoch is not None, "a batch was delivered before the epoch was opened"
+        last, early = epoch.after(batch.step)
+        current = self.current.at_step(last.step + 1)
+        # No call in between: Python handles Ctrl-C in calls.
+        epoch.last, epoch.early, self.current, self._has_delivered = last, early, current, True
+        self._restored, self.restored_step, self.steps_to_skip = None, 0, 0
+
+    def finish(self) -> None:
+        """End the iteration. The next epoch follows, which is opened when it begins."""
+        super().finish()
+        self._is_iterating = False
+
+    def _move_to_epoch(self, epoch: int) -> None:
+        first = self.current.at_epoch(epoch)
+        # No call in between: Python handles Ctrl-C in calls.
+        self._is_iterating = self._is_iterating and not self._has_delivered
+        self._has_delivered, self.restored_step, self.steps_to_skip = False, 0, 0
+        self._open, self._restored, self.current = None, None, first
+
+    def fork(self) -> SampledPosition | None:
+        """Position for an iteration that continues independently; None if no epoch is open.
+
+        It takes over the draws of the open epoch.
+        """
+        if self._open is None:
+            return None
+        other = SampledPosition(self._source, self._schedule)
+        other.current, other._open, other._restored = self.current, self._open, self._restored
+        other._is_iterating, other._has_delivered = self._is_iterating, self._has_delivered
+        other.restored_step, other.steps_to_skip = self.restored_step, self.steps_to_skip
+        return other
+
+    # Moves
+
+    def adopt(self, order: Order | None, generator: Any) -> bool:
+        """Draw the seeds of the next epochs from another generator."""
+        self._source.generator = generator
+        return False
+
+    def set_epoch(self, epoch: int) -> bool:
+        """Begin the next iteration as `epoch`, also in the sampler."""
+        set_epoch(self._source.sampler, epoch)
+        moved = super().set_epoch(epoch)
+        if moved and self._is_iterating:  # the current iteration, without a batch yet
+            self._open_epoch()
+        return moved
+
+    def set_step(self, step: int) -> bool:
+        """Begin the next iteration at a step of its epoch. Draws nothing before it begins."""
+        back = step < self.restored_step == self.current.step
+        if self._has_delivered or (back and self.is_at_end()):
+            self._move_to_epoch(self.current.epoch + 1)
+        first = self.current if self._is_iterating else self.current.at_step(self.restored_step)
+        self.steps_to_skip = first.skip_to(step).step
+        if self._is_iterating and self._open is not None:
+            self._restart_broken_pass()
+            self._enter(self._open)
+        return True
+
+    # State
+
+    def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
+        """Position as a state, JSON-able if the sampler's own state is.
+
+        Between two epochs it contains the random states the next one will be drawn from, and draws
+        nothing.
+        """
+        with suppress(StateError):  # the next batch raises it
+            self._restart_broken_pass()
+        state = {
+            **super().state(identity),
+            "early": [],
+            "rank": self._rank,
+            "world": self._world_size,
+            "drawn": 0,
+            "drawn_seed": None,
+            "kept_seed": self._source.base_seed,
+        }
+        if self.steps_to_skip > self.current.step:
+            state["steps_to_skip"] = self.steps_to_skip
+        epoch, restored = self._open, self._restored
+        unmoved = self.current.step == self.restored_step
+        if (
+            restored
+            and unmoved
+            and (epoch is None or restored["start"].get("epoch") == epoch_of(self._source.sampler))
+        ):
+            return state | {name: restored[name] for name in _RESTORED if name in restored}
+        if epoch is None:
+            return state | {"start": self._source.start(self._source.random_states())}
+        return state | epoch.state()
+
+    def load_state(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+        """Continue with exactly the batches not yet delivered in a state.
+
+        Raises:
+            StateError: the state belongs to another dataset, sampler or batch size, or the sampler
+                gives other batches.
+        """
+        check_version(state)
+        if "start" not in state:
+            raise StateError(
+                "cannot resume: the state is of a loader with its own order (seed= or schedule=), "
+                "and this loader draws its order from samplers; build it with the same arguments"
+            )
+        position = read_position(state, identity)
+        opened = has_opened_epoch(state, position)
+        mine = opened and (state.get("rank"), state.get("world")) == (self._rank, self._world_size)
+        epoch = self._source.reopen(state, position, comparable=mine)
+        self._source.load_seeds(state, position.epoch)
+        self._open, self._restored = epoch if opened else None, state
+        self.restored_step, self.steps_to_skip = position.step, state.get("steps_to_skip", 0)
+        self._has_delivered, self.current = False, position
+        if self._is_iterating:
+            self._open_restored()
