@@ -120,7 +120,30 @@ def _check_size(tensors: Any, rows: int) -> None:
         )
 
 
+_takes: dict[int, tuple[weakref.ref[torch.Tensor], tuple[Any, ...], _Take]] = {}
+"""By a tensor's id: the tensor, its memory and layout, and the function that `_take` returns."""
+
+
 def _take(tensor: Any) -> _Take:
+    """Function from row numbers to those rows of a tensor, collated; created once per layout."""
+    number = id(tensor)
+    cached = _takes.get(number)
+    if cached is not None and cached[1] == _layout(tensor) and cached[0]() is tensor:
+        return cached[2]
+    take = _create_take(tensor)
+    # Dropped with the tensor, whose memory the function keeps.
+    reference = weakref.ref(tensor, lambda _: _takes.pop(number, None))
+    _takes[number] = reference, _layout(tensor), take
+    return take
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    nbytes = tensor.untyped_storage().nbytes()
+    memory = tensor.data_ptr(), nbytes, tensor.shape, tensor.stride()
+    return (*memory, tensor.dtype, tensor.requires_grad)
+
+
+def _create_take(tensor: Any) -> _Take:
     """Function from row numbers to those rows of a tensor, collated.
 
     Not torch's own indexing, which splits even the smallest batch among its threads: on a busy
@@ -167,22 +190,11 @@ def _take_rows(rows: NDArray[Any]) -> _Take:
     return lambda numbers: torch.from_numpy(np.ascontiguousarray(rows[numbers]))
 
 
-_told: dict[int, tuple[weakref.ref[torch.Tensor], int, int, bool]] = {}
-"""By a tensor's id: the tensor, its address and bytes, and whether it is mapped from a file."""
-
-
 def _is_mapped_file(tensor: torch.Tensor, nbytes: int) -> bool:
-    """Return True if a tensor's memory is mapped from a file; looked up once per tensor."""
+    """Return True if a tensor's memory is mapped from a file."""
     address = tensor.data_ptr()
-    known = _told.get(id(tensor))
-    if known is not None and known[0]() is tensor and known[1:3] == (address, nbytes):
-        return known[3]
     end = address + nbytes
-    found = any(start < end and address < stop for start, stop in _mapped_files())
-    if len(_told) > 1000:
-        _told.clear()
-    _told[id(tensor)] = weakref.ref(tensor), address, nbytes, found
-    return found
+    return any(start < end and address < stop for start, stop in _mapped_files())
 
 
 def _mapped_files() -> Iterator[tuple[int, int]]:
