@@ -4,6 +4,8 @@
 #   make test   installs the test packages too, lints, type-checks and runs the tests
 # and   make test-all   also runs the tests marked slow
 #       make docs       builds the documentation as a site
+#       make test-sanitized, make fuzz TIME=60, make test-arm
+#                       test the native code: under sanitizers, with random arguments, on aarch64
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,7 +18,7 @@ DEMO_RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 DEMO_SIZES := 64,96,160
 DEMO_TRAINING := --model resnet18 --schedule "64x2,96x2,160x2" --batch-size 16
 
-.PHONY: demo test test-all lint docs bench-peers clean
+.PHONY: demo test test-all test-sanitized test-arm fuzz lint docs bench-peers clean
 
 # Each demo starts a new run. `feedline report` exits with 1 if it has a recommendation, which is no
 # failure here.
@@ -47,6 +49,34 @@ lint: $(READY)
 	$(BIN)/ruff format --check src tests benchmarks conformance docs examples laboratory
 	$(BIN)/mypy
 	$(BIN)/python conformance/faults.py --check
+
+# Native code with AddressSanitizer and UndefinedBehaviorSanitizer: needs clang (with its runtime
+# libraries: libclang-rt-dev in Debian).
+TIME ?= 60
+NATIVE_TESTS := tests/images/test_resample.py tests/images/test_resample_filters.py \
+	tests/images/test_lut.py tests/images/test_photometric.py tests/images/test_jpeg.py \
+	tests/images/test_entropy.py
+SANITIZED := build/sanitized
+SANITIZE := -g -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -shared-libasan
+WITH_SANITIZERS = PYTHONPATH=$(SANITIZED)/lib PYTHONMALLOC=malloc \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+	LD_PRELOAD=$(shell clang -print-file-name=libclang_rt.asan-$(shell uname -m).so)
+
+test-sanitized: $(SANITIZED)
+	$(WITH_SANITIZERS) $(BIN)/python -m pytest $(NATIVE_TESTS)
+
+fuzz: $(SANITIZED)
+	$(WITH_SANITIZERS) $(BIN)/python tests/native/fuzz.py $(TIME)
+
+$(SANITIZED): $(READY) setup.py $(wildcard src/feedline/images/*.[ch])
+	CC=clang LDSHARED="clang -shared" CFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" \
+		$(BIN)/python setup.py -q build --build-base $@ --build-lib $@/lib
+	cd $@/lib/feedline/images && ls _resample.*so _lut.*so _photometric.*so _jpeg.*so
+	touch $@
+
+# tests/native/arm.sh lists the packages of Debian that it needs.
+test-arm: $(READY)
+	PYTHON=$(BIN)/python tests/native/arm.sh -m "not slow" $(NATIVE_TESTS)
 
 # Build the documentation as a site, in build/site.
 docs: $(READY)

@@ -1,4 +1,4 @@
-"""Parts of JPEGs, decoded without the rest of them: compiled, see _jpeg.c."""
+"""Decoding of a part of a JPEG without the rest: compiled, see _jpeg.c."""
 
 import os
 from typing import final
@@ -7,7 +7,7 @@ import numpy as np
 from typing_extensions import Buffer
 
 MARGINS: tuple[int, int]
-"""How many rows and columns more than the part `read` may need."""
+"""Rows and columns that `read` may need in addition to the part."""
 
 @final
 class Decoder:
@@ -17,20 +17,20 @@ class Decoder:
         library: a shared library that links to libjpeg-turbo 3.
 
     Raises:
-        OSError: it cannot be loaded, or links to no libjpeg-turbo of a known interface.
+        OSError: it cannot be loaded, or does not link to a libjpeg-turbo with a known interface.
     """
 
     reads_codes: bool
-    """Whether the Huffman codes of baseline JPEGs are read here and not by libjpeg: False where its
-    internal structures are others than expected. Setting it to False has libjpeg read them, which
-    takes longer and gives the same pixels; True then undoes that."""
+    """True if feedline reads the Huffman codes of baseline JPEGs; False if libjpeg does, because
+    its internal structures are not the expected ones. Set it to False to let libjpeg read them,
+    which takes longer and gives the same pixels; True undoes that."""
 
     def __new__(cls, library: str | os.PathLike[str], /) -> Decoder: ...
     def open(self, data: Buffer, /) -> tuple[int, int] | None:
         """Read the header of a JPEG file's bytes, held until `read` or another `open`.
 
         Returns:
-            Its height and width in pixels; None where it has to be decoded otherwise.
+            Its height and width in pixels; None if another decoder must decode it.
         """
 
     def read(
@@ -46,14 +46,13 @@ class Decoder:
         """Decode a part of the opened image, which is closed then.
 
         Args:
-            into: uint8, for an RGB image of the part's size and `MARGINS`.
-            by: 1, 2, 4 or 8: the image comes out smaller by that, each side rounded up; only 1 for
-                a lossless one.
-            top: the part's first row, in pixels of what comes out; the other three likewise.
+            into: uint8, enough for an RGB image of the part's size plus `MARGINS`.
+            by: reduction factor, 1, 2, 4 or 8, each side rounded up; only 1 for a lossless image.
+            top, left, height, width: the part, in pixels of the reduced image.
 
         Returns:
-            Where in `into` the part's RGB pixels begin and how far its rows are apart, in bytes;
-            None where it has to be decoded otherwise.
+            Offset of the part's RGB pixels in `into`, and the stride of its rows, in bytes; None if
+            another decoder must decode it.
 
         Raises:
             ValueError: nothing is open, the part is not in the image, or `into` is too small.

@@ -1,4 +1,4 @@
-"""The pixels of an image, each looked up in its channel's table: compiled, see _lut.c."""
+"""Table lookup of an image's pixels per channel: compiled, see _lut.c."""
 
 from typing import Any
 
@@ -10,4 +10,4 @@ def apply_lut(
     target: np.ndarray[Any, Any],
     /,
 ) -> None:
-    """As `lut.apply_lut`, for values of 1, 2, 4 or 8 bytes; a ValueError for others."""
+    """Like `lut.apply_lut`, for aligned values of 1, 2, 4 or 8 bytes; ValueError for others."""

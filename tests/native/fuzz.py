@@ -1,0 +1,257 @@
+"""Call the native modules with random arguments, valid and invalid, and compare their results.
+
+    python tests/native/fuzz.py SECONDS           new cases for some time, with a new seed
+    python tests/native/fuzz.py --case NUMBER     repeat one case
+
+`make fuzz` runs it against modules built with AddressSanitizer and UndefinedBehaviorSanitizer.
+Cases run in a child process; if it dies, the number of its case is printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import mmap
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, _imaging
+
+from feedline.images import _jpeg, _lut, _photometric, _resample
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from random_jpegs import damaged, random_jpeg
+
+REFUSALS = (ValueError, BufferError, OverflowError, MemoryError, TypeError)
+SPECIAL = (0.0, -0.0, 0.5, 1.0, -1.0, 255.0, 1e9, 1e39, 1e300, 5e-324, np.inf, np.nan)
+Dice = np.random.Generator
+
+
+def chance(dice: Dice, share: float) -> bool:
+    return bool(dice.random() < share)
+
+
+def size(dice: Dice, most: int = 200) -> int:
+    """A size of any order of magnitude."""
+    return int(dice.integers(1, 2 + int(most ** dice.random())))
+
+
+def real(dice: Dice, low: float = -2.0, high: float = 3.0) -> float:
+    if chance(dice, 0.2):
+        return float(dice.choice(SPECIAL)) * (1 if chance(dice, 0.7) else -1)
+    value = float(dice.uniform(low, high))
+    return float(np.nextafter(round(value), dice.choice([-9, 9]))) if chance(dice, 0.2) else value
+
+
+def pixels(dice: Dice, *shape: int) -> np.ndarray:
+    return dice.integers(0, 256, shape or (size(dice), size(dice), 3), dtype=np.uint8)
+
+
+def spoiled(dice: Dice, array: np.ndarray) -> np.ndarray:
+    """The array, or a view or copy of it that most functions must refuse."""
+    if chance(dice, 0.9) or not array.size:
+        return array
+    frozen = array.copy()
+    frozen.flags.writeable = False
+    unaligned = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
+    others = [
+        *(
+            frozen,
+            unaligned,
+            array[::-1],
+            array[..., ::-1],
+            array[..., ::2],
+            array[::2],
+            array[:0],
+            array.T,
+        ),
+        *(array[..., None], array[0], array.astype(np.float64), array.astype(np.int8), array[1:]),
+        np.lib.stride_tricks.as_strided(
+            array, (2**32 + 1, *array.shape[1:]), (0, *array.strides[1:]), writeable=False
+        ),
+    ]
+    return others[dice.integers(len(others))]
+
+
+def fuzz_resample(dice: Dice) -> None:
+    image = pixels(dice)
+    rows, columns = size(dice, 60), size(dice, 60)
+    to = [n + int(dice.integers(0, 1 + size(dice, 4200))) for n in (rows, columns)]
+    corner = [int(dice.integers(-1 if chance(dice, 0.05) else 0, t + 1)) for t in to]
+    if chance(dice, 0.9):
+        corner = [min(c, t - n) for c, t, n in zip(corner, to, (rows, columns), strict=True)]
+    down_first, filter = chance(dice, 0.5), int(dice.integers(-1 if chance(dice, 0.05) else 0, 5))
+    numbers = (*to, *corner, chance(dice, 0.5), down_first, filter)
+    box: tuple = ()
+    if chance(dice, 0.6):
+        sides = [n if chance(dice, 0.9) else 2 * n for n in image.shape[:2]]
+        first = [min(abs(real(dice, 0, n)), np.nextafter(n, 0)) for n in sides]
+        extents = [
+            (n - f) * float(dice.choice([1, 1e-9, dice.random()]))
+            for n, f in zip(sides, first, strict=True)
+        ]
+        box = ((*first, *extents),)
+    if chance(dice, 0.3):
+        image = image[size(dice, 9) - 1 :, size(dice, 9) - 1 :]
+    image = spoiled(dice, image)
+    found = []
+    for path in _resample.PATHS:
+        _resample.use_path(path)
+        row = np.full((rows, columns, 3), 99, np.uint8)
+        found.append((_resample.resample(image, row, *numbers, *box), row))
+    for taken, row in found:
+        assert taken == found[0][0]
+        assert np.array_equal(row, found[0][1])
+        assert taken or (row == 99).all()
+    _resample.resample(image, spoiled(dice, row), *numbers, *box)
+
+
+def fuzz_lut(dice: Dice) -> None:
+    image, dtype = pixels(dice), dice.choice(["u1", "f2", "f4", "f8", "c16"])
+    tables = spoiled(dice, pixels(dice, 3, 256).astype(dtype))
+    target = spoiled(dice, np.zeros((3, *image.shape[:2]), dtype))
+    image = spoiled(dice, image)
+    _lut.apply_lut(image, tables, target)
+    for channel in range(3):
+        assert np.array_equal(target[channel], tables[channel][image[..., channel]])
+
+
+def fuzz_photometric(dice: Dice) -> None:
+    image = pixels(dice)
+    target = image if chance(dice, 0.1) else np.zeros_like(image)
+    image, target = spoiled(dice, image), spoiled(dice, target)
+    choice = int(dice.integers(6))
+    if choice == 0:
+        _photometric.adjust(image, target, int(dice.integers(-1, 6)), real(dice, -0.6, 0.6))
+    elif choice == 1:
+        across, down = (
+            spoiled(dice, np.array([real(dice) for _ in range(size(dice, 129) // 2 * 2 + 1)], "f4"))
+            for _ in range(2)
+        )
+        _photometric.blur(image, target, across, down)
+    elif choice == 2:
+        _photometric.look_up(image, target, bytes(int(dice.choice([767, 768, 768]))))
+    elif choice == 3:
+        _photometric.count(image, spoiled(dice, np.zeros((3, 256), np.uint32)))
+    elif choice == 4:
+        _photometric.sharpen(image, target, real(dice))
+    else:
+        matrix = [real(dice) for _ in range(6)]
+        for at in (2, 5):
+            matrix[at] *= size(dice, 40000)
+        if chance(dice, 0.4):
+            matrix[1] = matrix[3] = 0.0
+        target = np.zeros((size(dice), size(dice), 3), np.uint8)
+        _photometric.warp(image, spoiled(dice, target), tuple(matrix), int(dice.integers(0, 4)))
+
+
+def valid_jpeg(dice: Dice) -> bytes:
+    if chance(dice, 0.5):
+        file, shape = io.BytesIO(), (size(dice, 120), size(dice, 120), 3)
+        image = Image.fromarray(pixels(dice, *shape) // int(dice.choice([1, 9, 255])))
+        image.convert(str(dice.choice(["RGB", "RGB", "L", "CMYK"]))).save(
+            *(file, "JPEG"),
+            quality=int(dice.integers(1, 101)),
+            progressive=chance(dice, 0.2),
+            subsampling=int(dice.integers(3)),
+            optimize=chance(dice, 0.3),
+            restart_marker_blocks=int(dice.integers(0, 9)),
+        )
+        return file.getvalue()
+    return random_jpeg(dice)
+
+
+def maybe_damaged(dice: Dice, data: bytes) -> bytes:
+    if chance(dice, 0.4):
+        data = damaged(data, dice)
+    if chance(dice, 0.3):
+        broken = bytearray(data)
+        for _ in range(size(dice, 20)):
+            broken[dice.integers(len(broken))] = dice.integers(256)
+        data = bytes(broken)
+    return data[: dice.integers(len(data))] if chance(dice, 0.05) else data
+
+
+DECODERS = [_jpeg.Decoder(_imaging.__file__) for _ in range(2)]
+DECODERS[1].reads_codes = False
+
+
+def fuzz_jpeg(dice: Dice) -> None:
+    data = valid_jpeg(dice)
+    for _ in range(30):  # a valid one takes long to make
+        with contextlib.suppress(REFUSALS):
+            fuzz_decoder(dice, maybe_damaged(dice, data))
+
+
+def fuzz_decoder(dice: Dice, data: bytes) -> None:
+    """Whatever is decoded has the pixels that libjpeg gives on its own."""
+    by = int(dice.choice([1, 2, 4, 8, 3], p=[0.6, 0.1, 0.1, 0.1, 0.1]))
+    opened = [decoder.open(data) for decoder in DECODERS]
+    assert opened[0] == opened[1]
+    if opened[0] is None or opened[0][0] * opened[0][1] > 1 << 22:
+        return
+    sides = [-(-n // by) for n in opened[0]]
+    height, width = (int(dice.integers(0 if chance(dice, 0.02) else 1, n + 1)) for n in sides)
+    top, left = (
+        int(dice.integers(0, 1 + max(0, n - k + chance(dice, 0.02))))
+        for n, k in zip(sides, (height, width), strict=True)
+    )
+    rows, columns = _jpeg.MARGINS
+    count = (height + rows) * (width + columns) * 3
+    found = []
+    for decoder in DECODERS:
+        memory = np.empty(size(dice, count) if chance(dice, 0.05) else count, np.uint8)
+        place = decoder.read(memory, by, top, left, height, width)
+        if place is not None:
+            found.append(
+                np.ndarray((height, width, 3), np.uint8, memory, place[0], (place[1], 3, 1)).copy()
+            )
+    if len(found) == 2:
+        assert np.array_equal(*found)
+
+
+CASES = (fuzz_resample, fuzz_lut, fuzz_photometric, fuzz_jpeg)
+
+
+def run_case(number: int) -> None:
+    dice = np.random.default_rng(number)
+    with contextlib.suppress(REFUSALS):
+        CASES[dice.integers(len(CASES))](dice)
+
+
+def run_child(first: int, seconds: float, shared: str) -> None:
+    with open(shared, "r+b") as file, mmap.mmap(file.fileno(), 8) as number:
+        end, case = time.monotonic() + seconds, first
+        while time.monotonic() < end:
+            number[:] = case.to_bytes(8, "little")
+            run_case(case)
+            case += 1
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")  # of numpy, for values and types that do not fit
+    if sys.argv[1] == "--case":
+        run_case(int(sys.argv[2]))
+        return
+    if sys.argv[1] == "--child":
+        run_child(int(sys.argv[2]), float(sys.argv[3]), sys.argv[4])
+        return
+    first = int(np.random.default_rng().integers(1 << 62))
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(bytes(8))
+        file.flush()
+        child = [sys.executable, __file__, "--child", str(first), sys.argv[1], file.name]
+        status = subprocess.run(child).returncode
+        file.seek(0)
+        case = int.from_bytes(file.read(), "little")
+    if status:
+        sys.exit(f"case {case} failed with status {status}; repeat it with --case {case}")
+    print(f"{case - first + 1} cases from {first} on: no fault found")
+
+
+main()
