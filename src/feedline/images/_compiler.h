@@ -1,4 +1,4 @@
-/* Attributes of functions, for GCC, Clang and MSVC. */
+/* Attributes of functions, and features of x86-64 processors, for GCC, Clang and MSVC. */
 
 #ifndef FEEDLINE_COMPILER_H
 #define FEEDLINE_COMPILER_H
@@ -13,6 +13,28 @@
 #define NOINLINE __attribute__((noinline))
 #define LIKELY(condition) __builtin_expect(!!(condition), 1)
 #define TARGET(features) __attribute__((target(features)))
+#endif
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+enum { AVX2 = 5, BMI2 = 8 };
+
+/* Return True if the processor has a feature and the system saves AVX registers.
+__builtin_cpu_supports would do, but is always 0 if compiled by Zig. */
+static inline int cpu_has(int feature)
+{
+    unsigned a, b, c, d;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE))
+        return 0;
+    __asm__("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+    return (a & 6) == 6 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b >> feature & 1);
+}
+#elif defined(_M_X64)
+#include <windows.h>
+
+enum { AVX2 = PF_AVX2_INSTRUCTIONS_AVAILABLE };
+#define cpu_has(feature) IsProcessorFeaturePresent(feature)
 #endif
 
 #endif

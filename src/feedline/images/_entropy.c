@@ -15,9 +15,6 @@ for the end. Most codes are looked up by their first bits. */
 
 #include "_compiler.h"
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#define HAS_BMI2 (__builtin_cpu_supports("bmi2") != 0)
-#endif
 
 enum {
     LAST = 63,      /* a block's last coefficient */
@@ -158,9 +155,6 @@ void entropy_begin(Entropy *self, const uint8_t *data, size_t bytes, unsigned in
     self->blocks = 0;
     self->broken = 0;
     self->segment = 0;
-#ifdef HAS_BMI2
-    self->has_bmi2 = HAS_BMI2;
-#endif
     begin_segment(self);
 }
 
@@ -295,7 +289,7 @@ static INLINE void decode_one(
             decode_one(self, blocks, 1); \
     }
 DECODE_UP_TO(decode_up_to)
-#ifdef HAS_BMI2 /* shifts take one instruction instead of up to three */
+#ifdef __x86_64__ /* shifts take one instruction instead of up to three */
 TARGET("bmi2") DECODE_UP_TO(decode_up_to_with_bmi2)
 #endif
 
@@ -306,7 +300,7 @@ int entropy_mcu(Entropy *self, unsigned mcu, int16_t *const *blocks)
         if (segment != self->segment && !seek(self, segment))
             self->broken = 1;
     }
-#ifdef HAS_BMI2
+#ifdef __x86_64__
     if (self->has_bmi2)
         decode_up_to_with_bmi2(self, mcu, blocks);
     else

@@ -530,6 +530,10 @@ static PyObject *decoder_new(PyTypeObject *type, PyObject *args, PyObject *named
         PyErr_Format(PyExc_OSError, "%s has an unknown libjpeg", PyBytes_AsString(path));
         failed = 1;
     }
+#ifdef __x86_64__
+    if (!failed)
+        self->entropy.has_bmi2 = cpu_has(BMI2);
+#endif
     if (!failed)
         find_decode_mcu(self);
     Py_DECREF(path);

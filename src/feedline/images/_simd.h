@@ -13,9 +13,6 @@ SIMD_NAME is undefined if the target has neither. Sums and weights are int32 or 
 #if (defined(__x86_64__) || defined(_M_X64)) && !(defined(__MINGW32__) && !defined(__clang__))
 
 #include <immintrin.h>
-#ifdef _WIN32
-#include <windows.h>
-#endif
 
 #define SIMD_NAME "avx2"
 #define SIMD TARGET("avx2") static
@@ -23,11 +20,7 @@ typedef __m256i Vector;
 
 static int has_simd(void)
 {
-#ifdef _WIN32
-    return IsProcessorFeaturePresent(40); /* PF_AVX2_INSTRUCTIONS_AVAILABLE */
-#else
-    return __builtin_cpu_supports("avx2") != 0;
-#endif
+    return cpu_has(AVX2) != 0;
 }
 
 SIMD INLINE Vector load_halves(const uint8_t *low, const uint8_t *high)
