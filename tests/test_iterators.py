@@ -75,26 +75,28 @@ def test_shutdown_ends_the_workers_and_the_next_iterator_has_new_ones(
 def test_workers_that_the_caller_terminates_first_are_not_reported_as_lost(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    before, open_before = own_family(), descriptors()
+    before, opened = own_family(), []
     with caplog.at_level(logging.WARNING, "feedline"):
-        loader = of_dataset()
-        batches: Any = iter(loader)
-        next(batches)
-        workers = list(batches._workers)
-        for worker in workers:
-            assert worker.is_alive()
-            worker.terminate()
-        batches._shutdown_workers()
-        for worker in workers:
-            worker.join(30)
-            assert not worker.is_alive()
-            worker.terminate()  # of a process that has ended
-            worker.kill()
-        assert loader.worker_deaths == []
-        del batches, loader
-        gc.collect()
-        assert eventually(lambda: not newcomers(before))
-        assert eventually(lambda: descriptors() <= open_before)
+        for _ in range(2):  # the first may open what stays, such as a pipe to a forked process
+            loader = of_dataset()
+            batches: Any = iter(loader)
+            next(batches)
+            workers = list(batches._workers)
+            for worker in workers:
+                assert worker.is_alive()
+                worker.terminate()
+            batches._shutdown_workers()
+            for worker in workers:
+                worker.join(30)
+                assert not worker.is_alive()
+                worker.terminate()  # of a process that has ended
+                worker.kill()
+            assert loader.worker_deaths == []
+            del batches, loader
+            gc.collect()
+            assert eventually(lambda: not newcomers(before))
+            opened.append(len(descriptors()))
+        assert eventually(lambda: len(descriptors()) <= opened[0])
     assert caplog.messages == []
 
 

@@ -26,6 +26,7 @@ from feedline.engine.shared_memory import SharedFile
 from feedline.engine.tasks import InFlightBatch
 from feedline.order.planned_order import Order
 from feedline.order.schedule import Schedule
+from processes import descriptors
 from sources import Rows
 
 PLAN = Order(length=80, schedule=Schedule.parse("4x1"), batch_size=8)
@@ -67,6 +68,16 @@ def test_a_slot_that_forked_children_hold_is_free_after_the_last_of_them(
         children[child].end()
     assert slots.acquire() == slot
     assert slots.pinned == 0
+
+
+def test_a_pinned_slot_costs_one_descriptor_however_many_children_came_and_went() -> None:
+    pinned = pinned_slot()
+    counts = []
+    for _ in range(4):
+        Child().end()
+        counts.append(len(descriptors()))
+    assert len(set(counts)) == 1
+    del pinned
 
 
 def test_a_slot_that_children_held_stays_pinned_by_its_user() -> None:

@@ -177,6 +177,7 @@ class BatchBuffers:
 
     def add_child(self, child: _ForkedChild) -> None:
         """Record a forked child, which has inherited the pinned slots."""
+        self._release_held()  # closes the pipes of ended children
         if slots := list(self._pins):
             self._children[child] = slots
 
