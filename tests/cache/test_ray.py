@@ -211,6 +211,30 @@ def waiting(gate: Path) -> dict[int, str]:
     return {int(path.name.split("-")[1]): path.name.split("-")[2] for path in found}
 
 
+@pytest.fixture
+def one_node() -> Iterator[None]:
+    """A cluster of one node, for a test that comes before those with `cluster`."""
+    ray.init(**NODE, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.usefixtures("one_node")
+def test_the_command_builds_on_a_cluster(
+    source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(source), str(tmp_path / "cache"), "--sizes", "16,24", "--ray", "auto"]
+    with pytest.raises(SystemExit) as left:
+        main(["cache", "build", *arguments])
+    assert not left.value.code
+    assert "80 images in " in capfd.readouterr().out
+    made(source, tmp_path / "local")
+    assert contents(tmp_path / "cache") == contents(tmp_path / "local")
+    with pytest.raises(SystemExit) as left:
+        main(["cache", "build", *arguments, "--workers", "2"])
+    assert left.value.code == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["webdataset", "lmdb", "folder"])
 def test_a_cluster_makes_what_one_machine_makes(
@@ -414,6 +438,7 @@ def test_a_source_that_the_nodes_do_not_see_is_named(
             made_on_ray(away(source), tmp_path / "cache", on_error=on_error)
 
 
+@pytest.mark.slow
 def test_a_dataset_that_cannot_be_pickled_is_refused(cluster: Any, tmp_path: Path) -> None:
     dataset = gated(tmp_path / "gate")
     dataset.lock = threading.Lock()
@@ -458,21 +483,6 @@ def test_a_unit_that_ends_every_process_is_named(
 
     with pytest.raises(WorkerError, match=r"samples 32 to 63 of .*Deadly' were lost .* 2 times"):
         made_on_ray(Deadly(), tmp_path / "cache")
-
-
-def test_the_command_builds_on_a_cluster(
-    cluster: Any, source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [str(source), str(tmp_path / "cache"), "--sizes", "16,24", "--ray", "auto"]
-    with pytest.raises(SystemExit) as left:
-        main(["cache", "build", *arguments])
-    assert not left.value.code
-    assert "80 images in " in capfd.readouterr().out
-    made(source, tmp_path / "local")
-    assert contents(tmp_path / "cache") == contents(tmp_path / "local")
-    with pytest.raises(SystemExit) as left:
-        main(["cache", "build", *arguments, "--workers", "2"])
-    assert left.value.code == 2
 
 
 @pytest.mark.slow

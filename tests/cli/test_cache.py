@@ -337,8 +337,17 @@ main(sys.argv[2:])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
-@pytest.mark.parametrize("command", ["build", "add-size"])
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), *slow((signal.SIGTERM, 143))])
+@pytest.mark.parametrize(
+    ("command", "signum", "status"),
+    [
+        ("build", signal.SIGINT, 130),
+        *slow(
+            ("build", signal.SIGTERM, 143),
+            ("add-size", signal.SIGINT, 130),
+            ("add-size", signal.SIGTERM, 143),
+        ),
+    ],
+)
 def test_a_signal_leaves_nothing_half_written_and_the_same_command_goes_on(
     feedline: Command, photos: Path, tmp_path: Path, command: str, signum: int, status: int
 ) -> None:

@@ -22,9 +22,10 @@ MANY_BATCHES = """
 import os, resource
 from faulty import Steady
 from PIL import Image
-from feedline.loader import DataLoader
 
 if __name__ == "__main__":
+    from feedline.loader import DataLoader  # not at the top: workers would load torch
+
     {before}
     source = Steady(256)
     with DataLoader(source, 64, num_workers={workers}, image_size=200, prefetch=3) as loader:

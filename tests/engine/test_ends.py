@@ -24,9 +24,10 @@ pytestmark = pytest.mark.own_fork_server
 TRAIN = """
 import sys, time
 from faulty import Steady
-from feedline.loader import DataLoader
 
 if __name__ == "__main__":
+    from feedline.loader import DataLoader  # not at the top: workers would load torch
+
     loader = DataLoader(
         Steady(400, row_s=0.005), 32, num_workers=4, image_size=32, start_method={method!r}
     )
@@ -184,9 +185,10 @@ def test_workers_end_if_their_loader_cannot_be_built(
 DAEMON = """
 import threading
 from faulty import Steady
-from feedline.loader import DataLoader
 
 if __name__ == "__main__":
+    from feedline.loader import DataLoader
+
     loader = DataLoader(
         Steady(400, row_s=0.5), 2, num_workers=2, image_size=32, start_method={method!r}
     )

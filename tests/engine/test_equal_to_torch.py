@@ -82,8 +82,17 @@ SAMPLES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", SAMPLES)
+SENT = ("nested", "default", "channels_last", "expanded", "bfloat16", "arrays", "words")
+
+
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [
+        *((name, 0) for name in SAMPLES),
+        *((name, 2) for name in SENT),
+        *slow(*((name, 2) for name in SAMPLES if name not in SENT)),
+    ],
+)
 def test_what_the_default_collate_makes(name: str, workers: int) -> None:
     theirs, ours = both(Made(11, SAMPLES[name]), batch_size=4, shuffle=True, num_workers=workers)
     assert ours == theirs

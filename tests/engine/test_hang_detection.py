@@ -21,6 +21,7 @@ from feedline.loader import DataLoader
 from feedline.order.batch_spec import Item
 from processes import eventually
 from sets import Made
+from slow import slow
 
 LIMIT_S = 3.5
 
@@ -170,7 +171,7 @@ class Warned(logging.Handler):
         logging.getLogger("feedline").removeHandler(self)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [2, *slow(1)])
 def test_storage_that_stalls_is_waited_for(workers: int, row_limit: None, tmp_path: Path) -> None:
     source = Stalled(tmp_path)
     loader = DataLoader(source, 16, num_workers=workers, image_size=8, shuffle=False, seed=0)

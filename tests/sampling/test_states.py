@@ -295,7 +295,8 @@ DAMAGES = [None, "x", -1, 3.5, [], {}, True, 10**30, [1], b"x"]
 # Another value of what made the pixels is no damage.
 @pytest.mark.filterwarnings("ignore:the state's batches were made")
 @pytest.mark.parametrize(
-    "order", ["shuffle", "generator", "distributed", "stateful", "stateful by generator", "seed"]
+    "order",
+    ["shuffle", "stateful by generator", "seed", *slow("generator", "distributed", "stateful")],
 )
 def test_damaged_states_are_refused_and_nothing_else_goes_wrong(order: str) -> None:
     whole = loader(order, 1)

@@ -229,6 +229,7 @@ class Fragmented(BoundedMemory):
         return self.whole
 
 
+@pytest.mark.slow
 def test_sizes_that_fragment_the_memory_get_smaller_batches() -> None:
     alone = tried(training(small_model()), "32x1,48x1", BoundedMemory(6 * MB))
     memory = Fragmented(6 * MB, MB)

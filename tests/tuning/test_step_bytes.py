@@ -85,8 +85,8 @@ def _changes(event: Any) -> list[tuple[int, int, int]]:
     ("name", "size", "rows", "precision"),
     [
         ("resnet18", 64, 32, torch.float32),
-        ("vit_tiny_patch16_224", 64, 16, torch.bfloat16),
         *slow(
+            ("vit_tiny_patch16_224", 64, 16, torch.bfloat16),
             ("resnet18", 64, 32, torch.bfloat16),
             ("vit_tiny_patch16_224", 64, 16, torch.float32),
             *(
