@@ -186,12 +186,8 @@ class _PassReporter:
 
     `accumulate` and `gather_for_metrics` read `end_of_dataloader` and `remainder` of the active
     loader: whether the current batch is the epoch's last, and how many rows of the last batch over
-    all ranks are not repetitions (0: all of them; -1: unknown).
-
-    Args:
-        loader: the loader; referenced weakly, because it holds this object.
-        gradient_state: Accelerate's list of active loaders.
-        send: moves a batch to Accelerate's device; None to leave it.
+    all ranks are not repetitions (0: all of them; -1: unknown). The loader is referenced weakly,
+    because it holds this object. `send` moves a batch to Accelerate's device.
     """
 
     def __init__(
@@ -227,10 +223,8 @@ def unpadded_rows(loader: DataLoader[Any]) -> int:
     """
     rows_per_batch = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     if loader.order is not None:
-        rows_per_batch = (
-            loader.order.global_batch_size(loader.order.schedule.phase_at(loader.epoch))
-            // loader.ranks
-        )
+        phase = loader.order.schedule.phase_at(loader.epoch)
+        rows_per_batch = loader.order.global_batch_size(phase) // loader.ranks
     if not isinstance(rows_per_batch, int) or not hasattr(loader.dataset, "__len__"):
         return -1
     if loader.drop_last:

@@ -50,12 +50,7 @@ _log = logging.getLogger("feedline")
 
 
 def create_position(options: Options, loader: TorchDataLoader[Any] | None = None) -> LoaderPosition:
-    """Create a position at the beginning.
-
-    Args:
-        options: options of the loader.
-        loader: the loader, for an IterableDataset.
-    """
+    """Create a position at the beginning; for an IterableDataset it needs the loader."""
     if options.iterable:
         assert loader is not None, "torch's engine reads a loader"
         return IterablePosition(loader)
@@ -71,12 +66,7 @@ def create_position(options: Options, loader: TorchDataLoader[Any] | None = None
 
 
 class BatchStream:
-    """Position and engine of one iteration at a time.
-
-    Args:
-        options: options of the loader.
-        position: position of the first batch.
-    """
+    """Position and engine of one iteration at a time."""
 
     def __init__(self, options: Options, position: LoaderPosition) -> None:
         self.options = options

@@ -39,11 +39,7 @@ _STARTED_WITHIN_S = 10.0
 class LoaderState:
     """Running state of one loader: the stream of its newest iteration, and earlier ones.
 
-    Args:
-        loader: the loader, referenced weakly.
-        arguments: its arguments.
-        options: the same, checked.
-        order: its order, if made by feedline.
+    The loader is referenced weakly.
     """
 
     def __init__(
@@ -258,11 +254,8 @@ class EpochIterator(_BaseDataLoaderIter):
     next call returns the same batch.
 
     A subclass of torch's iterator, because frameworks test for that class; it inherits no code. Its
-    private attributes are those that public code uses on torch's iterators.
-
-    Args:
-        loader: kept alive by its iterations.
-        state: running state of the loader.
+    private attributes are those that public code uses on torch's iterators. It keeps its loader
+    alive.
     """
 
     def __init__(self, loader: Any, state: LoaderState) -> None:

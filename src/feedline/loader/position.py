@@ -173,8 +173,8 @@ class PlannedPosition(LoaderPosition):
 
     Args:
         order: planned order of all epochs.
-        endless: upcoming batches continue after the schedule. If False, they end with it, and a
-            loader iterated beyond it continues one epoch at a time.
+        endless: upcoming batches continue after the schedule. If False, they end with it; later
+            epochs continue one at a time.
     """
 
     def __init__(self, order: Order, *, endless: bool) -> None:

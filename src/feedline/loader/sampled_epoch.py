@@ -120,7 +120,7 @@ class SampledEpoch:
     """An opened epoch: a pass over the sampler, and the position in it.
 
     Args:
-        keys: yields the keys of each batch; after its end it stays exhausted.
+        keys: yields the keys of each batch.
         sampler: sampler of this pass; its state, if it has one, is read after each batch.
         seed: seed of random transforms.
         random: random states before the pass.
@@ -243,14 +243,14 @@ class SampledEpoch:
         # A sampler that keeps its own state is asked: only its next batch shows its position.
         is_asked = self._is_asked and not self.broken
         has_state = self.last.sampler_state is not None
-        known = is_asked and (has_state or self.step in self._waiting)
+        has_next = is_asked and (has_state or self.step in self._waiting)
         return {
             "drawn": self.last.digest,
             "early": sorted(self.early),
             "drawn_seed": self.seed,
             "start": self.start,
             "sampler_state": self.last.sampler_state,
-            **({"upcoming": self.upcoming_digest()} if known else {}),
+            **({"upcoming": self.upcoming_digest()} if has_next else {}),
         }
 
 
@@ -284,11 +284,7 @@ class EpochSource:
         self._base_epoch: int | None = None
 
     def start(self, random: RandomStates | None = None) -> dict[str, Any]:
-        """State entry that an epoch opened now depends on, JSON-able.
-
-        Args:
-            random: random states; None if nothing is drawn from them.
-        """
+        """State entry that an epoch opened now depends on; `random` if it draws from them."""
         stateful = stateful_part(self.sampler)
         start: dict[str, Any] = {"epoch": epoch_of(self.sampler)}
         if random is not None:
@@ -302,12 +298,7 @@ class EpochSource:
         return RandomStates.capture(self.sampler, self.generator)
 
     def open(self, number: int, random: RandomStates | None = None) -> SampledEpoch:
-        """Begin the pass of an epoch with the sampler's current state.
-
-        Args:
-            number: number of the epoch.
-            random: random states to draw from; None for the current ones.
-        """
+        """Begin the pass of an epoch, drawn from the current random states if none are given."""
         seed = None
         if self._seed is not None:
             seed = mix(self._seed, number)
@@ -327,10 +318,10 @@ class EpochSource:
         random: RandomStates | None,
         first: RandomStates | None = None,
     ) -> SampledEpoch:
-        """Begin a pass.
+        """Begin a pass. Without a seed, it is drawn, as in torch.
 
         Args:
-            seed: seed of the epoch; None draws it, as torch does.
+            seed: seed of the epoch.
             random: random states to draw from; None for the current ones.
             first: states to draw from after the seed is drawn; None to continue with `random`.
         """

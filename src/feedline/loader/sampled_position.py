@@ -31,12 +31,7 @@ _RESTORED = ["drawn", "early", "drawn_seed", "kept_seed", "start", "sampler_stat
 
 
 class SampledPosition(LoaderPosition):
-    """Position of a loader that draws from samplers.
-
-    Args:
-        source: source of the epochs.
-        schedule: phases.
-    """
+    """Position of a loader that draws from samplers."""
 
     def __init__(self, source: EpochSource, schedule: Schedule) -> None:
         super().__init__()
@@ -237,12 +232,6 @@ class SampledPosition(LoaderPosition):
         return state | epoch.state()
 
     def load_state(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-        """Continue with exactly the batches not yet delivered in a state.
-
-        Raises:
-            StateError: the state belongs to another dataset, sampler or batch size, or the sampler
-                gives other batches.
-        """
         check_version(state)
         if "start" not in state:
             raise StateError(
@@ -251,8 +240,9 @@ class SampledPosition(LoaderPosition):
             )
         position = read_position(state, identity)
         opened = has_opened_epoch(state, position)
-        mine = opened and (state.get("rank"), state.get("world")) == (self._rank, self._world_size)
-        epoch = self._source.reopen(state, position, comparable=mine)
+        share = state.get("rank"), state.get("world")
+        comparable = opened and share == (self._rank, self._world_size)
+        epoch = self._source.reopen(state, position, comparable=comparable)
         self._source.load_seeds(state, position.epoch)
         self._open, self._restored = epoch if opened else None, state
         self.restored_step, self.steps_to_skip = position.step, state.get("steps_to_skip", 0)

@@ -101,11 +101,7 @@ def check_version(state: Mapping[str, Any]) -> None:
 
 
 def read_position(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Position:
-    """Return the position in a state of the same run.
-
-    Args:
-        state: saved state.
-        identity: values of the loader from `identity_of`.
+    """Return the position in a state of the same run, i.e. with the values of `identity_of`.
 
     Raises:
         StateError: a value differs, of which the message names each, or the position is invalid.
@@ -157,9 +153,7 @@ def _differs(value: object, expected: object) -> bool:
 def identity_of(options: Options, dataset: str) -> dict[str, Any]:
     """Values that a state and the resuming loader must have in common, JSON-able.
 
-    Args:
-        options: options of the loader.
-        dataset: fingerprint of its dataset.
+    `dataset` is the fingerprint of the dataset.
     """
     if options.order is not None:
         return options.order.identity(dataset)
