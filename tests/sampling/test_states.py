@@ -587,6 +587,12 @@ def test_asking_for_a_state_before_the_first_batch_draws_nothing() -> None:
         return [found, torch.get_rng_state().tolist()]
 
     assert seen(ask=True) == seen(ask=False)
+    sampler = Stateful(23, 5)
+    loader = DataLoader(DATA, 4, sampler=sampler)
+    batches = iter(loader)
+    loader.state_dict()
+    assert sampler.given == 0
+    assert len(list(batches)) == 6
 
 
 class BatchByBatch:
