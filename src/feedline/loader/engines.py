@@ -388,11 +388,13 @@ class InProcessEngine(Engine):
     def next(self) -> Any:
         """Make the batch at the position."""
         requested_s, position = time.perf_counter(), self._position
+        # Forgotten at once: after an interrupt the position has a new pass over the sampler.
+        upcoming, self._upcoming = self._upcoming, None
         if position.order_changed():
-            self._upcoming = None
+            upcoming = None
         if position.is_at_end():
             raise StopIteration
-        upcoming, self._upcoming = self._upcoming or position.upcoming(), None
+        upcoming = upcoming or position.upcoming()
         self.batch = batch = next(upcoming)
         self._skipped_now = []
         try:
