@@ -394,8 +394,11 @@ class InProcessEngine(Engine):
             upcoming = None
         if position.is_at_end():
             raise StopIteration
-        upcoming = upcoming or position.upcoming()
-        self.batch = batch = next(upcoming)
+        batch = None if upcoming is None else next(upcoming, None)
+        if batch is None or upcoming is None:  # e.g. Ctrl-C in state_dict() broke the pass
+            upcoming = position.upcoming()
+            batch = next(upcoming)
+        self.batch = batch
         self._skipped_now = []
         try:
             made = self._make_recorded(batch)
