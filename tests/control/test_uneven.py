@@ -40,7 +40,7 @@ def test_steps_do_not_wait_for_uneven_whole_batches(
     assert 2 * 4 < training.prefetch <= 2 * 16
 
 
-@pytest.mark.parametrize("seed", [*range(2), *slow(*range(2, 8))])
+@pytest.mark.parametrize("seed", [0, *slow(*range(1, 8))])
 @pytest.mark.parametrize(
     "work",
     [SPIKES, VARIED, now_and_then(100.0, 0.01, 30.0), now_and_then(100.0, 0.0, 1.0)],
