@@ -25,7 +25,6 @@ from feedline.errors import DatasetError, UsageError
 from slow import slow
 
 lmdb = pytest.importorskip("lmdb")
-FORMATS = ("webdataset", "lmdb", "folder")
 
 
 def counted(odd_photos: Path, root: Path, **options: Any) -> tuple[Any, int]:
@@ -35,7 +34,7 @@ def counted(odd_photos: Path, root: Path, **options: Any) -> tuple[Any, int]:
     return made, seen[-1].made if seen else 0
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", ["webdataset", *slow("lmdb", "folder")])
 def test_what_has_changed_is_made_anew_and_nothing_else(
     odd_photos: Path, tmp_path: Path, format: Any
 ) -> None:
