@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -180,15 +181,57 @@ def test_shutdown_of_an_earlier_iterator_leaves_a_later_one_its_workers() -> Non
         assert eventually(lambda: gone(workers))
 
 
-@pytest.mark.parametrize("build", [of_rows, of_dataset])
-def test_setting_the_iterator_to_none_ends_persistent_workers_as_with_torch(build: Build) -> None:
-    with build(persistent_workers=True) as loader:
-        batches = iter(loader)
-        assert len(list(batches)) == 10
-        workers = processes(batches)
+class Kept(DataLoader[Any]):
+    """Keeps its iterator as torch's `__iter__` does."""
+
+    def __iter__(self) -> Any:
+        if self._iterator is None:
+            self._iterator = self._get_iterator()
+        else:
+            self._iterator._reset(self)
+        return self._iterator
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterator_can_be_reset_for_another_pass(workers: int) -> None:
+    with Kept(list(range(8)), 2, num_workers=workers) as loader:
+        one = iter(loader)
+        assert next(one).tolist() == [0, 1]
+        assert one._num_yielded == 1
+        for _ in range(2):
+            another = iter(loader)
+            assert another is one
+            assert torch.cat(list(another)).tolist() == list(range(8))
         loader._iterator = None
+
+
+@pytest.mark.parametrize("build", [of_rows, of_dataset])
+def test_the_iterator_that_a_loader_keeps_is_torchs_where_workers_persist(build: Build) -> None:
+    with build() as loader:
+        list(loader)
+        assert loader._iterator is None
+    with build(persistent_workers=True) as loader:
+        assert loader._iterator is None
+        list(loader)
+        workers = processes(loader._iterator)
+        loader._iterator._shutdown_workers()
         assert eventually(lambda: gone(workers))
-        assert len(list(loader)) == 10
+        list(loader)
+        workers = processes(loader._iterator)
+        loader._iterator = None
+        assert loader._iterator is None
+        assert eventually(lambda: gone(workers))
+        list(loader)
+        assert pickle.loads(pickle.dumps(loader))._iterator is None
+
+
+def test_the_next_batch_can_be_had_by_its_private_name() -> None:
+    with of_dataset() as loader:
+        batches: Any = iter(loader)
+        assert batches._next_data().tolist() == [0, 1, 2, 3]
+        assert (batches._num_yielded, batches._num_workers) == (1, 2)
+        assert batches._dataset is loader.dataset
+        assert batches._index_sampler is loader.batch_sampler
 
 
 def numbered(count: int) -> TensorDataset:

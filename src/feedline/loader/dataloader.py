@@ -340,10 +340,12 @@ class DataLoader(TorchDataLoader[_T]):
 
     @property
     def _iterator(self) -> Any:
-        """Iterator that keeps torch's persistent workers, for an IterableDataset; otherwise None.
+        """Iterator of the persistent workers, as in torch; None if there are none.
 
-        Set it to None to end the persistent workers of any dataset.
+        Set it to None to end these workers.
         """
+        if self._torch_iterator is None and self._live is not None:
+            return self._state.persistent_iterator()
         return self._torch_iterator
 
     @_iterator.setter

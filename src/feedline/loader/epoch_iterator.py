@@ -22,6 +22,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from feedline.errors import ClosedError, FeedlineError, UsageError
 from feedline.loader.batch_stream import BatchStream, create_position
 from feedline.loader.dataset_kind import check_samples
+from feedline.loader.engines import NO_ENGINE
 from feedline.loader.live_settings import Adaptation
 from feedline.loader.options import Arguments, Options, create_order
 from feedline.loader.position import LoaderPosition
@@ -177,11 +178,26 @@ class LoaderState:
         self._newest = None
         return self.stream.end_workers()
 
+    @property
+    def _keeps_workers(self) -> bool:
+        """True if workers are persistent; with an IterableDataset they belong to torch's loader."""
+        return self._loader.persistent_workers and not self.options.iterable
+
+    def persistent_iterator(self) -> EpochIterator | None:
+        """Iterator that gives access to running persistent workers, ended if no pass is running."""
+        if not (self._keeps_workers and self._loader.num_workers):
+            return None
+        iterator, stream = self._unfinished(), self.stream
+        if iterator is None:
+            if stream.batch is None or stream.engine is NO_ENGINE:
+                return None
+            iterator = EpochIterator(self._loader, self)
+            iterator.ended = True
+        return iterator
+
     def end_idle_workers(self) -> None:
         """End persistent workers, unless an iteration is in progress."""
-        loader = self._loader
-        # With an IterableDataset torch's own loader ends them.
-        if loader.persistent_workers and not self.options.iterable and not self._unfinished():
+        if self._keeps_workers and not self._unfinished():
             self.stream.end_workers()
 
     # Position
@@ -262,14 +278,19 @@ class EpochIterator(_BaseDataLoaderIter):
         self._loader = loader
         self._state = state
         self._process = os.getpid()
-        self._num_workers = loader.num_workers
+        self._dataset, self._num_workers = loader.dataset, loader.num_workers
+        self._index_sampler = loader._index_sampler
         self._profile_name = _profile_name(loader)
-        self._shutdown = False
-        self.stream = state.stream
+        self._start_pass()
+
+    def _start_pass(self) -> None:
+        self.stream = self._state.stream
         """Makes the batches; replaced when a later iteration begins."""
         self.ended = False
         self.ended_workers: list[Any] = []
         """Handles of workers that ended with the iteration."""
+        self._shutdown = False
+        self._num_yielded = 0
 
     @property
     def is_inherited(self) -> bool:
@@ -290,6 +311,12 @@ class EpochIterator(_BaseDataLoaderIter):
                 batch = self._fetch()
         else:
             batch = self._fetch()
+        self.stream.delivered()
+        return batch
+
+    def _next_data(self) -> Any:
+        """Return the next batch, without an entry for profilers."""
+        batch = self._fetch()
         self.stream.delivered()
         return batch
 
@@ -330,6 +357,7 @@ class EpochIterator(_BaseDataLoaderIter):
             recording.note_batch(batch, asked_ns, asked_cpu_ns)
         elif is_newest and recording.rest > 0:  # 0 if a pass has begun
             recording.rest -= 1
+        self._num_yielded += 1
         return batch
 
     def at_end(self) -> bool:
@@ -364,6 +392,14 @@ class EpochIterator(_BaseDataLoaderIter):
             self._shutdown = True
             handles = self._state.end_workers(self)
             self.ended_workers = self.ended_workers or handles
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Start another pass over the loader with this iterator."""
+        if self.stream is not self._state.stream:
+            self.stream.close()
+        self.ended = True
+        self._state.begin_pass(self)
+        self._start_pass()
 
 
 def _profile_name(loader: Any) -> str:
