@@ -43,8 +43,8 @@ RECIPES = {
     "torchvision's reference, mixing in collate_fn": "torchvision, MixUp in collate_fn",
     "a Dataset over a CSV file": "own Dataset, `feedline.compile`",
     "segmentation, torchvision's preset": "segmentation, `feedline.pair`",
-    "SimCLR, two views": "SimCLR, two views",
-    "DINO, 2 + 8 views": "DINO, 2 + 8 views",
+    "SimCLR, two views": "SimCLR, two views, `feedline.views`",
+    "DINO, 2 + 8 views": "DINO, 2 + 8 views, `feedline.views`",
 }
 LOADERS = {
     "feedline_exact": "feedline",

@@ -40,7 +40,6 @@ from torchvision.transforms import functional, v2
 import feedline
 from feedline.randomness import seed_all
 from feedline.recognition.pixel_steps import pixel_step
-from feedline.recognition.replacements import Replacements
 
 Work = Callable[[Any], object]
 BILINEAR, BICUBIC = v1.InterpolationMode.BILINEAR, v1.InterpolationMode.BICUBIC
@@ -155,7 +154,7 @@ def steps(name: str) -> dict[str, Work]:
     found: dict[str, Work] = {"as it is": lambda p: np.asarray(step(Image.fromarray(p)))}
     if name in LIBRARIES:
         found["library"] = LIBRARIES[name]
-    fast = pixel_step(step, Replacements())
+    fast = pixel_step(step)
     if fast is not None:
         found["fused"] = fast
     return found

@@ -96,7 +96,7 @@ def dino_views() -> list[v1.Compose]:
 
 
 class Views:
-    """What such recipes publish: a class that calls several transforms with an image."""
+    """Wrapper class that such recipes publish: calls several transforms with an image."""
 
     def __init__(self, transforms: list[Any]) -> None:
         self._transforms = transforms
@@ -184,7 +184,11 @@ def of(transform: Callable[[], Any]) -> Recipe:
 
 def of_views(transforms: Callable[[], list[Any]]) -> Recipe:
     """A recipe of several views of each image."""
-    return of(lambda: Views(transforms()))
+    return Recipe(
+        lambda folder: ImageFolder(str(folder), Views(transforms())),
+        lambda folder: ImageFolder(str(folder), feedline.views(*transforms())),
+        changed="one line: feedline.views",
+    )
 
 
 RECIPES: dict[str, Recipe] = {

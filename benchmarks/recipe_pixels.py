@@ -27,7 +27,6 @@ import feedline
 from feedline.images.placement import Box, Placement
 from feedline.recognition.compiled import Compiled
 from feedline.recognition.pair import Pair
-from feedline.recognition.view_form import arranged
 from feedline.recognition.views import Views
 
 __all__ = ["difference"]
@@ -83,10 +82,9 @@ def _of_pairs(theirs: Any, ours: Any) -> Iterator[torch.Tensor]:
 def _of_views(views: Views, paths: list[str]) -> Iterator[torch.Tensor]:
     for sample in _spread(len(paths)):
         _seed(sample)
-        made = _flat(views(paths[sample]))
+        made = views(paths[sample])
         _seed(sample)
-        wanted = _flat(arranged(views.calls.form, _wanted(views, paths[sample])))
-        for one, other in zip(made, wanted, strict=True):
+        for one, other in zip(made, _wanted(views, paths[sample]), strict=True):
             yield one - other
 
 
@@ -120,12 +118,6 @@ def _shown(image: Image.Image, placed: Placement, side: int) -> Any:
         corners = placed.left, placed.top, placed.left + side, placed.top + side
         shown = image.resize((placed.width, placed.height), by).crop(corners)
     return shown.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if placed.flip else shown
-
-
-def _flat(made: Any) -> list[torch.Tensor]:
-    if isinstance(made, torch.Tensor):
-        return [made]
-    return [view for part in made for view in _flat(part)]
 
 
 def _seed(sample: int) -> None:

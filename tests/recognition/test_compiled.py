@@ -23,9 +23,7 @@ from feedline.errors import ImageError, UsageError
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import extend
 from feedline.recognition.compiled import Compiled
-from feedline.recognition.replacements import Replacements
 from feedline.recognition.transform_reader import read
-from feedline.trace import transform_timing
 from image_inputs import (
     encoded,
     opened,
@@ -54,7 +52,7 @@ def pictures(tmp_path_factory):
 
 def boxes_of(compiled: Compiled, picture: Image.Image, seed: int):
     """The placement that a call after `torch.manual_seed(seed)` draws."""
-    recognised = read(compiled.transform, Replacements())
+    recognised = read(compiled.transform)
     torch.manual_seed(seed)
     drawn = int(torch.empty((), dtype=torch.int64).random_())
     item = Item(0, recognised.image_size, extend(drawn, 0), 1.0)
@@ -459,6 +457,8 @@ def test_a_copy_does_the_same(pictures, copied):
 def test_a_compiled_transform_is_taken_out_of_another(pictures):
     pipeline = random_pipeline()
     assert feedline.compile(feedline.compile(pipeline)).transform is pipeline
+    views = feedline.views(pipeline)
+    assert feedline.compile(views) is views
 
 
 def test_it_says_what_it_does():
@@ -490,20 +490,6 @@ def test_what_was_replaced_is_seen_when_it_is_compiled(pictures, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(Image, "open", lambda *given: Image.new("RGB", (50, 50)))
     assert "PIL.Image.open was replaced by" in feedline.compile(usual_pipeline()).explain()
-
-
-def test_a_clock_of_feedlines_own_is_no_replacement(monkeypatch):
-    for owner, method in ((v1.Compose, "__call__"), (v2.Compose, "forward")):
-        monkeypatch.setattr(owner, method, vars(owner)[method])  # to be put back
-    transform_timing._wrap_method(
-        "torchvision.transforms", "Compose", "__call__", transform_timing._time_compose
-    )
-    transform_timing._wrap_method(
-        "torchvision.transforms.v2", "Compose", "forward", transform_timing._time_compose
-    )
-    assert v1.Compose.__call__.__wrapped__
-    for pipeline in (usual_pipeline(), random_pipeline()):
-        assert feedline.compile(pipeline).explain().startswith("fused       R")
 
 
 def test_timms_pipelines_are_compiled(pictures):

@@ -20,7 +20,6 @@ from feedline.randomness import fingerprint, seed_all
 from feedline.recognition import pixel_steps
 from feedline.recognition.pixel_steps import pixel_step
 from feedline.recognition.recognise import recognise
-from feedline.recognition.replacements import Replacements
 from torchvision_folder import write_images
 
 pytestmark = pytest.mark.skipif(pixel_steps.compiled is None, reason="not compiled")
@@ -111,7 +110,7 @@ def noise(seed: int) -> np.ndarray:
 
 
 def test_what_is_mirrored_of_one_column_is_what_torch_takes() -> None:
-    step = pixel_step(v1.RandomHorizontalFlip(1.0), Replacements())
+    step = pixel_step(v1.RandomHorizontalFlip(1.0))
     assert step is not None
     assert torch.from_numpy(step(np.zeros((5, 1, 3), np.uint8))).shape == (5, 1, 3)
 
@@ -119,7 +118,7 @@ def test_what_is_mirrored_of_one_column_is_what_torch_takes() -> None:
 @pytest.mark.parametrize("case", [*STEPS, *(f"timm, {config}" for config in TIMMS)])
 def test_a_step_draws_and_gives_what_it_gives_itself(case: str) -> None:
     step = STEPS[case] if case in STEPS else timms_policy(case.removeprefix("timm, "))
-    fast = pixel_step(step, Replacements())
+    fast = pixel_step(step)
     assert fast is not None
     fast = pickle.loads(pickle.dumps(fast))
     changed = 0
@@ -177,7 +176,7 @@ def replaced(step: nn.Module) -> nn.Module:
     ],
 )
 def test_what_is_not_known_runs_itself(step: object) -> None:
-    assert pixel_step(step, Replacements()) is None
+    assert pixel_step(step) is None
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -221,18 +220,9 @@ def doubled(image: Image.Image) -> Image.Image:
 
 def test_timms_policies_with_other_functions_run_themselves() -> None:
     policy = timms_policy("rand-m9-inc1")
-    assert pixel_step(policy, Replacements()) is not None
+    assert pixel_step(policy) is not None
     policy.ops[0].aug_fn = doubled
-    assert pixel_step(policy, Replacements()) is None
-
-
-def test_maps_run_themselves_where_pillows_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    def transform(image: Image.Image, *args: object, **others: object) -> Image.Image:
-        return image
-
-    monkeypatch.setattr(Image.Image, "transform", transform)
-    for step in (v1.RandomAffine(9), v2.RandomRotation(9), v1.RandAugment(), v2.AutoAugment()):
-        assert pixel_step(step, Replacements()) is None
+    assert pixel_step(policy) is None
 
 
 def test_of_dinos_views_nothing_runs_as_it_is(root: Path) -> None:

@@ -25,7 +25,6 @@ from feedline.randomness import seeded
 from feedline.recognition import pixel_steps
 from feedline.recognition.pipeline import STEPS
 from feedline.recognition.recognise import recognise
-from feedline.recognition.replacements import Replacements
 from feedline.recognition.steps import well_behaved, words
 from feedline.recognition.transform_tail import TransformTail
 from torchvision_folder import item_row, pixel_error, write_images
@@ -205,9 +204,9 @@ def test_the_users_random_states_are_not_changed_by_a_step_that_fails(root):
 
 def test_steps_are_well_behaved_only_where_that_is_sure():
     sure = [v1.RandomErasing(), v1.ColorJitter(), v2.RandAugment(), v1.ToTensor()]
-    assert well_behaved(sure, Replacements())
+    assert well_behaved(sure)
     for step in (v1.RandomChoice([]), v2.RandomApply([len]), v2.Lambda(len), print, Seen()):
-        assert not well_behaved([*sure, step], Replacements())
+        assert not well_behaved([*sure, step])
 
 
 def test_threads_do_not_draw_from_each_others_states(root):

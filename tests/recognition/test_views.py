@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 import feedline
@@ -17,11 +18,11 @@ from feedline.images.decode import Decoder
 from feedline.images.placement import Box, Window
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import extend
-from feedline.recognition.replacements import Replacements
+from feedline.recognition.recognise import recognise
 from feedline.recognition.transform_reader import read
 from feedline.recognition.view_crops import PlacedViews, ViewCrops
 from image_inputs import opened, own_step, random_pipeline, usual_pipeline, write_pictures
-from torchvision_folder import image, pixel_error
+from torchvision_folder import image, pixel_error, write_images
 
 FLOAT = 0.225 * 255
 
@@ -41,7 +42,7 @@ def seeded(seed, make):
 def test_each_view_is_what_its_pipeline_makes_of_the_same_draws(pictures, name, monkeypatch):
     pipelines = [random_pipeline(32), random_pipeline(32), random_pipeline(12)]
     views, picture = feedline.views(*pipelines), opened(pictures[name])
-    crops = [read(pipeline, Replacements()) for pipeline in pipelines]
+    crops = [read(pipeline) for pipeline in pipelines]
     for seed in range(5):
         made = seeded(seed, lambda: views(pictures[name]))
         drawn = seeded(seed, lambda: int(torch.empty((), dtype=torch.int64).random_()))
@@ -192,10 +193,38 @@ def test_none_or_no_transforms_are_refused():
 def test_compiled_pipelines_are_taken_as_they_were(pictures):
     pipeline = random_pipeline()
     views = feedline.views(feedline.compile(pipeline), pipeline)
-    assert views.calls.transforms == (pipeline, pipeline)
+    assert views.transforms == (pipeline, pipeline)
     other = pickle.loads(pickle.dumps(views))
     both = [seeded(1, lambda each=each: each(pictures["plain.jpg"])) for each in (views, other)]
     assert all(map(torch.equal, *both))
+
+
+class TwoViews:
+    """A class as SimCLR's implementations have it."""
+
+    def __init__(self, transform, views=2):
+        self.transform, self.views = transform, views
+
+    def __call__(self, image):
+        return tuple(self.transform(image) for _ in range(self.views))
+
+
+def test_a_users_class_that_calls_transforms_runs_unchanged(tmp_path, pictures):
+    wrapper, path = TwoViews(random_pipeline(32)), pictures["plain.jpg"]
+    compiled = feedline.compile(wrapper)
+    made, expected = (seeded(1, lambda c=c: c(opened(path))) for c in (compiled, wrapper))
+    assert type(made) is tuple
+    assert all(map(torch.equal, made, expected))
+    data = ImageFolder(str(write_images(tmp_path)), wrapper)
+    for reason in (compiled.explain(), *recognise(data).refused):
+        assert "TwoViews" in reason
+        assert "feedline.views(" in reason
+    with feedline.DataLoader(data, 4, num_workers=0, seed=1) as loader:
+        assert [view.shape for view in next(iter(loader))[0]] == 2 * [(4, 3, 32, 32)]
+        data.transform.views = 3  # followed from the next iteration on
+        assert len(next(iter(loader))[0]) == 3
+        data.transform.transform = random_pipeline(12)
+        assert next(iter(loader))[0][0].shape == (4, 3, 12, 12)
 
 
 def test_the_part_that_holds_all_views_is_the_smallest_one():
@@ -218,7 +247,7 @@ def test_the_part_that_holds_all_views_is_the_smallest_one():
 
 
 def test_sizes_keep_their_proportion():
-    crop = read(usual_pipeline(), Replacements()).crop
+    crop = read(usual_pipeline()).crop
     crops = ViewCrops((crop, crop, crop), (224, 96, 1))
     assert crops.sides_at(224) == (224, 96, 1)
     assert crops.sides_at(112) == (112, 48, 1)

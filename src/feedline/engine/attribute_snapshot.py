@@ -37,7 +37,6 @@ import torch
 from torch.utils.data import Dataset, Subset
 
 from feedline.recognition.subsets import has_images
-from feedline.recognition.wrappers import users_call
 
 __all__ = [
     "AttributeSnapshot",
@@ -51,6 +50,7 @@ __all__ = [
 _MAX_ENTRIES = 1000  # of a container; a longer one holds data, and counts by identity and length
 _MAX_INSPECTED = 10_000
 _TRANSFORMS = ("torchvision.", "timm.", "torch.nn.modules.container")
+_LIBRARIES = ("torch", "torchvision", "timm", "feedline")
 _BY_VALUE = (int, float, complex, str, bytes, bool, type(None))
 _SETS = (set, frozenset)
 _CONTAINERS = (list, tuple, dict, *_SETS)
@@ -193,7 +193,7 @@ class AttributeSnapshot:
             issubclass(kind, Dataset) or kind.__module__.startswith(_TRANSFORMS) or has_images(kind)
         ):
             self._add_attributes(thing, path)
-        elif call := users_call(thing):  # it may wrap transforms
+        elif call := _call_of_users_class(thing):  # it may wrap transforms
             self._note(call, path)
             self._add_attributes(thing, path)
         elif deeper and is_plain_object(thing):
@@ -201,6 +201,15 @@ class AttributeSnapshot:
             for name, value in attributes(thing):
                 if not name.startswith("_"):
                     self._add(value, (path, name), deeper=False)
+
+
+def _call_of_users_class(thing: object) -> types.FunctionType | None:
+    """`__call__` of an object of a user-defined class; None for any other."""
+    bases = _bases(type(thing))
+    if any(base.__module__.partition(".")[0] in _LIBRARIES for base in bases):
+        return None
+    call = next((each["__call__"] for each in map(_members, bases) if "__call__" in each), None)
+    return call if type(call) is types.FunctionType else None
 
 
 def _reference(value: object) -> object:

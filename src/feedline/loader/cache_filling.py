@@ -42,7 +42,6 @@ from feedline.loader.ranks import RankAgreement
 from feedline.order.planned_order import Order
 from feedline.order.schedule import is_count
 from feedline.recognition.folders import Chosen, folders_of
-from feedline.recognition.replacements import Replacements
 from feedline.recognition.samples import class_names, root_of, store_of
 from feedline.remote.filesystem import is_url
 from feedline.remote.image_files import RemoteImages
@@ -120,7 +119,7 @@ def cache_contents(options: Options, source: Any) -> CacheContents:
         where, classes = whole.root, list(whole.classes) or None
         kind = "folder" if isinstance(files.paths, FolderIndex) else "files"
     else:
-        folders = folders_of(options.dataset, Replacements()).folders
+        folders = folders_of(options.dataset).folders
         if len(folders) > 1 or folders[0] is not options.dataset:
             files = store_of(Chosen(folders, None))
         root = root_of(folders)

@@ -2,7 +2,7 @@
 
 `recognise` inspects a torchvision dataset: `folders` unwraps Subsets and ConcatDatasets, `samples`
 reads its file list, `transform_reader` its transform, one of the `steps` at a time, and
-`replacements` checks that library code was not replaced; `recognised_transform` is the result.
+`library_code` checks library versions and replaced code; `recognised_transform` is the result.
 `pipeline` makes rows and samples, `views_pipeline` several views of an image: `window_crop` and
 `view_crops` place the parts of it, `pixel_lut` gives the values of its pixels, `transform_tail`
 runs the remaining steps. `compiled` and `views` do the same for any dataset, from a path, bytes or

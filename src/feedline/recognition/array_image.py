@@ -22,7 +22,7 @@ try:
 except ImportError:
     compiled = None  # type: ignore[assignment]
 
-__all__ = ["ArrayImage", "maps_as_pillow", "pixels_of"]
+__all__ = ["ArrayImage", "pixels_of"]
 
 _TAPS: dict[int, int] = {Image.Resampling.NEAREST: 1, Image.Resampling.BILINEAR: 2}
 
@@ -86,10 +86,3 @@ class ArrayImage(Image.Image):
 def pixels_of(image: Image.Image) -> Pixels:
     """Pixels of an RGB image of either kind, C-contiguous."""
     return image.pixels if isinstance(image, ArrayImage) else np.asarray(image)
-
-
-def maps_as_pillow() -> bool:
-    """Return True if Pillow's affine map is still the one that ArrayImage replaces."""
-    method: Any = vars(Image.Image)["transform"]
-    code = getattr(method, "__code__", None)
-    return code is not None and (code.co_filename, code.co_name) == (Image.__file__, "transform")

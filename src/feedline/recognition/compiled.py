@@ -6,16 +6,14 @@ Guarantees: those of `views`, for one view.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from feedline.errors import UsageError
 from feedline.recognition.fused import FAST_INPUTS, in_lines
 from feedline.recognition.steps import words
-from feedline.recognition.view_form import Form, Wrapped
 from feedline.recognition.views import Views
-from feedline.recognition.wrappers import wrapped_in
 
-__all__ = ["Compiled", "calls_of", "compile", "views"]
+__all__ = ["Compiled", "compile", "views"]
 
 
 class Compiled:
@@ -27,26 +25,16 @@ class Compiled:
 
     def __init__(self, transform: Callable[..., Any]) -> None:
         self.transform = transform
-        self._views = Views(calls_of(transform))
-
-    @property
-    def calls(self) -> Wrapped:
-        """Functions called with an image: the pipeline, or those called by a wrapper."""
-        return self._views.calls
+        self._views = Views((transform,))
 
     def __call__(self, *images: Any, **named: Any) -> Any:
         """Transform an image; arguments and errors are those of `feedline.views`."""
-        if (named or len(images) != 1) and self.calls.transforms[0] is not self.transform:
-            # A wrapper of a user's was read as what it does to one image.
-            return self.transform(*images, **named)
-        return self._views(*images, **named)
+        return self._views(*images, **named)[0]
 
     def explain(self) -> str:
         """Describe the fused steps, the unchanged steps with the reasons, and the fast inputs,
         one per line.
         """
-        if len(self._views.fused) > 1:
-            return self._views.explain()
         (fused,) = self._views.fused
         facts = fused.facts()
         if fused.recognised is not None:
@@ -57,7 +45,7 @@ class Compiled:
         return f"feedline.compile({'; '.join(map(str, self._views.fused))})"
 
 
-def compile(transform: Callable[..., Any]) -> Compiled:
+def compile(transform: Callable[..., Any]) -> Compiled | Views:
     """Compile a pipeline into one callable with a single pass over the pixels.
 
         class Pictures(Dataset):
@@ -86,9 +74,8 @@ def compile(transform: Callable[..., Any]) -> Compiled:
     to these libraries by a user (a replaced function or method, a hook, a subclass) are detected at
     this call: call it again after a change of the pipeline, of Pillow or of torch's default dtype.
 
-    A user-defined class that only calls transforms with the image, like MoCo's and DINO's, is
-    compiled as the views it returns, in its own form; otherwise it runs unchanged, and `explain()`
-    shows the line that prevents compilation.
+    A class of your own runs unchanged, also one that only calls transforms with the image, like
+    MoCo's and DINO's: use `feedline.views` for several views of an image.
 
     All randomness comes from the global random states: a number drawn from torch's places the crop,
     and other steps draw as usual. So `torch.manual_seed` and torch's worker seeds work as for the
@@ -99,12 +86,14 @@ def compile(transform: Callable[..., Any]) -> Compiled:
     it uses the pipeline's own size.
 
     Args:
-        transform: a torchvision or timm pipeline, or any other function of an image.
+        transform: a torchvision or timm pipeline, or any other function of an image. Results of
+            `feedline.compile` and `feedline.views` are compiled already.
 
     Raises:
         UsageError: `transform` is not callable.
     """
-    return Compiled(*_pipelines((transform,), "feedline.compile(transform)"))
+    (pipeline,) = _pipelines((transform,), "feedline.compile(transform)")
+    return pipeline if isinstance(pipeline, Views) else Compiled(pipeline)
 
 
 def views(*transforms: Callable[..., Any]) -> Views:
@@ -130,20 +119,7 @@ def views(*transforms: Callable[..., Any]) -> Views:
     Raises:
         UsageError: there is none, or one is not callable.
     """
-    made: list[Callable[..., Any]] = []
-    forms: list[Form] = []
-    for calls in map(calls_of, _pipelines(transforms, "feedline.views(first, second)")):
-        forms.append(calls.form_from(len(made)))
-        made += calls.transforms
-    return Views(Wrapped(tuple(made), (list, tuple(forms))))
-
-
-def calls_of(transform: Any) -> Wrapped:
-    """Functions called with an image: a transform itself, or those called by a wrapper."""
-    if type(transform) in (Compiled, Views):
-        return cast(Wrapped, transform.calls)
-    found = wrapped_in(transform)
-    return found if isinstance(found, Wrapped) else Wrapped((transform,), 0)
+    return Views(_pipelines(transforms, "feedline.views(first, second)"))
 
 
 def _pipelines(given: tuple[Any, ...], example: str) -> tuple[Callable[..., Any], ...]:

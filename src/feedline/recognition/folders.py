@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
-from feedline.recognition.replacements import Replacements
 from feedline.recognition.steps import NotRecognised, altered
 from feedline.recognition.subsets import chosen_by
 from feedline.stores.chosen_store import Numbers
@@ -22,7 +21,6 @@ from feedline.stores.chosen_store import Numbers
 __all__ = ["Chosen", "folders_of", "is_folder", "listed"]
 
 _DEEPEST = 100  # datasets in datasets
-_LOOKED_UP = ("__getitem__", "__getitems__", "__len__")
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,23 +57,20 @@ def is_folder(dataset: object) -> bool:
     return False
 
 
-def folders_of(
-    dataset: Any, replacements: Replacements, check: Callable[[Any], None] = lambda folder: None
-) -> Chosen:
+def folders_of(dataset: Any, check: Callable[[Any], None] = lambda folder: None) -> Chosen:
     """Unwrap unmodified Subsets and ConcatDatasets of a dataset.
 
     Args:
         dataset: any dataset.
-        replacements: library code checked so far.
         check: raises NotRecognised for an inner dataset that is not a supported folder.
 
     Raises:
         NotRecognised: from `check`; or indices or lengths do not match.
     """
-    if _holder(dataset, replacements) is None:
+    if _holder(dataset) is None:
         check(dataset)
         return Chosen([dataset], None)
-    found = _Found(replacements, check)
+    found = _Found(check)
     numbers = found.numbers(dataset, 0)
     return Chosen(found.folders, numbers)
 
@@ -92,17 +87,16 @@ def listed(folder: Any) -> list[Any] | tuple[Any, ...]:
     return samples  # type: ignore[no-any-return]
 
 
-def _holder(dataset: Any, replacements: Replacements) -> type | None:
+def _holder(dataset: Any) -> type | None:
     """torch class of an unmodified dataset; None for any other."""
     for kind in (Subset, ConcatDataset):
-        if type(dataset) is kind and not altered(dataset, replacements, _LOOKED_UP):
+        if type(dataset) is kind and not altered(dataset):
             return kind
     return None
 
 
 @dataclass
 class _Found:
-    replacements: Replacements
     check: Callable[[Any], None]
     folders: list[Any] = field(default_factory=list)
     starts: dict[int, int] = field(default_factory=dict)
@@ -110,7 +104,7 @@ class _Found:
 
     def numbers(self, dataset: Any, depth: int) -> Numbers:
         """Sample indices of a dataset, as in `Chosen`."""
-        kind = _holder(dataset, self.replacements)
+        kind = _holder(dataset)
         if kind is not None and depth == _DEEPEST:
             name = kind.__name__
             raise NotRecognised(f"The {name} is nested more than {_DEEPEST} levels deep.")

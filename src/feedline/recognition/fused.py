@@ -12,10 +12,8 @@ from typing import Any
 
 from feedline.images.shape import shape_in_words
 from feedline.recognition.recognised_transform import RecognisedTransform
-from feedline.recognition.replacements import Replacements
-from feedline.recognition.steps import NotRecognised, said, words
+from feedline.recognition.steps import NotRecognised, check_libraries, said, words
 from feedline.recognition.transform_reader import read
-from feedline.recognition.wrappers import wrapped_in
 
 __all__ = ["FAST_INPUTS", "Fused", "fuse", "in_lines"]
 
@@ -70,12 +68,8 @@ def _size(recognised: RecognisedTransform) -> str:
 def fuse(transform: Callable[..., Any]) -> Fused:
     """Compile as much as possible of a pipeline in its current state."""
     try:
-        replacements = Replacements()
-        if replaced := replacements.replaced_in_pillow():
-            raise NotRecognised(f"{replaced}.")
-        if isinstance(why := wrapped_in(transform), str) and why:
-            raise NotRecognised(why)
-        recognised = read(transform, replacements)
+        check_libraries()
+        recognised = read(transform)
         return Fused(transform, recognised, recognised.notes)
     except NotRecognised as why:
         return Fused(transform, None, (str(why),))

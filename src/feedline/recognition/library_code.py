@@ -1,230 +1,223 @@
-"""Check whether a function or class is the library's own, as in its files.
+"""Check that library code which compiled pipelines replace is the library's own.
 
-Guarantees: a function counts as a library's own only if its code is that of the library's file,
-under the same name, and nothing is wrapped around it. Nothing is called.
+Compiled pipelines replace exact classes of torchvision and timm, and the functions that these call.
+They are compiled only if all of this holds at that moment:
 
-Relies on: Python's record of where code was compiled (`co_filename`, `__globals__`), which
-`functools.wraps` and a false `__module__` do not change; types in C that cannot be changed.
+- The version of the library lies in `CHECKED_VERSIONS`: from the oldest version that feedline
+  supports to the newest one that its tests have run with. With any other version its steps run
+  unchanged, and the reason names the version.
+- The step's class, and each function of torchvision, timm and Pillow listed in `_FUNCTIONS` and
+  `_METHODS`, is defined in the library's own file, without a decorator from elsewhere.
+
+Code that these functions call in turn, for example in torch, is not checked.
+
+Guarantees: nothing is called or imported; nothing is cached, so a later replacement is detected at
+the next check, which takes about a millisecond.
+
+Relies on: Python's record of the file that code was compiled from (`co_filename`), which
+`functools.wraps` and a false `__module__` do not change.
 """
 
 from __future__ import annotations
 
-import dis
-import importlib.util
+import re
 import sys
-from collections.abc import Iterator
-from functools import cache, cached_property, lru_cache
-from itertools import pairwise
-from types import (
-    BuiltinFunctionType,
-    CodeType,
-    FunctionType,
-    GetSetDescriptorType,
-    MethodDescriptorType,
-    MethodType,
-    ModuleType,
-)
+from collections.abc import Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 __all__ = [
-    "can_change",
-    "functions_of",
-    "is_method",
-    "is_own",
-    "may_stand_for",
-    "named",
-    "uncached",
+    "CHECKED_VERSIONS",
+    "is_original",
+    "library_of",
+    "replaced_function",
+    "replaced_method",
+    "unchecked_version",
 ]
 
-_LIBRARIES = ("torchvision", "timm", "torch", "PIL", "numpy")
-_TYPING = ("typing", "types", "collections.abc")
-_IN_C = (MethodDescriptorType, GetSetDescriptorType)
-_CACHED = type(lru_cache(len))
-_IMMUTABLE, _OF_PYTHON = 1 << 8, 1 << 9  # of a class's __flags__
-
-# Functions that a library itself has under another name than they were defined with.
-_ALIASES = frozenset(
-    (
-        *(("hflip", "horizontal_flip"), ("vflip", "vertical_flip"), ("torch_pad", "pad")),
-        *(("to_grayscale", "rgb_to_grayscale"), ("_pad_image_pil", "pad")),
-        *(("_crop_image_pil", "crop"), ("wrap", "_fn")),
-        ("__compute_resized_output_size", "_compute_resized_output_size"),
-    )
-)
-
-_ALIKE = {
-    ("PIL.Image.Image", "size"): "fastai.vision.core",
-    ("torch.Tensor", "as_subclass"): "fastai.torch_core",
+CHECKED_VERSIONS: Mapping[str, tuple[str, str]] = {
+    "PIL": ("10.2", "13"),
+    "timm": ("1.0", "1.0"),
+    "torchvision": ("0.17", "0.29"),
 }
-"""Methods that another package replaces when it is imported, and the module of the replacement.
+"""Oldest and newest version of each library whose steps are compiled; "13" includes 13.x."""
 
-They change no pixel: `size` gives the same two numbers in a subclass of tuple, and `as_subclass`
-gives the same tensor and also copies attributes to it."""
+_LIBRARIES = ("PIL", "timm", "torch", "torchvision")
+_V2 = "torchvision.transforms.v2"
+_FUNCTIONS: Mapping[str, tuple[str, ...] | None] = {
+    "PIL.Image": ("blend", "composite", "fromarray", "frombuffer", "merge", "new", "open"),
+    "PIL.ImageEnhance": None,
+    "PIL.ImageOps": None,
+    "timm.data.auto_augment": None,
+    "timm.data.transforms": None,
+    "torchvision": ("get_image_backend",),
+    "torchvision.datasets.folder": ("accimage_loader", "default_loader", "pil_loader"),
+    "torchvision.transforms._functional_pil": None,
+    "torchvision.transforms._functional_tensor": None,
+    "torchvision.transforms.autoaugment": None,
+    "torchvision.transforms.functional": None,
+    "torchvision.tv_tensors": None,
+    f"{_V2}._transform": None,
+    f"{_V2}._utils": None,
+    f"{_V2}.functional": None,
+    f"{_V2}.functional._color": None,
+    f"{_V2}.functional._geometry": None,
+    f"{_V2}.functional._misc": None,
+    f"{_V2}.functional._type_conversion": None,
+    f"{_V2}.functional._utils": None,
+}
+"""Functions by module, checked if it was imported; None for all of the module."""
+_METHODS: Mapping[str, tuple[str, ...]] = {
+    "PIL.Image.Image": (
+        *("convert", "copy", "crop", "filter", "histogram", "load", "point"),
+        *("resize", "split", "tobytes", "transform", "transpose"),
+    ),
+    "PIL.ImageFile.ImageFile": ("load",),
+}
+"""Methods by class."""
+_CALLED = (
+    *("__call__", "__getattr__", "_call_impl", "_wrapped_call_impl", "forward"),
+    *("__getitem__", "__getitems__", "__iter__", "__len__"),
+)
+"""Methods of torch's modules and datasets that matter: other packages add methods to them."""
+_TYPING = ("types", "typing")
 
 
-def named(thing: object) -> str:
-    """Name a function or class by its module and name, anything else by its type."""
-    name = getattr(thing, "__qualname__", None)
-    if type(thing) is FunctionType:
-        # Its code says where it is from; __module__ and __qualname__ may have been copied.
-        code = thing.__code__
-        return f"{thing.__globals__.get('__name__')}.{getattr(code, 'co_qualname', code.co_name)}"
-    if isinstance(name, str):
-        return f"{getattr(thing, '__module__', None) or 'builtins'}.{name}"
-    return f"an object of {named(type(thing))}"
+def unchecked_version(library: str) -> str:
+    """Reason not to trust the version of a library, without a full stop; "" if there is none.
+
+    Args:
+        library: name of its top module; any module without an entry in the table is trusted.
+    """
+    module = sys.modules.get(library)
+    if library not in CHECKED_VERSIONS or module is None:
+        return ""
+    version = str(getattr(module, "__version__", ""))
+    oldest, newest = map(_numbers, CHECKED_VERSIONS[library])
+    numbers = _numbers(version)
+    if oldest <= numbers and numbers[: len(newest)] <= newest:
+        return ""
+    name = "Pillow" if library == "PIL" else library
+    first, last = CHECKED_VERSIONS[library]
+    return f"{name} {version} is not among the versions checked with feedline, {first} to {last}"
 
 
-def is_own(function: Any, name: str | None = None) -> bool:
-    """Return True if a function is the unwrapped code of its module's file.
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])))
+
+
+def replaced_function() -> str:
+    """First replaced function of the libraries, e.g. "a.b was replaced by c.d"; "" for none."""
+    for name, functions in _FUNCTIONS.items():
+        module = sys.modules.get(name)
+        for function, value in _members(module, functions):
+            if not _may_be_original(value):
+                return _replaced(f"{name}.{function}", value)
+    enhance = sys.modules.get("PIL.ImageEnhance")
+    for _, value in _members(enhance, None):  # classes of pipeline steps are checked with the step
+        if isinstance(value, type) and (why := replaced_method(value)):
+            return why
+    for name, methods in _METHODS.items():
+        module_name, _, kind = name.rpartition(".")
+        for method, value in _members(getattr(sys.modules.get(module_name), kind, None), methods):
+            if not is_original(value, f"{kind}.{method}"):
+                return _replaced(f"{name}.{method}", value)
+    jpeg: Any = sys.modules.get("PIL.JpegImagePlugin")
+    if jpeg is not None:
+        opener = sys.modules["PIL.Image"].OPEN.get("JPEG", (jpeg.jpeg_factory, None))[0]
+        if not is_original(opener, "jpeg_factory"):
+            return _replaced("PIL.JpegImagePlugin.jpeg_factory", opener)
+    return ""
+
+
+def _members(owner: Any, names: tuple[str, ...] | None) -> Iterator[tuple[str, Any]]:
+    """Attributes of a module or class with these names, or all; nothing if there is no owner."""
+    found = {} if owner is None else vars(owner)
+    for name in tuple(found) if names is None else names:
+        if name in found:
+            yield name, found[name]
+
+
+def replaced_method(kind: type) -> str:
+    """First replaced method of a library's class; as `replaced_function`.
+
+    All methods defined in torchvision, timm and Pillow are checked, also those of its bases; of
+    torch's classes only those by which a module or a dataset is used.
+    """
+    for base in kind.__mro__:
+        library = library_of(base)
+        if library not in _LIBRARIES:
+            continue
+        for name, member in _members(base, _CALLED if library == "torch" else None):
+            where = f"{base.__qualname__}.{name}"
+            expected = None if library == "torch" else where
+            for method in map(_untimed, _functions_of(member)):
+                if not is_original(method, expected):
+                    return _replaced(f"{base.__module__}.{where}", method)
+    return ""
+
+
+def library_of(thing: Any) -> str:
+    """Top module of a class or function, e.g. "torchvision"."""
+    return str(thing.__module__).partition(".")[0]
+
+
+def is_original(function: Any, qualified_name: str | None = None) -> bool:
+    """Return True if a function is a library's own, from the file of its module.
 
     Args:
         function: any object.
-        name: name of its definition.
+        qualified_name: its name within its module; None for any.
     """
     if type(function) is not FunctionType:
         return False
-    own = function.__globals__
-    home = own.get("__name__", "")
-    if not _is_a_librarys(home) or not _is_of(function, home):
+    code, home = function.__code__, function.__globals__
+    module = sys.modules.get(home.get("__name__", ""))
+    if module is None or vars(module) is not home or code.co_filename != home.get("__file__"):
         return False
-    code = function.__code__
+    top = module.__name__.partition(".")[0]
+    if top not in _LIBRARIES and top not in sys.stdlib_module_names:
+        return False
     if "__wrapped__" in vars(function):
-        inner = vars(function)["__wrapped__"]
-        if home == "torch._tensor":
-            # The operators of tensors, some of which are other methods in C.
-            return isinstance(inner, _IN_C) or is_own(inner)
-        # torchvision.tv_tensors.wrap is one that torch.compile is told to leave alone.
-        return name == "wrap" and is_own(inner, name)
-    return name is None or code.co_name == name or (name, code.co_name) in _ALIASES
+        return is_original(vars(function)["__wrapped__"], qualified_name)
+    return qualified_name is None or function.__qualname__ == qualified_name
 
 
-def _is_of(function: FunctionType, home: str) -> bool:
-    """Return True if a function's code is from a module's file."""
-    module = sys.modules.get(home)
-    if module is None or vars(module) is not function.__globals__:
-        return False
-    return function.__code__.co_filename == function.__globals__.get("__file__")
-
-
-def can_change(kind: type) -> bool:
-    """Return True if a class's methods can be replaced; those of a class in C cannot."""
-    return kind.__flags__ & (_OF_PYTHON | _IMMUTABLE) == _OF_PYTHON
-
-
-def uncached(function: Any) -> Any:
-    """Function wrapped by `functools.lru_cache`; any other function unchanged."""
-    return function.__wrapped__ if type(function) is _CACHED else function
-
-
-def may_stand_for(owner: str, name: str, value: Any) -> bool:
-    """Return True if the value of a module's name may be the library's.
-
-    Args:
-        owner: the module's name.
-        name: name in the module, or its import alias.
-        value: current value.
-    """
-    value = uncached(value)
-    kind = type(value)
-    if kind is FunctionType:
-        if is_own(value, name):
-            return True
-        body = _body_of(owner, "") if is_own(value) and _top(owner) == "PIL" else None
-        return body is not None and _has_as(body, name, value.__code__.co_name)
+def _may_be_original(value: Any) -> bool:
+    """Return True unless a module's attribute is a function or class from elsewhere."""
+    if type(value) is FunctionType:
+        return is_original(value)
     if isinstance(value, type):
-        module = sys.modules.get(value.__module__)
-        known = getattr(module, value.__name__, None) is value or value is FunctionType
-        return known and _is_a_librarys(value.__module__)
-    if kind is MethodType:  # the functions of the module random
-        return _top(type(value.__self__).__module__) == _top(owner) and is_own(value.__func__, name)
-    if kind is MethodDescriptorType:  # fastai adds one to the module torch
-        return bool(value.__name__ == name and _is_a_librarys(value.__objclass__.__module__))
-    if kind is BuiltinFunctionType:
-        home = value.__module__ or type(value.__self__).__module__
-        return bool(value.__name__ == name and _is_a_librarys(home))
-    if callable(value) and _top(kind.__module__) == "numpy":  # its functions are objects
-        return getattr(value, "__name__", None) == name
-    return kind is not ModuleType and (not callable(value) or kind.__module__ in _TYPING)
-
-
-def functions_of(member: Any) -> Iterator[Any]:
-    """Functions that run when a class member is called, read or set; empty for plain values."""
-    if isinstance(member, (staticmethod, classmethod)):
-        yield member.__func__
-    elif type(member) is property:
-        yield from (each for each in (member.fget, member.fset) if each is not None)
-    elif type(member) is cached_property:
-        yield member.func
-    elif callable(member) and not isinstance(member, type):
-        yield uncached(member)
-
-
-def is_method(base: type, name: str, method: Any) -> bool:
-    """Return True if a method is the class's original, or unknown to the library's code.
-
-    Other packages add methods to library classes, which the libraries cannot call.
-
-    Args:
-        base: class of the method.
-        name: name of the member.
-        method: one of its `functions_of`.
-    """
-    if is_own(method, name) or _is_alike(base, name, method):
+        top = library_of(value)
+        return top in _LIBRARIES or top in sys.stdlib_module_names
+    if type(value) in (BuiltinFunctionType, ModuleType) or not callable(value):
         return True
-    if type(method) in _IN_C:
-        # A method of torch's tensors, of whose operators some are others in C.
-        return method.__name__ == name or name.startswith("__")
-    code = getattr(method, "__code__", None)
-    if code is not None and code.co_filename == "<string>":
-        return hasattr(base, "_fields") or "__dataclass_fields__" in vars(base)
-    body = _body_of(base.__module__, base.__name__)
-    if body is None:
-        return False
-    if is_own(method):
-        own = method.__code__.co_name
-        if own == "<lambda>" or name == f"_{base.__name__.lstrip('_')}{own}":
-            return method.__code__ in body.co_consts
-        maker, _, inner = method.__qualname__.partition(".<locals>.")
-        if inner:  # one of several that a function of the module makes
-            return maker.rpartition(".")[2] in body.co_names and name in body.co_names
-        return _has_as(body, name, own)
-    inherited = any(name in vars(other) for other in base.__mro__[1:])
-    return name not in body.co_names and not inherited and not name.startswith("__")
+    top = library_of(type(value))
+    return top in _TYPING or top in _LIBRARIES
 
 
-def _is_alike(base: type, name: str, method: Any) -> bool:
-    """Return True if a method is one of `_ALIKE`, as in its package's file."""
-    home = _ALIKE.get((f"{base.__module__}.{base.__qualname__}", name))
-    return type(method) is FunctionType and home is not None and _is_of(method, home)
+def _functions_of(member: Any) -> list[Any]:
+    """Functions that run when a class member is called, read or set; none for plain values."""
+    if isinstance(member, (staticmethod, classmethod)):
+        return [member.__func__]
+    if isinstance(member, property):
+        return [each for each in (member.fget, member.fset) if each is not None]
+    return [member] if callable(member) and not isinstance(member, type) else []
 
 
-@cache
-def _body_of(module: str, kind: str) -> CodeType | None:
-    """Statements of a class, or of a module for "", in its file; None if not found."""
-    try:
-        spec = importlib.util.find_spec(module)
-        loader: Any = None if spec is None else spec.loader
-        code: CodeType = loader.get_code(module)
-    except Exception:
-        return None
-    bodies = (each for each in code.co_consts if isinstance(each, CodeType))
-    return next((each for each in bodies if each.co_name == kind), None) if kind else code
+def _untimed(function: Any) -> Any:
+    """Function inside a timer that feedline added in workers; otherwise the function itself."""
+    timed: Any = sys.modules.get("feedline.trace.transform_timing")
+    if timed is not None and getattr(function, "__globals__", None) is vars(timed):
+        return vars(function).get("__wrapped__", function)
+    return function
 
 
-@cache
-def _has_as(body: CodeType, name: str, own: str) -> bool:
-    """Return True if a body contains `name = own`, or `import own as name`."""
-    return any(
-        after.opname == "STORE_NAME" and after.argval == name and before.argval == own
-        for before, after in pairwise(dis.get_instructions(body))
-    )
-
-
-def _is_a_librarys(module: str) -> bool:
-    """Return True if a module belongs to a known library or to Python."""
-    top = _top(module)
-    return top in _LIBRARIES or top in sys.stdlib_module_names
-
-
-def _top(module: str) -> str:
-    return module.partition(".")[0]
+def _replaced(original: str, by: Any) -> str:
+    if type(by) is FunctionType:  # its code says where it is from: __module__ may have been copied
+        name = f"{by.__globals__.get('__name__')}.{by.__code__.co_name}"
+    elif isinstance(by, type):
+        name = f"{by.__module__}.{by.__qualname__}"
+    else:
+        name = f"an object of {type(by).__module__}.{type(by).__qualname__}"
+    return f"{original} was replaced by {name}"

@@ -24,10 +24,10 @@ from feedline.recognition.joint_steps import JOINT_STEPS, RESIZES, fixed_shape, 
 from feedline.recognition.pixel_lut import PixelLut
 from feedline.recognition.pixel_steps import PixelStep, pixel_step
 from feedline.recognition.recognised_pair import RecognisedPair
-from feedline.recognition.replacements import Replacements
 from feedline.recognition.step_filter import mode_of, step_filter
 from feedline.recognition.steps import (
     NotRecognised,
+    check_libraries,
     no_fast_step,
     origin,
     said,
@@ -70,10 +70,8 @@ class PairWithReasons:
 def fuse_pair(transforms: object) -> PairWithReasons:
     """Compile as much as possible of a pipeline in its current state. Never raises."""
     try:
-        replacements = Replacements()
-        if replaced := replacements.replaced_in_pillow():
-            raise NotRecognised(f"{replaced}.")
-        recognised = _read(transforms, replacements)
+        check_libraries()
+        recognised = _read(transforms)
         return PairWithReasons(recognised, recognised.notes)
     except NotRecognised as why:
         return PairWithReasons(None, (str(why),))
@@ -81,9 +79,9 @@ def fuse_pair(transforms: object) -> PairWithReasons:
         return PairWithReasons(None, (f"It cannot be inspected: {said(error)}.",))
 
 
-def _read(transforms: object, replacements: Replacements) -> RecognisedPair:
-    steps = list(_flattened(transforms, replacements))
-    reader, taken, why = _Reader(replacements), 0, ""
+def _read(transforms: object) -> RecognisedPair:
+    steps = list(_flattened(transforms))
+    reader, taken, why = _Reader(), 0, ""
     for step in steps:
         try:
             reader.take(step)
@@ -96,7 +94,7 @@ def _read(transforms: object, replacements: Replacements) -> RecognisedPair:
     if not taken:
         raise NotRecognised(why or "It has no steps.")
     after = tuple(steps[taken:])
-    sized = any(sizes_of_its_own(step, replacements) for step in after)
+    sized = any(sizes_of_its_own(step) for step in after)
     notes = () if not after else (why, f"So {', '.join(map(words, after))} runs unchanged.")
     return RecognisedPair(
         geometry=tuple(reader.geometry),
@@ -115,27 +113,26 @@ def _read(transforms: object, replacements: Replacements) -> RecognisedPair:
     )
 
 
-def _flattened(transforms: Any, replacements: Replacements) -> Iterator[Step]:
+def _flattened(transforms: Any) -> Iterator[Step]:
     """Steps in order, out of nested Composes of version 2: others take one argument."""
-    name = _name(transforms, replacements)
+    name = _name(transforms)
     if name == "Compose" and type(transforms.transforms) in (list, tuple):
         for child in transforms.transforms:
-            yield from _flattened(child, replacements)
+            yield from _flattened(child)
     else:
         yield transforms
 
 
-def _name(step: Any, replacements: Replacements) -> str:
+def _name(step: Any) -> str:
     """Name of an unmodified step of version 2; "" for any other."""
-    name = origin(step, replacements)
+    name = origin(step)
     return name if name and type(step).__module__.startswith(_SECOND) else ""
 
 
 class _Reader:
     """Reads the steps of a pipeline, from the first one on, as long as they can be fused."""
 
-    def __init__(self, replacements: Replacements) -> None:
-        self._replacements = replacements
+    def __init__(self) -> None:
         self._lut = PixelLut()
         self._table: Any = None
         self._resized = self._padded = False
@@ -151,18 +148,18 @@ class _Reader:
 
     def take(self, step: Any) -> None:
         """Add a step, or raise NotRecognised without a change."""
-        name = _name(step, self._replacements)
+        name = _name(step)
         if name in _VALUES:
             self._lut.take(step)
             self.values.append(step)
         elif name in JOINT_STEPS:
             self._take_geometry(step, name)
-        elif self.values or self.held != "pil" or not _is_of_colour(step, self._replacements):
-            raise NotRecognised(no_fast_step(step, self._replacements))
+        elif self.values or self.held != "pil" or not _is_of_colour(step):
+            raise NotRecognised(no_fast_step(step))
         else:
-            fast = pixel_step(step, self._replacements)
+            fast = pixel_step(step)
             if fast is None:
-                raise NotRecognised(no_fast_step(step, self._replacements))
+                raise NotRecognised(no_fast_step(step))
             self.colours.append((step, fast))
 
     def _take_geometry(self, step: Any, name: str) -> None:
@@ -193,7 +190,7 @@ class _Reader:
 
     def _is_form(self, step: Any) -> bool:
         """Return True if a step certainly changes only the image."""
-        name = _name(step, self._replacements)
+        name = _name(step)
         return name in _FORMS or (name == "ToDtype" and isinstance(step.dtype, torch.dtype))
 
     def end(self, more: bool) -> tuple[int, str]:
@@ -224,11 +221,11 @@ class _Reader:
         )
 
 
-def _is_of_colour(step: Any, replacements: Replacements) -> bool:
+def _is_of_colour(step: Any) -> bool:
     """Return True if a step changes only colours, and so only the image."""
-    name = _name(step, replacements)
+    name = _name(step)
     if name in _OF_COLOURS:
-        return all(_is_of_colour(each, replacements) for each in step.transforms)
+        return all(_is_of_colour(each) for each in step.transforms)
     return name in _COLOURS
 
 

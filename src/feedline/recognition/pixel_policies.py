@@ -3,27 +3,61 @@
 Guarantees: a policy's own code draws its operations and magnitudes; pixels are those of its
 operations, byte for byte.
 
-Relies on: `own_code` to run that code, with pixel operations instead of Pillow's if available, and
-otherwise with its own operations, on an `ArrayImage`; on a policy's space of magnitudes depending
-only on its arguments.
+Relies on: that code accessing an image only through the methods and functions that are replaced
+here by pixel operations; operations without one run themselves, on an `ArrayImage`. On a policy's
+space of magnitudes depending only on its arguments.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 from PIL import Image
 
 from feedline.recognition import pixel_changes as changes
 from feedline.recognition.array_image import ArrayImage, pixels_of
-from feedline.recognition.own_code import StandIn, own_call, with_globals
 from feedline.stores.store import Pixels
 
-__all__ = ["TimmPolicy", "TorchvisionPolicy"]
+__all__ = ["StepProxy", "TimmPolicy", "TorchvisionPolicy", "call_method"]
+
+
+class StepProxy:
+    """The `self` of a step's own code: the step, with some attributes replaced."""
+
+    def __init__(self, step: Any, replaced: Mapping[str, Any]) -> None:
+        self.__dict__.update(replaced)
+        self.__dict__["_step"] = step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_step"], name)
+
+
+def call_method(kind: type) -> FunctionType:
+    """Method by which a step's class transforms an image."""
+    for base in kind.__mro__:
+        for name in ("forward", "__call__"):
+            if name in vars(base):
+                found: FunctionType = vars(base)[name]
+                return found
+    raise TypeError(f"{kind.__name__} is not callable")
+
+
+def _with_globals(function: FunctionType, replaced: Mapping[str, Any]) -> FunctionType:
+    """The same code with other values for some names of its module."""
+    made = FunctionType(
+        function.__code__,
+        {**function.__globals__, **replaced},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +77,7 @@ class TorchvisionPolicy:
     def __call__(self, pixels: Pixels) -> Pixels:
         """Apply the policy to pixels, which may be overwritten."""
         image = ArrayImage(pixels)
-        call = own_call(type(self.step))
+        call = call_method(type(self.step))
         made: Image.Image
         if self.second:
             parts = {
@@ -51,10 +85,10 @@ class TorchvisionPolicy:
                 "_flatten_and_extract_image_or_video": lambda inputs: ((), inputs[0]),
                 "_unflatten_and_insert_image_or_video": lambda _, image: image,
             }
-            made = call(StandIn(self.step, parts), image)
+            made = call(StepProxy(self.step, parts), image)
         else:
-            first = with_globals(call, {"_apply_op": partial(_apply_first, call.__globals__)})
-            made = first(StandIn(self.step, {"_augmentation_space": self._space}), image)
+            first = _with_globals(call, {"_apply_op": partial(_apply_first, call.__globals__)})
+            made = first(StepProxy(self.step, {"_augmentation_space": self._space}), image)
         return pixels_of(made)
 
     def _space(self, *asked: Any) -> Any:

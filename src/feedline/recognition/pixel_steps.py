@@ -19,10 +19,13 @@ import torch
 from PIL import Image
 
 from feedline.recognition import pixel_changes as changes
-from feedline.recognition.array_image import ArrayImage, maps_as_pillow, pixels_of
-from feedline.recognition.own_code import StandIn, own_call
-from feedline.recognition.pixel_policies import TimmPolicy, TorchvisionPolicy
-from feedline.recognition.replacements import Replacements
+from feedline.recognition.array_image import ArrayImage, pixels_of
+from feedline.recognition.pixel_policies import (
+    StepProxy,
+    TimmPolicy,
+    TorchvisionPolicy,
+    call_method,
+)
 from feedline.recognition.steps import flattened, is_librarys, origin
 from feedline.stores.store import Pixels
 
@@ -43,26 +46,26 @@ _MAPPING = (*_POLICIES, "RandomAffine", "RandomRotation", "timm.AutoAugment", "t
 _OLDEST = ("RandomGrayscale", "RandomHorizontalFlip", "RandomVerticalFlip")
 
 
-def pixel_step(step: Any, replacements: Replacements) -> PixelStep | None:
+def pixel_step(step: Any) -> PixelStep | None:
     """Pixel operation of a step on PIL images; None if it must run itself."""
     if compiled is None:
         return None
-    parts = list(flattened(step, replacements))
+    parts = list(flattened(step))
     if parts != [step]:  # a Compose or the like
-        held = _all(parts, replacements)
+        held = _all(parts)
         return None if held is None else _InTurn(held)
     second = ".v2" in type(step).__module__
-    match origin(step, replacements):
+    match origin(step):
         case "ColorJitter":
             return _Jitter(step, second)
         case "GaussianBlur" if max(step.kernel_size) <= _MOST_TAPS:
             return _Blur(step, second)
         case str(name) if name in _MAPPING:
-            return _mapping(name, step, replacements) if maps_as_pillow() else None
+            return _mapping(name, step)
         case "Identity":
             return _InTurn(())
         case "RandomApply" | "RandomChoice" | "RandomOrder":
-            held = _all(step.transforms, replacements)
+            held = _all(step.transforms)
             return None if held is None else _Holder(step, held)
         case str(name):
             change = _change(name, step)
@@ -72,20 +75,20 @@ def pixel_step(step: Any, replacements: Replacements) -> PixelStep | None:
     return None
 
 
-def _mapping(name: str, step: Any, replacements: Replacements) -> PixelStep | None:
+def _mapping(name: str, step: Any) -> PixelStep | None:
     """Pixel operation of a step that may call Pillow's affine map."""
     if name.startswith("timm."):
-        return TimmPolicy.of(step) if is_librarys(step, replacements) else None
+        return TimmPolicy.of(step) if is_librarys(step) else None
     if name in _POLICIES:
         return TorchvisionPolicy(step, ".v2" in type(step).__module__)
     return None if getattr(step, "expand", False) else _OnImage(step)
 
 
-def _all(steps: Iterable[Any], replacements: Replacements) -> tuple[PixelStep, ...] | None:
+def _all(steps: Iterable[Any]) -> tuple[PixelStep, ...] | None:
     """Pixel operations of steps; None if one of them must run itself."""
     made = []
     for step in steps:
-        fast = pixel_step(step, replacements)
+        fast = pixel_step(step)
         if fast is None:
             return None
         made.append(fast)
@@ -211,6 +214,6 @@ class _Holder:
     held: tuple[PixelStep, ...]
 
     def __call__(self, pixels: Pixels) -> Pixels:
-        stand_in = StandIn(self.step, {"transforms": self.held})
-        left: Pixels = own_call(type(self.step))(stand_in, pixels)
-        return left
+        proxy = StepProxy(self.step, {"transforms": self.held})
+        made: Pixels = call_method(type(self.step))(proxy, pixels)
+        return made

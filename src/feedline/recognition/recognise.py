@@ -23,21 +23,19 @@ from typing import Any, cast
 
 from feedline.images.chosen_images import ChosenImages
 from feedline.images.image_source import ImageSource
-from feedline.recognition.compiled import Compiled, calls_of
+from feedline.recognition.compiled import Compiled
 from feedline.recognition.folders import folders_of
+from feedline.recognition.library_code import replaced_method
 from feedline.recognition.pipeline import ImagePipeline, SamplePipeline
 from feedline.recognition.pipeline_per_size import PipelinePerSize
 from feedline.recognition.reading import Reading
 from feedline.recognition.recognised_transform import RecognisedTransform
-from feedline.recognition.replacements import Replacements
 from feedline.recognition.samples import store_of
-from feedline.recognition.steps import AtSize, NotRecognised, said, words
+from feedline.recognition.steps import AtSize, NotRecognised, check_libraries, said, words
 from feedline.recognition.subsets import numbers_of, unwrapped
 from feedline.recognition.transform_reader import read
-from feedline.recognition.view_form import Wrapped
 from feedline.recognition.views import Views
 from feedline.recognition.views_pipeline import ViewsPipeline
-from feedline.recognition.wrappers import wrapped_in
 from feedline.stores.store import SampleStore
 
 __all__ = ["Recognition", "recognise", "source_within"]
@@ -83,19 +81,19 @@ class _Recipe:
     transforms: tuple[Any, ...]
     target: Any
 
-    def recognised(self, store: SampleStore, replacements: Replacements, at: AtSize) -> Recognition:
+    def recognised(self, store: SampleStore, at: AtSize) -> Recognition:
         """Compile the transforms, at one size if a `per_size` is among them.
 
         Raises:
             NotRecognised: everything must run unchanged.
         """
         first, *others = self.transforms
-        calls = _calls_of(first, at)
         for other in others:
-            _check_alike(first, other, replacements, at)
-        if calls.form != 0:
-            return _of_views(calls, store, self, replacements, at)
-        recognised = read(calls.transforms[0], replacements, at)
+            _check_alike(first, other, at)
+        transform = at.transform_of(first)
+        if type(transform) is Views:
+            return _of_views(transform, store, self, at)
+        recognised = read(_pipeline_of(transform), at)
         notes = recognised.notes
         if recognised.no_rows:
             notes += (f"{recognised.no_rows} So samples are made, and collated afterwards.",)
@@ -127,26 +125,27 @@ def recognise(dataset: object, sizes: Sequence[int] = ()) -> Recognition:
 
 
 def _recognised(dataset: object, sizes: tuple[int | None, ...]) -> Recognition:
-    replacements, folders = Replacements(), list[Any]()
+    folders = list[Any]()
     source = source_within(dataset)
     if source is None:
-        chosen = folders_of(dataset, replacements, lambda folder: _check(folder, replacements))
+        chosen = folders_of(dataset, _check)
         folders = chosen.folders
         _check_targets(folders)
         transforms = tuple(folder.transform for folder in folders)
         recipe = _Recipe(Reading.as_torchvision(), transforms, folders[0].target_transform)
     else:
         recipe = _Recipe(Reading.of(source), (source.transform,), None)
+    check_libraries()
     store: SampleStore | None = None if source is None else source.store
     found: dict[int, Recognition] = {}
     at_sizes = [AtSize(size) for size in sizes]
     try:
         for at in at_sizes:
             for folder in folders:
-                _check_loader(folder, replacements, at)
+                _check_loader(folder, at)
             if store is None:
                 store = store_of(chosen)
-            one = recipe.recognised(store, replacements, at)
+            one = recipe.recognised(store, at)
             if not at.used:
                 return one
             found[_checked(one, at)] = one
@@ -182,7 +181,7 @@ def _per_size(found: dict[int, Recognition], recipe: _Recipe) -> Recognition:
 def _pipeline_at(recipe: _Recipe, store: SampleStore, size: int) -> SamplePipeline:
     """Pipeline of a size; NotRecognised if there is none."""
     at = AtSize(size)
-    found = recipe.recognised(store, Replacements(), at)
+    found = recipe.recognised(store, at)
     _checked(found, at)
     assert found.pipeline is not None, "the pipeline was compiled"
     return found.pipeline
@@ -218,9 +217,7 @@ def _is_users(kind: type) -> bool:
     return not kind.__module__.startswith("feedline.")
 
 
-def _of_views(
-    views: Wrapped, store: SampleStore, recipe: _Recipe, replacements: Replacements, at: AtSize
-) -> Recognition:
+def _of_views(views: Views, store: SampleStore, recipe: _Recipe, at: AtSize) -> Recognition:
     """Compile a dataset with several views; NotRecognised if one of them runs unchanged."""
     known: dict[int, RecognisedTransform] = {}
     fast: list[str] = []
@@ -230,14 +227,14 @@ def _of_views(
         if id(transform) in known:
             continue
         try:
-            known[id(transform)] = found = read(transform, replacements, at)
+            known[id(transform)] = found = read(transform, at)
         except NotRecognised as why:
             raise NotRecognised(f"View {number} runs unchanged: {why}") from None
         fast += [f"view {number}: {found.fast[0]}", *found.fast[1:]]
         as_is += found.as_is
         notes += found.notes
     recognised = tuple(known[id(transform)] for transform in views.transforms)
-    pipeline = ViewsPipeline(store, recognised, views.form, recipe.reading, recipe.target)
+    pipeline = ViewsPipeline(store, recognised, recipe.reading, recipe.target)
     return Recognition(pipeline, tuple(fast), tuple(as_is), tuple(notes))
 
 
@@ -253,7 +250,7 @@ def _check_source(source: ImageSource[Any]) -> None:
         raise NotRecognised(f"{kind.__name__} overrides {own[0]}, which may return anything.")
 
 
-def _check(dataset: Any, replacements: Replacements) -> None:
+def _check(dataset: Any) -> None:
     """Raise NotRecognised if anything else than the pipeline may matter."""
     kind = type(dataset)
     module: Any = sys.modules.get("torchvision.datasets.folder")
@@ -273,7 +270,7 @@ def _check(dataset: Any, replacements: Replacements) -> None:
                     f"{kind.__name__} is a subclass of a torchvision dataset that overrides {name} "
                     f"({base.__name__}.{name}), which may return anything."
                 )
-    why = replacements.replaced_in(kind, _LOOKED_UP)
+    why = replaced_method(kind)
     own = [name for name in _LOOKED_UP if name in vars(dataset)]
     if why or own or hasattr(kind, "__getitems__"):
         why = why or f"this {kind.__name__} has its own {', '.join(own) or '__getitems__'}"
@@ -285,31 +282,21 @@ def _check(dataset: Any, replacements: Replacements) -> None:
         raise NotRecognised("The dataset has no transform, so it returns PIL images.")
 
 
-def _check_loader(dataset: Any, replacements: Replacements, at: AtSize) -> None:
+def _check_loader(dataset: Any, at: AtSize) -> None:
     """Raise NotRecognised if images may be read differently than by torchvision's loader."""
     paths = any(dataset.loader is each for each in _GIVES_PATHS)
     if paths and type(at.transform_of(dataset.transform)) in (Compiled, Views):
-        if replaced := replacements.replaced_in_pillow():
-            raise NotRecognised(f"{replaced}.")
         return
-    why_not = replacements.replaced_in_loader(dataset.loader)
-    if why_not is None:
+    folder: Any = sys.modules["torchvision.datasets.folder"]
+    if not any(dataset.loader is each for each in (folder.default_loader, folder.pil_loader)):
         raise NotRecognised(f"The loader {words(dataset.loader)} is not torchvision's own.")
-    if why_not:
-        raise NotRecognised(f"{why_not}.")
     if sys.modules["torchvision"].get_image_backend() != "PIL":
         raise NotRecognised("torchvision's image backend is not PIL.")
 
 
-def _calls_of(transform: Any, at: AtSize) -> Wrapped:
-    """Functions called with an image; NotRecognised if a user's wrapper does more than that."""
-    transform = at.transform_of(transform)
-    found = wrapped_in(transform)
-    if isinstance(found, Wrapped):
-        return found
-    if found:
-        raise NotRecognised(found)
-    return calls_of(transform)
+def _pipeline_of(transform: Any) -> Any:
+    """Pipeline within a result of `feedline.compile`; any other transform itself."""
+    return transform.transform if type(transform) is Compiled else transform
 
 
 def _check_targets(folders: Sequence[Any]) -> None:
@@ -318,13 +305,13 @@ def _check_targets(folders: Sequence[Any]) -> None:
         raise NotRecognised("The parts of the ConcatDataset have different target_transforms.")
 
 
-def _check_alike(first: Any, other: Any, replacements: Replacements, at: AtSize) -> None:
+def _check_alike(first: Any, other: Any, at: AtSize) -> None:
     """Raise NotRecognised if two transforms are not equivalent."""
     if other is first:
         return
-    calls = [_calls_of(each, at) for each in (first, other)]
-    several = any(each.form != 0 for each in calls)
-    if several or not _alike(*(read(each.transforms[0], replacements, at) for each in calls)):
+    both = [_pipeline_of(at.transform_of(each)) for each in (first, other)]
+    several = any(type(each) is Views for each in both)
+    if several or not _alike(*(read(each, at) for each in both)):
         raise NotRecognised(
             f"The parts of the ConcatDataset have different transforms, {words(first)} and "
             f"{words(other)}, but only one for all can be compiled."

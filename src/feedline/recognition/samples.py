@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from feedline.recognition.folders import Chosen, folders_of, listed
-from feedline.recognition.replacements import Replacements
 from feedline.recognition.steps import NotRecognised
 from feedline.stores.file_store import FileStore
 from feedline.stores.path_table import LabelledPaths, common_folder, starts_of
@@ -39,7 +38,7 @@ def folder_fingerprint(dataset: object) -> str | None:
             raise NotRecognised("It is not a folder.")
 
     try:
-        return store_of(folders_of(dataset, Replacements(), check)).fingerprint()
+        return store_of(folders_of(dataset, check)).fingerprint()
     except Exception:
         return None
 

@@ -1,10 +1,11 @@
 """Identification of a pipeline's steps: unmodified steps of torchvision or timm, or anything else.
 
 Guarantees: neither library is ever imported: its steps exist only if it was. A subclass is not a
-library's own step, because it may do anything; nor is a step with hooks or a replaced method, or
-one that calls a replaced function.
+library's own step, because it may do anything; nor is a step with hooks, a replaced method or a
+shadowing attribute, or one of a library version that was not checked.
 
-Relies on the names and modules of torchvision's transforms, both versions of them, and of timm's.
+Relies on `library_code` for replaced code, and on the names and modules of the transforms of
+torchvision, both versions of them, and of timm.
 """
 
 from __future__ import annotations
@@ -19,14 +20,22 @@ from torch.nn.modules import module as modules
 from feedline.images.stable_repr import without_addresses
 from feedline.order.requested_size import PerSize, SampleRequest
 from feedline.randomness import seeded, unbroken
-from feedline.recognition.replacements import Replacements
+from feedline.recognition.library_code import (
+    is_original,
+    library_of,
+    replaced_function,
+    replaced_method,
+    unchecked_version,
+)
 
 __all__ = [
     "AtSize",
     "NotRecognised",
     "altered",
+    "check_libraries",
     "flattened",
     "in_full",
+    "is_known",
     "is_librarys",
     "no_fast_step",
     "origin",
@@ -112,21 +121,21 @@ class AtSize:
         return transform
 
 
-def origin(step: object, replacements: Replacements) -> str | None:
+def origin(step: object) -> str | None:
     """Library name of an unmodified step's class; None for any other.
 
     Names of timm's have the prefix "timm.".
     """
     name = _known_as(type(step))
-    return name if name and not altered(step, replacements) else None
+    return name if name and not altered(step) else None
 
 
 def _known_as(kind: type) -> str:
     """Name of a torchvision or timm class used here; "" for any other."""
-    name = kind.__name__
-    if kind is nn.Identity or _is_in(_MODULES, kind):
+    name, library = kind.__name__, library_of(kind)
+    if kind is nn.Identity or (library == "torchvision" and _is_in(_MODULES, kind)):
         return name
-    return f"timm.{name}" if kind.__module__ in _TIMMS and _is_in(_TIMMS, kind) else ""
+    return f"timm.{name}" if library == "timm" and _is_in(_TIMMS, kind) else ""
 
 
 def _is_in(modules: tuple[str, ...], kind: type) -> bool:
@@ -134,89 +143,102 @@ def _is_in(modules: tuple[str, ...], kind: type) -> bool:
     return any(getattr(module, kind.__name__, None) is kind for module in found)
 
 
-def altered(
-    thing: object, replacements: Replacements, called: tuple[str, ...] | None = None
-) -> str:
-    """Modification of an object of torch or torchvision; "" if it is unmodified.
+def check_libraries() -> None:
+    """Raise NotRecognised if Pillow's version or a function of the libraries is not trusted."""
+    if why := unchecked_version("PIL") or replaced_function():
+        raise NotRecognised(f"{why}.")
 
-    Args:
-        thing: the object.
-        replacements: library code checked so far.
-        called: methods whose own calls matter; None for all.
-    """
+
+def altered(thing: object) -> str:
+    """Reason not to trust an object of a library's class; "" if it is unmodified."""
     kind = type(thing)
     for name in vars(thing):
-        if hasattr(kind, name):
+        if hasattr(kind, name) or name == "__getitems__":  # which torch looks up on the object
             return f"this {kind.__name__} has its own {name}"
     if any(vars(thing).get(hooks) for hooks in _HOOKS):
         return f"this {kind.__name__} has hooks"
     if isinstance(thing, nn.Module) and any(vars(modules).get(hooks) for hooks in _ALL_HOOKS):
         return "all torch modules have hooks, from register_module_forward_hook or the like"
-    return replacements.replaced_in(kind, called)
+    return unchecked_version(library_of(kind)) or replaced_method(kind)
 
 
-def no_fast_step(step: object, replacements: Replacements) -> str:
+def is_known(step: object) -> bool:
+    """Return True for a torchvision or timm step, or a subclass; also if it was modified."""
+    return type(step) is nn.Sequential or _known_base(step) is not None
+
+
+def _known_base(step: object) -> type | None:
+    return next((base for base in type(step).__mro__ if _known_as(base)), None)
+
+
+def no_fast_step(step: object) -> str:
     """Reason why a step cannot be fused: a sentence."""
-    why = altered(step, replacements) if _known_as(type(step)) else ""
+    kind, known = type(step), _known_base(step)
+    why = ""
+    if known is kind or kind is nn.Sequential:
+        why = altered(step)
+    elif known is not None:
+        why = f"{kind.__name__} is a subclass of {known.__name__}, and only exact classes are"
     return f"{words(step)} cannot be fused{': ' * bool(why)}{why}."
 
 
-def well_behaved(steps: Iterable[Callable[[Any], Any]], replacements: Replacements) -> bool:
+def well_behaved(steps: Iterable[Callable[[Any], Any]]) -> bool:
     """Return True if steps certainly draw only from torch's global generator, and keep no input.
 
     torchvision's own transforms do, except RandomOrder and RandomChoice, which draw from Python's.
     """
-    return all(_behaves(step, replacements) for step in steps)
+    return all(_behaves(step) for step in steps)
 
 
-def _behaves(step: Callable[[Any], Any], replacements: Replacements) -> bool:
-    name = origin(step, replacements)
+def _behaves(step: Callable[[Any], Any]) -> bool:
+    name = origin(step)
     if name in ("Compose", "RandomApply"):
         held: Any = getattr(step, "transforms", None)
-        return type(held) in _HOLDING and well_behaved(held, replacements)
+        return type(held) in _HOLDING and well_behaved(held)
     return name is not None and name not in _HOLDERS | _CALLERS and not name.startswith("timm.")
 
 
-def is_librarys(step: object, replacements: Replacements) -> bool:
+def is_librarys(step: object) -> bool:
     """Return True if a step runs only code of torchvision and timm."""
-    name = origin(step, replacements)
+    name = origin(step)
     if name in _HOLDERS:
         held: Any = getattr(step, "transforms", None)
-        return type(held) in _HOLDING and all(is_librarys(each, replacements) for each in held)
+        return type(held) in _HOLDING and all(is_librarys(each) for each in held)
     if name in _POLICIES:
-        return _are_timms(getattr(step, _POLICIES[name], None), replacements)
+        return _are_timms(getattr(step, _POLICIES[name], None))
     return name is not None and name not in _CALLERS and name != "timm.AugmentOp"
 
 
-def sizes_of_its_own(step: object, replacements: Replacements) -> bool:
+def sizes_of_its_own(step: object) -> bool:
     """Return True if a library's step, or one within it, sets a fixed image size."""
-    if origin(step, replacements) is None:
+    if origin(step) is None:
         return False
     held: Any = getattr(step, "transforms", None)
     if type(held) in _HOLDING:
-        return any(sizes_of_its_own(each, replacements) for each in held)
+        return any(sizes_of_its_own(each) for each in held)
     return any(vars(step).get(name) is not None for name in _SIZES)
 
 
-def _are_timms(operations: Any, replacements: Replacements) -> bool:
+def _are_timms(operations: Any) -> bool:
     """Return True if a policy's operations, in lists of any depth, call only timm functions."""
     if type(operations) is list:
-        return all(_are_timms(each, replacements) for each in operations)
+        return all(_are_timms(each) for each in operations)
     return (
-        origin(operations, replacements) == "timm.AugmentOp"
-        and replacements.is_own(operations.aug_fn)
-        and (operations.level_fn is None or replacements.is_own(operations.level_fn))
+        origin(operations) == "timm.AugmentOp"
+        and _is_timms(operations.aug_fn)
+        and (operations.level_fn is None or _is_timms(operations.level_fn))
     )
 
 
-def flattened(
-    transform: Any, replacements: Replacements, at: AtSize | None = None
-) -> Iterator[Callable[[Any], Any]]:
+def _is_timms(function: Any) -> bool:
+    return is_original(function) and library_of(function) == "timm"
+
+
+def flattened(transform: Any, at: AtSize | None = None) -> Iterator[Callable[[Any], Any]]:
     """Steps of a transform in order, out of nested Composes and nn.Sequentials.
 
     Args:
         transform: any transform.
-        replacements: library code checked so far.
         at: replaces each `per_size` by its transform at one size; None: it is a step.
 
     Raises:
@@ -225,13 +247,13 @@ def flattened(
     if at is not None:
         transform = at.transform_of(transform)
     children: Any = None
-    if type(transform) is nn.Sequential and not altered(transform, replacements):
+    if type(transform) is nn.Sequential and not altered(transform):
         children = transform
-    elif origin(transform, replacements) == "Compose":
+    elif origin(transform) == "Compose":
         children = transform.transforms
     if type(children) in _HOLDING:
         for child in children:
-            yield from flattened(child, replacements, at)
+            yield from flattened(child, at)
     else:
         yield transform
 

@@ -6,19 +6,16 @@ whole numbers within the range of the inner dataset.
 
 from __future__ import annotations
 
-import operator
 import sys
-from types import FunctionType
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Dataset, Subset
-from torch.utils.data import dataset as torch_dataset
+from torch.utils.data import Subset
 
-from feedline.recognition.steps import NotRecognised
+from feedline.recognition.steps import NotRecognised, altered
 from feedline.stores.chosen_store import Numbers
 
-__all__ = ["chosen_by", "has_images", "numbers_of", "replaced", "unwrapped"]
+__all__ = ["chosen_by", "has_images", "numbers_of", "unwrapped"]
 
 _DEEPEST = 100  # subsets of subsets
 
@@ -37,7 +34,7 @@ def unwrapped(dataset: Any) -> tuple[Any, list[Any]]:
         NotRecognised: too many nested Subsets.
     """
     subsets: list[Any] = []
-    while type(dataset) is Subset and not replaced(dataset):
+    while type(dataset) is Subset and not altered(dataset):
         if len(subsets) == _DEEPEST:
             raise NotRecognised(f"The Subset is nested more than {_DEEPEST} levels deep.")
         subsets.append(dataset)
@@ -73,25 +70,3 @@ def chosen_by(given: Any, numbers: Numbers) -> Numbers:
         raise NotRecognised(f"The indices of the Subset exceed its {length} samples.")
     # Negative ones count from the end of what they choose from.
     return numbers[indices.astype(np.int64) % max(length, 1)]
-
-
-_torchs_own: dict[type, tuple[object, ...]] = {}
-"""Members of a class and of Dataset, after they were found to be torch's own."""
-
-
-def replaced(dataset: Any) -> bool:
-    """Return True if a method of a torch dataset was replaced. Quick, for use at each batch."""
-    kind = type(dataset)
-    members = *vars(kind).values(), *vars(Dataset).values()
-    own = _torchs_own.get(kind, ())
-    if len(own) != len(members) or any(map(operator.is_not, members, own)):
-        if any(callable(member) and not _is_torchs(member) for member in members):
-            return True
-        _torchs_own[kind] = members
-    # Loaders ask an object itself for `__getitems__`, which not every class has.
-    return any(hasattr(kind, name) or name == "__getitems__" for name in vars(dataset))
-
-
-def _is_torchs(function: Any) -> bool:
-    # By its globals: a decorator copies the name of its module.
-    return type(function) is FunctionType and function.__globals__ is vars(torch_dataset)

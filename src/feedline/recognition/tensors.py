@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch.utils.data import Subset, TensorDataset, default_collate
 from torch.utils.data._utils import collate as torch_collate
 
-from feedline.recognition.steps import NotRecognised, said
-from feedline.recognition.subsets import replaced, unwrapped
+from feedline.recognition.steps import NotRecognised, altered, said
+from feedline.recognition.subsets import unwrapped
 
 __all__ = ["MAX_BATCH_BYTES", "BatchedTensors", "Gather", "batched_tensors"]
 
@@ -91,7 +91,7 @@ def _check(dataset: Any, subsets: list[Any]) -> None:
     kind = type(dataset)
     if any(type(each.indices) not in (list, range, np.ndarray, torch.Tensor) for each in subsets):
         raise NotRecognised("The indices of the Subset have a class that may do anything.")
-    if kind in (Subset, TensorDataset) and replaced(dataset):
+    if kind in (Subset, TensorDataset) and altered(dataset):
         raise NotRecognised(f"A method of {kind.__name__} was replaced.")
     if kind is not TensorDataset:
         raise NotRecognised(f"{kind.__name__} is not torch's TensorDataset.")

@@ -23,12 +23,12 @@ from feedline.images.shape import Shape, shape_in_words
 from feedline.recognition.pixel_lut import PixelLut
 from feedline.recognition.pixel_steps import PixelStep, pixel_step
 from feedline.recognition.recognised_transform import RecognisedTransform
-from feedline.recognition.replacements import Replacements
 from feedline.recognition.step_filter import step_filter
 from feedline.recognition.steps import (
     AtSize,
     NotRecognised,
     flattened,
+    is_known,
     no_fast_step,
     origin,
     sizes_of_its_own,
@@ -45,21 +45,24 @@ _OF_TIMM = ("timm.MaybeToTensor", "timm.MaybePILToTensor", "timm.ToTensor")
 _POINTWISE = _OF_BOTH_VERSIONS + _OF_VERSION_2 + _OF_TIMM
 
 
-def read(
-    transform: object, replacements: Replacements, at: AtSize | None = None
-) -> RecognisedTransform:
+def read(transform: object, at: AtSize | None = None) -> RecognisedTransform:
     """Compile a pipeline.
 
     Args:
         transform: the pipeline.
-        replacements: library code checked so far.
         at: as in `flattened`.
 
     Raises:
         NotRecognised: it must run unchanged.
     """
-    steps = list(flattened(transform, replacements, at))
-    reader = _Reader(replacements)
+    steps = list(flattened(transform, at))
+    if steps and steps[0] is transform and not is_known(transform):
+        raise NotRecognised(
+            f"{words(transform)} is not a torchvision or timm pipeline, so it runs unchanged. "
+            "Compile the pipelines that it calls: feedline.views(first, second) returns several "
+            "views of an image, feedline.compile(pipeline) one."
+        )
+    reader = _Reader()
     taken, why = reader.take_many(steps)
     rest = steps[taken:]
     crop, shape = reader.crop(why)
@@ -68,8 +71,8 @@ def read(
             f"{words(rest[0])} must run unchanged, but torch's default dtype is "
             f"{torch.get_default_dtype()}, which worker processes do not inherit."
         )
-    tail = _between(reader.lut, rest, replacements) or _behind(reader.lut, rest)
-    tail, no_rows = tail_of(tail, shape, replacements)
+    tail = _between(reader.lut, rest) or _behind(reader.lut, rest)
+    tail, no_rows = tail_of(tail, shape)
     return RecognisedTransform(
         crop=crop,
         resize_mode=reader.resize_mode,
@@ -77,11 +80,9 @@ def read(
         tail=tail,
         fast=tuple(map(words, (*steps[:taken], *tail.fast))),
         as_is=tuple(map(words, tail.as_is)),
-        notes=(_why_not(tail, why, replacements), _said_of(tail)) if tail.as_is else (),
+        notes=(_why_not(tail, why), _said_of(tail)) if tail.as_is else (),
         no_rows=no_rows,
-        sized=next(
-            (words(step) for step in tail.as_is if sizes_of_its_own(step, replacements)), ""
-        ),
+        sized=next((words(step) for step in tail.as_is if sizes_of_its_own(step)), ""),
     )
 
 
@@ -96,11 +97,9 @@ def _behind(lut: PixelLut, rest: Sequence[Step]) -> TransformTail:
     return TransformTail(table=table, form=lut.form, after=tuple(rest))
 
 
-def _between(
-    lut: PixelLut, rest: Sequence[Step], replacements: Replacements
-) -> TransformTail | None:
+def _between(lut: PixelLut, rest: Sequence[Step]) -> TransformTail | None:
     """Tail with unchanged steps before a table; None if that is not possible."""
-    known = [origin(step, replacements) in _POINTWISE for step in rest]
+    known = [origin(step) in _POINTWISE for step in rest]
     if not any(known) or not lut.untouched:
         return None
     start = known.index(True)
@@ -114,7 +113,7 @@ def _between(
     return TransformTail(
         held=lut.form,
         before=tuple(rest[:start]),
-        in_place=tuple(_in_place(step, lut, replacements) for step in rest[:start]),
+        in_place=tuple(_in_place(step, lut) for step in rest[:start]),
         table=values,
         tabled=tuple(rest[start:stop]),
         form=longer.form,
@@ -122,17 +121,17 @@ def _between(
     )
 
 
-def _in_place(step: Step, lut: PixelLut, replacements: Replacements) -> PixelStep | None:
-    return pixel_step(step, replacements) if lut.form == "pil" else None
+def _in_place(step: Step, lut: PixelLut) -> PixelStep | None:
+    return pixel_step(step) if lut.form == "pil" else None
 
 
-def _why_not(tail: TransformTail, why: str, replacements: Replacements) -> str:
+def _why_not(tail: TransformTail, why: str) -> str:
     """Reason why the first unchanged step is not fused, a sentence; `why`: where the reader
     stopped.
     """
     first = tail.as_is[0]
     stopped = tail.before[0] if tail.before else first
-    return why if first is stopped else no_fast_step(first, replacements)
+    return why if first is stopped else no_fast_step(first)
 
 
 def _said_of(tail: TransformTail) -> str:
@@ -152,8 +151,7 @@ class _Reader:
     Steps that change each pixel independently go to `lut`, the others are recorded.
     """
 
-    def __init__(self, replacements: Replacements) -> None:
-        self._replacements = replacements
+    def __init__(self) -> None:
         self.lut = PixelLut()
         self._random_crop: tuple[Any, Shape] | None = None  # the step, to which shape
         self._resized: int | Shape | None = None  # the shorter side, or the whole
@@ -174,7 +172,7 @@ class _Reader:
 
     def take(self, step: Step) -> None:
         """Add a step, or raise NotRecognised without a change."""
-        name = origin(step, self._replacements)
+        name = origin(step)
         if name in _POINTWISE:
             self.lut.take(step)
         elif name in ("RandomResizedCrop", "timm.RandomResizedCropAndInterpolation"):
@@ -186,7 +184,7 @@ class _Reader:
         elif name == "RandomHorizontalFlip":
             self._take_flip(step)
         else:
-            raise NotRecognised(no_fast_step(step, self._replacements))
+            raise NotRecognised(no_fast_step(step))
 
     def crop(self, why: str) -> tuple[Transform, Shape]:
         """Crop of the steps, and its height and width in pixels.

@@ -27,7 +27,6 @@ from feedline.images.shape import Shape, shape_in_words
 from feedline.randomness import seeded, unbroken
 from feedline.recognition.erasing import in_place
 from feedline.recognition.pixel_steps import PixelStep
-from feedline.recognition.replacements import Replacements
 from feedline.recognition.steps import is_librarys, said, well_behaved, words
 from feedline.stores.store import Pixels
 from feedline.trace.stage_timer import end_stage, is_timing
@@ -242,9 +241,7 @@ def _pixels_of(value: object, form: Form) -> Pixels | None:
     return np.ascontiguousarray(value.as_subclass(torch.Tensor).permute(1, 2, 0).numpy())
 
 
-def tail_of(
-    tail: TransformTail, shape: Shape, replacements: Replacements
-) -> tuple[TransformTail, str]:
+def tail_of(tail: TransformTail, shape: Shape) -> tuple[TransformTail, str]:
     """Create a tail that makes rows, if their layout can be determined.
 
     It is determined on a generated image of this shape, but only with libraries' own steps.
@@ -257,8 +254,8 @@ def tail_of(
         if table is None:
             return tail, "The pipeline returns PIL images, which cannot be rows."
         return replace(tail, dtype=table.dtype.name, channels=3), ""
-    tail = replace(tail, well_behaved=well_behaved(steps, replacements))
-    foreign = [words(step) for step in steps if not is_librarys(step, replacements)]
+    tail = replace(tail, well_behaved=well_behaved(steps))
+    foreign = [words(step) for step in steps if not is_librarys(step)]
     if foreign:
         return tail, f"The output of {', '.join(foreign)} is known only to its own code."
     all_words = ", ".join(map(words, steps))

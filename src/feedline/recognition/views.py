@@ -10,6 +10,7 @@ Relies on: `fused` for compilation, `given` for the inputs.
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,7 +36,6 @@ from feedline.recognition.picture import threads_decoder
 from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.steps import words
 from feedline.recognition.view_crops import ViewCrops, crops_of
-from feedline.recognition.view_form import Wrapped, arranged
 from feedline.stores.store import Pixels
 from feedline.trace import stage_timer
 
@@ -46,19 +46,18 @@ class Views:
     """Makes several views of an image; see `feedline.views`.
 
     Args:
-        calls: transforms of the views, in order, and the structure in which views are returned.
+        transforms: pipelines of the views, in order.
     """
 
-    def __init__(self, calls: Wrapped) -> None:
-        self.calls = calls
-        transforms = calls.transforms
+    def __init__(self, transforms: tuple[Callable[..., Any], ...]) -> None:
+        self.transforms = transforms
         fused = {id(transform): fuse(transform) for transform in transforms}
         self.fused = tuple(fused[id(transform)] for transform in transforms)
         self._crops: ViewCrops = crops_of(
             tuple(each.recognised for each in self.fused if each.recognised is not None)
         )
 
-    def __call__(self, *images: Any, **named: Any) -> Any:
+    def __call__(self, *images: Any, **named: Any) -> list[Any]:
         """Make the views.
 
         Args:
@@ -67,7 +66,7 @@ class Views:
             named: keyword arguments for the unchanged pipelines.
 
         Returns:
-            a list of the transforms' return values, in their order; of a wrapper its return value.
+            the transforms' return values, in their order.
 
         Raises:
             ImageError: a file cannot be read or decoded; names it.
@@ -77,11 +76,11 @@ class Views:
         """
         file = file_of(images[0]) if images else None
         if file is None:
-            return arranged(self.calls.form, self._made(None, images, named))
+            return self._made(None, images, named)
         if stage_timer.timed:
             stage_timer.end_stage("read")
         try:
-            return arranged(self.calls.form, self._made(file, images, named))
+            return self._made(file, images, named)
         except ImageError:
             raise
         except Exception as error:

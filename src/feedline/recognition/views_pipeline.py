@@ -19,7 +19,6 @@ from feedline.recognition.pipeline import STEPS, SamplePipeline
 from feedline.recognition.reading import Reading
 from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.view_crops import PlacedViews, crops_of
-from feedline.recognition.view_form import Form, arranged, in_words
 from feedline.stores.store import SampleStore
 
 __all__ = ["ViewsPipeline"]
@@ -31,7 +30,6 @@ class ViewsPipeline(SamplePipeline):
     Args:
         store: the samples' images and labels.
         recognised: compiled transform of each view.
-        form: structure in which the views of an image are returned.
         reading: how images are read.
         target_transform: as in `SamplePipeline`.
     """
@@ -42,11 +40,10 @@ class ViewsPipeline(SamplePipeline):
         self,
         store: SampleStore,
         recognised: tuple[RecognisedTransform, ...],
-        form: Form,
         reading: Reading,
         target_transform: Callable[[int], Any] | None = None,
     ) -> None:
-        self.recognised, self.form = recognised, form
+        self.recognised = recognised
         self._crops = crops_of(recognised)
         # What it places is read as one part, and never resized as one.
         super().__init__(store, cast(Transform, self._crops), reading, target_transform)
@@ -57,7 +54,7 @@ class ViewsPipeline(SamplePipeline):
         return self._crops.largest
 
     def sample(self, item: Item) -> tuple[Any, Any]:
-        """As in `SamplePipeline`: output of each view's last step, in the structure of the views.
+        """As in `SamplePipeline`: a list of the output of each view's last step.
 
         The item's size is that of the largest view, the others keep their proportion to it.
         """
@@ -77,14 +74,14 @@ class ViewsPipeline(SamplePipeline):
             with SampleRequest(None if asked is None else sides[number], item.strength):
                 made.append(view.tail.run(resized[number], seed))
         label = self._target(self.store.label(item.sample), item._replace(image_size=asked))
-        return arranged(self.form, made), label
+        return made, label
 
     def transform_identity(self) -> str:
         """Description and digests of everything that determines the pixels: equal in every
         process.
         """
         views = "; ".join(view.identity() for view in self.recognised)
-        return f"views in {in_words(self.form)}: {views}{self._form()}"
+        return f"views: {views}{self._form()}"
 
     def __repr__(self) -> str:
         views = "; ".join(map(str, self.recognised))
