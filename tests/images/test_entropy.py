@@ -85,6 +85,16 @@ def test_libjpeg_reads_them_to_the_same_pixels(kind):
         assert np.array_equal(by_libjpeg(data, part), cut_out(whole(data), part))
 
 
+def test_codes_read_without_bmi2_have_the_same_pixels():
+    decoder = compiled_decoder()
+    decoder._bmi2 = False
+    dice = np.random.default_rng(3)
+    for data in (*(KINDS[kind]() for kind in KINDS), *(random_jpeg(dice) for _ in range(40))):
+        size = decoder.open(data)
+        part = (size[0] // 3, size[1] // 3, size[0] - size[0] // 3, size[1] - size[1] // 3)
+        assert np.array_equal(read(decoder, data, part), by_libjpeg(data, part))
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_every_part_has_the_bytes_of_the_whole_whatever_the_restart_interval(data):

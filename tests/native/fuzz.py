@@ -90,9 +90,10 @@ def fuzz_resample(dice: Dice) -> None:
     box: tuple = ()
     if chance(dice, 0.6):
         sides = [n if chance(dice, 0.9) else 2 * n for n in image.shape[:2]]
-        first = [min(abs(real(dice, 0, n)), np.nextafter(n, 0)) for n in sides]
+        last = [np.nextafter(n, 0) for n in sides]
+        first = [min(real(dice, 0, n), n) if chance(dice, 0.7) else n for n in last]
         extents = [
-            (n - f) * float(dice.choice([1, 1e-9, dice.random()]))
+            (n - f) * float(dice.choice([1, 1, 1e-9, dice.random()]))
             for n, f in zip(sides, first, strict=True)
         ]
         box = ((*first, *extents),)

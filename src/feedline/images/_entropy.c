@@ -301,7 +301,7 @@ int entropy_mcu(Entropy *self, unsigned mcu, int16_t *const *blocks)
             self->broken = 1;
     }
 #ifdef __x86_64__
-    if (self->has_bmi2)
+    if (self->bmi2)
         decode_up_to_with_bmi2(self, mcu, blocks);
     else
 #endif

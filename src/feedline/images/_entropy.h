@@ -36,7 +36,7 @@ typedef struct {
     unsigned interval;           /* MCUs between two restart markers, or 0 */
     unsigned segment;            /* number of restart markers before it */
     unsigned mcu;                /* the next one */
-    int has_bmi2;                /* set once, by the owner */
+    char bmi2;                   /* use it; set by the owner */
     int blocks;
     struct {
         const Codes *dc, *ac;

@@ -532,7 +532,7 @@ static PyObject *decoder_new(PyTypeObject *type, PyObject *args, PyObject *named
     }
 #ifdef __x86_64__
     if (!failed)
-        self->entropy.has_bmi2 = cpu_has(BMI2);
+        self->entropy.bmi2 = cpu_has(BMI2) != 0;
 #endif
     if (!failed)
         find_decode_mcu(self);
@@ -552,6 +552,7 @@ static PyMethodDef decoder_methods[] = {
 
 static PyMemberDef decoder_members[] = {
     {"reads_codes", T_BOOL, offsetof(Decoder, reads_codes), 0, "See _jpeg.pyi."},
+    {"_bmi2", T_BOOL, offsetof(Decoder, entropy.bmi2), 0, "See _jpeg.pyi."},
     {NULL, 0, 0, 0, NULL},
 };
 

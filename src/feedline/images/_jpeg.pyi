@@ -25,6 +25,9 @@ class Decoder:
     its internal structures are not the expected ones. Set it to False to let libjpeg read them,
     which takes longer and gives the same pixels; True undoes that."""
 
+    _bmi2: bool
+    """True if the BMI2 code reads them; False switches to the other, with the same pixels."""
+
     def __new__(cls, library: str | os.PathLike[str], /) -> Decoder: ...
     def open(self, data: Buffer, /) -> tuple[int, int] | None:
         """Read the header of a JPEG file's bytes, held until `read` or another `open`.
