@@ -364,7 +364,7 @@ def test_a_function_runs_as_it_is(pictures):
     assert compiled(pictures["plain.jpg"], times=3) == 3 * brightest(opened(pictures["plain.jpg"]))
     said = compiled.explain()
     assert said.startswith("unchanged   all: brightest, called with Image.open(file)")
-    assert "because     brightest is not a torchvision or timm pipeline" in said
+    assert "because     brightest is not a transform that feedline can compile" in said
     assert repr(compiled) == "feedline.compile(unchanged: brightest)"
 
 

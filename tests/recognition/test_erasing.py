@@ -13,7 +13,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import feedline
-from feedline.recognition.erasing import in_place
+from feedline.recognition.transform_tail import erase_in_place
 
 
 @pytest.mark.parametrize("value", [0, (0.1, 0.2, 0.3), "random"])
@@ -25,7 +25,7 @@ def test_it_erases_the_same_in_the_input_itself(kind: Any, value: Any) -> None:
     wanted = step(given)
     assert not torch.equal(wanted, given)
     torch.manual_seed(3)
-    made = in_place(step)(given)
+    made = erase_in_place(step)(given)
     assert torch.equal(made, wanted)
     assert type(made) is type(wanted)
     assert made.data_ptr() == given.data_ptr()
@@ -36,7 +36,7 @@ def test_what_is_set_on_the_step_is_followed() -> None:
     step = v1.RandomErasing(1.0)
     given = torch.ones(3, 20, 24)
     step.p = 0.0
-    assert torch.equal(in_place(step)(given), torch.ones(3, 20, 24))
+    assert torch.equal(erase_in_place(step)(given), torch.ones(3, 20, 24))
 
 
 def test_other_steps_are_left_as_they_are() -> None:
@@ -44,7 +44,7 @@ def test_other_steps_are_left_as_they_are() -> None:
         pass
 
     for step in (v1.Normalize([0.5], [0.5]), RandomErasing(), torch.neg):
-        assert in_place(step) is step
+        assert erase_in_place(step) is step
 
 
 def test_an_image_of_the_users_is_not_written_to() -> None:

@@ -170,9 +170,9 @@ def test_a_replaced_method_concerns_its_own_step_alone(
 ) -> None:
     monkeypatch.setattr(v1.RandomHorizontalFlip, "forward", own)
     recognition = recognise(ImageFolder(root, v1.Compose([STEPS[0], STEPS[2]])))
-    assert recognition.as_is == ()
+    assert recognition.unchanged == ()
     recognition = recognise(ImageFolder(root, v1.Compose(STEPS)))
-    assert [step.partition("(")[0] for step in recognition.as_is] == ["RandomHorizontalFlip"]
+    assert [step.partition("(")[0] for step in recognition.unchanged] == ["RandomHorizontalFlip"]
     assert "RandomHorizontalFlip.forward was replaced by " in recognition.refused[0]
 
 
@@ -242,15 +242,16 @@ def test_attributes_that_other_packages_add_are_no_replacement(
 
 
 def test_feedlines_own_timer_is_no_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
-    for owner, method in ((v1.Compose, "__call__"), (v2.Compose, "forward")):
-        monkeypatch.setattr(owner, method, vars(owner)[method])  # to be put back
-    for module, method in (("", "__call__"), (".v2", "forward")):
-        transform_timing._wrap_method(
-            f"torchvision.transforms{module}", "Compose", method, transform_timing._time_compose
-        )
+    for kind, module, method, timed in (
+        (v1.Compose, "torchvision.transforms", "__call__", transform_timing._time_compose),
+        (v2.Compose, "torchvision.transforms.v2", "forward", transform_timing._time_compose),
+        (ImageFile.ImageFile, "PIL.ImageFile", "load", transform_timing._time_image_load),
+    ):
+        monkeypatch.setattr(kind, method, vars(kind)[method])  # restored after the test
+        transform_timing._wrap_method(module, kind.__name__, method, timed)
+        assert "__wrapped__" in vars(vars(kind)[method])
     for library in (v1, v2):
-        assert replaced_method(library.Compose) == ""
-        assert library.Compose(STEPS)(image(1, 40, 40)).shape == (3, 32, 32)
+        assert feedline.compile(library.Compose(STEPS)).explain().startswith("fused")
 
 
 @pytest.mark.parametrize("version", ["0.16.2", "0.999.0", "1.0", "0.30.0a0+5f2d4f4", ""])

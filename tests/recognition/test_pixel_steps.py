@@ -194,10 +194,10 @@ def test_a_pipeline_gives_the_same_with_them_and_without(
     recognition = recognise(dataset)
     assert plain.pipeline is not None
     assert recognition.pipeline is not None
-    assert [step.partition("(")[0] for step in recognition.as_is] == [
+    assert [step.partition("(")[0] for step in recognition.unchanged] == [
         *("RandomPerspective", "RandomErasing")
     ]
-    assert [step.partition("(")[0] for step in plain.as_is] == [
+    assert [step.partition("(")[0] for step in plain.unchanged] == [
         *(
             "ColorJitter",
             "RandomPerspective",
@@ -231,7 +231,7 @@ def test_of_dinos_views_nothing_runs_as_it_is(root: Path) -> None:
     blur = v1.RandomApply([v1.Compose([v1.GaussianBlur(9, (0.1, 2.0))])], p=0.1)
     steps = [v1.RandomResizedCrop(32), colours, blur, v1.RandomSolarize(128, 0.2), *FLOATS]
     recognition = recognise(ImageFolder(str(root), v1.Compose(steps)))
-    assert recognition.as_is == ()
+    assert recognition.unchanged == ()
     assert recognition.pipeline is not None
     assert recognition.pipeline.writes_rows
 
@@ -239,7 +239,7 @@ def test_of_dinos_views_nothing_runs_as_it_is(root: Path) -> None:
 def test_steps_on_tensors_run_themselves(root: Path) -> None:
     steps = [v2.ToImage(), v2.RandomResizedCrop(32), v2.ColorJitter(0.4), v2.ToDtype(torch.float32)]
     recognition = recognise(ImageFolder(str(root), v2.Compose(steps)))
-    assert [step.partition("(")[0] for step in recognition.as_is] == ["ColorJitter"]
+    assert [step.partition("(")[0] for step in recognition.unchanged] == ["ColorJitter"]
 
 
 def test_a_user_s_array_is_not_taken_for_pixels(root: Path) -> None:

@@ -185,7 +185,7 @@ def test_a_fixed_pipeline_gives_torchvisions_pixels_within_a_fifth_of_a_grey_lev
     per_unit, steps = FIXED[case]
     dataset, recognition = recognised(root, *steps)
     source = recognition.pipeline
-    assert recognition.as_is == ()
+    assert recognition.unchanged == ()
     assert recognition.refused == ()
     assert len(source) == len(dataset) == len(IMAGES)
     for sample, (theirs, label) in enumerate(dataset):
@@ -264,7 +264,7 @@ def flat(steps):
 def test_a_random_pipeline_gives_what_torchvision_makes_of_the_same_draws(root, case, monkeypatch):
     dataset, recognition = recognised(root, *RANDOM[case])
     source = recognition.pipeline
-    assert recognition.as_is == ()
+    assert recognition.unchanged == ()
     boxes = []
     monkeypatch.setattr(v1.RandomResizedCrop, "get_params", lambda *_: boxes[-1][:4])
     monkeypatch.setattr(
@@ -366,7 +366,7 @@ def test_totensor_follows_torchs_default_dtype(root):
 
 def test_what_is_fast_is_told(root):
     _, recognition = recognised(root, *RANDOM["v1 usual"])
-    assert [step.partition("(")[0] for step in recognition.fast] == [
+    assert [step.partition("(")[0] for step in recognition.fused] == [
         *("RandomResizedCrop", "RandomHorizontalFlip", "ToTensor", "Normalize")
     ]
     assert repr(recognition.pipeline) == (

@@ -34,7 +34,7 @@ def root(tmp_path_factory):
 def refused(dataset):
     recognition = recognise(dataset)
     assert recognition.pipeline is None
-    assert (recognition.fast, recognition.as_is) == ((), ())
+    assert (recognition.fused, recognition.unchanged) == ((), ())
     (reason,) = recognition.refused
     assert reason.endswith(".")
     return reason

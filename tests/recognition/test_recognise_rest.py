@@ -136,8 +136,8 @@ def test_a_sample_is_what_the_steps_make_of_the_fast_ones_pixels(root, case):
         unchanged = f"So {', '.join(between)} runs unchanged, after the fused steps."
     else:
         unchanged = f"So {', '.join(between)} runs unchanged, between the fused steps."
-    assert recognition.as_is == between
-    assert len(recognition.fast) == len(steps) - len(between)
+    assert recognition.unchanged == between
+    assert len(recognition.fused) == len(steps) - len(between)
     assert unchanged in recognition.refused
     assert pipeline.writes_rows == ("function" not in case)
     assert pipeline.recognised.tail.well_behaved == (
@@ -398,10 +398,10 @@ def test_a_step_is_told_the_size_and_strength_that_its_item_asks_for(root):
 def test_what_is_done_a_second_time_runs_as_it_is(root, second):
     steps = [v1.Resize(40), v1.RandomHorizontalFlip(), v1.CenterCrop(32)]
     _, recognition = recognised(root, *steps, second, v1.ToTensor())
-    assert [step.partition("(")[0] for step in recognition.fast] == [
+    assert [step.partition("(")[0] for step in recognition.fused] == [
         *("Resize", "RandomHorizontalFlip", "CenterCrop", "ToTensor")
     ]
-    assert [step.partition("(")[0] for step in recognition.as_is] == [type(second).__name__]
+    assert [step.partition("(")[0] for step in recognition.unchanged] == [type(second).__name__]
 
 
 def test_a_view_of_the_row_is_copied_as_it_shows():
@@ -479,8 +479,8 @@ def test_what_a_step_of_the_users_own_leaves_is_given_to_the_steps_behind_it(roo
 def test_steps_that_do_more_than_give_values_come_behind_the_unchanged_ones(root):
     swapped = v1.Normalize([0.5], [0.5])
     _, recognition = recognised(root, *CROP, v1.ColorJitter(0.4), v1.ToTensor(), grow, swapped)
-    assert [step.partition("(")[0] for step in recognition.fast][2:] == ["ToTensor"]
-    assert [step.partition("(")[0] for step in recognition.as_is] == [
+    assert [step.partition("(")[0] for step in recognition.fused][2:] == ["ToTensor"]
+    assert [step.partition("(")[0] for step in recognition.unchanged] == [
         *("ColorJitter", "grow", "Normalize")
     ]
     ours = as_sample(recognition.pipeline, 1)

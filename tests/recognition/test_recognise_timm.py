@@ -41,7 +41,7 @@ def recognised(root, transform):
 def test_evaluation_gives_timms_pixels(root, interpolation, crop_pct):
     transform = create_transform(32, interpolation=interpolation, crop_pct=crop_pct)
     dataset, recognition = recognised(root, transform)
-    assert not recognition.as_is
+    assert not recognition.unchanged
     assert recognition.pipeline.writes_rows
     for sample, (theirs, label) in enumerate(dataset):
         ours, number = item_row(recognition.pipeline, sample)
@@ -55,7 +55,7 @@ def test_training_gives_what_timm_makes_of_the_same_draws(root, interpolation, m
         32, is_training=True, color_jitter=None, hflip=0, interpolation=interpolation
     )
     dataset, recognition = recognised(root, transform)
-    assert not recognition.as_is
+    assert not recognition.unchanged
     crop = recognition.pipeline.recognised.crop
     boxes = []
     monkeypatch.setattr(
@@ -92,7 +92,7 @@ POLICIES = {
 def test_policies_run_as_they_are_and_leave_the_rest_fast(root, case):
     options, rows = POLICIES[case]
     _, recognition = recognised(root, create_transform(32, is_training=True, **options))
-    fast = [step.partition("(")[0] for step in recognition.fast]
+    fast = [step.partition("(")[0] for step in recognition.fused]
     assert fast[0] == "RandomResizedCropAndInterpolation"
     assert fast[-2:] == ["MaybeToTensor", "Normalize"]
     assert recognition.pipeline.writes_rows == rows

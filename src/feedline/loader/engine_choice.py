@@ -266,8 +266,8 @@ def _compile(options: Options) -> EngineChoice:
         engine="dataset" if found.pipeline is None else "image rows",
         source=found.pipeline,
         compiled=found.pipeline is not None,
-        fused=found.fast,
-        unchanged=found.as_is,
+        fused=found.fused,
+        unchanged=found.unchanged,
         reasons=found.refused,
     )
 

@@ -201,7 +201,7 @@ def _needs_formats_of_the_script(choice: EngineChoice) -> bool:
     """Return True if workers read images with formats that were added to Pillow."""
     if not choice.compiled:
         return False
-    from feedline.recognition.pillow_reading import has_added_formats
+    from feedline.recognition.reading import has_added_formats
 
     return has_added_formats()
 

@@ -6,6 +6,5 @@ reads its file list, `transform_reader` its transform, one of the `steps` at a t
 `pipeline` makes rows and samples, `views_pipeline` several views of an image: `window_crop` and
 `view_crops` place the parts of it, `pixel_lut` gives the values of its pixels, `transform_tail`
 runs the remaining steps. `compiled` and `views` do the same for any dataset, from a path, bytes or
-an image (`given`), with pipelines compiled before (`fused`). `tensors` indexes small
-TensorDatasets, also in the Subsets that `subsets` unwraps.
+an image (`given`). `tensors` indexes small TensorDatasets.
 """

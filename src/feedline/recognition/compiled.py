@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from feedline.errors import UsageError
-from feedline.recognition.fused import FAST_INPUTS, in_lines
-from feedline.recognition.steps import words
-from feedline.recognition.views import Views
+from feedline.recognition.steps import step_text
+from feedline.recognition.views import FAST_INPUTS, Views, in_lines
 
 __all__ = ["Compiled", "compile", "views"]
 
@@ -128,7 +127,7 @@ def _pipelines(given: tuple[Any, ...], example: str) -> tuple[Callable[..., Any]
         if not callable(each) or isinstance(each, type):
             raise UsageError(
                 f"{example} expects a function of an image, such as torchvision's Compose([...]) "
-                f"or timm's create_transform(...), got {words(each)}"
+                f"or timm's create_transform(...), got {step_text(each)}"
             )
     if not given:
         raise UsageError(f"no transform given; pass at least one, e.g. {example}")

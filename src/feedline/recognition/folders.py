@@ -1,7 +1,8 @@
-"""torchvision folders that a dataset consists of, and the samples it selects from them.
+"""Datasets within torch's Subsets and ConcatDatasets, and the samples these select.
 
 Guarantees: a Subset or a ConcatDataset is unwrapped only if it is exactly torch's, unmodified, and
-then its indices and lengths are used; `check` is called for the inner dataset before it is read.
+then its indices and lengths are used, which must match the inner dataset; `check` is called for the
+inner dataset before it is read.
 """
 
 from __future__ import annotations
@@ -14,11 +15,19 @@ from typing import Any
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
-from feedline.recognition.steps import NotRecognised, altered
-from feedline.recognition.subsets import chosen_by
+from feedline.recognition.steps import NotRecognised, why_modified
 from feedline.stores.chosen_store import Numbers
 
-__all__ = ["Chosen", "folders_of", "is_folder", "listed"]
+__all__ = [
+    "Chosen",
+    "chosen_by",
+    "folders_of",
+    "has_images",
+    "is_folder",
+    "listed",
+    "numbers_of",
+    "unwrapped",
+]
 
 _DEEPEST = 100  # datasets in datasets
 
@@ -90,7 +99,7 @@ def listed(folder: Any) -> list[Any] | tuple[Any, ...]:
 def _holder(dataset: Any) -> type | None:
     """torch class of an unmodified dataset; None for any other."""
     for kind in (Subset, ConcatDataset):
-        if type(dataset) is kind and not altered(dataset):
+        if type(dataset) is kind and not why_modified(dataset):
             return kind
     return None
 
@@ -122,3 +131,55 @@ class _Found:
             self.end += len(listed(dataset))
         start = self.starts[id(dataset)]
         return np.arange(start, start + len(listed(dataset)))
+
+
+def has_images(kind: type) -> bool:
+    """Return True for a class of feedline's own image sources, or a subclass."""
+    # The module, which loads decoders, was imported if there is such a class.
+    module: Any = sys.modules.get("feedline.images.image_source")
+    return module is not None and module.ImageSource in kind.__mro__
+
+
+def unwrapped(dataset: Any) -> tuple[Any, list[Any]]:
+    """Dataset within unmodified Subsets, and these, the outer one first.
+
+    Raises:
+        NotRecognised: too many nested Subsets.
+    """
+    subsets: list[Any] = []
+    while type(dataset) is Subset and not why_modified(dataset):
+        if len(subsets) == _DEEPEST:
+            raise NotRecognised(f"The Subset is nested more than {_DEEPEST} levels deep.")
+        subsets.append(dataset)
+        dataset = dataset.dataset
+    return dataset, subsets
+
+
+def numbers_of(subsets: list[Any], length: int) -> Numbers:
+    """Sample indices that Subsets select from a dataset of this length, in their order.
+
+    Raises:
+        NotRecognised: the indices are not whole numbers, or out of range.
+    """
+    numbers = np.arange(length)
+    for subset in reversed(subsets):
+        numbers = chosen_by(subset.indices, numbers)
+    return numbers
+
+
+def chosen_by(given: Any, numbers: Numbers) -> Numbers:
+    """Select numbers by a Subset's indices.
+
+    Raises:
+        NotRecognised: the indices are not whole numbers, or out of range.
+    """
+    indices = np.asarray(given)
+    if indices.shape == (0,):
+        indices = indices.astype(np.int64)
+    if indices.ndim != 1 or indices.dtype.kind not in "iu":
+        raise NotRecognised("The indices of the Subset are not a list of whole numbers.")
+    length = len(numbers)
+    if indices.size and not (-length <= indices.min() and indices.max() < length):
+        raise NotRecognised(f"The indices of the Subset exceed its {length} samples.")
+    # Negative ones count from the end of what they choose from.
+    return numbers[indices.astype(np.int64) % max(length, 1)]

@@ -1,10 +1,12 @@
 """Inputs of a compiled pipeline: the bytes of a file, a Pillow image, or anything else.
 
-Guarantees: a file's bytes are used only for an image that certainly is still that file: a JPEG that
-`Image.open` has opened, but that was not loaded or changed. An unreadable file raises an ImageError
-that names it.
+Guarantees: the pixels of `Image.open(file).convert("RGB")`, or of the image; of a JPEG only the
+required part is decoded. A file's bytes are used only for an image that certainly is still that
+file: a JPEG that `Image.open` has opened, but that was not loaded or changed. Files that feedline's
+decoder rejects are decoded by Pillow. An unreadable file raises an ImageError that names it.
 
-Relies on: how Pillow represents an unloaded image (`tile`, `fp`, `decoderconfig`).
+Relies on: how Pillow represents an unloaded image (`tile`, `fp`, `decoderconfig`); one `Picture`
+being read at a time in a thread, because its decoder keeps the file.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import threading
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,12 +23,24 @@ from PIL.ImageFile import ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 
 from feedline.errors import ImageError
+from feedline.images.decode import Decoder
 from feedline.images.placement import Part
-from feedline.recognition.steps import said
+from feedline.recognition.reading import PillowSettings
+from feedline.recognition.steps import error_text
 from feedline.stores.read_file import read_file
 from feedline.stores.store import Pixels
+from feedline.trace import stage_timer
 
-__all__ = ["FileBytes", "file_of", "has_rgb_pixels", "opened", "pixels_of", "unread_jpeg"]
+__all__ = [
+    "FileBytes",
+    "Picture",
+    "file_of",
+    "has_rgb_pixels",
+    "opened",
+    "pixels_of",
+    "threads_decoder",
+    "unread_jpeg",
+]
 
 _READING = frozenset(
     ("__array_interface__", "convert", "copy", "crop", "load", "load_read", "load_seek", "tobytes")
@@ -105,7 +120,7 @@ def opened(file: FileBytes, why: ImageError | None) -> Image.Image:
         return Image.open(io.BytesIO(file.data)).convert("RGB")
     except Exception as error:
         ours = f"{why}; " if why is not None else ""
-        pillow = f"Pillow raised {said(error)}"
+        pillow = f"Pillow raised {error_text(error)}"
         if isinstance(error, UnidentifiedImageError):  # whose text names an object in memory
             pillow = "Pillow does not know the format either"
         raise ImageError(f"{file.name} cannot be loaded: {ours}{pillow}") from error
@@ -134,3 +149,76 @@ def pixels_of(image: Any, part: Part | None) -> Pixels:
         top, left, height, width = part
         image = image.crop((left, top, left + width, top + height))
     return np.asarray(image)
+
+
+class _Decoders(threading.local):
+    """Decoder of each thread."""
+
+    max_pixels = -1
+    decoder: Decoder
+
+
+_decoders = _Decoders()
+
+
+def threads_decoder() -> Decoder:
+    """Decoder of the calling thread, with Pillow's current limit on image size."""
+    max_pixels = PillowSettings.now().max_pixels
+    if max_pixels != _decoders.max_pixels:
+        _decoders.decoder, _decoders.max_pixels = Decoder(max_pixels=max_pixels), max_pixels
+    return _decoders.decoder
+
+
+class Picture:
+    """A file, or an RGB Pillow image.
+
+    Args:
+        file: the file; None for an image.
+        image: the image; None for a file.
+
+    Raises:
+        ImageError: no decoder can read the file; names it.
+    """
+
+    def __init__(self, file: FileBytes | None, image: Any) -> None:
+        self._image = image
+        self._file = unread_jpeg(image) if file is None else file
+        self._decoder = threads_decoder()
+        self.size: tuple[int, int] = (0, 0)
+        """Height and width in pixels."""
+        if self._file is not None:
+            try:
+                self.size = self._decoder.open(self._file.data)
+                if self._file.size in (None, self.size[::-1]):
+                    return
+                self._file = None  # what was opened has another size than its file
+            except ImageError as why:
+                self._leave_to_pillow(why)
+        self.size = self._image.height, self._image.width
+
+    def read(self, part: Part | None) -> Pixels:
+        """Pixels of a part, or of all: uint8 (height, width, 3), valid until the next read.
+
+        Raises:
+            ImageError: no decoder can read the file; names it.
+            Exception: any error of Pillow while loading an image.
+        """
+        if self._file is not None:
+            try:
+                pixels = self._decoder.read(1, part)
+                if stage_timer.timed:
+                    stage_timer.end_stage("decode")
+                    stage_timer.note_decoded(*self.size)
+                return pixels
+            except ImageError as why:
+                self._leave_to_pillow(why)
+        pixels = pixels_of(self._image, part)
+        if stage_timer.timed:
+            stage_timer.end_stage("decode")
+        return pixels
+
+    def _leave_to_pillow(self, why: ImageError) -> None:
+        if self._image is None:
+            assert self._file is not None
+            self._image = opened(self._file, why)
+        self._file = None

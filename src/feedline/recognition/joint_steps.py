@@ -20,7 +20,7 @@ import torch
 from feedline.errors import ImageError
 from feedline.images.canvas import Canvas
 from feedline.images.shape import Shape
-from feedline.recognition.steps import words
+from feedline.recognition.steps import step_text
 
 __all__ = [
     "JOINT_STEPS",
@@ -78,7 +78,7 @@ def draw(steps: Sequence[Any], height: int, width: int) -> Drawn:
         if min(size) < 1:
             tall, wide = canvas.size
             raise ImageError(
-                f"{words(step)} would resize an image of {wide} x {tall} pixels to {size[1]} x "
+                f"{step_text(step)} would resize an image of {wide} x {tall} pixels to {size[1]} x "
                 f"{size[0]}, which is empty: remove such images, or resize them less"
             )
         canvas = JOINT_STEPS[name](canvas, step, params, size)

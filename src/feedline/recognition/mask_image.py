@@ -18,7 +18,7 @@ from PIL import Image
 
 from feedline.errors import ImageError
 from feedline.recognition.given import file_of
-from feedline.recognition.steps import said
+from feedline.recognition.steps import error_text
 
 __all__ = ["MaskImage", "check_size", "mask_image", "name_of", "size_of"]
 
@@ -81,7 +81,7 @@ def mask_image(given: object) -> MaskImage | None:
 
 
 def _unreadable(name: str, error: Exception) -> ImageError:
-    return ImageError(f"the mask {name} cannot be loaded: Pillow raised {said(error)}")
+    return ImageError(f"the mask {name} cannot be loaded: Pillow raised {error_text(error)}")
 
 
 def name_of(image: Any) -> str:

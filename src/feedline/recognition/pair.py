@@ -25,13 +25,12 @@ from feedline.order.requested_size import (
     current_request,
     image_size,
 )
-from feedline.recognition.fused import in_lines
-from feedline.recognition.given import FileBytes, file_of, has_rgb_pixels, opened
+from feedline.recognition.given import FileBytes, Picture, file_of, has_rgb_pixels, opened
 from feedline.recognition.mask_image import MaskImage, check_size, mask_image, name_of, size_of
 from feedline.recognition.pair_reader import fuse_pair
-from feedline.recognition.picture import Picture
 from feedline.recognition.recognised_pair import RecognisedPair
-from feedline.recognition.steps import words
+from feedline.recognition.steps import step_text
+from feedline.recognition.views import in_lines
 from feedline.trace import stage_timer
 
 __all__ = ["Pair", "pair"]
@@ -85,7 +84,7 @@ def pair(transforms: Callable[..., Any]) -> Pair:
     if not callable(transforms) or isinstance(transforms, type):
         raise UsageError(
             "feedline.pair(transforms) expects a function of an image and a mask, such as "
-            f"torchvision's v2.Compose([...]), got {words(transforms)}"
+            f"torchvision's v2.Compose([...]), got {step_text(transforms)}"
         )
     try:
         from torchvision import tv_tensors  # noqa: F401
@@ -132,7 +131,7 @@ class Pair:
         if self._fused.recognised is not None and not own.image_size_was_read:
             raise UsageError(
                 f"the loader's image size is {outer.image_size} px, but the output of "
-                f"{words(self.transforms)} for "
+                f"{step_text(self.transforms)} for "
                 f"{type(sample[0]).__name__ if sample else 'named arguments'} has its own size: it "
                 "ran unchanged, or does not crop or resize all images to one size. Use "
                 "feedline.per_size(...), or leave the size out of the schedule"
@@ -189,8 +188,10 @@ class Pair:
         """
         recognised, why = self._fused.recognised, " ".join(self._fused.why)
         if recognised is None:
-            as_is = f"all: {words(self.transforms)}, called with the opened image and the mask"
-            return in_lines((("unchanged", as_is), ("because", why)))
+            unchanged = (
+                f"all: {step_text(self.transforms)}, called with the opened image and the mask"
+            )
+            return in_lines((("unchanged", unchanged), ("because", why)))
         size = (
             "differs from image to image, or is set by a step that is not fused; cannot follow the "
             "size of a schedule"
@@ -200,8 +201,8 @@ class Pair:
             size = f"{shape}, or the size of a feedline loader"
         return in_lines(
             (
-                ("fused", ", ".join(recognised.fast)),
-                ("unchanged", ", ".join(recognised.as_is)),
+                ("fused", ", ".join(recognised.fused)),
+                ("unchanged", ", ".join(recognised.unchanged)),
                 ("because", why),
                 ("size", size),
                 ("inputs", _INPUTS),
@@ -210,7 +211,7 @@ class Pair:
 
     def __repr__(self) -> str:
         recognised = self._fused.recognised
-        said = f"unchanged: {words(self.transforms)}" if recognised is None else str(recognised)
+        said = f"unchanged: {step_text(self.transforms)}" if recognised is None else str(recognised)
         return f"feedline.pair({said})"
 
 

@@ -24,16 +24,16 @@ from feedline.recognition.joint_steps import JOINT_STEPS, RESIZES, fixed_shape, 
 from feedline.recognition.pixel_lut import PixelLut
 from feedline.recognition.pixel_steps import PixelStep, pixel_step
 from feedline.recognition.recognised_pair import RecognisedPair
-from feedline.recognition.step_filter import mode_of, step_filter
 from feedline.recognition.steps import (
     NotRecognised,
     check_libraries,
-    no_fast_step,
-    origin,
-    said,
-    sizes_of_its_own,
-    words,
+    error_text,
+    library_name,
+    sets_own_size,
+    step_text,
+    why_not_fused,
 )
+from feedline.recognition.transform_reader import interpolation_name, step_filter
 from feedline.recognition.transform_tail import Step, TransformTail
 
 __all__ = ["PairWithReasons", "fuse_pair"]
@@ -76,7 +76,7 @@ def fuse_pair(transforms: object) -> PairWithReasons:
     except NotRecognised as why:
         return PairWithReasons(None, (str(why),))
     except Exception as error:
-        return PairWithReasons(None, (f"It cannot be inspected: {said(error)}.",))
+        return PairWithReasons(None, (f"It cannot be inspected: {error_text(error)}.",))
 
 
 def _read(transforms: object) -> RecognisedPair:
@@ -94,8 +94,8 @@ def _read(transforms: object) -> RecognisedPair:
     if not taken:
         raise NotRecognised(why or "It has no steps.")
     after = tuple(steps[taken:])
-    sized = any(sizes_of_its_own(step) for step in after)
-    notes = () if not after else (why, f"So {', '.join(map(words, after))} runs unchanged.")
+    sized = any(sets_own_size(step) for step in after)
+    notes = () if not after else (why, f"So {', '.join(map(step_text, after))} runs unchanged.")
     return RecognisedPair(
         geometry=tuple(reader.geometry),
         shape=None if sized else fixed_shape(reader.geometry),
@@ -107,8 +107,8 @@ def _read(transforms: object) -> RecognisedPair:
         tail=reader.tail(),
         values=tuple(reader.values),
         after=after,
-        fast=tuple(map(words, steps[:taken])),
-        as_is=tuple(map(words, after)),
+        fused=tuple(map(step_text, steps[:taken])),
+        unchanged=tuple(map(step_text, after)),
         notes=tuple(note for note in notes if note),
     )
 
@@ -125,7 +125,7 @@ def _flattened(transforms: Any) -> Iterator[Step]:
 
 def _name(step: Any) -> str:
     """Name of an unmodified step of version 2; "" for any other."""
-    name = origin(step)
+    name = library_name(step)
     return name if name and type(step).__module__.startswith(_SECOND) else ""
 
 
@@ -155,25 +155,26 @@ class _Reader:
         elif name in JOINT_STEPS:
             self._take_geometry(step, name)
         elif self.values or self.held != "pil" or not _is_of_colour(step):
-            raise NotRecognised(no_fast_step(step))
+            raise NotRecognised(why_not_fused(step))
         else:
-            fast = pixel_step(step)
-            if fast is None:
-                raise NotRecognised(no_fast_step(step))
-            self.colours.append((step, fast))
+            operation = pixel_step(step)
+            if operation is None:
+                raise NotRecognised(why_not_fused(step))
+            self.colours.append((step, operation))
 
     def _take_geometry(self, step: Any, name: str) -> None:
         if self.colours or not self._lut.untouched or not all(map(self._is_form, self.values)):
             raise NotRecognised(
-                f"{words(step)} comes after steps that change values: move it before them."
+                f"{step_text(step)} comes after steps that change values: move it before them."
             )
         if name in RESIZES:
             if self._resized or self._padded:
                 raise NotRecognised(
-                    f"{words(step)} resizes a second time, or after padding, which cannot be fused."
+                    f"{step_text(step)} resizes a second time, or after padding, which cannot be "
+                    "fused."
                 )
             filter = step_filter(step, step.interpolation, self._lut.form)
-            self.copied = mode_of(step.interpolation) != "nearest-exact"
+            self.copied = interpolation_name(step.interpolation) != "nearest-exact"
             self.filter, self._resized = filter, True
             self.resize_mode = "pillow" if self._lut.form == "pil" else "bytes"
         if may_pad(step):
@@ -181,7 +182,7 @@ class _Reader:
             if name != "CenterCrop":
                 fills = _fills(step, self._lut.form)
             if self._padded and fills != (self.colour, self.value):
-                raise NotRecognised(f"{words(step)} pads again, with another colour.")
+                raise NotRecognised(f"{step_text(step)} pads again, with another colour.")
             (self.colour, self.value), self._padded = fills, True
         # What goes before only says what holds the pixels, and concerns nothing else.
         self.held = self._lut.form
@@ -214,7 +215,7 @@ class _Reader:
         return TransformTail(
             held=self.held,
             before=tuple(step for step, _ in self.colours),
-            in_place=tuple(fast for _, fast in self.colours),
+            in_place=tuple(operation for _, operation in self.colours),
             table=self._table,
             tabled=tuple(self.values),
             form=self._lut.form if self.values else self.held,
@@ -236,10 +237,10 @@ def _fills(step: Any, form: str) -> tuple[Colour, float]:
         NotRecognised: it crops or mirrors, or the fill is not a colour.
     """
     if min(sides_of(step.padding or 0)) < 0:
-        raise NotRecognised(f"{words(step)} has a negative padding, which crops.")
+        raise NotRecognised(f"{step_text(step)} has a negative padding, which crops.")
     if step.padding_mode != "constant":
         raise NotRecognised(
-            f"{words(step)} pads with mode {step.padding_mode!r}, not with a colour."
+            f"{step_text(step)} pads with mode {step.padding_mode!r}, not with a colour."
         )
     from torchvision import tv_tensors
     from torchvision.transforms import v2
@@ -256,7 +257,7 @@ def _fills(step: Any, form: str) -> tuple[Colour, float]:
             warnings.simplefilter("ignore")
             image, mask = v2.Pad(1, fill=step.fill)(image, mask)
     except Exception as error:
-        raise NotRecognised(f"{words(step)} cannot pad: {said(error)}.") from None
+        raise NotRecognised(f"{step_text(step)} cannot pad: {error_text(error)}.") from None
     if form == "pil":
         image = functional.pil_to_tensor(image)
     red, green, blue = image[:, 0, 0].tolist()

@@ -24,8 +24,7 @@ from feedline.order.batch_spec import Field, Item
 from feedline.order.requested_size import SampleRequest
 from feedline.order.seeds import extend
 from feedline.randomness import seeded, unbroken
-from feedline.recognition.pillow_reading import read_with_pillow
-from feedline.recognition.reading import Reading
+from feedline.recognition.reading import Reading, read_with_pillow
 from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.stores.file_store import FileStore
 from feedline.stores.store import Pixels, SampleStore

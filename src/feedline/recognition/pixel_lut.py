@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from feedline.recognition.steps import NotRecognised, said, words
+from feedline.recognition.steps import NotRecognised, error_text, step_text
 from feedline.recognition.transform_tail import Form, Step, unfit
 
 __all__ = ["PixelLut"]
@@ -88,7 +88,7 @@ class PixelLut:
         expected = np.stack([table[channel][noise[..., channel]] for channel in range(3)])
         if _dense(image).tobytes() != expected.tobytes():
             raise NotRecognised(
-                f"{', '.join(map(words, self._steps))} does more than map each grey level of a "
+                f"{', '.join(map(step_text, self._steps))} does more than map each grey level of a "
                 "channel to a value."
             )
         return table
@@ -106,13 +106,15 @@ def _ran(step: Step, image: Any, shape: tuple[int, ...]) -> Any:
             warnings.simplefilter("ignore")
             made = step(image)
     except Exception as error:
-        raise NotRecognised(f"{words(step)} fails on an RGB image: {said(error)}.") from None
+        raise NotRecognised(
+            f"{step_text(step)} fails on an RGB image: {error_text(error)}."
+        ) from None
     if isinstance(made, Image.Image):
         return made
     tv_tensors: Any = sys.modules.get("torchvision.tv_tensors")
     kinds = (torch.Tensor, getattr(tv_tensors, "Image", torch.Tensor))
     if type(made) not in kinds or tuple(made.shape) != shape:
-        raise NotRecognised(f"{words(step)} does not return an RGB image for an RGB image.")
+        raise NotRecognised(f"{step_text(step)} does not return an RGB image for an RGB image.")
     return made
 
 

@@ -26,7 +26,7 @@ from feedline.recognition.pixel_policies import (
     TorchvisionPolicy,
     call_method,
 )
-from feedline.recognition.steps import flattened, is_librarys, origin
+from feedline.recognition.steps import flattened, is_library_step, library_name
 from feedline.stores.store import Pixels
 
 try:
@@ -52,10 +52,10 @@ def pixel_step(step: Any) -> PixelStep | None:
         return None
     parts = list(flattened(step))
     if parts != [step]:  # a Compose or the like
-        held = _all(parts)
-        return None if held is None else _InTurn(held)
+        held = _operations_of(parts)
+        return None if held is None else _Sequence(held)
     second = ".v2" in type(step).__module__
-    match origin(step):
+    match library_name(step):
         case "ColorJitter":
             return _Jitter(step, second)
         case "GaussianBlur" if max(step.kernel_size) <= _MOST_TAPS:
@@ -63,28 +63,28 @@ def pixel_step(step: Any) -> PixelStep | None:
         case str(name) if name in _MAPPING:
             return _mapping(name, step)
         case "Identity":
-            return _InTurn(())
+            return _Sequence(())
         case "RandomApply" | "RandomChoice" | "RandomOrder":
-            held = _all(step.transforms)
-            return None if held is None else _Holder(step, held)
+            held = _operations_of(step.transforms)
+            return None if held is None else _Container(step, held)
         case str(name):
             change = _change(name, step)
             # Version 1 compares floats of Python's, but for the oldest three of its steps.
             exact = not second and name not in _OLDEST
-            return None if change is None else _Perhaps(step, exact, change)
+            return None if change is None else _RandomOperation(step, exact, change)
     return None
 
 
 def _mapping(name: str, step: Any) -> PixelStep | None:
     """Pixel operation of a step that may call Pillow's affine map."""
     if name.startswith("timm."):
-        return TimmPolicy.of(step) if is_librarys(step) else None
+        return TimmPolicy.of(step) if is_library_step(step) else None
     if name in _POLICIES:
         return TorchvisionPolicy(step, ".v2" in type(step).__module__)
-    return None if getattr(step, "expand", False) else _OnImage(step)
+    return None if getattr(step, "expand", False) else _ImageStep(step)
 
 
-def _all(steps: Iterable[Any]) -> tuple[PixelStep, ...] | None:
+def _operations_of(steps: Iterable[Any]) -> tuple[PixelStep, ...] | None:
     """Pixel operations of steps; None if one of them must run itself."""
     made = []
     for step in steps:
@@ -173,7 +173,7 @@ def _gaussian(taps: int, sigma: float) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Perhaps:
+class _RandomOperation:
     """Operation applied with a step's probability, compared as the step compares."""
 
     step: Any
@@ -187,7 +187,7 @@ class _Perhaps:
 
 
 @dataclass(frozen=True, slots=True)
-class _OnImage:
+class _ImageStep:
     """A step that runs itself, on an image that is an array."""
 
     step: Any
@@ -197,7 +197,7 @@ class _OnImage:
 
 
 @dataclass(frozen=True, slots=True)
-class _InTurn:
+class _Sequence:
     held: tuple[PixelStep, ...]
 
     def __call__(self, pixels: Pixels) -> Pixels:
@@ -207,7 +207,7 @@ class _InTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class _Holder:
+class _Container:
     """A step that draws which of its steps run, and in which order: its own code does that."""
 
     step: Any

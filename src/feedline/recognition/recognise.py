@@ -24,15 +24,14 @@ from typing import Any, cast
 from feedline.images.chosen_images import ChosenImages
 from feedline.images.image_source import ImageSource
 from feedline.recognition.compiled import Compiled
-from feedline.recognition.folders import folders_of
+from feedline.recognition.folders import folders_of, numbers_of, unwrapped
 from feedline.recognition.library_code import replaced_method
 from feedline.recognition.pipeline import ImagePipeline, SamplePipeline
 from feedline.recognition.pipeline_per_size import PipelinePerSize
 from feedline.recognition.reading import Reading
 from feedline.recognition.recognised_transform import RecognisedTransform
 from feedline.recognition.samples import store_of
-from feedline.recognition.steps import AtSize, NotRecognised, check_libraries, said, words
-from feedline.recognition.subsets import numbers_of, unwrapped
+from feedline.recognition.steps import AtSize, NotRecognised, check_libraries, error_text, step_text
 from feedline.recognition.transform_reader import read
 from feedline.recognition.views import Views
 from feedline.recognition.views_pipeline import ViewsPipeline
@@ -56,14 +55,14 @@ class Recognition:
 
     Args:
         pipeline: makes its rows or samples; None: everything must run unchanged, elsewhere.
-        fast: fused steps of its pipeline.
-        as_is: steps that run unchanged after them, in the same place.
+        fused: fused steps of its pipeline.
+        unchanged: steps that run unchanged after them, in the same place.
         refused: reasons why it, or a part of it, was not compiled, or makes no rows, as sentences.
     """
 
     pipeline: SamplePipeline | None
-    fast: tuple[str, ...] = ()
-    as_is: tuple[str, ...] = ()
+    fused: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
 
 
@@ -98,7 +97,7 @@ class _Recipe:
         if recognised.no_rows:
             notes += (f"{recognised.no_rows} So samples are made, and collated afterwards.",)
         pipeline = ImagePipeline(store, recognised, self.reading, self.target)
-        return Recognition(pipeline, recognised.fast, recognised.as_is, notes)
+        return Recognition(pipeline, recognised.fused, recognised.unchanged, notes)
 
 
 def recognise(dataset: object, sizes: Sequence[int] = ()) -> Recognition:
@@ -116,12 +115,12 @@ def recognise(dataset: object, sizes: Sequence[int] = ()) -> Recognition:
         target = getattr(found.pipeline, "target_transform", None)
         if target is None:
             return found
-        return replace(found, as_is=(*found.as_is, f"target_transform {words(target)}"))
+        return replace(found, unchanged=(*found.unchanged, f"target_transform {step_text(target)}"))
     except NotRecognised as why:
         return Recognition(None, refused=(str(why),))
     except Exception as error:
         kind = type(dataset).__name__
-        return Recognition(None, refused=(f"{kind} cannot be inspected: {said(error)}.",))
+        return Recognition(None, refused=(f"{kind} cannot be inspected: {error_text(error)}.",))
 
 
 def _recognised(dataset: object, sizes: tuple[int | None, ...]) -> Recognition:
@@ -168,14 +167,14 @@ def _checked(found: Recognition, at: AtSize) -> int:
 def _per_size(found: dict[int, Recognition], recipe: _Recipe) -> Recognition:
     """Description of a transform that differs at each size."""
     pipelines = {size: each.pipeline for size, each in found.items() if each.pipeline is not None}
-    fast = list[str]()
+    fused = list[str]()
     for size, each in found.items():
-        own = [step for step in each.fast if step not in fast]
-        fast += [f"at {size} px: {own[0]}", *own[1:]] if own else []
-    as_is = dict.fromkeys(step for each in found.values() for step in each.as_is)
+        own = [step for step in each.fused if step not in fused]
+        fused += [f"at {size} px: {own[0]}", *own[1:]] if own else []
+    unchanged = dict.fromkeys(step for each in found.values() for step in each.unchanged)
     notes = dict.fromkeys(note for each in found.values() for note in each.refused)
     pipeline = PipelinePerSize(pipelines, partial(_pipeline_at, recipe))
-    return Recognition(pipeline, tuple(fast), tuple(as_is), tuple(notes))
+    return Recognition(pipeline, tuple(fused), tuple(unchanged), tuple(notes))
 
 
 def _pipeline_at(recipe: _Recipe, store: SampleStore, size: int) -> SamplePipeline:
@@ -220,8 +219,8 @@ def _is_users(kind: type) -> bool:
 def _of_views(views: Views, store: SampleStore, recipe: _Recipe, at: AtSize) -> Recognition:
     """Compile a dataset with several views; NotRecognised if one of them runs unchanged."""
     known: dict[int, RecognisedTransform] = {}
-    fast: list[str] = []
-    as_is: list[str] = []
+    fused: list[str] = []
+    unchanged: list[str] = []
     notes: list[str] = []
     for number, transform in enumerate(views.transforms, 1):
         if id(transform) in known:
@@ -230,12 +229,12 @@ def _of_views(views: Views, store: SampleStore, recipe: _Recipe, at: AtSize) -> 
             known[id(transform)] = found = read(transform, at)
         except NotRecognised as why:
             raise NotRecognised(f"View {number} runs unchanged: {why}") from None
-        fast += [f"view {number}: {found.fast[0]}", *found.fast[1:]]
-        as_is += found.as_is
+        fused += [f"view {number}: {found.fused[0]}", *found.fused[1:]]
+        unchanged += found.unchanged
         notes += found.notes
     recognised = tuple(known[id(transform)] for transform in views.transforms)
     pipeline = ViewsPipeline(store, recognised, recipe.reading, recipe.target)
-    return Recognition(pipeline, tuple(fast), tuple(as_is), tuple(notes))
+    return Recognition(pipeline, tuple(fused), tuple(unchanged), tuple(notes))
 
 
 def _check_source(source: ImageSource[Any]) -> None:
@@ -289,7 +288,7 @@ def _check_loader(dataset: Any, at: AtSize) -> None:
         return
     folder: Any = sys.modules["torchvision.datasets.folder"]
     if not any(dataset.loader is each for each in (folder.default_loader, folder.pil_loader)):
-        raise NotRecognised(f"The loader {words(dataset.loader)} is not torchvision's own.")
+        raise NotRecognised(f"The loader {step_text(dataset.loader)} is not torchvision's own.")
     if sys.modules["torchvision"].get_image_backend() != "PIL":
         raise NotRecognised("torchvision's image backend is not PIL.")
 
@@ -313,8 +312,8 @@ def _check_alike(first: Any, other: Any, at: AtSize) -> None:
     several = any(type(each) is Views for each in both)
     if several or not _alike(*(read(each, at) for each in both)):
         raise NotRecognised(
-            f"The parts of the ConcatDataset have different transforms, {words(first)} and "
-            f"{words(other)}, but only one for all can be compiled."
+            f"The parts of the ConcatDataset have different transforms, {step_text(first)} and "
+            f"{step_text(other)}, but only one for all can be compiled."
         )
 
 
@@ -333,5 +332,5 @@ def _alike(one: RecognisedTransform, other: RecognisedTransform) -> bool:
         and values[0] == values[1]
         and list(map(id, steps)) == list(map(id, others))
         # What a step that runs is given follows from those that stand before it.
-        and (not steps or one.fast == other.fast)
+        and (not steps or one.fused == other.fused)
     )

@@ -49,8 +49,8 @@ class RecognisedPair:
         tail: transform of the image's pixels.
         values: steps replaced by the tail's table, which the other parts pass themselves.
         after: steps that run unchanged, on the whole sample.
-        fast: fused steps, as text.
-        as_is: unchanged steps, as text.
+        fused: fused steps, as text.
+        unchanged: unchanged steps, as text.
         notes: reasons for those, as sentences.
     """
 
@@ -64,8 +64,8 @@ class RecognisedPair:
     tail: TransformTail
     values: tuple[Step, ...]
     after: tuple[Step, ...]
-    fast: tuple[str, ...]
-    as_is: tuple[str, ...]
+    fused: tuple[str, ...]
+    unchanged: tuple[str, ...]
     notes: tuple[str, ...]
 
     def draw(self, height: int, width: int, size: int | None, strength: float) -> Drawn:
@@ -130,8 +130,8 @@ class RecognisedPair:
         return given
 
     def __str__(self) -> str:
-        as_is = f"; unchanged: {names_of(self.as_is)}" if self.as_is else ""
-        return f"{names_of(self.fast)}{as_is}"
+        unchanged = f"; unchanged: {names_of(self.unchanged)}" if self.unchanged else ""
+        return f"{names_of(self.fused)}{unchanged}"
 
 
 def _holds(dtype: np.dtype[Any], value: float) -> bool:

@@ -17,7 +17,7 @@ from feedline.images.placement import Placement
 from feedline.images.resize_mode import ResizeMode, fill_as
 from feedline.images.shape import Shape, scaled
 from feedline.images.stable_repr import without_addresses
-from feedline.recognition.steps import in_full
+from feedline.recognition.steps import full_step_text
 from feedline.recognition.transform_tail import TransformTail
 from feedline.stores.store import Pixels
 from feedline.trace import stage_timer
@@ -34,8 +34,8 @@ class RecognisedTransform:
         resize_mode: how that is resized.
         shape: height and width of the pipeline's own output, in pixels.
         tail: transform of the part's pixels.
-        fast: fused steps, as text.
-        as_is: unchanged steps, as text.
+        fused: fused steps, as text.
+        unchanged: unchanged steps, as text.
         notes: reasons for those, as sentences.
         no_rows: reason why it makes no rows, a sentence; "" if it does.
         sized: unchanged step that sets a size of its own, as text; "" if none does.
@@ -45,8 +45,8 @@ class RecognisedTransform:
     resize_mode: ResizeMode
     shape: Shape
     tail: TransformTail
-    fast: tuple[str, ...]
-    as_is: tuple[str, ...]
+    fused: tuple[str, ...]
+    unchanged: tuple[str, ...]
     notes: tuple[str, ...]
     no_rows: str
     sized: str = ""
@@ -95,14 +95,14 @@ class RecognisedTransform:
         digest = hashlib.blake2b(repr(parts).encode(), digest_size=8)
         if self.tail.table is not None:
             digest.update(self.tail.table.dtype.str.encode() + self.tail.table.tobytes())
-        as_is = "\n".join(map(in_full, (*self.tail.before, "", *self.tail.after)))
-        digest.update(as_is.encode(errors="backslashreplace"))
-        steps = without_addresses(", ".join((*self.fast, *self.as_is)))
+        unchanged = "\n".join(map(full_step_text, (*self.tail.before, "", *self.tail.after)))
+        digest.update(unchanged.encode(errors="backslashreplace"))
+        steps = without_addresses(", ".join((*self.fused, *self.unchanged)))
         return f"{steps} [{digest.hexdigest()}]"
 
     def __str__(self) -> str:
-        as_is = f"; unchanged: {names_of(self.as_is)}" if self.as_is else ""
-        return f"{names_of(self.fast)}{as_is}"
+        unchanged = f"; unchanged: {names_of(self.unchanged)}" if self.unchanged else ""
+        return f"{names_of(self.fused)}{unchanged}"
 
 
 def names_of(steps: tuple[str, ...]) -> str:

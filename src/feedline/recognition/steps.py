@@ -31,18 +31,18 @@ from feedline.recognition.library_code import (
 __all__ = [
     "AtSize",
     "NotRecognised",
-    "altered",
     "check_libraries",
+    "error_text",
     "flattened",
-    "in_full",
+    "full_step_text",
     "is_known",
-    "is_librarys",
-    "no_fast_step",
-    "origin",
-    "said",
-    "sizes_of_its_own",
+    "is_library_step",
+    "library_name",
+    "sets_own_size",
+    "step_text",
     "well_behaved",
-    "words",
+    "why_modified",
+    "why_not_fused",
 ]
 
 _MODULES = ("torchvision.transforms", "torchvision.transforms.v2")
@@ -101,7 +101,7 @@ class AtSize:
             self.size = size = self.size or transform.default
             if size is None:
                 raise NotRecognised(
-                    f"{words(transform)} has no image size: build the loader with schedule= or "
+                    f"{step_text(transform)} has no image size: build the loader with schedule= or "
                     "image_size=."
                 )
             try:
@@ -109,28 +109,28 @@ class AtSize:
                     made = transform.at(size)
             except Exception as error:
                 raise NotRecognised(
-                    f"{words(transform)} raised {said(error)} at {size} px."
+                    f"{step_text(transform)} raised {error_text(error)} at {size} px."
                 ) from error
             if request.strength_was_read:
                 raise NotRecognised(
-                    f"The function of {words(transform)} calls augmentation_strength(), so there "
-                    "are several transforms per size: call it in a step, when an image is "
+                    f"The function of {step_text(transform)} calls augmentation_strength(), so "
+                    "there are several transforms per size: call it in a step, when an image is "
                     "transformed."
                 )
             transform = made
         return transform
 
 
-def origin(step: object) -> str | None:
+def library_name(step: object) -> str | None:
     """Library name of an unmodified step's class; None for any other.
 
     Names of timm's have the prefix "timm.".
     """
-    name = _known_as(type(step))
-    return name if name and not altered(step) else None
+    name = _library_name_of(type(step))
+    return name if name and not why_modified(step) else None
 
 
-def _known_as(kind: type) -> str:
+def _library_name_of(kind: type) -> str:
     """Name of a torchvision or timm class used here; "" for any other."""
     name, library = kind.__name__, library_of(kind)
     if kind is nn.Identity or (library == "torchvision" and _is_in(_MODULES, kind)):
@@ -149,7 +149,7 @@ def check_libraries() -> None:
         raise NotRecognised(f"{why}.")
 
 
-def altered(thing: object) -> str:
+def why_modified(thing: object) -> str:
     """Reason not to trust an object of a library's class; "" if it is unmodified."""
     kind = type(thing)
     for name in vars(thing):
@@ -168,18 +168,18 @@ def is_known(step: object) -> bool:
 
 
 def _known_base(step: object) -> type | None:
-    return next((base for base in type(step).__mro__ if _known_as(base)), None)
+    return next((base for base in type(step).__mro__ if _library_name_of(base)), None)
 
 
-def no_fast_step(step: object) -> str:
+def why_not_fused(step: object) -> str:
     """Reason why a step cannot be fused: a sentence."""
     kind, known = type(step), _known_base(step)
     why = ""
     if known is kind or kind is nn.Sequential:
-        why = altered(step)
+        why = why_modified(step)
     elif known is not None:
         why = f"{kind.__name__} is a subclass of {known.__name__}, and only exact classes are"
-    return f"{words(step)} cannot be fused{': ' * bool(why)}{why}."
+    return f"{step_text(step)} cannot be fused{': ' * bool(why)}{why}."
 
 
 def well_behaved(steps: Iterable[Callable[[Any], Any]]) -> bool:
@@ -191,46 +191,46 @@ def well_behaved(steps: Iterable[Callable[[Any], Any]]) -> bool:
 
 
 def _behaves(step: Callable[[Any], Any]) -> bool:
-    name = origin(step)
+    name = library_name(step)
     if name in ("Compose", "RandomApply"):
         held: Any = getattr(step, "transforms", None)
         return type(held) in _HOLDING and well_behaved(held)
     return name is not None and name not in _HOLDERS | _CALLERS and not name.startswith("timm.")
 
 
-def is_librarys(step: object) -> bool:
+def is_library_step(step: object) -> bool:
     """Return True if a step runs only code of torchvision and timm."""
-    name = origin(step)
+    name = library_name(step)
     if name in _HOLDERS:
         held: Any = getattr(step, "transforms", None)
-        return type(held) in _HOLDING and all(is_librarys(each) for each in held)
+        return type(held) in _HOLDING and all(is_library_step(each) for each in held)
     if name in _POLICIES:
-        return _are_timms(getattr(step, _POLICIES[name], None))
+        return _are_timm_operations(getattr(step, _POLICIES[name], None))
     return name is not None and name not in _CALLERS and name != "timm.AugmentOp"
 
 
-def sizes_of_its_own(step: object) -> bool:
+def sets_own_size(step: object) -> bool:
     """Return True if a library's step, or one within it, sets a fixed image size."""
-    if origin(step) is None:
+    if library_name(step) is None:
         return False
     held: Any = getattr(step, "transforms", None)
     if type(held) in _HOLDING:
-        return any(sizes_of_its_own(each) for each in held)
+        return any(sets_own_size(each) for each in held)
     return any(vars(step).get(name) is not None for name in _SIZES)
 
 
-def _are_timms(operations: Any) -> bool:
+def _are_timm_operations(operations: Any) -> bool:
     """Return True if a policy's operations, in lists of any depth, call only timm functions."""
     if type(operations) is list:
-        return all(_are_timms(each) for each in operations)
+        return all(_are_timm_operations(each) for each in operations)
     return (
-        origin(operations) == "timm.AugmentOp"
-        and _is_timms(operations.aug_fn)
-        and (operations.level_fn is None or _is_timms(operations.level_fn))
+        library_name(operations) == "timm.AugmentOp"
+        and _is_timm_function(operations.aug_fn)
+        and (operations.level_fn is None or _is_timm_function(operations.level_fn))
     )
 
 
-def _is_timms(function: Any) -> bool:
+def _is_timm_function(function: Any) -> bool:
     return is_original(function) and library_of(function) == "timm"
 
 
@@ -247,9 +247,9 @@ def flattened(transform: Any, at: AtSize | None = None) -> Iterator[Callable[[An
     if at is not None:
         transform = at.transform_of(transform)
     children: Any = None
-    if type(transform) is nn.Sequential and not altered(transform):
+    if type(transform) is nn.Sequential and not why_modified(transform):
         children = transform
-    elif origin(transform) == "Compose":
+    elif library_name(transform) == "Compose":
         children = transform.transforms
     if type(children) in _HOLDING:
         for child in children:
@@ -258,7 +258,7 @@ def flattened(transform: Any, at: AtSize | None = None) -> Iterator[Callable[[An
         yield transform
 
 
-def in_full(step: object) -> str:
+def full_step_text(step: object) -> str:
     """A step as a user would write it, on one line, without memory addresses."""
     try:
         name = getattr(step, "__qualname__", None)
@@ -269,17 +269,17 @@ def in_full(step: object) -> str:
         return type(step).__name__
 
 
-def words(step: object) -> str:
+def step_text(step: object) -> str:
     """A step as a user would write it, shortened."""
     try:
         name = getattr(step, "__qualname__", None)
-        text = name if isinstance(name, str) else in_full(step)
+        text = name if isinstance(name, str) else full_step_text(step)
     except Exception:
         text = type(step).__name__
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def said(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """An exception on one line."""
     try:
         return f"{type(error).__name__}: {' '.join(str(error).split())}"

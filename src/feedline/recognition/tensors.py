@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch.utils.data import Subset, TensorDataset, default_collate
 from torch.utils.data._utils import collate as torch_collate
 
-from feedline.recognition.steps import NotRecognised, altered, said
-from feedline.recognition.subsets import unwrapped
+from feedline.recognition.folders import unwrapped
+from feedline.recognition.steps import NotRecognised, error_text, why_modified
 
 __all__ = ["MAX_BATCH_BYTES", "BatchedTensors", "Gather", "batched_tensors"]
 
@@ -76,7 +76,7 @@ def batched_tensors(dataset: object, collate_fn: object, rows: int) -> BatchedTe
         return BatchedTensors(None, str(why))
     except Exception as error:  # tensors of every kind are asked for what only most of them have
         name = type(dataset).__name__
-        return BatchedTensors(None, f"{name} cannot be inspected: {said(error)}.")
+        return BatchedTensors(None, f"{name} cannot be inspected: {error_text(error)}.")
 
     def gather(keys: Any) -> list[torch.Tensor]:
         for subset in subsets:
@@ -91,7 +91,7 @@ def _check(dataset: Any, subsets: list[Any]) -> None:
     kind = type(dataset)
     if any(type(each.indices) not in (list, range, np.ndarray, torch.Tensor) for each in subsets):
         raise NotRecognised("The indices of the Subset have a class that may do anything.")
-    if kind in (Subset, TensorDataset) and altered(dataset):
+    if kind in (Subset, TensorDataset) and why_modified(dataset):
         raise NotRecognised(f"A method of {kind.__name__} was replaced.")
     if kind is not TensorDataset:
         raise NotRecognised(f"{kind.__name__} is not torch's TensorDataset.")

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast, get_args
 
 import torch
+from PIL import Image
 
 from feedline.errors import UsageError
 from feedline.images.crops import TrainCrop, Transform
@@ -23,22 +24,22 @@ from feedline.images.shape import Shape, shape_in_words
 from feedline.recognition.pixel_lut import PixelLut
 from feedline.recognition.pixel_steps import PixelStep, pixel_step
 from feedline.recognition.recognised_transform import RecognisedTransform
-from feedline.recognition.step_filter import step_filter
 from feedline.recognition.steps import (
     AtSize,
     NotRecognised,
     flattened,
     is_known,
-    no_fast_step,
-    origin,
-    sizes_of_its_own,
-    words,
+    library_name,
+    sets_own_size,
+    step_text,
+    why_not_fused,
 )
-from feedline.recognition.transform_tail import Step, TransformTail, tail_of
+from feedline.recognition.transform_tail import Form, Step, TransformTail, tail_of
 from feedline.recognition.window_crop import WindowCrop
 
-__all__ = ["read"]
+__all__ = ["interpolation_name", "read", "step_filter"]
 
+_OF_TENSORS = ("bilinear", "bicubic", "nearest")
 _OF_BOTH_VERSIONS = ("ConvertImageDtype", "Normalize", "PILToTensor", "ToTensor")
 _OF_VERSION_2 = ("Identity", "ToDtype", "ToImage", "ToPureTensor")
 _OF_TIMM = ("timm.MaybeToTensor", "timm.MaybePILToTensor", "timm.ToTensor")
@@ -58,9 +59,10 @@ def read(transform: object, at: AtSize | None = None) -> RecognisedTransform:
     steps = list(flattened(transform, at))
     if steps and steps[0] is transform and not is_known(transform):
         raise NotRecognised(
-            f"{words(transform)} is not a torchvision or timm pipeline, so it runs unchanged. "
-            "Compile the pipelines that it calls: feedline.views(first, second) returns several "
-            "views of an image, feedline.compile(pipeline) one."
+            f"{step_text(transform)} is not a transform that feedline can compile, so it runs "
+            "unchanged. Compile the torchvision and timm pipelines that it calls: "
+            "feedline.views(first, second) returns several views of an image, "
+            "feedline.compile(pipeline) one."
         )
     reader = _Reader()
     taken, why = reader.take_many(steps)
@@ -68,25 +70,25 @@ def read(transform: object, at: AtSize | None = None) -> RecognisedTransform:
     crop, shape = reader.crop(why)
     if rest and torch.get_default_dtype() is not torch.float32:
         raise NotRecognised(
-            f"{words(rest[0])} must run unchanged, but torch's default dtype is "
+            f"{step_text(rest[0])} must run unchanged, but torch's default dtype is "
             f"{torch.get_default_dtype()}, which worker processes do not inherit."
         )
-    tail = _between(reader.lut, rest) or _behind(reader.lut, rest)
+    tail = _tail_around_table(reader.lut, rest) or _tail_after_table(reader.lut, rest)
     tail, no_rows = tail_of(tail, shape)
     return RecognisedTransform(
         crop=crop,
         resize_mode=reader.resize_mode,
         shape=shape,
         tail=tail,
-        fast=tuple(map(words, (*steps[:taken], *tail.fast))),
-        as_is=tuple(map(words, tail.as_is)),
-        notes=(_why_not(tail, why), _said_of(tail)) if tail.as_is else (),
+        fused=tuple(map(step_text, (*steps[:taken], *tail.fused))),
+        unchanged=tuple(map(step_text, tail.unchanged)),
+        notes=(_why_not(tail, why), _unchanged_note(tail)) if tail.unchanged else (),
         no_rows=no_rows,
-        sized=next((words(step) for step in tail.as_is if sizes_of_its_own(step)), ""),
+        sized=next((step_text(step) for step in tail.unchanged if sets_own_size(step)), ""),
     )
 
 
-def _behind(lut: PixelLut, rest: Sequence[Step]) -> TransformTail:
+def _tail_after_table(lut: PixelLut, rest: Sequence[Step]) -> TransformTail:
     """Tail with unchanged steps after the table.
 
     Raises:
@@ -97,9 +99,9 @@ def _behind(lut: PixelLut, rest: Sequence[Step]) -> TransformTail:
     return TransformTail(table=table, form=lut.form, after=tuple(rest))
 
 
-def _between(lut: PixelLut, rest: Sequence[Step]) -> TransformTail | None:
+def _tail_around_table(lut: PixelLut, rest: Sequence[Step]) -> TransformTail | None:
     """Tail with unchanged steps before a table; None if that is not possible."""
-    known = [origin(step) in _POINTWISE for step in rest]
+    known = [library_name(step) in _POINTWISE for step in rest]
     if not any(known) or not lut.untouched:
         return None
     start = known.index(True)
@@ -129,15 +131,15 @@ def _why_not(tail: TransformTail, why: str) -> str:
     """Reason why the first unchanged step is not fused, a sentence; `why`: where the reader
     stopped.
     """
-    first = tail.as_is[0]
+    first = tail.unchanged[0]
     stopped = tail.before[0] if tail.before else first
-    return why if first is stopped else no_fast_step(first)
+    return why if first is stopped else why_not_fused(first)
 
 
-def _said_of(tail: TransformTail) -> str:
+def _unchanged_note(tail: TransformTail) -> str:
     """List the unchanged steps and their places: a sentence."""
-    own = tail.as_is[: len(tail.as_is) - len(tail.after)]
-    before, after = (", ".join(map(words, steps)) for steps in (own, tail.after))
+    own = tail.unchanged[: len(tail.unchanged) - len(tail.after)]
+    before, after = (", ".join(map(step_text, steps)) for steps in (own, tail.after))
     if not before:
         return f"So {after} runs unchanged, after the fused steps."
     if not after:
@@ -172,7 +174,7 @@ class _Reader:
 
     def take(self, step: Step) -> None:
         """Add a step, or raise NotRecognised without a change."""
-        name = origin(step)
+        name = library_name(step)
         if name in _POINTWISE:
             self.lut.take(step)
         elif name in ("RandomResizedCrop", "timm.RandomResizedCropAndInterpolation"):
@@ -184,7 +186,7 @@ class _Reader:
         elif name == "RandomHorizontalFlip":
             self._take_flip(step)
         else:
-            raise NotRecognised(no_fast_step(step))
+            raise NotRecognised(why_not_fused(step))
 
     def crop(self, why: str) -> tuple[Transform, Shape]:
         """Crop of the steps, and its height and width in pixels.
@@ -199,7 +201,7 @@ class _Reader:
             try:
                 return TrainCrop(step.scale, step.ratio, flip, self._filter), shape
             except UsageError as error:
-                raise NotRecognised(f"{words(step)} has invalid parameters: {error}.") from None
+                raise NotRecognised(f"{step_text(step)} has invalid parameters: {error}.") from None
         cut, at_random = self._cut or (self._resized, False)
         if self._resized is None or not isinstance(cut, tuple):
             raise NotRecognised(
@@ -221,17 +223,17 @@ class _Reader:
     def _take_resize(self, step: Any) -> None:
         self._check_resize(step)
         if step.max_size is not None:
-            raise NotRecognised(f"{words(step)} has a max_size, which is not supported.")
+            raise NotRecognised(f"{step_text(step)} has a max_size, which is not supported.")
         shape = _shape(step, step.size)
         both = isinstance(step.size, (list, tuple)) and len(step.size) != 1
         self._resized = shape if both else shape[0]
 
     def _check_resize(self, step: Any) -> None:
         if self._random_crop or self._resized:
-            raise NotRecognised(f"{words(step)} resizes the image a second time.")
+            raise NotRecognised(f"{step_text(step)} resizes the image a second time.")
         if not self.lut.untouched:
             raise NotRecognised(
-                f"{words(step)} resizes floats, which cannot be fused: move it before the "
+                f"{step_text(step)} resizes floats, which cannot be fused: move it before the "
                 "conversion to floats."
             )
         self._filter = self._filters_of(step)
@@ -246,22 +248,22 @@ class _Reader:
 
     def _take_crop(self, step: Any, *, at_random: bool) -> None:
         if not self._resized or self._cut:
-            raise NotRecognised(f"{words(step)} is only supported once, after a Resize.")
+            raise NotRecognised(f"{step_text(step)} is only supported once, after a Resize.")
         if at_random and (step.padding is not None or step.pad_if_needed):
-            raise NotRecognised(f"{words(step)} pads the image, which is not supported.")
+            raise NotRecognised(f"{step_text(step)} pads the image, which is not supported.")
         shape, whole = _shape(step, step.size), self._resized
         # Of an image whose shorter side is known either side may be the shorter one.
         least = (whole, whole) if isinstance(whole, int) else whole
         if shape[0] > least[0] or shape[1] > least[1]:
             raise NotRecognised(
-                f"{words(step)} is larger than the {shape_in_words(least)} to which the image was "
-                "resized, and pads it."
+                f"{step_text(step)} is larger than the {shape_in_words(least)} to which the image "
+                "was resized, and pads it."
             )
         self._cut = shape, at_random
 
     def _take_flip(self, step: Any) -> None:
         if self._flip is not None:
-            raise NotRecognised(f"{words(step)} is a second flip.")
+            raise NotRecognised(f"{step_text(step)} is a second flip.")
         self._flip = step.p
         self._flip_first = self._cut is None
 
@@ -274,5 +276,41 @@ def _shape(step: object, size: Any) -> Shape:
     except (TypeError, ValueError):
         height = width = 0
     if min(height, width) < 1:
-        raise NotRecognised(f"{words(step)}: the size must be a whole number of pixels above 0.")
+        raise NotRecognised(
+            f"{step_text(step)}: the size must be a whole number of pixels above 0."
+        )
     return height, width
+
+
+def interpolation_name(interpolation: Any) -> Any:
+    """Name of a step's interpolation, which may be Pillow's number."""
+    mode = getattr(interpolation, "value", interpolation)
+    return Image.Resampling(mode).name.lower() if isinstance(mode, int) else mode
+
+
+def step_filter(step: Any, interpolation: Any, form: Form) -> Filter:
+    """Filter of a step's resize.
+
+    Args:
+        step: step of torchvision or timm.
+        interpolation: the step's own, or one of several.
+        form: container of the pixels that it resizes.
+
+    Raises:
+        NotRecognised: the filter is not supported.
+    """
+    mode = interpolation_name(interpolation)
+    if form == "pil":
+        # Pillow has one nearest, by which torchvision means both.
+        mode = "nearest-exact" if mode == "nearest" else mode
+        known = get_args(Filter)
+    else:
+        known = _OF_TENSORS
+    if mode not in known:
+        raise NotRecognised(f"{step_text(step)} resizes with {mode!r}, which is not supported.")
+    tensors = form != "pil" and mode != "nearest"
+    if tensors and getattr(step, "antialias", True) is not True:
+        raise NotRecognised(
+            f"{step_text(step)} resizes tensors without antialiasing, which is not supported."
+        )
+    return cast(Filter, mode)

@@ -10,12 +10,13 @@ Relies on: `images.lut` for the table, `feedline.randomness` for the states.
 
 from __future__ import annotations
 
+import copy
 import sys
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -25,13 +26,12 @@ from feedline.errors import SampleError
 from feedline.images.lut import apply_lut
 from feedline.images.shape import Shape, shape_in_words
 from feedline.randomness import seeded, unbroken
-from feedline.recognition.erasing import in_place
 from feedline.recognition.pixel_steps import PixelStep
-from feedline.recognition.steps import is_librarys, said, well_behaved, words
+from feedline.recognition.steps import error_text, is_library_step, step_text, well_behaved
 from feedline.stores.store import Pixels
 from feedline.trace.stage_timer import end_stage, is_timing
 
-__all__ = ["Form", "Step", "TransformTail", "tail_of", "unfit"]
+__all__ = ["Form", "Step", "TransformTail", "erase_in_place", "tail_of", "unfit"]
 
 Step: TypeAlias = Callable[[Any], Any]
 
@@ -70,16 +70,20 @@ class TransformTail:
     well_behaved: bool = False
 
     @property
-    def as_is(self) -> tuple[Step, ...]:
+    def unchanged(self) -> tuple[Step, ...]:
         """Unchanged steps."""
-        own = (step for step, fast in zip(self.before, self.in_place, strict=True) if fast is None)
+        own = (
+            step
+            for step, operation in zip(self.before, self.in_place, strict=True)
+            if operation is None
+        )
         return *own, *self.after
 
     @property
-    def fast(self) -> tuple[Step, ...]:
+    def fused(self) -> tuple[Step, ...]:
         """Fused steps."""
         pairs = zip(self.before, self.in_place, strict=True)
-        return *(step for step, fast in pairs if fast is not None), *self.tabled
+        return *(step for step, operation in pairs if operation is not None), *self.tabled
 
     @property
     def only_table(self) -> bool:
@@ -112,7 +116,7 @@ class TransformTail:
         output = self.run(pixels, seed, row)
         if wrong := unfit(output) or _differs(output, row):
             raise SampleError(
-                f"the unchanged steps, {', '.join(map(words, self.as_is))}, returned {wrong}"
+                f"the unchanged steps {', '.join(map(step_text, self.unchanged))} returned {wrong}"
             )
         values = output.numpy()
         # What was changed in place is where it belongs.
@@ -150,9 +154,9 @@ class TransformTail:
                 left, _ = self._changed(pixels)
         if left is None or left.shape != row.shape:
             raise SampleError(
-                f"the steps {', '.join(map(words, self.before))} did not return {row.shape[0]} x "
-                f"{row.shape[1]} RGB pixels, which batches for the device consist of: remove "
-                "device= from the loader"
+                f"the steps {', '.join(map(step_text, self.before))} did not return "
+                f"{row.shape[0]} x {row.shape[1]} RGB pixels, which batches for the device consist "
+                "of: remove device= from the loader"
             )
         np.copyto(row, left)
         end_stage("resize")
@@ -164,14 +168,14 @@ class TransformTail:
         """
         left: Pixels | None = pixels
         value: Any = None
-        for step, fast in zip(self.before, self.in_place, strict=True):
-            if left is None and fast is not None:
+        for step, operation in zip(self.before, self.in_place, strict=True):
+            if left is None and operation is not None:
                 left = _pixels_of(value, self.held)
-            if left is None or fast is None:
+            if left is None or operation is None:
                 value = step(value if left is None else _held(left, self.held))
                 left = None
             else:
-                left = fast(left)
+                left = operation(left)
             if is_timing():
                 end_stage(f"transform: {type(step).__name__}")
         if left is None and self.table is not None:
@@ -183,7 +187,7 @@ class TransformTail:
         after = self.after
         if after and self.table is not None and self.well_behaved:
             # No other code has the table's values yet. A later step's input may share its memory.
-            after = (in_place(after[0]), *after[1:])
+            after = (erase_in_place(after[0]), *after[1:])
         return _done(after, value)
 
     def _values(self, pixels: Pixels, row: np.ndarray[Any, Any] | None) -> Any:
@@ -199,6 +203,21 @@ class TransformTail:
             value = _as(torch.from_numpy(row), self.form)
         end_stage("to values")
         return value
+
+
+def erase_in_place(step: Step) -> Step:
+    """Return the step, or an equivalent one without a copy of its input.
+
+    Args:
+        step: an unmodified step of torchvision, or any other.
+    """
+    kind = type(step)
+    if kind.__name__ != "RandomErasing" or not kind.__module__.startswith("torchvision."):
+        return step
+    # A new copy each time: what the user sets on the step later counts, too.
+    other: Any = copy.copy(step)
+    other.inplace = True
+    return cast(Step, other)
 
 
 def _done(steps: tuple[Step, ...], value: Any) -> Any:
@@ -255,23 +274,23 @@ def tail_of(tail: TransformTail, shape: Shape) -> tuple[TransformTail, str]:
             return tail, "The pipeline returns PIL images, which cannot be rows."
         return replace(tail, dtype=table.dtype.name, channels=3), ""
     tail = replace(tail, well_behaved=well_behaved(steps))
-    foreign = [words(step) for step in steps if not is_librarys(step)]
+    foreign = [step_text(step) for step in steps if not is_library_step(step)]
     if foreign:
         return tail, f"The output of {', '.join(foreign)} is known only to its own code."
-    all_words = ", ".join(map(words, steps))
+    all_steps = ", ".join(map(step_text, steps))
     pixels = np.resize(np.arange(251, dtype=np.uint8), (*shape, 3))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             output = tail.run(pixels, 0)
     except Exception as error:
-        why = f"{all_words} cannot be run on an image of {shape_in_words(shape)}: {said(error)}."
-        return tail, why
+        size = shape_in_words(shape)
+        return tail, f"{all_steps} cannot be run on an image of {size}: {error_text(error)}."
     if wrong := unfit(output):
-        return tail, f"{all_words} returns {wrong}."
+        return tail, f"{all_steps} returns {wrong}."
     if output.ndim != 3 or tuple(output.shape[1:]) != shape:
         return tail, (
-            f"{all_words} returns a tensor of shape {tuple(output.shape)} for an image of "
+            f"{all_steps} returns a tensor of shape {tuple(output.shape)} for an image of "
             f"{shape_in_words(shape)}, but rows have shape (channels, height, width) of the same "
             "size."
         )

@@ -1,21 +1,24 @@
-"""Several views of one image, which is read and decoded once.
+"""Several views of one image, each with its compiled pipeline; the image is decoded once.
 
 Guarantees: the result of `[transform(image) for transform in transforms]`, in distribution and
 types. All randomness comes from the global random states: one number of torch's places the crops,
-and unchanged steps draw as usual.
+and unchanged steps draw as usual. Compiling never raises, for any pipeline; torchvision is not
+imported; only steps of libraries are run, on small generated images.
 
-Relies on: `fused` for compilation, `given` for the inputs.
+Relies on: `transform_reader` for compilation, `given` for the inputs.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from feedline.errors import ImageError, UsageError, note
+from feedline.images.shape import shape_in_words
 from feedline.order.batch_spec import Item
 from feedline.order.requested_size import (
     SampleRequest,
@@ -23,23 +26,89 @@ from feedline.order.requested_size import (
     current_request,
     image_size,
 )
-from feedline.recognition.fused import FAST_INPUTS, Fused, fuse, in_lines
 from feedline.recognition.given import (
     FileBytes,
     file_of,
     has_rgb_pixels,
     opened,
     pixels_of,
+    threads_decoder,
     unread_jpeg,
 )
-from feedline.recognition.picture import threads_decoder
 from feedline.recognition.recognised_transform import RecognisedTransform
-from feedline.recognition.steps import words
+from feedline.recognition.steps import NotRecognised, check_libraries, error_text, step_text
+from feedline.recognition.transform_reader import read
 from feedline.recognition.view_crops import ViewCrops, crops_of
 from feedline.stores.store import Pixels
 from feedline.trace import stage_timer
 
-__all__ = ["Views"]
+__all__ = ["FAST_INPUTS", "Fused", "Views", "fuse", "in_lines"]
+
+FAST_INPUTS = (
+    "fast with a path, the bytes of a file, an unloaded image from Image.open (of a JPEG only the "
+    "visible region is decoded), and loaded RGB images; anything else, e.g. an image of another "
+    "mode or a tensor, is passed to the pipeline itself"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Fused:
+    """A pipeline, and its compiled form.
+
+    Args:
+        transform: the pipeline itself.
+        recognised: compiled form; None: the pipeline runs unchanged.
+        why: reasons why it, or a part of it, runs unchanged, as sentences.
+    """
+
+    transform: Callable[..., Any]
+    recognised: RecognisedTransform | None
+    why: tuple[str, ...]
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Description as pairs of a label and a text."""
+        recognised = self.recognised
+        if recognised is None:
+            unchanged = (
+                f"all: {step_text(self.transform)}, called with Image.open(file).convert('RGB')"
+            )
+            return [("unchanged", unchanged), ("because", " ".join(self.why))]
+        return [
+            ("fused", ", ".join(recognised.fused)),
+            ("unchanged", ", ".join(recognised.unchanged)),
+            ("because", " ".join(self.why)),
+            ("size", _size(recognised)),
+        ]
+
+    def __str__(self) -> str:
+        if self.recognised is None:
+            return f"unchanged: {step_text(self.transform)}"
+        return str(self.recognised)
+
+
+def _size(recognised: RecognisedTransform) -> str:
+    if recognised.sized:
+        return f"that of {recognised.sized}; cannot follow the size of a schedule"
+    height, width = recognised.shape
+    at = "" if height == width else " (height x width; an image size is that of the longer side)"
+    return f"{shape_in_words(recognised.shape)}{at}, or the size of a feedline loader"
+
+
+def fuse(transform: Callable[..., Any]) -> Fused:
+    """Compile as much as possible of a pipeline in its current state."""
+    try:
+        check_libraries()
+        recognised = read(transform)
+        return Fused(transform, recognised, recognised.notes)
+    except NotRecognised as why:
+        return Fused(transform, None, (str(why),))
+    except Exception as error:
+        return Fused(transform, None, (f"It cannot be inspected: {error_text(error)}.",))
+
+
+def in_lines(facts: Iterable[tuple[str, str]]) -> str:
+    """Format facts, one per line, without empty ones."""
+    return "\n".join(f"{name:<11} {fact}" for name, fact in facts if fact)
 
 
 class Views:
@@ -117,7 +186,7 @@ class Views:
                 f"got an open file ({images[0]!r}); images are read from a path, bytes or an image "
                 "from Image.open: pass file.read() or Image.open(file)"
             )
-        return [self._as_it_is(each, images, named) for each in self.fused]
+        return [self._call_unchanged(each, images, named) for each in self.fused]
 
     def _item(self) -> Item:
         """Request for this image: its size, its strength, and a seed for its crops."""
@@ -163,7 +232,7 @@ class Views:
         made = []
         for each in self.fused:
             if each.recognised is None:
-                made.append(self._as_it_is(each, (image,), {}))
+                made.append(self._call_unchanged(each, (image,), {}))
                 continue
             view, side = next(recognised)
             placement = self._crops.placed(view, image.height, image.width, item)
@@ -171,7 +240,7 @@ class Views:
             made.append(_run(each.recognised, pixels, side))
         return made
 
-    def _as_it_is(self, fused: Fused, images: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _call_unchanged(self, fused: Fused, images: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Output of the pipeline itself for the given input."""
         outer = current_request()
         if outer is None or outer.image_size is None:
@@ -181,10 +250,11 @@ class Views:
         outer.merge(own)
         if self._crops.crops and not own.image_size_was_read:
             raise UsageError(
-                f"the loader's image size is {outer.image_size} px, but {words(fused.transform)} "
-                f"ran unchanged on {type(images[0]).__name__ if images else 'named arguments'} and "
-                "did not ask for a size: its images may have another. Pass RGB images or their "
-                "paths, use feedline.per_size(...), or leave the size out of the schedule"
+                f"the loader's image size is {outer.image_size} px, but "
+                f"{step_text(fused.transform)} ran unchanged on "
+                f"{type(images[0]).__name__ if images else 'named arguments'} and did not ask for "
+                "a size: its images may have another. Pass RGB images or their paths, use "
+                "feedline.per_size(...), or leave the size out of the schedule"
             )
         return made
 
@@ -219,7 +289,7 @@ def _run(recognised: RecognisedTransform | None, pixels: Pixels, side: int) -> A
     """Apply the steps after the resize, with the current random states."""
     assert recognised is not None, "this view was resized"
     outer = current_request()
-    if outer is None or not recognised.tail.as_is:
+    if outer is None or not recognised.tail.unchanged:
         return recognised.tail.run(pixels, None)
     with SampleRequest(None if outer.image_size is None else side, outer.strength) as own:
         made = recognised.tail.run(pixels, None)
