@@ -50,7 +50,7 @@ from report import machine, save, versions
 from scale_table import picture, tables
 
 from feedline import ImageFolder, TrainCrop
-from feedline.order.planned_order import epoch_order
+from feedline.order.sample_order import epoch_order
 from feedline.order.seeds import RandomStream
 from feedline.system import usable_cores
 

@@ -11,7 +11,7 @@ import torch
 
 from feedline.loader import DataLoader
 from feedline.order.batch_spec import Item
-from feedline.order.planned_order import Order
+from feedline.order.sample_order import Order
 from feedline.order.seeds import mix
 from sources import row_pixels
 

@@ -15,7 +15,7 @@ from torch.utils.data import DistributedSampler, IterableDataset
 
 from feedline.errors import StateError, UsageError
 from feedline.loader import DataLoader
-from feedline.order.planned_order import BLOCK_SIZE
+from feedline.order.sample_order import BLOCK_SIZE
 from loader_reading import planned_epoch, read
 from slow import slow
 from sources import Rows

@@ -16,7 +16,7 @@ from feedline.engine.tasks import LiveSettings, RowTasks
 from feedline.engine.worker import Source
 from feedline.loader.position import PlannedPosition
 from feedline.order.batch_spec import BatchSpec
-from feedline.order.planned_order import Order
+from feedline.order.sample_order import Order
 from feedline.order.schedule import Schedule
 
 SIZE_PX = 4

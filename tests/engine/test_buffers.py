@@ -24,7 +24,7 @@ from feedline.engine.device_transfer import DeviceTransfer, HostTransfer, WholeB
 from feedline.engine.messages import HEARTBEAT_BYTES
 from feedline.engine.shared_memory import SharedFile
 from feedline.engine.tasks import InFlightBatch
-from feedline.order.planned_order import Order
+from feedline.order.sample_order import Order
 from feedline.order.schedule import Schedule
 from processes import descriptors
 from sources import Rows

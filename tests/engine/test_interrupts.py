@@ -25,7 +25,7 @@ from torch.utils.data import Dataset, RandomSampler
 import feedline
 from feedline import DataLoader
 from feedline.errors import StateError
-from feedline.loader.samplers import draws_for_feedline
+from feedline.loader.torch_samplers import draws_for_feedline
 from feedline.order.requested_size import current_request
 from feedline.randomness import fingerprint, seeded
 from slow import slow

@@ -18,7 +18,7 @@ from feedline.engine.messages import Failure
 from feedline.engine.tasks import InFlightBatch
 from feedline.engine.worker_errors import WorkerException
 from feedline.loader import DataLoader
-from feedline.order.planned_order import Order
+from feedline.order.sample_order import Order
 from feedline.order.schedule import Schedule
 from sets import Made, as_it_is
 from slow import slow

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from feedline.loader.position import PlannedPosition
 from feedline.loader.state import Position
 from feedline.order.batch_spec import BatchSpec
-from feedline.order.planned_order import SEQUENTIAL, SHUFFLED, Order
+from feedline.order.sample_order import SEQUENTIAL, SHUFFLED, Order
 from feedline.order.schedule import Phase, Schedule
 
 __all__ = [

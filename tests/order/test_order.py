@@ -11,7 +11,7 @@ from orders import batch_equals, every_rank, global_rows, orders
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from feedline.errors import UsageError
-from feedline.order.planned_order import Order, epoch_order
+from feedline.order.sample_order import Order, epoch_order
 from feedline.order.schedule import Phase, Schedule
 
 EPOCHS = 4

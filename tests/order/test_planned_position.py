@@ -13,7 +13,7 @@ from orders import batch_equals
 from feedline.loader.position import PlannedPosition
 from feedline.loader.state import Position
 from feedline.order.batch_spec import BatchSpec
-from feedline.order.planned_order import Order
+from feedline.order.sample_order import Order
 from feedline.order.schedule import Schedule
 
 ORDER = Order(length=7, schedule=Schedule.parse("8x2@3,16x1@2"), batch_size=1)

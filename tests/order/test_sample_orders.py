@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from orders import ORDER_NAMES
 
 from feedline.errors import UsageError
-from feedline.order.planned_order import (
+from feedline.order.sample_order import (
     BLOCK_SIZE,
     describe_sample_order,
     epoch_order,

@@ -14,7 +14,7 @@ from orders import batch_equals, every_rank, global_rows, orders, resume, snapsh
 from feedline.errors import StateError
 from feedline.loader.position import PlannedPosition
 from feedline.loader.state import Position
-from feedline.order.planned_order import Order
+from feedline.order.sample_order import Order
 from feedline.order.schedule import MAX_IMAGE_SIZE, Phase, Schedule
 
 ORDER = Order(length=20, schedule=Schedule.parse("8x2@4,16x1@5"), batch_size=3, seed=7)

@@ -12,7 +12,7 @@ from orders import every_rank, global_rows, resume, snapshot
 
 from feedline.errors import StateError, UsageError
 from feedline.loader.state import Position
-from feedline.order.planned_order import WEIGHTED, WEIGHTED_ONCE, Order, Weights, epoch_order
+from feedline.order.sample_order import WEIGHTED, WEIGHTED_ONCE, Order, Weights, epoch_order
 from feedline.order.schedule import Schedule
 
 

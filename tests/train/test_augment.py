@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from feedline.order.planned_order import Order
+from feedline.order.sample_order import Order
 from feedline.order.schedule import Schedule
 from feedline.train.augment import BatchAugmentation, apply_policy, erase_and_mix
 from feedline.train.recipe import Recipe, TrainPhase

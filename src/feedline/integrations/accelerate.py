@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from feedline.loader.dataset_kind import is_native
-from feedline.loader.samplers import chain
+from feedline.loader.torch_samplers import chain
 
 __all__ = ["prepare", "tracker"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch.utils.data
 
 from feedline.errors import UsageError
-from feedline.loader.samplers import accelerate_processes
+from feedline.loader.torch_samplers import accelerate_processes
 
 __all__ = ["Stepwise"]
 

@@ -39,7 +39,7 @@ from feedline.loader.dataset_kind import own_source
 from feedline.loader.options import Options
 from feedline.loader.position import LoaderPosition
 from feedline.loader.ranks import RankAgreement
-from feedline.order.planned_order import Order
+from feedline.order.sample_order import Order
 from feedline.order.schedule import is_count
 from feedline.recognition.folders import Chosen, folders_of
 from feedline.recognition.samples import class_names, root_of, store_of

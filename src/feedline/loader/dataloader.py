@@ -28,15 +28,15 @@ from feedline.loader.epoch_iterator import EpochIterator, LoaderState
 from feedline.loader.explain import explain
 from feedline.loader.live_settings import LiveAttributes
 from feedline.loader.options import Arguments, Options, create_order
-from feedline.loader.samplers import (
+from feedline.loader.saved_settings import add_saved_settings, name_file_in_errors, warn_if_unused
+from feedline.loader.torch_samplers import (
     PlannedSampler,
     PublicBatchSampler,
     share_of,
     warn_of_stock_loader,
 )
-from feedline.loader.saved_settings import add_saved_settings, name_file_in_errors, warn_if_unused
 from feedline.order.batch_spec import BatchSpec
-from feedline.order.planned_order import Order
+from feedline.order.sample_order import Order
 from feedline.order.schedule import Phase, Schedule
 from feedline.report.print_why import print_why
 from feedline.trace.recorder import Recorder

@@ -28,8 +28,8 @@ from feedline.loader.options import Arguments, Options, create_order
 from feedline.loader.position import LoaderPosition
 from feedline.loader.ranks import RankAgreement
 from feedline.loader.recording import Recording
-from feedline.loader.samplers import PlannedSampler
-from feedline.order.planned_order import Order
+from feedline.loader.torch_samplers import PlannedSampler
+from feedline.order.sample_order import Order
 from feedline.order.schedule import is_count
 
 __all__ = ["EpochIterator", "LoaderState"]

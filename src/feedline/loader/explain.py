@@ -21,9 +21,9 @@ from feedline.loader.engine_choice import (
     workers_live_on,
 )
 from feedline.loader.options import Options
-from feedline.loader.samplers import describe
+from feedline.loader.torch_samplers import describe
 from feedline.order.batch_spec import TASK_NS
-from feedline.order.planned_order import describe_sample_order
+from feedline.order.sample_order import describe_sample_order
 from feedline.trace.run import Run
 
 __all__ = ["explain"]

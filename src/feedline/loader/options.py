@@ -26,7 +26,7 @@ from feedline.engine.tasks import DEFAULT_PREFETCH, DEFAULT_PREFETCH_FACTOR, slo
 from feedline.errors import UsageError
 from feedline.loader.dataset_kind import check_length, check_source, is_native, own_source
 from feedline.order.batch_spec import TASK_NS
-from feedline.order.planned_order import (
+from feedline.order.sample_order import (
     SEQUENTIAL,
     SHUFFLED,
     WEIGHTED,

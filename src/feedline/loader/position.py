@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.errors import StateError, UsageError
 from feedline.loader.random_states import RandomStates
-from feedline.loader.samplers import has_state
 from feedline.loader.state import Position, damaged, read_position
+from feedline.loader.torch_samplers import has_state
 from feedline.order.batch_spec import BatchSpec
-from feedline.order.planned_order import Order
+from feedline.order.sample_order import Order
 from feedline.order.schedule import Phase, is_count
 from feedline.order.seeds import mix
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from feedline.errors import StateError
-from feedline.loader.samplers import chain
+from feedline.loader.torch_samplers import chain
 
 __all__ = ["RandomStates"]
 

@@ -23,9 +23,9 @@ from typing import Any
 import torch.distributed as dist
 
 from feedline.errors import UsageError
-from feedline.loader.samplers import random_sampler_name
 from feedline.loader.state import Position
-from feedline.order.planned_order import Order
+from feedline.loader.torch_samplers import random_sampler_name
+from feedline.order.sample_order import Order
 from feedline.system import rank_and_world
 
 __all__ = [

@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from feedline.engine.messages import error_message
 from feedline.errors import StateError
 from feedline.loader.random_states import RandomStates
-from feedline.loader.samplers import (
+from feedline.loader.state import Position
+from feedline.loader.torch_samplers import (
     describe,
     draws_nothing,
     epoch_of,
@@ -37,7 +38,6 @@ from feedline.loader.samplers import (
     set_epoch,
     stateful_part,
 )
-from feedline.loader.state import Position
 from feedline.order.batch_spec import NO_NUMBER
 from feedline.order.schedule import is_count
 from feedline.order.seeds import mix

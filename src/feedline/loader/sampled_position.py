@@ -17,10 +17,10 @@ from feedline.errors import StateError
 from feedline.loader.position import LoaderPosition
 from feedline.loader.random_states import RandomStates
 from feedline.loader.sampled_epoch import Draw, EpochSource, SampledEpoch
-from feedline.loader.samplers import epoch_of, set_epoch, share_of
 from feedline.loader.state import check_version, has_opened_epoch, read_position
+from feedline.loader.torch_samplers import epoch_of, set_epoch, share_of
 from feedline.order.batch_spec import BatchSpec
-from feedline.order.planned_order import Order
+from feedline.order.sample_order import Order
 from feedline.order.schedule import Phase, Schedule
 from feedline.order.seeds import mix
 

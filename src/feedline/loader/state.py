@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset
 from feedline.errors import StateError, UsageError
 from feedline.loader.dataset_kind import own_source
 from feedline.loader.options import Options
-from feedline.loader.samplers import describe, share_of
+from feedline.loader.torch_samplers import describe, share_of
 from feedline.order.schedule import is_count, is_image_size
 from feedline.recognition.steps import NotRecognised
 

@@ -1,5 +1,7 @@
-"""Planned order of a training run: schedule, sample order, seeds, batches and position.
+"""Planned order of a training run: pure functions of its arguments.
 
-Pure: the same arguments give the same order. Nothing here reads a file, a clock or a global random
-state.
+`sample_order` defines the order of samples and the weights, `schedule` the phases with their image
+and batch sizes, `requested_size` the image size of the current sample for any dataset, `seeds` the
+seeds that follow from a position, and `batch_spec` one batch and its tasks. Nothing here reads a
+file, a clock or a global random state.
 """

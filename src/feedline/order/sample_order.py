@@ -1,4 +1,4 @@
-"""Planned order: the samples, image size and seed of each batch, as a pure function.
+"""Order of samples and sampling weights: samples, image size and seed of each planned batch.
 
 `Order.batch(epoch, step)` is the same in every process, after a restart and with any number of
 workers. Over all ranks an epoch covers every place of its sample order once, apart from padding to

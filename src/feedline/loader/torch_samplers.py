@@ -1,9 +1,9 @@
-"""Samplers: properties of samplers of any class, and those in a loader's public attributes.
+"""Properties of torch's samplers, and the samplers in a loader's public attributes.
 
 Frameworks read a loader's `sampler` and `batch_sampler`: they ask for a length, set the epoch, and
 replace a sampler that does not distribute samples over ranks (i.e. is not a DistributedSampler).
-Some build a torch DataLoader from the parts; it requests batches from these samplers, which detect
-that.
+Some build a torch DataLoader from the parts. It requests batches from these samplers, which then
+warn or raise an error. The order of samples is defined in `order.sample_order`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch.utils.data import (
 
 from feedline.errors import UsageError
 from feedline.loader.dataset_kind import is_native
-from feedline.order.planned_order import SEQUENTIAL, Order
+from feedline.order.sample_order import SEQUENTIAL, Order
 
 __all__ = [
     "PlannedSampler",
@@ -155,7 +155,10 @@ def describe(sampler: object) -> dict[str, Any]:
 
 
 class PlannedSampler(DistributedSampler[Any]):
-    """Planned order, as a sampler that follows and sets a loader's epoch. It can outlive it."""
+    """Sampler view of the planned order. Its epoch and the loader's stay equal.
+
+    Works after the loader is garbage-collected.
+    """
 
     def __init__(self, order: Order, dataset: Any, loader: Any) -> None:
         self.follow(order, dataset)
