@@ -11,8 +11,9 @@ from typing import Any
 from feedline.engine.buffers import RowBuffers, batch_bytes
 from feedline.engine.feed import Feed
 from feedline.engine.pool import WorkerPool
+from feedline.engine.settings import LiveSettings
 from feedline.engine.start_pool import start_pool
-from feedline.engine.tasks import LiveSettings, RowTasks
+from feedline.engine.tasks import RowTasks
 from feedline.engine.worker import Source
 from feedline.loader.position import PlannedPosition
 from feedline.order.batch_spec import BatchSpec

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.engine.feed import Feed
-from feedline.engine.tasks import LiveSettings
+from feedline.engine.settings import LiveSettings
 from feedline.engine.worker import Row
 from feedline.errors import UsageError
 from feedline.loader.position import PlannedPosition

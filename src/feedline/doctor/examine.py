@@ -43,8 +43,12 @@ from feedline.doctor.memory import (
     slot_bytes,
 )
 from feedline.doctor.software import check_decoder, check_libraries
-from feedline.engine.start_pool import WORKER_BYTES, auto_workers, default_start_method
-from feedline.engine.tasks import DEFAULT_PREFETCH
+from feedline.engine.settings import (
+    DEFAULT_PREFETCH,
+    WORKER_BYTES,
+    auto_workers,
+    default_start_method,
+)
 from feedline.system import CoreLimits, MemoryLimits, core_limits, memory_limits
 
 __all__ = ["CHECK_IDS", "DoctorReport", "StartingSetting", "examine", "suggest_settings"]

@@ -17,10 +17,11 @@ from math import inf
 from typing import Any
 
 from feedline.engine.buffers import SlotTooSmall
-from feedline.engine.hang_detection import CHECK_S, ROW_TIMEOUT_S, HangDetector, Place
+from feedline.engine.hang_detection import CHECK_S, HangDetector, Place
 from feedline.engine.messages import HUNG, Failure, Report, stage_pages
 from feedline.engine.pool import Death, WorkerPool
-from feedline.engine.tasks import InFlightBatch, LiveSettings, RowTasks, Span, Tasks
+from feedline.engine.settings import ROW_TIMEOUT_S, LiveSettings
+from feedline.engine.tasks import InFlightBatch, RowTasks, Span, Tasks
 from feedline.errors import LoadTimeoutError
 from feedline.order.batch_spec import BatchSpec
 from feedline.trace.stage_timings import StageTimings, read_pages

@@ -16,13 +16,10 @@ from typing import Any, NamedTuple
 from feedline.engine.pool import WorkerPool
 from feedline.errors import WorkerError
 
-__all__ = ["CHECK_S", "OPEN_S", "ROW_TIMEOUT_S", "HangDetector", "Place"]
+__all__ = ["CHECK_S", "OPEN_S", "HangDetector", "Place"]
 
 CHECK_S = 1.0
 """Interval between two checks of the workers, in seconds."""
-
-ROW_TIMEOUT_S = 120.0
-"""Time on one row after which a worker counts as stuck, in seconds."""
 
 OPEN_S = 60.0
 """Time to import the libraries and open the source, in seconds."""

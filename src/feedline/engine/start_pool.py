@@ -1,8 +1,4 @@
-"""Start of a worker pool: number of workers, memory, and the pool for a start method.
-
-The numbers need neither torch nor a running pool: commands that describe a loader before it exists
-use the same.
-"""
+"""Start of a worker pool: check of the memory, and the pool for a start method."""
 
 from __future__ import annotations
 
@@ -13,91 +9,28 @@ import logging
 import multiprocessing
 import os
 import socket
-import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
-from numbers import Integral
 from typing import cast
 
 from feedline.engine.messages import HEARTBEAT_BYTES, MAX_WORKERS
 from feedline.engine.pool import UNGUARDED, InProcessPool, WorkerPool
 from feedline.engine.pool_portable import PortablePool
 from feedline.engine.process import UNGUARDED_STATUS, WORKER_NAME, importing_script, in_worker
+from feedline.engine.settings import WORKER_BYTES, default_start_method
 from feedline.engine.shared_memory import require_memory
 from feedline.engine.worker import AnySource, Source
 from feedline.errors import UsageError
-from feedline.system import available_memory_bytes, local_processes, usable_cores
 
 __all__ = [
-    "WORKER_BYTES",
-    "auto_workers",
-    "default_start_method",
-    "own_memory_bytes",
     "pool_bytes",
     "start_pool",
     "taking_arguments",
-    "worker_count",
 ]
-
-# The measured proportional set size of a worker that decodes and resizes images is 30 to 60 MB.
-WORKER_BYTES = 64 << 20
-_MEMORY_SHARE = 0.5  # of the available memory, as for a running pool that grows
 
 _METHODS = ("fork", "forkserver", "spawn")
 
 _log = logging.getLogger("feedline")
-
-
-def auto_workers(
-    cores: int | None = None, *, available_bytes: int | None = None, batches_bytes: int = 0
-) -> int:
-    """Initial number of workers for `num_workers="auto"`.
-
-    One per core up to 5 cores, because the training loop mostly waits. From 6 cores on, one core is
-    left to the loop; from 16 on, one more to threads that launch kernels and copy. Fewer, but at
-    least one, if half of the memory cannot hold the batches and the workers. GPU memory does not
-    matter: it holds two batches for any number of workers. This is a rule of thumb that
-    measurements of the training refine (see `control`).
-
-    Args:
-        cores: cores this process may use; None reads them from the machine.
-        available_bytes: memory available to this process; None if unknown.
-        batches_bytes: memory of the batches, as far as known.
-    """
-    cores = usable_cores() if cores is None else cores
-    most = min(cores - (cores >= 6) - (cores >= 16), MAX_WORKERS)
-    if available_bytes is not None:
-        most = min(most, (int(_MEMORY_SHARE * available_bytes) - batches_bytes) // WORKER_BYTES)
-    return max(1, most)
-
-
-def worker_count(workers: int | str, batches_bytes: int = 0) -> int:
-    """Number of workers for "auto" or a number.
-
-    Args:
-        workers: "auto" or a number.
-        batches_bytes: memory that "auto" leaves to batches.
-
-    Raises:
-        UsageError: neither of these.
-    """
-    if workers == "auto":
-        return auto_workers(available_bytes=own_memory_bytes(), batches_bytes=batches_bytes)
-    is_whole = isinstance(workers, Integral) and not isinstance(workers, bool)
-    if not (is_whole and 0 <= int(workers) <= MAX_WORKERS):
-        raise UsageError(
-            f'must be "auto" or a whole number from 0 to {MAX_WORKERS}, got {workers!r}',
-            argument="num_workers",
-        )
-    return int(workers)
-
-
-def own_memory_bytes() -> int | None:
-    """Memory available to this process, one of several that train here; None if unknown."""
-    try:
-        return available_memory_bytes() // local_processes()
-    except OSError:
-        return None
 
 
 def pool_bytes(workers: int, slots_bytes: int) -> int:
@@ -119,11 +52,6 @@ def taking_arguments() -> Iterator[None]:
         yield
     finally:
         _receives_arguments.reset(before)
-
-
-def default_start_method() -> str:
-    """Best start method of this platform: "forkserver" or "spawn"."""
-    return "forkserver" if sys.platform == "linux" else "spawn"
 
 
 def start_pool(

@@ -1,4 +1,4 @@
-"""Batches in flight and their tasks, some rows or whole batches; settings that may change.
+"""Batches in flight and their tasks: some rows, or whole batches.
 
 `RowTasks` are for a `Source`, `BatchTasks` for a `BatchSource`; the feed queues and counts them.
 Both have the same methods: `resize` prepares the slots for new settings, `depth` is the maximum
@@ -20,92 +20,29 @@ import numpy as np
 from feedline.engine.buffers import RowBuffers, SlotTooSmall, WholeBatchBuffers, batch_bytes
 from feedline.engine.messages import (
     MAX_KEY_BYTES,
-    MAX_WORKERS,
     BatchTask,
     Failure,
     Report,
     RowTask,
 )
+from feedline.engine.settings import LiveSettings
 from feedline.engine.shared_memory import SharedFile
 from feedline.errors import ResourceError, UsageError
 from feedline.order.batch_spec import (
     NO_NUMBER,
-    TASK_NS,
     BatchSpec,
     Field,
     divide_rows,
     rows_per_task,
 )
-from feedline.order.schedule import is_count
 
 __all__ = [
-    "DEFAULT_PREFETCH",
-    "DEFAULT_PREFETCH_FACTOR",
     "BatchTasks",
     "InFlightBatch",
-    "LiveSettings",
     "RowTasks",
     "Span",
     "Tasks",
-    "slots_for",
 ]
-
-DEFAULT_PREFETCH = 3
-"""Batches of rows made ahead. The user holds one; two keep any number of workers busy, because all
-workers share each batch."""
-
-DEFAULT_PREFETCH_FACTOR = 2
-"""Whole batches that each worker makes ahead, as in torch."""
-
-
-def slots_for(prefetch: int) -> int:
-    """Number of slots for batches of rows: those made ahead, and one being read."""
-    return prefetch + 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LiveSettings:
-    """Settings of a feed.
-
-    Args:
-        workers: number of workers; 0 if the training process makes batches.
-        prefetch: maximum number of batches in flight, made or not. For rows, at most the number of
-            slots; for whole batches, slots are added. Default: the number of slots for rows,
-            `default_ahead` for whole batches.
-        prefetch_factor: whole batches that each worker makes ahead.
-        ahead: minimum of whole batches made ahead by all workers together.
-        task_ns: target work of a task of a batch of rows, in ns.
-
-    Raises:
-        UsageError: a value is out of range.
-    """
-
-    workers: int
-    prefetch: int | None = None
-    prefetch_factor: int = DEFAULT_PREFETCH_FACTOR
-    ahead: int = 0
-    task_ns: int = TASK_NS
-
-    def __post_init__(self) -> None:
-        for name, value, least, most in (
-            ("num_workers", self.workers, 0, MAX_WORKERS),
-            ("prefetch", 1 if self.prefetch is None else self.prefetch, 1, None),
-            ("prefetch_factor", self.prefetch_factor, 1, None),
-            ("ahead", self.ahead, 0, None),
-            ("task_ns", self.task_ns, 1, None),
-        ):
-            if not is_count(value) or value < least or (most is not None and value > most):
-                limits = f"at least {least}" if most is None else f"from {least} to {most}"
-                raise UsageError(f"must be a whole number, {limits}, got {value!r}", argument=name)
-
-    @property
-    def default_ahead(self) -> int:
-        """Default number of whole batches made ahead."""
-        return max(self.prefetch_factor * self.workers, self.ahead)
-
-    def depth(self, slots: int) -> int:
-        """Maximum number of batches in flight for a number of slots."""
-        return slots if self.prefetch is None else min(self.prefetch, slots)
 
 
 @dataclass(eq=False, slots=True)

@@ -180,7 +180,7 @@ class Engine:
         return NO_ENGINE
 
     def apply(self, **changes: int | None) -> None:
-        """Change settings of the running engine: fields of `engine.tasks.LiveSettings`."""
+        """Change settings of the running engine: fields of `engine.settings.LiveSettings`."""
 
     def release(self) -> object:
         """In a forked process, release what belongs to the parent. The caller keeps the returned

@@ -10,7 +10,7 @@ from feedline.diagnose.facts import summarise_run
 from feedline.diagnose.finding import Thresholds
 from feedline.diagnose.gains import step_load
 from feedline.engine.generators import describe_generators
-from feedline.engine.tasks import slots_for
+from feedline.engine.settings import slots_for
 from feedline.forecast.rates import PoolRate, Rates
 from feedline.forecast.schedule import forecast
 from feedline.loader.dataset_kind import own_source

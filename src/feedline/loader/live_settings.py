@@ -30,8 +30,7 @@ from feedline.control.limits import WorkerLimits
 from feedline.control.room import Room
 from feedline.control.window import StepWindow, error_of
 from feedline.engine.feed import Feed
-from feedline.engine.start_pool import WORKER_BYTES, worker_count
-from feedline.engine.tasks import LiveSettings
+from feedline.engine.settings import WORKER_BYTES, LiveSettings, worker_count
 from feedline.errors import UsageError
 from feedline.loader.batch_stream import BatchStream
 from feedline.loader.engines import Engine

@@ -21,8 +21,13 @@ from torch.utils.data import IterableDataset, default_collate
 
 from feedline.engine.devices import resolve_device
 from feedline.engine.normalise import BatchTransform, DeviceTransforms, Normalise, PixelTransform
-from feedline.engine.start_pool import default_start_method, worker_count
-from feedline.engine.tasks import DEFAULT_PREFETCH, DEFAULT_PREFETCH_FACTOR, slots_for
+from feedline.engine.settings import (
+    DEFAULT_PREFETCH,
+    DEFAULT_PREFETCH_FACTOR,
+    default_start_method,
+    slots_for,
+    worker_count,
+)
 from feedline.errors import UsageError
 from feedline.loader.dataset_kind import check_length, check_source, is_native, own_source
 from feedline.order.batch_spec import TASK_NS

@@ -26,8 +26,9 @@ from feedline.engine.devices import TorchAccelerator, register_memory, should_pi
 from feedline.engine.feed import Feed
 from feedline.engine.messages import HUNG
 from feedline.engine.pool import WorkerPool
+from feedline.engine.settings import LiveSettings, slots_for
 from feedline.engine.start_pool import start_pool
-from feedline.engine.tasks import BatchTasks, InFlightBatch, LiveSettings, RowTasks, slots_for
+from feedline.engine.tasks import BatchTasks, InFlightBatch, RowTasks
 from feedline.engine.worker import Source
 from feedline.engine.worker_errors import describe_sample
 from feedline.errors import ImageError, SampleError

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from feedline.engine.process import block_interrupt
-from feedline.engine.start_pool import worker_count
+from feedline.engine.settings import worker_count
 from feedline.errors import ResourceError, UsageError
 from feedline.order.schedule import Phase
 from feedline.trace.stage_timings import StageTimings

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
 import feedline
-from feedline.engine.start_pool import worker_count
+from feedline.engine.settings import worker_count
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from feedline.loader.dataset_kind import is_native

@@ -1,12 +1,12 @@
-"""How many workers a loader begins with where no one says."""
+"""Default number of workers."""
 
 from __future__ import annotations
 
 import pytest
 
-from feedline.engine import start_pool
+from feedline.engine import settings
 from feedline.engine.messages import MAX_WORKERS
-from feedline.engine.start_pool import auto_workers
+from feedline.engine.settings import auto_workers
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ def test_cores_are_left_to_the_training_where_there_are_many(cores: int, workers
     assert auto_workers(cores) == workers
 
 
-def test_there_are_no_more_workers_than_seats() -> None:
+def test_there_are_no_more_workers_than_worker_ids() -> None:
     assert auto_workers(10 * MAX_WORKERS) == MAX_WORKERS
 
 
@@ -42,12 +42,12 @@ def test_workers_and_batches_have_half_of_the_memory(
 
 
 def test_processes_of_a_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_pool, "available_memory_bytes", lambda: 800)
+    monkeypatch.setattr(settings, "available_memory_bytes", lambda: 800)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert start_pool.own_memory_bytes() == 200
+    assert settings.own_memory_bytes() == 200
 
     def unknown() -> int:
         raise OSError("this machine does not say")
 
-    monkeypatch.setattr(start_pool, "available_memory_bytes", unknown)
-    assert start_pool.own_memory_bytes() is None
+    monkeypatch.setattr(settings, "available_memory_bytes", unknown)
+    assert settings.own_memory_bytes() is None

@@ -1,0 +1,161 @@
+"""Default settings of the workers, and the settings that can change while they run.
+
+Defaults of DataLoader's arguments:
+    auto_workers             `num_workers="auto"`: number of workers
+    default_start_method     `start_method`: how workers are started
+    DEFAULT_PREFETCH         `prefetch`: batches of rows made ahead
+    DEFAULT_PREFETCH_FACTOR  `prefetch_factor`: whole batches that each worker makes ahead
+    TASK_NS                  `task_ms`: work of one task of a batch of rows, in `order.batch_spec`
+    ROW_TIMEOUT_S            `timeout`: time on one row after which a worker counts as stuck
+
+The module needs neither torch nor a running pool, so commands that describe a loader before it
+exists (e.g. `feedline doctor`) use the same values.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from numbers import Integral
+
+from feedline.engine.messages import MAX_WORKERS
+from feedline.errors import UsageError
+from feedline.order.batch_spec import TASK_NS
+from feedline.order.schedule import is_count
+from feedline.system import available_memory_bytes, local_processes, usable_cores
+
+__all__ = [
+    "DEFAULT_PREFETCH",
+    "DEFAULT_PREFETCH_FACTOR",
+    "ROW_TIMEOUT_S",
+    "WORKER_BYTES",
+    "LiveSettings",
+    "auto_workers",
+    "default_start_method",
+    "own_memory_bytes",
+    "slots_for",
+    "worker_count",
+]
+
+DEFAULT_PREFETCH = 3
+"""Batches of rows made ahead. The user holds one; two keep any number of workers busy, because all
+workers share each batch."""
+
+DEFAULT_PREFETCH_FACTOR = 2
+"""Whole batches that each worker makes ahead, as in torch."""
+
+ROW_TIMEOUT_S = 120.0
+"""Time on one row after which a worker counts as stuck, in seconds."""
+
+WORKER_BYTES = 64 << 20
+"""Memory of a worker, in bytes. The measured proportional set size of one that decodes and resizes
+images is 30 to 60 MB."""
+
+_MEMORY_SHARE = 0.5  # of the available memory, as for a running pool that grows
+
+
+def slots_for(prefetch: int) -> int:
+    """Number of slots for batches of rows: those made ahead, and one being read."""
+    return prefetch + 1
+
+
+def auto_workers(
+    cores: int | None = None, *, available_bytes: int | None = None, batches_bytes: int = 0
+) -> int:
+    """Initial number of workers for `num_workers="auto"`.
+
+    One per core up to 5 cores, because the training loop mostly waits. From 6 cores on, one core is
+    left to the loop; from 16 on, one more to threads that launch kernels and copy. Fewer, but at
+    least one, if half of the memory cannot hold the batches and the workers. GPU memory does not
+    matter: it holds two batches for any number of workers. This is a rule of thumb that
+    measurements of the training refine (see `control`).
+
+    Args:
+        cores: cores this process may use; None reads them from the machine.
+        available_bytes: memory available to this process; None if unknown.
+        batches_bytes: memory of the batches, as far as known.
+    """
+    cores = usable_cores() if cores is None else cores
+    most = min(cores - (cores >= 6) - (cores >= 16), MAX_WORKERS)
+    if available_bytes is not None:
+        most = min(most, (int(_MEMORY_SHARE * available_bytes) - batches_bytes) // WORKER_BYTES)
+    return max(1, most)
+
+
+def worker_count(workers: int | str, batches_bytes: int = 0) -> int:
+    """Number of workers for "auto" or a number.
+
+    Args:
+        workers: "auto" or a number.
+        batches_bytes: memory that "auto" leaves to batches.
+
+    Raises:
+        UsageError: neither of these.
+    """
+    if workers == "auto":
+        return auto_workers(available_bytes=own_memory_bytes(), batches_bytes=batches_bytes)
+    is_whole = isinstance(workers, Integral) and not isinstance(workers, bool)
+    if not (is_whole and 0 <= int(workers) <= MAX_WORKERS):
+        raise UsageError(
+            f'must be "auto" or a whole number from 0 to {MAX_WORKERS}, got {workers!r}',
+            argument="num_workers",
+        )
+    return int(workers)
+
+
+def own_memory_bytes() -> int | None:
+    """Memory available to this process, one of several that train here; None if unknown."""
+    try:
+        return available_memory_bytes() // local_processes()
+    except OSError:
+        return None
+
+
+def default_start_method() -> str:
+    """Best start method of this platform: "forkserver" or "spawn"."""
+    return "forkserver" if sys.platform == "linux" else "spawn"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveSettings:
+    """Settings of a feed that can change while it runs.
+
+    Args:
+        workers: number of workers; 0 if the training process makes batches.
+        prefetch: maximum number of batches in flight, made or not. For rows, at most the number of
+            slots; for whole batches, slots are added. Default: the number of slots for rows,
+            `default_ahead` for whole batches.
+        prefetch_factor: whole batches that each worker makes ahead.
+        ahead: minimum of whole batches made ahead by all workers together.
+        task_ns: target work of a task of a batch of rows, in ns.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
+
+    workers: int
+    prefetch: int | None = None
+    prefetch_factor: int = DEFAULT_PREFETCH_FACTOR
+    ahead: int = 0
+    task_ns: int = TASK_NS
+
+    def __post_init__(self) -> None:
+        for name, value, least, most in (
+            ("num_workers", self.workers, 0, MAX_WORKERS),
+            ("prefetch", 1 if self.prefetch is None else self.prefetch, 1, None),
+            ("prefetch_factor", self.prefetch_factor, 1, None),
+            ("ahead", self.ahead, 0, None),
+            ("task_ns", self.task_ns, 1, None),
+        ):
+            if not is_count(value) or value < least or (most is not None and value > most):
+                limits = f"at least {least}" if most is None else f"from {least} to {most}"
+                raise UsageError(f"must be a whole number, {limits}, got {value!r}", argument=name)
+
+    @property
+    def default_ahead(self) -> int:
+        """Default number of whole batches made ahead."""
+        return max(self.prefetch_factor * self.workers, self.ahead)
+
+    def depth(self, slots: int) -> int:
+        """Maximum number of batches in flight for a number of slots."""
+        return slots if self.prefetch is None else min(self.prefetch, slots)
