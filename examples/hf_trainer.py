@@ -1,7 +1,7 @@
-"""transformers.Trainer: resume_from_checkpoint goes on with the batch that comes next.
+"""transformers.Trainer: resume_from_checkpoint continues with the next batch.
 
-The Trainer skips batches by building another loader from the parts of its own; Stepwise keeps
-feedline's workers making the batches all the same, and makes none of those that are skipped.
+The Trainer skips batches by building another loader from the dataset and batch sampler of its
+loader. With Stepwise, feedline's workers make the batches of that loader too, except skipped ones.
 Needs `pip install transformers accelerate`.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import feedline
-from feedline.integrations.stepwise import Stepwise
+from feedline.integrations.transformers import Stepwise
 
 EPOCHS, STOPPED = 2, 17  # of 12 steps each
 

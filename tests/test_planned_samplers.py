@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DistributedSampler
 
 from feedline import DataLoader
 from feedline.errors import UsageError
-from feedline.integrations.stepwise import Stepwise
+from feedline.integrations.transformers import Stepwise
 
 
 class Repeating:

@@ -16,7 +16,7 @@ import feedline
 from feedline import DataLoader
 from feedline.errors import UsageError
 from feedline.integrations.accelerate import prepare
-from feedline.integrations.stepwise import Stepwise
+from feedline.integrations.transformers import Stepwise
 from packages import needs
 
 pytestmark = [
@@ -237,7 +237,7 @@ def test_a_schedule_beside_a_sampler_is_not_left_out(given: dict[str, Any]) -> N
 
 
 def test_batches_by_their_steps_are_of_an_order_of_feedlines_and_of_all_ranks() -> None:
-    with pytest.raises(UsageError, match="this loader draws its order from samplers"):
+    with pytest.raises(UsageError, match="samplers define"):
         Stepwise(DataLoader(NUMBERS, 3))
     third = Stepwise(DataLoader(NUMBERS, 3, seed=0, rank=0, world_size=3))
     with pytest.raises(UsageError, match="over 3 ranks, but Accelerate runs 1"):

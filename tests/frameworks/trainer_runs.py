@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 import feedline
 from feedline.integrations.accelerate import prepare
-from feedline.integrations.stepwise import Stepwise
+from feedline.integrations.transformers import Stepwise
 
 __all__ = ["CASES", "ROWS", "SEEDED", "STEPS", "both", "on_a_rank", "whole_and_rest"]
 

@@ -262,7 +262,7 @@ class PublicBatchSampler(BatchSampler):
                 "feedline's engine is not used. A framework may have replaced the loader by a "
                 f"torch DataLoader. With Accelerate {_PREPARE}, and the Accelerator's method "
                 "skip_first_batches; with transformers return "
-                "feedline.integrations.stepwise.Stepwise(loader)",
+                "feedline.integrations.transformers.Stepwise(loader)",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -1,4 +1,4 @@
-"""Batches by their places, as a framework asks for them that takes loaders apart."""
+"""Stepwise: batches by epoch and step, in loaders rebuilt from its parts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch.utils.data
 
-from feedline.integrations.stepwise import Stepwise
+from feedline.integrations.transformers import Stepwise
 
 STEPS = 4
 

@@ -1,9 +1,12 @@
-"""Adapter to torch's DataLoader, for frameworks that rebuild loaders from their parts.
+"""Adapter for transformers.Trainer, and other loops that skip batches by rebuilding a loader.
 
-Guarantees: a torch DataLoader built from this one's dataset and batch sampler (e.g. by
-skip_first_batches of Accelerate) still yields the inner loader's batches, requested by epoch and
-step.
-Relies on: the framework passes on what the batch sampler yields, in one process.
+To skip batches, such a loop builds another torch DataLoader from the dataset and batch sampler of
+its loader, e.g. with `skip_first_batches` of Accelerate.
+
+Guarantees: a loader rebuilt from a `Stepwise` yields the batches of the feedline.DataLoader, made
+by feedline's workers.
+Relies on: the rebuilt loader passing each value of the batch sampler (epoch and step) to the
+dataset, in the same process.
 """
 
 from __future__ import annotations
@@ -18,33 +21,33 @@ from feedline.loader.torch_samplers import accelerate_processes
 
 __all__ = ["Stepwise"]
 
-_Place = tuple[int, int]  # epoch, step
+_EpochStep = tuple[int, int]  # epoch, step
 
 
 class Stepwise(torch.utils.data.DataLoader[Any]):
-    """Loader whose batches can be skipped without being made.
+    """torch DataLoader with one key per batch, its epoch and step: skipped batches are not made.
 
-    For `transformers.Trainer`: return `Stepwise(loader)` from `get_train_dataloader`, and a run
-    that resumes within an epoch continues with the next batch.
+    For `transformers.Trainer`: return `Stepwise(loader)` from `get_train_dataloader`. A run that
+    resumes within an epoch then continues with the next batch.
 
     Args:
         loader: a feedline.DataLoader with its own order, from `seed` or a schedule.
 
     Raises:
-        UsageError: its order is drawn from samplers.
+        UsageError: samplers define the loader's order.
     """
 
     def __init__(self, loader: Any) -> None:
         if loader.order is None:
             raise UsageError(
-                "Stepwise needs batches by epoch and step, but this loader draws its order from "
-                "samplers; set seed= or schedule= on the loader, or use "
+                "Stepwise requests batches by epoch and step, but samplers define the order of "
+                "this loader; set seed= or schedule= on the loader, or use "
                 "feedline.integrations.accelerate.prepare(accelerator, loader)"
             )
         self._loader = loader
         super().__init__(
             _Batches(loader),  # type: ignore[arg-type]
-            batch_sampler=_PlaceSampler(loader),  # type: ignore[arg-type]
+            batch_sampler=_StepSampler(loader),  # type: ignore[arg-type]
             collate_fn=_identity,
         )
 
@@ -70,11 +73,11 @@ class Stepwise(torch.utils.data.DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration."""
-        assert isinstance(self.batch_sampler, _PlaceSampler)
+        assert isinstance(self.batch_sampler, _StepSampler)
         self.batch_sampler.set_epoch(epoch)
 
 
-class _PlaceSampler:
+class _StepSampler:
     """Epoch and step of each batch of an epoch, in order. Every iteration is an epoch."""
 
     def __init__(self, loader: Any) -> None:
@@ -82,14 +85,14 @@ class _PlaceSampler:
         self._epoch: int = loader.state_dict()["epoch"]
 
     @property
-    def batch_sampler(self) -> _PlaceSampler:
+    def batch_sampler(self) -> _StepSampler:
         """Itself: transformers looks for set_epoch one level below a loader's batch sampler."""
         return self
 
     def __len__(self) -> int:
         return int(self._loader.steps_in(self._epoch))
 
-    def __iter__(self) -> Iterator[_Place]:
+    def __iter__(self) -> Iterator[_EpochStep]:
         epoch, steps = self._epoch, len(self)
         self._epoch += 1
         for step in range(steps):
@@ -100,19 +103,19 @@ class _PlaceSampler:
 
 
 class _Batches:
-    """Batches of a loader by epoch and step. Requests out of order restart the prefetch."""
+    """Dataset of a loader's batches, by epoch and step. A jump restarts the prefetch."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._batches: Iterator[Any] = iter(())
-        self._next: _Place | None = None
+        self._next: _EpochStep | None = None
 
     def __len__(self) -> int:
         return len(self._loader.dataset)
 
-    def __getitems__(self, place: _Place) -> Any:
-        epoch, step = place
-        if place != self._next:
+    def __getitems__(self, key: _EpochStep) -> Any:
+        epoch, step = key
+        if key != self._next:
             self._seek(epoch, step)
         self._next = None  # until the batch has arrived
         batch = next(self._batches)
