@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
 
 
 def kind(loader: DataLoader[Any]) -> str:
-    return loader._state.stream.choice().engine
+    return loader._runtime.stream.choice().engine
 
 
 def together(samples: list[Any]) -> Any:
@@ -233,8 +233,8 @@ def test_a_decision_is_said_once_and_taken_again_when_something_is_set(
 def test_deciding_changes_nothing(folder: ImageFolder) -> None:
     loader = DataLoader(folder, 4, shuffle=True)
     state = loader.state_dict()
-    first = choose_engine(loader._state.stream.options)
-    again = choose_engine(loader._state.stream.options)
+    first = choose_engine(loader._runtime.stream.options)
+    again = choose_engine(loader._runtime.stream.options)
     assert (first.engine, str(first), first.pixels) == (again.engine, str(again), again.pixels)
     assert loader.state_dict() == state
 

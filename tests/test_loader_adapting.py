@@ -88,7 +88,7 @@ def images(rows: int = 256) -> ImageArray:
 def scripted(loader: DataLoader[Any], *changes: Change) -> Script:
     script = Script(*changes)
     loader.adapts = True
-    loader._state.adaptation._controller = script  # type: ignore[assignment, union-attr]
+    loader._runtime.adaptation._controller = script  # type: ignore[assignment, union-attr]
     return script
 
 
@@ -101,7 +101,7 @@ def read(loader: DataLoader[Any], passes: int = 1) -> Iterator[Any]:
             while len(loader.worker_pids) not in {loader.num_workers, 0}:  # 0: it was the last one
                 assert time.monotonic() < until, loader.worker_pids
                 time.sleep(0.001)
-                loader._state.stream.engine.poll()
+                loader._runtime.stream.engine.poll()
 
 
 def test_steps_that_wait_get_more_workers() -> None:
@@ -160,7 +160,7 @@ def test_batches_are_the_same_with_any_depth_and_pieces(kind: str) -> None:
         found = list(read(loader, 2))
         what, value = EVEN[kind][-1]  # type: ignore[misc]
         assert [decision.what for decision in loader.adaptations] == [what, "workers", what, what]
-        live = loader._state.stream.engine.feed.settings
+        live = loader._runtime.stream.engine.feed.settings
         assert live is not None
         seen = [(window.workers, getattr(window, what)) for window in script.windows]
         if kind == "rows":
@@ -185,11 +185,11 @@ def test_what_was_found_lives_on_with_other_workers_and_is_no_copys() -> None:
         assert not loader.worker_pids  # they ended with the epoch
         batches = iter(loader)
         next(batches)
-        assert loader._state.stream.engine.feed.settings.default_ahead == 12  # type: ignore[union-attr]
+        assert loader._runtime.stream.engine.feed.settings.default_ahead == 12  # type: ignore[union-attr]
         assert "2 batches per worker (prefetch_factor), at least 12" in loader.explain()
-        assert pickle.loads(pickle.dumps(loader))._state.ahead == 0
+        assert pickle.loads(pickle.dumps(loader))._runtime.ahead == 0
         loader.prefetch_factor = 3
-        assert loader._state.stream.engine.feed.settings.default_ahead == 3  # type: ignore[union-attr]
+        assert loader._runtime.stream.engine.feed.settings.default_ahead == 3  # type: ignore[union-attr]
 
 
 @pytest.mark.usefixtures("often")
@@ -230,7 +230,7 @@ def test_a_switch_keeps_depth_and_pieces(kind: str) -> None:
         loader.adapts = False
         assert sum(1 for _ in read(loader)) == 32
         assert loader.adaptations == []
-        assert (loader.task_ms, loader._state.ahead) == (None, 0)
+        assert (loader.task_ms, loader._runtime.ahead) == (None, 0)
 
 
 def test_a_depth_is_found_for_batches_that_come_unevenly(
@@ -251,7 +251,7 @@ def test_a_depth_is_found_for_batches_that_come_unevenly(
         assert found[0].kind == "even"
         assert found[0].before == 2 * loader.num_workers
         # Of eight workers, or of 32 where it is known already that they mostly sleep.
-        assert loader._state.ahead == found[0].after
+        assert loader._runtime.ahead == found[0].after
         assert found[0].after in {16, 64}
     assert f"adapting: {found[0]}" in caplog.text
 
@@ -338,7 +338,7 @@ def test_what_is_set_by_hand_stands_before_a_decision(
     decisions = [SettingChange(kind="more", what="workers", before=2, after=1, reason="a test")]
     with DataLoader(list(range(400)), 2, num_workers=2) as loader:
         loader.adapts = True
-        controller = loader._state.adaptation._controller
+        controller = loader._runtime.adaptation._controller
         monkeypatch.setattr(controller, "observe", lambda _: decisions.pop() if decisions else None)
         batches = iter(loader)
         while decisions:

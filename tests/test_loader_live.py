@@ -54,7 +54,7 @@ def whole(workers: int, **options: Any) -> DataLoader[Any]:
 
 def change(loader: DataLoader[Any], chance: random.Random) -> None:
     """Change something, in some way or other."""
-    backend = loader._state.stream.engine
+    backend = loader._runtime.stream.engine
     changes: list[tuple[str, list[Any]]] = (
         [("num_workers", [1, 2, 3])] if loader.num_workers else []
     )
@@ -134,7 +134,7 @@ def test_a_state_goes_on_with_other_settings(before: dict[str, Any], after: dict
 
 def test_as_many_rows_are_under_way_as_are_set() -> None:
     with rows(1, schedule=None, image_size=4) as loader:
-        batches, backend = iter(loader), loader._state.stream.engine
+        batches, backend = iter(loader), loader._runtime.stream.engine
         held = next(batches)
         assert backend.in_flight == 4
         loader.prefetch = 2
@@ -154,7 +154,7 @@ def test_as_many_rows_are_under_way_as_are_set() -> None:
 
 def test_as_many_whole_batches_are_under_way_as_are_set() -> None:
     with whole(1, prefetch_factor=1) as loader:
-        batches, backend = iter(loader), loader._state.stream.engine
+        batches, backend = iter(loader), loader._runtime.stream.engine
         held = next(batches)
         assert backend.in_flight == 2  # one for the worker, two to be kept, one of these is
         backend.apply(prefetch=9)
@@ -185,7 +185,7 @@ def test_more_memory_is_had_for_whole_batches_only_where_more_are_asked_for() ->
 
 def test_a_shorter_piece_makes_more_of_them() -> None:
     def tasks(loader: DataLoader[Any]) -> int:
-        return sum(each.tasks for each in loader._state.stream.engine.spent().values())
+        return sum(each.tasks for each in loader._runtime.stream.engine.spent().values())
 
     with rows(0, schedule=None, image_size=4) as loader:
         batches = iter(loader)
@@ -201,7 +201,7 @@ def test_a_shorter_piece_makes_more_of_them() -> None:
 
 def test_what_is_set_lives_on_with_other_workers() -> None:
     def settings(loader: DataLoader[Any]) -> LiveSettings:
-        return loader._state.stream.engine.feed.settings  # type: ignore[attr-defined,no-any-return]
+        return loader._runtime.stream.engine.feed.settings  # type: ignore[attr-defined,no-any-return]
 
     options: dict[str, Any] = {"schedule": None, "seed": None, "image_size": 4}
     with rows(1, worker_init_fn=abs, **options) as loader:

@@ -80,7 +80,7 @@ def test_a_random_split_is_a_schedules_two_halves(jpeg_folder: Path) -> None:
             assert sizes == [16] * 3 + [24] * 3
             assert loader.batch is not None
             assert loader.explain().splitlines()[0].startswith("samples     6 from ImageFolder(")
-            decision = loader._state.stream.choice()
+            decision = loader._runtime.stream.choice()
             assert decision.makes_rows
             seen += [decision.source.name(sample) for sample in range(6)]
     assert sorted(seen) == [str(path) for path in files(jpeg_folder)]
@@ -122,7 +122,7 @@ def test_copies_of_a_cache_are_read(kind: str, jpeg_folder: Path, tmp_path: Path
 def test_a_cache_is_filled_with_all_images(jpeg_folder: Path, tmp_path: Path) -> None:
     part = Subset(ImageFolder(jpeg_folder, TrainCrop()), CHOSEN)
     with DataLoader(part, 4, schedule="24x3", cache=tmp_path / "filled", num_workers=0) as loader:
-        filled = loader._state.stream.choice().cache_contents
+        filled = loader._runtime.stream.choice().cache_contents
         assert filled is not None
         assert len(filled.files) == 12
         assert filled.classes == ["cats", "dogs"]

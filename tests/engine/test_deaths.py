@@ -358,7 +358,7 @@ def test_closing_and_starting_over_do_not_wait_for_a_child_that_was_forked_meanw
         try:
             first.close()
             old = second.worker_pids
-            second._state.stream.engine._disturbed = True  # what an interrupt in mid-work leaves
+            second._runtime.stream.engine._disturbed = True  # what an interrupt in mid-work leaves
             assert sum(len(labels) for _, labels in second) == 200
             assert second.worker_pids != old
         finally:
@@ -441,7 +441,7 @@ def test_seats_that_are_not_yet_free_cut_no_epoch_short(monkeypatch: pytest.Monk
         loader.num_workers = 3
         assert sum(1 for _ in batches) == 12
         assert eventually(
-            lambda: loader._state.stream.engine.feed.ready() and len(loader.worker_pids) == 3
+            lambda: loader._runtime.stream.engine.feed.ready() and len(loader.worker_pids) == 3
         )
 
 

@@ -185,7 +185,7 @@ def test_what_workers_did_is_counted_once(workers: int, persistent: bool) -> Non
         for epoch in (1, 2, 3):
             assert [*steps(iter(loader))] == EPOCH
             # Each step, and the look that finds no more.
-            assert {seat: each.tasks for seat, each in loader._state.stream.spent().items()} == {
+            assert {seat: each.tasks for seat, each in loader._runtime.stream.spent().items()} == {
                 0: epoch * (len(EPOCH) + 1)
             }
 

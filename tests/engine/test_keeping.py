@@ -177,7 +177,7 @@ def test_a_dataset_may_hold_a_batch_of_another_loader() -> None:
             for _ in range(3):
                 list(source)
             assert all(batch.tolist() == [0.0, 0.0] for batch in batches)
-        slots = source._state.stream.engine.feed.slots  # type: ignore[attr-defined]
+        slots = source._runtime.stream.engine.feed.slots  # type: ignore[attr-defined]
         list(source)
         assert slots.pinned == 0, "the slot came back with the end of the loader that held it"
 

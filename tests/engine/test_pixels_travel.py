@@ -140,7 +140,7 @@ def test_workers_and_a_schedule_of_sizes(root: Path, sent: Sent) -> None:
 
 def test_slots_shrink_and_what_decides_the_pixels_is_the_same(root: Path, sent: Sent) -> None:
     with loader(root, USUAL) as here, loader(root, USUAL, device="cuda") as there:
-        plain, travelling = here._state.stream.choice(), there._state.stream.choice()
+        plain, travelling = here._runtime.stream.choice(), there._runtime.stream.choice()
         assert 4 * travelling.slot_bytes <= plain.slot_bytes + 3 * 4096
         assert "copied as uint8" in there.explain()
         assert "copied as uint8" not in here.explain()
@@ -203,7 +203,7 @@ def test_other_datasets_are_refused_at_once(root: Path) -> None:
 def test_on_the_cpu_batches_are_those_without_a_device(root: Path) -> None:
     assert_same(batches(root, USUAL, device="cpu"), batches(root, USUAL))
     with loader(root, USUAL, device="cpu") as made:
-        assert made._state.stream.choice().on_device is None
+        assert made._runtime.stream.choice().on_device is None
 
 
 def test_bytes_of_three_pixels_are_no_pixels_in_another_order(root: Path) -> None:

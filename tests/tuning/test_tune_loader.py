@@ -130,11 +130,11 @@ def test_workers_go_on_at_the_end_of_a_schedule_that_is_over() -> None:
         own = TunableFeedlineLoader(loader)
         own.begin(own.phases[0])
         assert [own.next()[1].tolist() for _ in range(len(expected))] == expected
-        assert loader._state.stream.engine.in_flight > 0
+        assert loader._runtime.stream.engine.in_flight > 0
         own.next()
         own.close()
         assert [labels.tolist() for _, labels in loader] == expected
-        assert loader._state.stream.engine.in_flight == 0
+        assert loader._runtime.stream.engine.in_flight == 0
 
 
 def test_a_step_that_raises_leaves_the_loader_as_it_was() -> None:
@@ -209,7 +209,7 @@ def test_settings_of_workers_that_end_with_each_epoch_stay() -> None:
         asked = []
         for _ in range(3 * len(loader)):
             own.next()
-            asked.append(loader._state.stream.engine.feed.settings)  # type: ignore[attr-defined]
+            asked.append(loader._runtime.stream.engine.feed.settings)  # type: ignore[attr-defined]
         own.close()
         assert loader.num_workers == 2
     assert {(each.workers, each.prefetch_factor) for each in asked} == {(1, 6)}
@@ -225,14 +225,14 @@ class Short(Dataset[torch.Tensor]):
 
 def test_live_settings_are_afterwards_as_they_were() -> None:
     with DataLoader(images(), 8, image_size=16, num_workers=2, prefetch=6, seed=0) as loader:
-        before = loader._state.stream.engine.feed.settings  # type: ignore[attr-defined]
+        before = loader._runtime.stream.engine.feed.settings  # type: ignore[attr-defined]
         own = TunableFeedlineLoader(loader)
         assert own.start == LoaderSetting(workers=2, prefetch=3, task_ms=50.0)
         assert own.search_space.prefetch == (6,)
         own.change(LoaderSetting(workers=1, prefetch=6, task_ms=12.5))
         own.next()
         own.close()
-        assert loader._state.stream.engine.feed.settings == before  # type: ignore[attr-defined]
+        assert loader._runtime.stream.engine.feed.settings == before  # type: ignore[attr-defined]
         assert (loader.prefetch, loader.task_ms) == (6, None)
         assert loader.epoch == 0
 

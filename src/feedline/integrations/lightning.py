@@ -140,7 +140,7 @@ class WatchCallback(Callback):
         if self._steps is not None:
             self._steps.end(how)
         if self._own is not None:  # Lightning knows its length and requests no batch after the last
-            self._own._state.recording.end(how)
+            self._own._runtime.recording.end(how)
         if self._outputs is not None:
             self._outputs.end()
 

@@ -24,7 +24,7 @@ from feedline.engine.normalise import BatchTransform, PixelTransform
 from feedline.engine.start_pool import taking_arguments
 from feedline.engine.worker import Source
 from feedline.loader.dataset_kind import is_native
-from feedline.loader.epoch_iterator import EpochIterator, LoaderState
+from feedline.loader.epoch_iterator import EpochIterator, LoaderRuntime
 from feedline.loader.explain import explain
 from feedline.loader.live_settings import LiveAttributes
 from feedline.loader.options import Arguments, Options, create_order
@@ -295,18 +295,18 @@ class DataLoader(TorchDataLoader[_T]):
         self.rank, self.world_size, self.start_method = rank, world_size, start_method
         self.settings = None  # its values are among the others
         self.device = options.device
-        self._state = state = LoaderState(self, completed, options, order)
-        self._finalizer = weakref.finalize(self, state.close)
-        self._live = LiveAttributes(self, state)
+        self._runtime = runtime = LoaderRuntime(self, completed, options, order)
+        self._finalizer = weakref.finalize(self, runtime.close)
+        self._live = LiveAttributes(self, runtime)
         if options.adapts and options.num_workers and not options.iterable:
             self.adapts = True
-        if settings is not None and not (choice := state.stream.choice()).makes_rows:
+        if settings is not None and not (choice := runtime.stream.choice()).makes_rows:
             warn_if_unused(arguments, completed, str(choice))
         if options.native:
-            state.stream.start()
-            self.max_image_size = state.stream.choice().max_image_size
+            runtime.stream.start()
+            self.max_image_size = runtime.stream.choice().max_image_size
         elif options.device is not None:
-            state.stream.choice()  # raises now if batches cannot be on the device
+            runtime.stream.choice()  # raises now if batches cannot be on the device
         self._not_added = frozenset({*vars(self), "_not_added"} - added_before)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -319,7 +319,7 @@ class DataLoader(TorchDataLoader[_T]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles consist of the arguments, without the running engine."""
-        return _rebuild, (type(self), dict(vars(self._state.arguments))), self.__getstate__()
+        return _rebuild, (type(self), dict(vars(self._runtime.arguments))), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
         """Attributes added by a subclass or a user."""
@@ -334,8 +334,8 @@ class DataLoader(TorchDataLoader[_T]):
 
     def _get_iterator(self) -> Any:
         """Create the iterator, as torch's class does: subclasses may override it."""
-        iterator = EpochIterator(self, self._state)
-        self._state.begin_pass(iterator)
+        iterator = EpochIterator(self, self._runtime)
+        self._runtime.begin_pass(iterator)
         return iterator if self._watch_iterator is None else self._watch_iterator(iterator)
 
     @property
@@ -345,14 +345,14 @@ class DataLoader(TorchDataLoader[_T]):
         Set it to None to end these workers.
         """
         if self._torch_iterator is None and self._live is not None:
-            return self._state.persistent_iterator()
+            return self._runtime.persistent_iterator()
         return self._torch_iterator
 
     @_iterator.setter
     def _iterator(self, iterator: Any) -> None:
         self._torch_iterator = iterator
         if iterator is None and self._live is not None:
-            self._state.end_idle_workers()
+            self._runtime.end_idle_workers()
 
     @property
     def _is_accelerate_prepared(self) -> bool:
@@ -379,7 +379,7 @@ class DataLoader(TorchDataLoader[_T]):
     @property
     def order(self) -> Order | None:
         """Order planned by feedline; None if samplers or the dataset define it."""
-        return self._state.stream.options.order
+        return self._runtime.stream.options.order
 
     def __len__(self) -> int:
         """Number of batches in the current epoch."""
@@ -388,36 +388,37 @@ class DataLoader(TorchDataLoader[_T]):
     @property
     def epoch(self) -> int:
         """Current epoch, or the epoch of the next iteration. Counted from 0."""
-        return self._state.stream.position.current.epoch
+        return self._runtime.stream.position.current.epoch
 
     @property
     def epochs(self) -> int | None:
         """Number of epochs of the schedule; None without one."""
-        return None if self._state.options.schedule is None else self._state.options.schedule.epochs
+        schedule = self._runtime.options.schedule
+        return None if schedule is None else schedule.epochs
 
     @property
     def total_steps(self) -> int:
         """Number of batches of the whole schedule."""
-        order = self._state.current_order
+        order = self._runtime.current_order
         return order.total_steps if order else len(self) * (self.epochs or 1)
 
     def steps_in(self, epoch: int) -> int:
         """Return the number of batches of an epoch."""
-        return self._state.steps(epoch)
+        return self._runtime.steps(epoch)
 
     @property
     def batch(self) -> BatchSpec | None:
         """Specification of the last delivered batch: sample indices, image size, padding."""
-        return self._state.stream.batch
+        return self._runtime.stream.batch
 
     @property
     def phase(self) -> Phase:
         """Phase of the last delivered batch; before the first batch, of the next one."""
-        return self.batch.phase if self.batch else self._state.stream.position.phase
+        return self.batch.phase if self.batch else self._runtime.stream.position.phase
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, or of the current one before its first batch."""
-        self._state.set_epoch(epoch)
+        self._runtime.set_epoch(epoch)
 
     def set_step(self, step: int) -> None:
         """Skip the first `step` batches of the next iteration's epoch, without making them.
@@ -431,7 +432,7 @@ class DataLoader(TorchDataLoader[_T]):
         Raises:
             UsageError: a loaded state is at a later step, or the dataset is an IterableDataset.
         """
-        self._state.set_step(step)
+        self._runtime.set_step(step)
 
     def set_image_size(self, image_size: int | None) -> None:
         """Set the image size of all following batches.
@@ -442,13 +443,13 @@ class DataLoader(TorchDataLoader[_T]):
         Raises:
             UsageError: larger than `max_image_size`, or the dataset's images have a fixed size.
         """
-        self._state.stream.set_image_size(image_size)
+        self._runtime.stream.set_image_size(image_size)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as a state: small and JSON-able; with a seed or a schedule, the same
         on every rank.
         """
-        return self._state.state_dict()
+        return self._runtime.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with exactly the batches not yet delivered in a state.
@@ -463,7 +464,7 @@ class DataLoader(TorchDataLoader[_T]):
             StateError: the state belongs to another dataset, seed, order, sampler or schedule.
             UsageError: the state's image size is larger than `max_image_size`.
         """
-        self._state.load_state_dict(state)
+        self._runtime.load_state_dict(state)
 
     def refresh(self) -> None:
         """Re-read the dataset and start new workers when the next iteration begins.
@@ -472,35 +473,35 @@ class DataLoader(TorchDataLoader[_T]):
         arrays and of lists with more than 1000 entries, and changes deeper inside the dataset than
         the attributes of its datasets, transforms and other objects.
         """
-        self._state.stream.refresh()
+        self._runtime.stream.refresh()
 
     # Workers
 
     @property
     def ranks(self) -> int:
         """Number of processes that share the samples."""
-        order = self._state.current_order
+        order = self._runtime.current_order
         return order.world_size if order else share_of(self._index_sampler)[1]
 
     @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers."""
-        return list(self._state.stream.engine.pids.values())
+        return list(self._runtime.stream.engine.pids.values())
 
     @property
     def worker_deaths(self) -> list[str]:
         """Causes of death of replaced workers."""
-        return self._state.stream.deaths
+        return self._runtime.stream.deaths
 
     @property
     def skipped(self) -> list[tuple[str, str]]:
         """Samples skipped so far: name and reason."""
-        return self._state.stream.skipped
+        return self._runtime.stream.skipped
 
     @property
     def timing(self) -> Timing:
         """Times of the steps."""
-        return self._state.stream.timing
+        return self._runtime.stream.timing
 
     @property
     def run(self) -> Run:
@@ -517,7 +518,7 @@ class DataLoader(TorchDataLoader[_T]):
     @property
     def recorder(self) -> Recorder:
         """Recorder of the run."""
-        return self._state.recording.recorder
+        return self._runtime.recording.recorder
 
     def explain(self) -> str:
         """Describe how the current dataset will be loaded, one fact per line.
@@ -525,15 +526,15 @@ class DataLoader(TorchDataLoader[_T]):
         With a schedule, and after a training has run for a while, it includes an estimate of what
         each phase needs.
         """
-        choice = self._state.stream.choice()
-        return explain(self._state.current_options(), choice, self.memory_bytes, self.run)
+        choice = self._runtime.stream.choice()
+        return explain(self._runtime.current_options(), choice, self.memory_bytes, self.run)
 
     @property
     def memory_bytes(self) -> int:
         """Memory allocated for batches: for rows the final amount, otherwise the amount used so
         far.
         """
-        return self._state.stream.engine.memory_bytes
+        return self._runtime.stream.engine.memory_bytes
 
     @property
     def adapts(self) -> bool:

@@ -1,7 +1,8 @@
-"""Iteration of a loader: EpochIterator is one pass, LoaderState starts and replaces passes.
+"""Iterations of a loader: EpochIterator is one epoch, LoaderRuntime starts and replaces iterations.
 
-Guarantees: an error in one `next` does not end a pass, nor does Ctrl-C, which costs no batch. When
-a second iteration begins, the first one continues independently, with its own position and workers.
+Guarantees: an error in one `next` does not end the iteration. Nor does Ctrl-C, after which the next
+call returns the same batch. When a second iteration begins, the first one continues independently,
+with its own position and workers.
 Relies on: use from one thread.
 """
 
@@ -32,15 +33,15 @@ from feedline.loader.torch_samplers import PlannedSampler
 from feedline.order.sample_order import Order
 from feedline.order.schedule import is_count
 
-__all__ = ["EpochIterator", "LoaderState"]
+__all__ = ["EpochIterator", "LoaderRuntime"]
 
 _STARTED_WITHIN_S = 10.0
 
 
-class LoaderState:
-    """Running state of one loader: the stream of its newest iteration, and earlier ones.
+class LoaderRuntime:
+    """Objects of a loader that change while it runs: the streams of its iterations, its settings.
 
-    The loader is referenced weakly.
+    What `state_dict` returns is assembled in `BatchStream.state`. The loader is referenced weakly.
     """
 
     def __init__(
@@ -274,9 +275,9 @@ class EpochIterator(_BaseDataLoaderIter):
     alive.
     """
 
-    def __init__(self, loader: Any, state: LoaderState) -> None:
+    def __init__(self, loader: Any, runtime: LoaderRuntime) -> None:
         self._loader = loader
-        self._state = state
+        self._runtime = runtime
         self._process = os.getpid()
         self._dataset, self._num_workers = loader.dataset, loader.num_workers
         self._index_sampler = loader._index_sampler
@@ -284,7 +285,7 @@ class EpochIterator(_BaseDataLoaderIter):
         self._start_pass()
 
     def _start_pass(self) -> None:
-        self.stream = self._state.stream
+        self.stream = self._runtime.stream
         """Makes the batches; replaced when a later iteration begins."""
         self.ended = False
         self.ended_workers: list[Any] = []
@@ -333,18 +334,18 @@ class EpochIterator(_BaseDataLoaderIter):
             raise UsageError(
                 "this iterator belongs to another process; create one here with iter(loader)"
             )
-        state, stream, recording = self._state, self.stream, self._state.recording
-        is_newest = stream is state.stream
+        runtime, stream, recording = self._runtime, self.stream, self._runtime.recording
+        is_newest = stream is runtime.stream
         stream.ensure_usable()
         timed = is_newest and recording.rest <= 0
         asked_ns, asked_cpu_ns = (time.monotonic_ns(), time.thread_time_ns()) if timed else (0, 0)
         try:
-            batch = state.next(self) if is_newest else stream.next()
+            batch = runtime.next(self) if is_newest else stream.next()
         except StopIteration:
             self.ended = True  # first: even if an interrupt follows, no batch comes any more
             self.ended_workers = stream.finish()
             if is_newest:
-                state.finish()
+                runtime.finish()
             else:
                 stream.close()
             raise
@@ -390,15 +391,15 @@ class EpochIterator(_BaseDataLoaderIter):
         """
         if not self._shutdown and self._num_workers and not self.is_inherited:
             self._shutdown = True
-            handles = self._state.end_workers(self)
+            handles = self._runtime.end_workers(self)
             self.ended_workers = self.ended_workers or handles
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Start another pass over the loader with this iterator."""
-        if self.stream is not self._state.stream:
+        if self.stream is not self._runtime.stream:
             self.stream.close()
         self.ended = True
-        self._state.begin_pass(self)
+        self._runtime.begin_pass(self)
         self._start_pass()
 
 

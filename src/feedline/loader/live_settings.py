@@ -8,7 +8,7 @@ and the state stay the same. If it is invalid, or would have no effect, an error
 and nothing has changed. A copy of the loader is built with the user's settings. Adaptation does not
 evaluate workers while a change is in progress, and exceeds neither memory nor cores. A step costs
 it about half a microsecond, a check of the workers some 0.1 ms, once a second at most.
-Relies on: `epoch_iterator.LoaderState` reporting each batch; `control.controller` for decisions.
+Relies on: `epoch_iterator.LoaderRuntime` reporting each batch; `control.controller` for decisions.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ class LiveAttributes:
 
     Args:
         loader: the loader, whose attributes have the values; referenced weakly.
-        state: its `LoaderState`.
+        runtime: its `LoaderRuntime`.
     """
 
     NAMES = ("num_workers", "prefetch", "prefetch_factor", "task_ms")
     """Attributes of a loader that can be set while it works."""
 
-    def __init__(self, loader: Any, state: Any) -> None:
+    def __init__(self, loader: Any, runtime: Any) -> None:
         self._loader_ref = weakref.ref(loader)
-        self._state = state
+        self._runtime = runtime
 
     @property
     def _loader(self) -> Any:
@@ -76,8 +76,8 @@ class LiveAttributes:
         Raises:
             UsageError: it is invalid, or has no effect on this loader.
         """
-        state = self._state
-        state.stream.ensure_usable()
+        runtime = self._runtime
+        runtime.stream.ensure_usable()
         if name == "num_workers":
             return self._change_workers(value)
         check_argument(name, value)
@@ -88,7 +88,7 @@ class LiveAttributes:
         else:
             self._require_rows(name, value, "A whole batch is one task of one worker")
             self.apply("task_ms", value)
-        state.arguments = replace(state.arguments, **{name: value})
+        runtime.arguments = replace(runtime.arguments, **{name: value})
         return value
 
     def _change_workers(self, workers: int | str) -> int:
@@ -105,7 +105,7 @@ class LiveAttributes:
 
     def _change_prefetch(self, prefetch: int | None) -> int | None:
         self._require_rows("prefetch", prefetch, "Set prefetch_factor instead")
-        allocated = self._state.options.allocated_prefetch
+        allocated = self._runtime.options.allocated_prefetch
         if prefetch is not None and prefetch > allocated:
             raise UsageError(
                 f"{prefetch} is larger than {allocated}, for which memory was allocated when the "
@@ -114,11 +114,11 @@ class LiveAttributes:
                 argument="prefetch",
             )
         prefetch = None if prefetch is None else int(prefetch)  # of numpy's, too
-        self._state.stream.engine.apply(prefetch=None if prefetch == allocated else prefetch)
+        self._runtime.stream.engine.apply(prefetch=None if prefetch == allocated else prefetch)
         return prefetch
 
     def _change_prefetch_factor(self, factor: int | None) -> None:
-        options = self._state.options
+        options = self._runtime.options
         if options.native:
             check_no_prefetch_factor(factor)
         if factor is not None and self._loader.num_workers == 0:
@@ -128,11 +128,11 @@ class LiveAttributes:
                 argument="prefetch_factor",
             )
         if not options.iterable:
-            self._state.stream.engine.apply(prefetch_factor=factor_or_default(factor), ahead=0)
-        self._state.ahead = 0
+            self._runtime.stream.engine.apply(prefetch_factor=factor_or_default(factor), ahead=0)
+        self._runtime.ahead = 0
 
     def _require_rows(self, name: str, value: object, instead: str) -> None:
-        choice = self._state.stream.choice()
+        choice = self._runtime.stream.choice()
         if not choice.makes_rows:
             raise UsageError(
                 f"{value!r} has no effect on this loader, which uses the {choice}. {instead}",
@@ -141,13 +141,13 @@ class LiveAttributes:
 
     def apply(self, what: What, value: float | None) -> None:
         """Set a value that adaptation may change, too; copies of the loader do not get it."""
-        engine = self._state.stream.engine
+        engine = self._runtime.stream.engine
         if what == "task_ms":
             engine.apply(task_ns=task_ns_of(value))
             object.__setattr__(self._loader, "task_ms", value)
         elif what == "prefetch":
             engine.apply(ahead=int(value or 0))
-            self._state.ahead = int(value or 0)
+            self._runtime.ahead = int(value or 0)
         else:
             engine.apply(workers=int(value or 0))
             object.__setattr__(self._loader, "num_workers", int(value or 0))
@@ -155,28 +155,28 @@ class LiveAttributes:
     @property
     def adapts(self) -> bool:
         """True if workers, batches ahead and task size adapt to the measured training."""
-        adaptation = self._state.adaptation
+        adaptation = self._runtime.adaptation
         return adaptation is not None and not adaptation.off
 
     @adapts.setter
     def adapts(self, adapts: bool) -> None:
-        state, iterable = self._state, self._state.options.iterable
+        runtime, iterable = self._runtime, self._runtime.options.iterable
         if adapts and (self._loader.num_workers == 0 or iterable):
             why = "an IterableDataset is divided by it" if iterable else "there are no workers"
             raise UsageError(f"the number of workers cannot change in a running loader: {why}")
-        if adapts and state.adaptation is None:
-            # A proxy, because the state must not keep itself alive.
-            state.adaptation = Adaptation(state.stream, weakref.proxy(self))
-        if state.adaptation is not None:
-            state.adaptation.off = not adapts
+        if adapts and runtime.adaptation is None:
+            # A proxy, because the runtime must not keep itself alive.
+            runtime.adaptation = Adaptation(runtime.stream, weakref.proxy(self))
+        if runtime.adaptation is not None:
+            runtime.adaptation.off = not adapts
         # A copy of the loader is built with these.
         workers = "auto" if adapts else self._loader.num_workers
-        state.arguments = replace(state.arguments, num_workers=workers)
+        runtime.arguments = replace(runtime.arguments, num_workers=workers)
 
     @property
     def adaptations(self) -> list[SettingChange]:
         """Changes with their reasons, the latest 256."""
-        adaptation = self._state.adaptation
+        adaptation = self._runtime.adaptation
         return [] if adaptation is None else list(adaptation.decisions)
 
 

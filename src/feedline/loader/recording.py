@@ -3,7 +3,7 @@
 Guarantees: batches and their order do not change; if recording fails, that is logged, and training
 continues without it. If steps take less than 0.4 ms, two of 64 are timed and the others only
 counted.
-Relies on: `EpochIterator` and `LoaderState` reporting each iteration and each batch.
+Relies on: `EpochIterator` and `LoaderRuntime` reporting each iteration and each batch.
 """
 
 from __future__ import annotations

@@ -42,13 +42,13 @@ class TunableFeedlineLoader:
     def __init__(self, loader: DataLoader[Any], *, min_workers: int = 1) -> None:
         if loader.num_workers < min_workers:
             raise UsageError("the loader has no workers", hint="build it with num_workers='auto'")
-        if loader._state.options.iterable:
+        if loader._runtime.options.iterable:
             raise UsageError(
                 "torch splits an IterableDataset by the number of workers, so tune cannot change "
                 "it",
                 hint="time separate loaders with different numbers of workers",
             )
-        choice = loader._state.stream.choice()
+        choice = loader._runtime.stream.choice()
         if choice.engine == "tensors":
             raise UsageError(
                 "this loader slices batches from tensors in the training process and needs no "
@@ -77,7 +77,7 @@ class TunableFeedlineLoader:
         if not self._rows:
             return LoaderSetting(workers=workers, prefetch=factor or DEFAULT_PREFETCH_FACTOR)
         # More may be allocated, for trials.
-        depth = min(DEFAULT_PREFETCH, prefetch or self._loader._state.options.allocated_prefetch)
+        depth = min(DEFAULT_PREFETCH, prefetch or self._loader._runtime.options.allocated_prefetch)
         return LoaderSetting(workers=workers, prefetch=depth, task_ms=task_ms or TASK_NS / 1e6)
 
     @property
@@ -87,7 +87,7 @@ class TunableFeedlineLoader:
         start = self.start
         deeper = [k * start.prefetch for k in _PREFETCH_FACTORS]
         if start.task_ms is not None:
-            most = self._loader._state.options.allocated_prefetch
+            most = self._loader._runtime.options.allocated_prefetch
             depths = {*(depth for depth in deeper if depth < most), most} - {start.prefetch}
             depths = {depth for depth in depths if depth > start.prefetch}
             return SearchSpace(
@@ -112,7 +112,7 @@ class TunableFeedlineLoader:
     def change(self, setting: LoaderSetting) -> int:
         """Apply a setting."""
         loader = self._loader
-        stale = loader._state.stream.engine.in_flight
+        stale = loader._runtime.stream.engine.in_flight
         if loader.num_workers != setting.workers:
             loader.num_workers = setting.workers
         if setting.task_ms is not None:
@@ -125,7 +125,7 @@ class TunableFeedlineLoader:
     def phases(self) -> list[Phase]:
         """The first phase of each image size and batch size."""
         found: dict[tuple[int | None, int | None], Phase] = {}
-        for phase in self._loader._state.options.phases.phases:
+        for phase in self._loader._runtime.options.phases.phases:
             found.setdefault((phase.image_size, phase.batch_size or self._loader.batch_size), phase)
         return list(found.values())
 
@@ -134,18 +134,18 @@ class TunableFeedlineLoader:
         self._phase = phase
         # A pass that ends here counts no batch of another phase.
         self._batches.close()
-        _set_phase(self._loader._state.stream, phase)
+        _set_phase(self._loader._runtime.stream, phase)
         self._batches = self._endless_batches()
 
     def spent(self) -> StageTimings:
         """Return the stage timings of the workers."""
-        return reduce(iadd, self._loader._state.stream.spent().values(), StageTimings())
+        return reduce(iadd, self._loader._runtime.stream.spent().values(), StageTimings())
 
     def close(self) -> None:
         """Restore the loader's settings and position."""
         loader, (workers, adapts) = self._loader, self._original
         self._batches.close()
-        _set_phase(loader._state.stream, None)
+        _set_phase(loader._runtime.stream, None)
         loader.load_state_dict(self._state)
         if loader.num_workers != workers:
             loader.num_workers = workers

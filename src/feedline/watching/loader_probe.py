@@ -143,7 +143,7 @@ class LoaderProbe:
     def _spent(self) -> dict[int, StageTimings]:
         own = None if self._own is None else self._own()
         if own is not None:
-            return own._state.stream.spent()
+            return own._runtime.stream.spent()
         return {} if self._pages is None else self._pages.spent()
 
     def _worker_pids(self) -> list[int]:
@@ -190,8 +190,8 @@ def describe_loader(iterable: Iterable[Any]) -> Loader:
     try:
         inner = find_torch_loader(iterable)
         if isinstance(inner, DataLoader):
-            state = inner._state
-            return describe_feedline_loader(state.current_options(), state.stream.choice())
+            runtime = inner._runtime
+            return describe_feedline_loader(runtime.current_options(), runtime.stream.choice())
         if inner is None:
             return Loader(kind="other", name=name)
         return _describe_torch_loader(inner, name)
