@@ -185,7 +185,7 @@ def test_more_memory_is_had_for_whole_batches_only_where_more_are_asked_for() ->
 
 def test_a_shorter_piece_makes_more_of_them() -> None:
     def tasks(loader: DataLoader[Any]) -> int:
-        return sum(each.tasks for each in loader._runtime.stream.engine.spent().values())
+        return sum(each.tasks for each in loader._runtime.stream.engine.stage_timings().values())
 
     with rows(0, schedule=None, image_size=4) as loader:
         batches = iter(loader)

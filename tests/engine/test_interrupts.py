@@ -150,7 +150,7 @@ def test_an_interrupt_at_any_line_of_the_end_begins_no_other_epoch(
     with DataLoader(Numbers(64), 2, num_workers=workers) as loader:
         assert len(list(loader)) == 32
         assert (
-            sum(spent.tasks for spent in loader._runtime.stream.spent().values()) > 0
+            sum(spent.tasks for spent in loader._runtime.stream.stage_timings().values()) > 0
         )  # it is noted
 
 

@@ -185,9 +185,9 @@ def test_what_workers_did_is_counted_once(workers: int, persistent: bool) -> Non
         for epoch in (1, 2, 3):
             assert [*steps(iter(loader))] == EPOCH
             # Each step, and the look that finds no more.
-            assert {seat: each.tasks for seat, each in loader._runtime.stream.spent().items()} == {
-                0: epoch * (len(EPOCH) + 1)
-            }
+            assert {
+                seat: each.tasks for seat, each in loader._runtime.stream.stage_timings().items()
+            } == {0: epoch * (len(EPOCH) + 1)}
 
 
 class Waiting(IterableDataset[int]):

@@ -53,7 +53,7 @@ def recorded(
     recorder.register_loader(
         LOADER,
         WorkerObserver(
-            spent=lambda: {seat: read_page(page) for seat, page in enumerate(pages)},
+            stage_timings=lambda: {seat: read_page(page) for seat, page in enumerate(pages)},
             name=lambda number: f"/data/train/cat/{number}.jpg",
         ),
     )

@@ -241,7 +241,9 @@ def test_what_the_workers_of_a_gone_loader_have_spent_stays() -> None:
     for k in range(3):
         spent = StageTimings(tasks=2, tasks_ms=10.0, slowest=[(5.0 + k, k)])
         workers = WorkerObserver(
-            spent=lambda spent=spent: {0: spent}, name=lambda n: f"file {n}", deaths=lambda: 1
+            stage_timings=lambda timings=spent: {0: timings},
+            name=lambda n: f"file {n}",
+            deaths=lambda: 1,
         )
         number = recorder.register_loader(LOADER, workers)
         recorder.unregister_loader(number, workers)
@@ -258,7 +260,7 @@ def test_what_the_workers_of_a_gone_loader_have_spent_stays() -> None:
 def test_the_longest_wait_has_an_excerpt_with_its_worker() -> None:
     recorder = Recorder()
     spent = StageTimings(tasks=1)
-    recorder.register_loader(LOADER, WorkerObserver(spent=lambda: {3: spent}))
+    recorder.register_loader(LOADER, WorkerObserver(stage_timings=lambda: {3: spent}))
     told = Told(recorder)
     for k in range(100):
         told.batch(80 if k == 60 else 0, 10)
@@ -326,7 +328,7 @@ def test_a_run_with_a_sample_whose_path_is_no_text_is_written_and_read(tmp_path:
     recorder = Recorder()
     spent = StageTimings(tasks=1, tasks_ms=9.0, slowest=[(9.0, 0)])
     recorder.register_loader(
-        LOADER, WorkerObserver(spent=lambda: {0: spent}, name=lambda _: "caf\udce9.jpg")
+        LOADER, WorkerObserver(stage_timings=lambda: {0: spent}, name=lambda _: "caf\udce9.jpg")
     )
     write_run(recorder.run(), tmp_path)
     assert [each.name for each in read_run(tmp_path).slowest] == ["caf\\udce9.jpg"]
@@ -387,7 +389,7 @@ def test_a_worker_that_several_loaders_see_is_one_and_is_known_at_the_end() -> N
 def test_work_is_noted_for_the_pass_that_gets_batches() -> None:
     recorder = Recorder()
     spent = StageTimings()
-    recorder.register_loader(LOADER, WorkerObserver(spent=lambda: {0: spent}))
+    recorder.register_loader(LOADER, WorkerObserver(stage_timings=lambda: {0: spent}))
     training, validation = Told(recorder), Told(recorder)
     validation.batch(1)
     training.batch(1)
@@ -398,7 +400,7 @@ def test_work_is_noted_for_the_pass_that_gets_batches() -> None:
 
 def test_a_loader_that_changes_takes_what_its_workers_spent_along() -> None:
     recorder = Recorder()
-    workers = WorkerObserver(spent=lambda: {0: StageTimings(tasks=7)}, deaths=lambda: 1)
+    workers = WorkerObserver(stage_timings=lambda: {0: StageTimings(tasks=7)}, deaths=lambda: 1)
     number = recorder.register_loader(LOADER, workers)
     other = Loader(kind="other", name="another")
     assert recorder.change_loader(number, other, workers) == 1

@@ -127,7 +127,7 @@ def test_torchs_workers_tell_what_they_did_and_where_not_that_is_said(
     assert phase.now.load.work_ms > 20
     (one,) = found.what_if("workers=1").phases
     assert one.limit == "workers"
-    monkeypatch.setattr(TunableTorchLoader, "spent", lambda self: StageTimings())
+    monkeypatch.setattr(TunableTorchLoader, "stage_timings", lambda self: StageTimings())
     unseen = tune(loader, step_ms=4, budget_s=4)
     assert unseen.setting is not None
     assert unseen.rates == ()

@@ -50,7 +50,7 @@ class Ready:
             raise ResourceError("there is no process for one more")
         return 0
 
-    def spent(self) -> StageTimings:
+    def stage_timings(self) -> StageTimings:
         return StageTimings()
 
     def begin(self, phase: Phase) -> None:

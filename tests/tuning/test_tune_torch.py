@@ -119,8 +119,8 @@ def test_epochs_follow_one_another_and_what_workers_do_is_known() -> None:
     assert tried.batch_size == 1000
     seen = [int(tried.next()[0, 0]) for _ in range(9)]
     assert seen == [0, 1000, 2000, 3000, 0, 1000, 2000, 3000, 0]
-    assert tried.spent().tasks >= 9
-    assert tried.spent().tasks_ms > 0
+    assert tried.stage_timings().tasks >= 9
+    assert tried.stage_timings().tasks_ms > 0
     tried.close()
 
 

@@ -191,7 +191,7 @@ class Steps:
         self.recorder = Recorder()
         self.spent = StageTimings(tasks=1)
         number = self.recorder.register_loader(
-            Loader(kind="other", name="x"), WorkerObserver(spent=lambda: {0: self.spent})
+            Loader(kind="other", name="x"), WorkerObserver(stage_timings=lambda: {0: self.spent})
         )
         self.now_ns = 10**12
         self.record = self.recorder.begin(number, 0, self.now_ns)

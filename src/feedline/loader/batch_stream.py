@@ -85,7 +85,7 @@ class BatchStream:
         # Of ended workers.
         self._skipped: list[Skipped] = []
         self._deaths: list[str] = []
-        self._spent: dict[int, StageTimings] = {}
+        self._stage_timings: dict[int, StageTimings] = {}
         self._owner, self._is_closed = os.getpid(), False
         self._inherited: list[object] = []  # from the parent of a forked process
 
@@ -100,7 +100,11 @@ class BatchStream:
         other.batch, other.has_delivered = self.batch, self.has_delivered
         other.filling, other._choice = self.filling.copy(), self._choice.fork()
         other._workers_logged = self._workers_logged
-        other._skipped, other._deaths, other._spent = self._skipped, self._deaths, self._spent
+        other._skipped, other._deaths, other._stage_timings = (
+            self._skipped,
+            self._deaths,
+            self._stage_timings,
+        )
         return other
 
     # Engine
@@ -190,7 +194,7 @@ class BatchStream:
         return handles
 
     def _end(self, engine: Engine) -> None:
-        self._spent = merge_timings(self._spent, engine.spent())
+        self._stage_timings = merge_timings(self._stage_timings, engine.stage_timings())
         self._skipped += engine.skipped
         self._deaths += engine.deaths
         engine.close()
@@ -317,9 +321,9 @@ class BatchStream:
         """Causes of death of replaced workers."""
         return [*self._deaths, *self.engine.deaths]
 
-    def spent(self) -> dict[int, StageTimings]:
+    def stage_timings(self) -> dict[int, StageTimings]:
         """Time per stage of each worker, by worker id."""
-        return merge_timings(self._spent, self.engine.spent())
+        return merge_timings(self._stage_timings, self.engine.stage_timings())
 
     def ensure_usable(self) -> None:
         """Raise ClosedError after `close`; in a forked process, continue with new workers."""

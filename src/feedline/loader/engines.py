@@ -145,7 +145,7 @@ class Engine:
         """Causes of death of replaced workers."""
         return [] if self.feed is None else list(self.feed.deaths)
 
-    def spent(self) -> dict[int, StageTimings]:
+    def stage_timings(self) -> dict[int, StageTimings]:
         """Time per stage of each worker, by worker id, as far as recorded."""
         return {} if self.feed is None else self.feed.stage_timings()
 
@@ -372,7 +372,7 @@ class InProcessEngine(Engine):
         self._skipped_now: list[Skipped] = []  # of the latest batch, until it is delivered
         self._quick = 0  # consecutive batches that took no time
 
-    def spent(self) -> dict[int, StageTimings]:
+    def stage_timings(self) -> dict[int, StageTimings]:
         """Time per stage of this process, as if it were a worker."""
         return {0: read_page(self._memory)}
 

@@ -107,9 +107,9 @@ class IterableEngine(Engine):
         self._processes = list(getattr(iterator, "_workers", ()))
         return iterator
 
-    def spent(self) -> dict[int, StageTimings]:
+    def stage_timings(self) -> dict[int, StageTimings]:
         """Time per stage of each worker, by worker id."""
-        return {} if self._pages is None else self._pages.spent()
+        return {} if self._pages is None else self._pages.stage_timings()
 
     def _skip(self, iterator: Any) -> None:
         """Draw the delivered batches again; their exceptions may be raised again."""

@@ -313,7 +313,7 @@ class Adaptation:
         return self._controller.prepare((then.image_size, then.batch_size), more * larger, more)
 
     def _stage_timings(self) -> StageTimings:
-        return reduce(iadd, self._stream.engine.spent().values(), StageTimings())
+        return reduce(iadd, self._stream.engine.stage_timings().values(), StageTimings())
 
 
 def _limits(feed: Feed) -> WorkerLimits:

@@ -74,7 +74,7 @@ class Recording:
         if self._described is None:
             self._workers = WorkerObserver(
                 pids=lambda: list(stream.engine.pids.values()),
-                spent=stream.spent,
+                stage_timings=stream.stage_timings,
                 name=self._name,
                 deaths=lambda: len(stream.deaths),
             )
@@ -154,8 +154,8 @@ class Recording:
             record.uncount_unreported(self.rest)
             self.rest = 0
             self.recorder.end(record, how)
-            for spent in self._stream.spent().values():  # while the dataset is as it was
-                for _, sample in spent.slowest:
+            for timings in self._stream.stage_timings().values():  # while the dataset is as it was
+                for _, sample in timings.slowest:
                     self._name(sample)
         except Exception as error:
             self._fail(error)

@@ -25,13 +25,13 @@ class WorkerObserver:
 
     Args:
         pids: returns their current process ids.
-        spent: returns the stage timings of each, by worker id; empty if not measured.
+        stage_timings: returns the stage timings of each, by worker id; empty if not measured.
         name: returns the name of a sample, by its number.
         deaths: returns the number of workers that died and were replaced.
     """
 
     pids: Callable[[], list[int]] = list
-    spent: Callable[[], dict[int, StageTimings]] = dict
+    stage_timings: Callable[[], dict[int, StageTimings]] = dict
     name: Callable[[int], str] = str
     deaths: Callable[[], int] = int
 
@@ -49,7 +49,7 @@ class LoaderRegistry:
 
     def __init__(self) -> None:
         self._loaders: list[_Loader] = []
-        self._spent = StageTimings()  # by workers that are gone
+        self._stage_timings = StageTimings()  # by workers that are gone
         self._slowest: list[SlowSample] = []
         self._deaths = 0
 
@@ -76,7 +76,7 @@ class LoaderRegistry:
         """Unregister a loader; its workers are observed for the last time."""
         if self.detach_workers(number, workers):
             own = _sum(workers)
-            self._spent += own
+            self._stage_timings += own
             self._slowest = _slowest([*self._slowest, *_name_samples(own, workers)])
             self._deaths += workers.deaths()
 
@@ -92,10 +92,10 @@ class LoaderRegistry:
 
     def tasks(self) -> tuple[int, float]:
         """Number of tasks of all workers, and their total time in ms."""
-        spents = [self._spent]
+        all_timings = [self._stage_timings]
         for workers in self._at_work():
-            spents += workers.spent().values()
-        return sum(each.tasks for each in spents), sum(each.tasks_ms for each in spents)
+            all_timings += workers.stage_timings().values()
+        return sum(each.tasks for each in all_timings), sum(each.tasks_ms for each in all_timings)
 
     def descriptions(self) -> list[Loader]:
         """Descriptions of all loaders, by number."""
@@ -111,16 +111,20 @@ class LoaderRegistry:
         if not self._loaders:
             return {}
         workers = self._loaders[number].workers
-        return {worker: spent.latest for each in workers for worker, spent in each.spent().items()}
+        return {
+            worker: timings.latest
+            for each in workers
+            for worker, timings in each.stage_timings().items()
+        }
 
     def deaths(self) -> int:
         """Number of workers that died and were replaced."""
         return self._deaths + sum(workers.deaths() for workers in self._at_work())
 
-    def spent(self) -> tuple[StageTimings, list[SlowSample]]:
+    def stage_timings(self) -> tuple[StageTimings, list[SlowSample]]:
         """Timings of all workers, and the slowest samples by name."""
         total = StageTimings()
-        total += self._spent
+        total += self._stage_timings
         slowest = list(self._slowest)
         for workers in self._at_work():
             own = _sum(workers)
@@ -134,16 +138,16 @@ class LoaderRegistry:
 
 def _sum(workers: WorkerObserver) -> StageTimings:
     own = StageTimings()
-    for spent in workers.spent().values():
-        own += spent
+    for timings in workers.stage_timings().values():
+        own += timings
     return own
 
 
-def _name_samples(spent: StageTimings, workers: WorkerObserver) -> list[SlowSample]:
+def _name_samples(timings: StageTimings, workers: WorkerObserver) -> list[SlowSample]:
     # A path may contain undecodable bytes, which a run file cannot store: they are escaped.
     return [
         SlowSample(name=workers.name(number).encode("utf-8", "backslashreplace").decode(), ms=ms)
-        for ms, number in spent.slowest
+        for ms, number in timings.slowest
     ]
 
 

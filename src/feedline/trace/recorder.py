@@ -238,10 +238,10 @@ class Recorder:
                 self._note_work(self._noting or entry)
             self._machine = self._machine or this_machine()
             rank, world_size = rank_and_world()
-            spent, slowest = self.loaders.spent()
+            timings, slowest = self.loaders.stage_timings()
             stages = [
                 StageTime(name=name, **{k: getattr(stage, k) for k in _STAGE})
-                for name, stage in spent.stages.items()
+                for name, stage in timings.stages.items()
             ]
             excerpts = [self._excerpt("latest"), self._longest]
             return Run(
@@ -255,15 +255,15 @@ class Recorder:
                 passes=copy.deepcopy(self._passes.entries),
                 course=self._course.points(),
                 stages=sorted(stages, key=lambda stage: -stage.total_ms),
-                tasks=spent.tasks,
-                tasks_ms=spent.tasks_ms,
-                timed=spent.timed,
-                timed_ms=spent.timed_ms,
-                timed_cpu_ms=spent.timed_cpu_ms,
-                timed_queued_ms=spent.timed_queued_ms if spent.timed else None,
-                decoded=spent.decoded,
-                decoded_px=spent.decoded_px / spent.decoded if spent.decoded else None,
-                sample_sizes=spent.sizes,
+                tasks=timings.tasks,
+                tasks_ms=timings.tasks_ms,
+                timed=timings.timed,
+                timed_ms=timings.timed_ms,
+                timed_cpu_ms=timings.timed_cpu_ms,
+                timed_queued_ms=timings.timed_queued_ms if timings.timed else None,
+                decoded=timings.decoded,
+                decoded_px=timings.decoded_px / timings.decoded if timings.decoded else None,
+                sample_sizes=timings.sizes,
                 slowest=slowest,
                 use=self.use.summarise(self.processes, self.loaders.deaths()),
                 excerpts=[each for each in excerpts if each is not None],

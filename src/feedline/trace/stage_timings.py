@@ -277,9 +277,9 @@ def merge_timings(
     both = {}
     for worker in sorted({*first, *second}):
         both[worker] = StageTimings()
-        for spent in (first.get(worker), second.get(worker)):
-            if spent is not None:
-                both[worker] += spent
+        for timings in (first.get(worker), second.get(worker)):
+            if timings is not None:
+                both[worker] += timings
     return both
 
 

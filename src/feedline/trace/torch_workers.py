@@ -56,7 +56,7 @@ class TorchWorkers:
         self.pages = _map_pages(self._path, self._worker_count)
         self._end = weakref.finalize(self, release)
 
-    def spent(self) -> dict[int, StageTimings]:
+    def stage_timings(self) -> dict[int, StageTimings]:
         """Time per stage, by worker id."""
         return read_pages(self.pages)
 

@@ -137,9 +137,9 @@ class TunableFeedlineLoader:
         _set_phase(self._loader._runtime.stream, phase)
         self._batches = self._endless_batches()
 
-    def spent(self) -> StageTimings:
+    def stage_timings(self) -> StageTimings:
         """Return the stage timings of the workers."""
-        return reduce(iadd, self._loader._runtime.stream.spent().values(), StageTimings())
+        return reduce(iadd, self._loader._runtime.stream.stage_timings().values(), StageTimings())
 
     def close(self) -> None:
         """Restore the loader's settings and position."""

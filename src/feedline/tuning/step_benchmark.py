@@ -142,7 +142,7 @@ class StepBenchmark:
             self._time_step()
         for _ in range(self._warmup_steps):
             self._time_step()
-        before, start, times = loader.spent(), time.perf_counter(), list[_StepTimes]()
+        before, start, times = loader.stage_timings(), time.perf_counter(), list[_StepTimes]()
         while True:
             times.append(self._time_step())
             passed = time.perf_counter() - start
@@ -156,7 +156,7 @@ class StepBenchmark:
                 break
         window = StepWindow.between(
             before,
-            loader.spent(),
+            loader.stage_timings(),
             phase=self._phase,
             steps=len(times),
             seconds=sum(each.step_s for each in times),

@@ -129,9 +129,9 @@ class TunableTorchLoader:
                 ) from error
         return setting.workers  # all start at the same time, so their first batches come together
 
-    def spent(self) -> StageTimings:
+    def stage_timings(self) -> StageTimings:
         """Return the stage timings of the workers."""
-        now = {} if self._pages is None else self._pages.spent()
+        now = {} if self._pages is None else self._pages.stage_timings()
         return reduce(iadd, now.values(), StageTimings())
 
     @property

@@ -69,7 +69,7 @@ class TunableLoader(Protocol):
         """Seconds until newly started workers returned a batch; None if they ran before."""
         ...
 
-    def spent(self) -> StageTimings:
+    def stage_timings(self) -> StageTimings:
         """Return the stage timings of all workers; empty if unknown."""
         ...
 

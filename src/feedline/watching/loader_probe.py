@@ -82,7 +82,9 @@ class LoaderProbe:
         if inner is not None and self._own is None:
             with contextlib.suppress(OSError):  # no memory for a few pages
                 self._pages = TorchWorkers(description.workers or 0)
-        self.workers = WorkerObserver(pids=self._worker_pids, spent=self._spent, name=self.name)
+        self.workers = WorkerObserver(
+            pids=self._worker_pids, stage_timings=self._stage_timings, name=self.name
+        )
         if self._iterable() is None:
             self.workers = _ANY_CHILD
         self.number = recorder.register_loader(description, self.workers)
@@ -121,8 +123,8 @@ class LoaderProbe:
 
     def remember_names(self) -> None:
         """Look up the names of the slowest samples while the dataset exists."""
-        for spent in self._spent().values():
-            for _, number in spent.slowest:
+        for timings in self._stage_timings().values():
+            for _, number in timings.slowest:
                 self.name(number)
 
     def name(self, number: int) -> str:
@@ -140,11 +142,11 @@ class LoaderProbe:
         self._names[number] = path
         return path
 
-    def _spent(self) -> dict[int, StageTimings]:
+    def _stage_timings(self) -> dict[int, StageTimings]:
         own = None if self._own is None else self._own()
         if own is not None:
-            return own._runtime.stream.spent()
-        return {} if self._pages is None else self._pages.spent()
+            return own._runtime.stream.stage_timings()
+        return {} if self._pages is None else self._pages.stage_timings()
 
     def _worker_pids(self) -> list[int]:
         own = None if self._own is None else self._own()
