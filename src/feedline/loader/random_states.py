@@ -1,8 +1,8 @@
-"""Random states that an epoch's order is drawn from: their record in a state, and draws from them.
+"""Random states that determine an epoch's order: saved in the loader's state, replayed on resume.
 
-They are torch's global one, and every `torch.Generator` that a sampler or the loader has as
-attribute `generator`. Recording only reads them; a replay draws from a copy of the global state and
-leaves the state itself unchanged.
+These are torch's global random state, and the state of every `torch.Generator` in the attribute
+`generator` of the loader or of one of its samplers. Saving only reads the random states. A replay
+uses a copy of the global random state, and does not change the global random state itself.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from feedline.loader.torch_samplers import chain
 __all__ = ["RandomStates"]
 
 _MAX_BYTES = 1 << 16
-"""Upper limit of a generator's state: data that unpacks to more is not a state."""
+"""Upper limit of a random state in bytes: data that unpacks to more is damaged."""
 _END = object()
 
 
 @dataclass(frozen=True)
 class RandomStates:
-    """Recorded random states: the global one, and those of the generators in order."""
+    """Recorded random states: torch's global one, and those of the generators, in order."""
 
-    global_state: bytes
-    states: tuple[bytes, ...]
+    global_rng_state: bytes
+    generator_rng_states: tuple[bytes, ...]
     generators: tuple[torch.Generator, ...]
 
     @classmethod
     def capture(cls, sampler: object, generator: torch.Generator | None) -> RandomStates:
-        """Record the current states."""
+        """Record the current random states."""
         generators = _generators(sampler, generator)
-        states = tuple(_bytes(each.get_state()) for each in generators)
-        return cls(_bytes(torch.default_generator.get_state()), states, generators)
+        rng_states = tuple(_to_bytes(each.get_state()) for each in generators)
+        return cls(_to_bytes(torch.default_generator.get_state()), rng_states, generators)
 
     def set_generators(self) -> None:
-        """Restore the generators. The global state is not changed."""
-        for each, state in zip(self.generators, self.states, strict=True):
-            each.set_state(_tensor(state))
+        """Restore the generators. The global random state is not changed."""
+        for each, rng_state in zip(self.generators, self.generator_rng_states, strict=True):
+            each.set_state(_to_tensor(rng_state))
 
     def as_json(self) -> dict[str, Any]:
-        """Text form, some kilobytes per state."""
+        """Text form, some kilobytes per random state."""
         return {
-            "global": _text(self.global_state),
-            "generators": [_text(state) for state in self.states],
+            "global": _to_text(self.global_rng_state),
+            "generators": [_to_text(rng_state) for rng_state in self.generator_rng_states],
         }
 
     @classmethod
@@ -66,49 +66,52 @@ class RandomStates:
         """
         generators = _generators(sampler, generator)
         try:
-            global_state = _state(text["global"])
-            states = tuple(_state(each) for each in text["generators"])
+            global_rng_state = _from_text(text["global"])
+            rng_states = tuple(_from_text(each) for each in text["generators"])
             devices = [torch.device("cpu"), *(each.device for each in generators)]
-            for device, state in zip(devices, (global_state, *states), strict=False):
-                torch.Generator(device).set_state(_tensor(state))  # or it would fail in mid-epoch
+            # Tried now, because an invalid one would otherwise fail in mid-epoch.
+            for device, rng_state in zip(devices, (global_rng_state, *rng_states), strict=False):
+                torch.Generator(device).set_state(_to_tensor(rng_state))
         except (KeyError, TypeError, ValueError, RuntimeError, zlib.error) as error:
             raise StateError(f"cannot resume: damaged random state ({error})") from None
-        if len(states) != len(generators):
+        if len(rng_states) != len(generators):
             raise StateError(
-                f"cannot resume: the state holds {len(states)} generators for the order of the "
+                f"cannot resume: the state holds {len(rng_states)} generators for the order of the "
                 f"samples, this loader has {len(generators)}; pass the same generator= as before"
             )
-        return cls(global_state, states, generators)
+        return cls(global_rng_state, rng_states, generators)
 
     @contextmanager
     def replace_global_state(self) -> Iterator[None]:
-        """Restore the global state for a `with`, and put the current one back at its end."""
+        """Context manager: set the recorded global random state; at its end, the current one."""
         current = torch.default_generator.get_state()
-        torch.default_generator.set_state(_tensor(self.global_state))
+        torch.default_generator.set_state(_to_tensor(self.global_rng_state))
         try:
             yield
         finally:
             torch.default_generator.set_state(current)
 
-    def replay(self, draws: Iterator[Any], first: RandomStates | None = None) -> Iterator[Any]:
-        """Draw from the recorded global state, without a change of the current one between draws.
+    def replay(self, values: Iterator[Any], first: RandomStates | None = None) -> Iterator[Any]:
+        """Yield values that are computed with the recorded random states.
+
+        The current global random state is unchanged whenever a value is yielded.
 
         Args:
-            draws: yields a seed, then keys.
-            first: states the first keys were drawn from, if other than those after the seed.
+            values: yields the epoch's seed, then the keys of each batch.
+            first: random states before the first batch, if not those after the seed.
         """
-        states = self
+        rng_states = self
         for number in count():
             if number == 1 and first is not None:
-                states = first
+                rng_states = first
                 first.set_generators()
-            with states.replace_global_state():
-                drawn = next(draws, _END)
-                state = _bytes(torch.default_generator.get_state())
-            if drawn is _END:
+            with rng_states.replace_global_state():
+                value = next(values, _END)
+                global_rng_state = _to_bytes(torch.default_generator.get_state())
+            if value is _END:
                 return
-            states = replace(states, global_state=state)
-            yield drawn
+            rng_states = replace(rng_states, global_rng_state=global_rng_state)
+            yield value
 
 
 def _generators(sampler: object, generator: torch.Generator | None) -> tuple[torch.Generator, ...]:
@@ -116,17 +119,17 @@ def _generators(sampler: object, generator: torch.Generator | None) -> tuple[tor
     return tuple({id(each): each for each in every if isinstance(each, torch.Generator)}.values())
 
 
-def _bytes(state: torch.Tensor) -> bytes:
-    return state.numpy().tobytes()
+def _to_bytes(rng_state: torch.Tensor) -> bytes:
+    return rng_state.numpy().tobytes()
 
 
-def _tensor(state: bytes) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(state, np.uint8).copy())
+def _to_tensor(rng_state: bytes) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(rng_state, np.uint8).copy())
 
 
-def _text(state: bytes) -> str:
-    return base64.b85encode(zlib.compress(state, 9)).decode()
+def _to_text(rng_state: bytes) -> str:
+    return base64.b85encode(zlib.compress(rng_state, 9)).decode()
 
 
-def _state(text: str) -> bytes:
+def _from_text(text: str) -> bytes:
     return zlib.decompressobj().decompress(base64.b85decode(text), _MAX_BYTES)

@@ -1,10 +1,14 @@
-"""One epoch drawn from torch's samplers: its draws, the position among them, and its state.
+"""One epoch of torch's samplers: the keys of its batches, the position in it, and its state.
 
-Guarantees: the samplers and the random state are drawn from as torch's DataLoader does, in the same
-order: first the pass over the sampler is created, then the workers' seed is drawn, then the first
-batch. The sampler is asked for each batch once, however often upcoming batches are iterated; each
-batch is delivered once, in order or early. If a sampler gives other batches on resume, an error is
-raised and the sampler is left unchanged.
+Terms: the keys of a batch are the values the sampler yields for it, i.e. indices or other arguments
+of the dataset's `__getitem__`. A pass is one iterator of the sampler, from `iter(sampler)`. A draw
+has the keys of one batch, and the sampler's state after them.
+
+Guarantees: the sampler and torch's random state are used in the same order as by torch's
+DataLoader: first `iter(sampler)`, then the workers' seed, then the keys of the first batch. The
+sampler yields the keys of each batch once, even if upcoming batches are iterated several times.
+Each batch is delivered once, in order or early. If a sampler yields other batches on resume, an
+error is raised and the sampler is restored.
 
 A state has a digest of the delivered keys. Different sequences of batches have different digests,
 and equal ones have equal digests in every process: keys of any type that can be pickled are
@@ -52,7 +56,7 @@ class _KeyPickler(pickle.Pickler):
     """Pickler whose output depends on values alone. It is only compared, never loaded."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Reduce a value to text if its pickle depends on more than its value, or it has none."""
+        """Reduce a value to text if it cannot be pickled, or its pickle depends on other things."""
         if value is str:
             return NotImplemented
         if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind != "O":
@@ -73,7 +77,8 @@ def _digest(before: int, keys: Any, indices: NDArray[np.int64] | None) -> int:
         return zlib.crc32(indices.data, before + len(indices) & 0xFFFFFFFF)
     output = io.BytesIO()
     pickler = _KeyPickler(output, _PROTOCOL)
-    pickler.fast = True  # or equal objects would differ from one object twice
+    # Disable the pickle memo. With it, `[a, a]` and `[a, copy_of_a]` would have different digests.
+    pickler.fast = True
     with suppress(Exception):  # e.g. of a list within itself
         pickler.dump(keys)
     return zlib.crc32(output.getbuffer(), before)
@@ -81,12 +86,12 @@ def _digest(before: int, keys: Any, indices: NDArray[np.int64] | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Keys of one batch, and the pass over the sampler after it.
+    """Keys of one batch, and the state of the sampler after them.
 
     Args:
         step: step of the batch.
         keys: keys from the sampler.
-        indices: the same as sample indices, if all are integers.
+        indices: keys as sample indices, if all are integers.
         digest: digest of all keys of the epoch so far, 32 bits.
         sampler_state: state of the sampler after the batch, if it has one.
     """
@@ -117,14 +122,14 @@ def _indices(keys: Any) -> NDArray[np.int64] | None:
 
 
 class SampledEpoch:
-    """An opened epoch: a pass over the sampler, and the position in it.
+    """Open epoch: one pass over the sampler, and the position in it.
 
     Args:
         keys: yields the keys of each batch.
-        sampler: sampler of this pass; its state, if it has one, is read after each batch.
+        sampler: sampler; its state, if it has one, is read after each batch.
         seed: seed of random transforms.
-        random: random states before the pass.
-        start: state entry from which the epoch is opened again.
+        rng_states: random states before the pass.
+        start: state entry from which the epoch can be opened again.
     """
 
     def __init__(
@@ -133,29 +138,29 @@ class SampledEpoch:
         sampler: object,
         *,
         seed: int,
-        random: RandomStates,
+        rng_states: RandomStates,
         start: dict[str, Any],
     ) -> None:
         self._keys = keys
         self._sampler = sampler
         self._stateful = stateful_part(sampler)
         self.seed = seed
-        self.random = random
+        self.rng_states = rng_states
         self.start = start
         self.sampler_epoch = epoch_of(sampler)
-        """Epoch number of the sampler, which the sampler may increase at its end."""
+        """Epoch number of the sampler, which some samplers increase at the end of the epoch."""
         self.early: frozenset[int] = frozenset()
         """Later steps that were delivered early."""
         self.start_at(0, 0)
         self._waiting: dict[int, Draw] = {}  # by step
-        self._is_asked = False  # for its first batch
+        self._has_requested = False  # True if keys were requested from the sampler
         self.broken = False
-        """True if the pass cannot continue because a request was interrupted."""
+        """True if the pass cannot continue, because Ctrl-C interrupted the sampler."""
 
     def start_at(self, step: int, digest: int) -> None:
-        """Set the first step of the pass, and the digest of the keys before it."""
+        """Set the step of the next draw, and the digest of all earlier keys of the epoch."""
         self.last = self._newest = Draw(step - 1, None, None, digest, self._sampler_state())
-        """Draw before the position: it and those before were delivered or skipped."""
+        """Latest draw before the position: all draws up to it were delivered or skipped."""
 
     @property
     def step(self) -> int:
@@ -163,16 +168,16 @@ class SampledEpoch:
         return self.last.step + 1
 
     def draw(self, step: int) -> Draw | None:
-        """Return the draw of a step from the position on; None after the end."""
+        """Return the draw of a step at or after the position; None after the end."""
         while self._newest.step < step:
-            self._is_asked = True
+            self._has_requested = True
             try:
                 draw = self._next()
                 if draw is None:
                     return None
                 self._waiting[draw.step] = draw
                 self._newest = draw
-            except Exception:  # the sampler's own: the pass is at its end
+            except Exception:  # raised by the sampler, which ends the pass
                 raise
             except BaseException:
                 self.broken = True
@@ -185,7 +190,7 @@ class SampledEpoch:
             self.sampler_epoch = epoch_of(self._sampler)
         if keys is _END:
             return None
-        if type(keys) is list:  # a sampler may fill the same one again
+        if type(keys) is list:  # copied, because a sampler may yield one list again and again
             keys = keys.copy()
         elif isinstance(keys, (np.ndarray, torch.Tensor)):
             keys = copy.deepcopy(keys)
@@ -194,16 +199,16 @@ class SampledEpoch:
         return Draw(before.step + 1, keys, indices, digest, self._sampler_state())
 
     def _sampler_state(self) -> dict[str, Any] | None:
-        # A copy: it may be the sampler's own, which changes.
+        # Copied, because a sampler may return a dict that it changes later.
         return None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())
 
     def after(self, step: int) -> tuple[Draw, frozenset[int]]:
-        """Values of `last` and `early` after one more batch is delivered, in order or early.
+        """Values of `last` and `early` after the batch of a step is delivered, in order or early.
 
-        Forgets draws before the current position.
+        Removes draws before the current position.
         """
-        for old in [old for old in self._waiting if old < self.step]:
-            del self._waiting[old]
+        for past in [past for past in self._waiting if past < self.step]:
+            del self._waiting[past]
         if step != self.step:
             return self.last, self.early | {step}
         while step + 1 in self.early:
@@ -218,14 +223,14 @@ class SampledEpoch:
             self.last, self.early = self.after(self.step)
 
     def is_at_end(self) -> bool:
-        """Return True if no batches are left; asks the sampler if that is unknown."""
+        """Return True if no batches are left. Draws from the sampler if that is unknown."""
         step = self.step
         while step in self.early:
             step += 1
         return self.draw(step) is None
 
     def ahead(self) -> Iterator[Draw]:
-        """Remaining draws; continues while batches are delivered."""
+        """Draws of the batches not yet delivered. Batches may be delivered during the iteration."""
         step = self.step
         while (draw := self.draw(step)) is not None:
             if step not in self.early:
@@ -233,17 +238,17 @@ class SampledEpoch:
             step += 1
 
     def upcoming_digest(self) -> int | None:
-        """Digest of the next draw alone; None at the end."""
+        """Digest of the keys at the position, without earlier ones; None at the end."""
         draw = self.draw(self.step)
         return None if draw is None else _digest(0, draw.keys, draw.indices)
 
     def state(self) -> dict[str, Any]:
         """Entries of a state about this epoch, JSON-able if the sampler's own state is."""
-        # Drawing the next batch here would change the order if others draw from the random state.
-        # A sampler that keeps its own state is asked: only its next batch shows its position.
-        is_asked = self._is_asked and not self.broken
+        # To draw the next batch here would change the order if other code uses the random state.
+        # It is drawn only if the sampler has a state of its own, to verify that state on resume.
+        has_requested = self._has_requested and not self.broken
         has_state = self.last.sampler_state is not None
-        has_next = is_asked and (has_state or self.step in self._waiting)
+        has_next = has_requested and (has_state or self.step in self._waiting)
         return {
             "drawn": self.last.digest,
             "early": sorted(self.early),
@@ -255,13 +260,14 @@ class SampledEpoch:
 
 
 class EpochSource:
-    """Source of epochs, and of their seeds.
+    """Opens the epochs of a sampler, and defines their seeds.
 
-    A seed set by the user determines all epochs. Otherwise seeds are drawn as in torch: one per
-    epoch, or, with persistent workers, only the first, from which later seeds are derived.
+    If the user sets a seed, it determines the seeds of all epochs. Otherwise seeds are drawn as in
+    torch: one per epoch, or, with persistent workers, only the first, from which later seeds are
+    derived.
 
     Args:
-        sampler: yields the keys of each batch; a new pass for each epoch.
+        sampler: yields the keys of each batch. Each epoch is one pass over it.
         generator: generator for the workers' seeds; None for torch's global random state.
         seed: seed set by the user; None to draw.
         persistent: draw one seed for all epochs, like torch with persistent workers.
@@ -283,28 +289,31 @@ class EpochSource:
         """Seed drawn for the first epoch, if later seeds are derived from it."""
         self._base_epoch: int | None = None
 
-    def start(self, random: RandomStates | None = None) -> dict[str, Any]:
-        """State entry that an epoch opened now depends on; `random` if it draws from them."""
+    def start(self, rng_states: RandomStates | None = None) -> dict[str, Any]:
+        """State entry from which an epoch that begins now can be opened again.
+
+        `rng_states`: random states that determine its order; None if it does not depend on them.
+        """
         stateful = stateful_part(self.sampler)
         start: dict[str, Any] = {"epoch": epoch_of(self.sampler)}
-        if random is not None:
-            start["random"] = random.as_json()
+        if rng_states is not None:
+            start["random"] = rng_states.as_json()
         if stateful is not None:
             start["sampler"] = copy.deepcopy(stateful.state_dict())
         return start
 
-    def random_states(self) -> RandomStates:
-        """Current random states."""
+    def capture_rng_states(self) -> RandomStates:
+        """Record the current random states."""
         return RandomStates.capture(self.sampler, self.generator)
 
-    def open(self, number: int, random: RandomStates | None = None) -> SampledEpoch:
-        """Begin the pass of an epoch, drawn from the current random states if none are given."""
+    def open(self, number: int, rng_states: RandomStates | None = None) -> SampledEpoch:
+        """Begin an epoch with recorded random states, by default with the current ones."""
         seed = None
         if self._seed is not None:
             seed = mix(self._seed, number)
         elif self.base_seed is not None and self._persistent and number != self._base_epoch:
             seed = mix(self.base_seed, number)
-        epoch = self._open(seed, random)
+        epoch = self._open(seed, rng_states)
         self._record_seed(number, epoch.seed)
         return epoch
 
@@ -315,59 +324,62 @@ class EpochSource:
     def _open(
         self,
         seed: int | None,
-        random: RandomStates | None,
+        rng_states: RandomStates | None,
         first: RandomStates | None = None,
     ) -> SampledEpoch:
-        """Begin a pass. Without a seed, it is drawn, as in torch.
+        """Begin a pass over the sampler.
 
         Args:
-            seed: seed of the epoch.
-            random: random states to draw from; None for the current ones.
-            first: states to draw from after the seed is drawn; None to continue with `random`.
+            seed: seed of the epoch; None to draw one, as in torch.
+            rng_states: random states to use; None for the current ones.
+            first: random states to use from the first batch on, after the seed is drawn; None to
+                continue with `rng_states`.
         """
-        before = self.random_states() if random is None else random
-        # A seed that was drawn is part of a state itself.
+        before = self.capture_rng_states() if rng_states is None else rng_states
+        # A drawn seed is an entry of the state itself.
         start = self.start(None if draws_nothing(self.sampler) else before)
-        keys = self._pass(seed)
-        if random is not None:
-            keys = random.replay(keys, first)
+        keys = self._seed_and_keys(seed)
+        if rng_states is not None:
+            keys = rng_states.replay(keys, first)
         elif "random" in start:
             keys = self._record_first_states(keys, start)
-        drawn = next_keys(keys)
-        return SampledEpoch(keys, self.sampler, seed=drawn, random=before, start=start)
+        epoch_seed = next_keys(keys)
+        return SampledEpoch(keys, self.sampler, seed=epoch_seed, rng_states=before, start=start)
 
     def _record_first_states(self, keys: Iterator[Any], start: dict[str, Any]) -> Iterator[Any]:
-        """Pass that records the random states of its first keys, if others drew from them before.
+        """Record the random states again before the first batch if other code drew random numbers
+        since `iter()`.
 
-        Without workers these are drawn by the first `next`, which may be long after `iter`.
+        Without workers the sampler is first read in the first `next()`. `keys` yields the epoch's
+        seed, then the keys of each batch, and so does the result.
         """
         seed = next(keys)
-        after = self.random_states()
+        after = self.capture_rng_states()
         yield seed
-        if (first := self.random_states()) != after:
+        if (first := self.capture_rng_states()) != after:
             start["first"] = first.as_json()
         yield from keys
 
-    def _pass(self, seed: int | None) -> Iterator[Any]:
-        """Yield the epoch's seed, then the keys of each batch."""
-        keys = iter(self.sampler)  # which may draw already
+    def _seed_and_keys(self, seed: int | None) -> Iterator[Any]:
+        """Yield the epoch's seed, drawn if None, then the keys of each batch."""
+        keys = iter(self.sampler)  # before the seed: it may draw random numbers
         if seed is None:
-            # By name, because torch.set_default_device is for the user's tensors.
+            # Set explicitly, because torch.set_default_device may have set another.
             device = "cpu" if self.generator is None else self.generator.device
-            drawn = torch.empty((), dtype=torch.int64, device=device)
-            seed = int(drawn.random_(generator=self.generator).item())
+            number = torch.empty((), dtype=torch.int64, device=device)
+            seed = int(number.random_(generator=self.generator).item())
         yield seed
         # `yield from` would close a generator that the next epoch continues.
         for batch in keys:  # noqa: UP028
             yield batch
 
     def load_seeds(self, state: Mapping[str, Any], number: int) -> None:
-        """Continue with the seeds of a state in an epoch."""
+        """Continue with the seeds of a state, which is in epoch `number`."""
         self.base_seed = state.get("kept_seed")
         self._base_epoch = number if self.base_seed == state.get("drawn_seed") else None
 
     def _seed_in(self, state: Mapping[str, Any], number: int) -> int | None:
-        """Seed of a state's epoch; None if it was, or must be, drawn in that epoch."""
+        """Seed of a state's epoch; None if the epoch draws its seed."""
         base = state.get("kept_seed")
         if not (base is None or is_count(base)):
             raise StateError(f"cannot resume: damaged position: seed {base!r}")
@@ -391,13 +403,14 @@ class EpochSource:
         Args:
             state: state of a SampledPosition.
             position: position in the state.
-            comparable: the state is of the same share of the epoch, so digests must be equal.
-            begin: an iteration begins with it: the sampler has its final settings, and if the
-                random states are still those of the state, they are drawn from directly, not from a
-                copy.
+            comparable: True if the state has the same rank and number of ranks, so that digests
+                must be equal.
+            begin: True if an iteration starts here. The sampler's own epoch number is then kept. If
+                the global random state still equals the saved one, it is advanced directly; with a
+                copy, the next epoch would repeat this one.
 
         Raises:
-            StateError: the sampler gives other batches, or the state is damaged.
+            StateError: the sampler yields other batches, or the state is damaged.
         """
         step, seed = position.step, self._seed_in(state, position.epoch)
         digest, sampler_state = state.get("drawn"), state.get("sampler_state")
@@ -442,32 +455,34 @@ class EpochSource:
     ) -> SampledEpoch:
         """Reopen the epoch of a state, with its random states.
 
-        A sampler with a state of its own continues from `sampler_state`, its generator included.
+        A sampler with a state of its own, and its generator, continue from `sampler_state`.
         """
-        random, first = (
+        rng_states, first = (
             None if saved is None else RandomStates.from_json(saved, self.sampler, self.generator)
             for saved in map(state["start"].get, ("random", "first"))
         )
-        if random is not None:
-            random.set_generators()
+        if rng_states is not None:
+            rng_states.set_generators()
         elif seed is None:
             seed = state["drawn_seed"]
         self._load(sampler_state)
-        now = self.random_states().global_state
-        if begin and first is None and random is not None and random.global_state == now:
-            random = None  # else the next epoch would be this one again
-        epoch = self._open(seed, random, first)
+        now = self.capture_rng_states().global_rng_state
+        if begin and first is None and rng_states and rng_states.global_rng_state == now:
+            rng_states = None  # with a copy, the next epoch would repeat this one
+        epoch = self._open(seed, rng_states, first)
         epoch.start = dict(state["start"])
         return epoch
 
     @contextmanager
     def _unchanged_by_errors(self) -> Iterator[None]:
-        """Restore the sampler and the generators after an error, and raise it as a StateError."""
-        random, before = self.random_states(), self.start()
+        """Context manager: after an error, restore the sampler and the generators, and raise a
+        StateError.
+        """
+        rng_states, before = self.capture_rng_states(), self.start()
         try:
             yield
         except Exception as error:
-            random.set_generators()
+            rng_states.set_generators()
             if before["epoch"] is not None:
                 set_epoch(self.sampler, before["epoch"])
             self._load(before.get("sampler"))

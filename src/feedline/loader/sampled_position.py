@@ -1,10 +1,10 @@
-"""Position of a loader in an order drawn from torch's samplers, epoch by epoch.
+"""Position of a loader whose order is defined by torch's samplers, epoch by epoch.
 
-Guarantees: the same seeds give the same batches as torch's DataLoader. A state contains what
-determines the rest of an epoch: the random states at its beginning, or the state of a sampler that
-has one, and a digest of the delivered batches.
-Relies on: a sampler is asked for one epoch at a time. The order of later epochs is up to the
-samplers, as with torch.
+Guarantees: the same seeds give the same batches as torch's DataLoader. A state contains the values
+that determine the rest of an epoch: the random states at its beginning, or the sampler's own state,
+and a digest of the delivered batches.
+Relies on: `sampled_epoch`, which opens one epoch at a time. The samplers define the order of later
+epochs, as with torch.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from feedline.order.seeds import mix
 __all__ = ["SampledPosition"]
 
 _RESTORED = ["drawn", "early", "drawn_seed", "kept_seed", "start", "sampler_state", "upcoming"]
-"""Entries of a loaded state that its position repeats until a batch is delivered."""
+"""Entries of a loaded state that `state` returns unchanged until a batch is delivered."""
 
 
 class SampledPosition(LoaderPosition):
-    """Position of a loader that draws from samplers."""
+    """Position of a loader whose order is defined by samplers."""
 
     def __init__(self, source: EpochSource, schedule: Schedule) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class SampledPosition(LoaderPosition):
         self._rank, self._world_size = share_of(source.sampler)
         self._is_iterating = False  # an iteration has begun and not ended
         self._open: SampledEpoch | None = None
-        self._restored: Mapping[str, Any] | None = None  # a state that waits for an iteration
+        self._restored: Mapping[str, Any] | None = None  # loaded state, until a batch is delivered
 
     def phase_in(self, epoch: int) -> Phase:
         return self._schedule.phase_at(epoch)
@@ -66,12 +66,12 @@ class SampledPosition(LoaderPosition):
             self._open_restored()
         return True
 
-    def _open_epoch(self, random: RandomStates | None = None) -> None:
-        """Open the epoch at its beginning; `random` are the states to draw from."""
-        self._enter(self._source.open(self.current.epoch, random))
+    def _open_epoch(self, rng_states: RandomStates | None = None) -> None:
+        """Open the epoch at its beginning, with recorded random states or the current ones."""
+        self._enter(self._source.open(self.current.epoch, rng_states))
 
     def _open_restored(self) -> None:
-        """Open the restored epoch; at its beginning with the sampler's current settings."""
+        """Open the epoch of a loaded state; at step 0 with the sampler's current settings."""
         epoch = self._open
         if self._restored is not None and (epoch is None or not self.restored_step):
             at = self.current.at_step(0)
@@ -90,8 +90,8 @@ class SampledPosition(LoaderPosition):
             return False
         if epoch.sampler_epoch == epoch_of(self._source.sampler):
             return False
-        epoch.random.set_generators()
-        self._open_epoch(epoch.random)
+        epoch.rng_states.set_generators()
+        self._open_epoch(epoch.rng_states)
         return True
 
     def is_at_end(self) -> bool:
@@ -147,7 +147,7 @@ class SampledPosition(LoaderPosition):
         self._restored, self.restored_step, self.steps_to_skip = None, 0, 0
 
     def finish(self) -> None:
-        """End the iteration. The next epoch follows, which is opened when it begins."""
+        """End the iteration. The next epoch follows; it is opened when its iteration begins."""
         super().finish()
         self._is_iterating = False
 
@@ -161,7 +161,7 @@ class SampledPosition(LoaderPosition):
     def fork(self) -> SampledPosition | None:
         """Position for an iteration that continues independently; None if no epoch is open.
 
-        It takes over the draws of the open epoch.
+        The open epoch, with its draws, belongs to the fork.
         """
         if self._open is None:
             return None
@@ -203,8 +203,8 @@ class SampledPosition(LoaderPosition):
     def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
         """Position as a state, JSON-able if the sampler's own state is.
 
-        Between two epochs it contains the random states the next one will be drawn from, and draws
-        nothing.
+        Between two epochs it contains the random states that determine the next one. Nothing is
+        drawn for it.
         """
         with suppress(StateError):  # the next batch raises it
             self._restart_broken_pass()
@@ -228,7 +228,7 @@ class SampledPosition(LoaderPosition):
         ):
             return state | {name: restored[name] for name in _RESTORED if name in restored}
         if epoch is None:
-            return state | {"start": self._source.start(self._source.random_states())}
+            return state | {"start": self._source.start(self._source.capture_rng_states())}
         return state | epoch.state()
 
     def load_state(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
@@ -236,7 +236,7 @@ class SampledPosition(LoaderPosition):
         if "start" not in state:
             raise StateError(
                 "cannot resume: the state is of a loader with its own order (seed= or schedule=), "
-                "and this loader draws its order from samplers; build it with the same arguments"
+                "and samplers define the order of this loader; build it with the same arguments"
             )
         position = read_position(state, identity)
         opened = has_opened_epoch(state, position)
