@@ -141,10 +141,10 @@ class HangDetector:
     def _is_only_one_stuck(self, worker_id: int, since_ns: int) -> bool:
         """Return True if a worker is stuck on its row while the others make progress.
 
-        They do if one of them has finished a task that it started after the stuck row was started,
-        and one is idle (e.g. all buffers are full) or within the limit. A row that was replaced
-        before needs no newly finished task, because no other work may be left. With one worker
-        there is nothing to compare with, so it is never replaced.
+        Two conditions: (1) a worker is idle (e.g. all buffers are full), or another worker is
+        within the time limit; (2) another worker has started and finished a task since this row
+        began, or a worker was already killed on this row: then no other work may be left. With one
+        worker there is nothing to compare with, so it is never replaced.
         """
         if not self._replaces or self._pool.waits_for_storage(worker_id):
             return False

@@ -1,4 +1,5 @@
-"""Transforms of a batch on its device: of its pixels, to values, and of the whole batch.
+"""Transforms applied on the device, in order: pixel_transform (uint8), conversion to floats,
+batch_transform.
 
 Guarantees: the same on every device and with every transfer; a user's function gets tensors that
 nothing else uses, and its result is checked. Normalisation has the same arithmetic on every device.

@@ -1,4 +1,4 @@
-"""Engines of a loader: what makes its batches from a position on.
+"""Engines of a loader: classes that make the batches from a position on.
 
 Three classes derive from Engine:
     WorkerEngine      rows or whole batches made by feedline's workers
@@ -6,11 +6,11 @@ Three classes derive from Engine:
     IterableEngine    torch's own engine, for IterableDataset: see `iterable_engine`
 
 Guarantees: the position moves only when a batch is delivered; batches prefetched for another
-position, size or epoch are never delivered. After an error of a row the next call returns the same
-batch again; after a user's own exception, which replaces its whole batch, and for a user's Dataset
-in any case, it returns the next, as in torch. After an exception in mid-work, e.g. Ctrl-C, the
-feed's records may be wrong: the next call starts new workers from the position. Without workers
-nothing is made ahead, and exceptions are raised unchanged.
+position, size or epoch are never delivered. If a row of a feedline source fails, the next call
+retries the same batch. If a user's Dataset fails, compiled or not, the failed batch counts as
+delivered and the next call returns the following one, as in torch. If Ctrl-C interrupts an engine,
+the feed's records may be wrong, so the next call starts new workers from the position. Without
+workers no batch is made ahead, and exceptions are raised unchanged.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 class WorkerHandle:
     """Handle with the methods that public code calls on torch's worker objects.
 
-    It never refers to another process that has since got the same id.
+    If another process gets the same id later, the handle does not refer to that process.
 
     Args:
         pid: process id; None if the worker has not started, as with `multiprocessing.Process`.
@@ -74,19 +74,19 @@ class WorkerHandle:
             return False
 
     def terminate(self) -> None:
-        """Send it SIGTERM. No effect if it has ended."""
+        """Send SIGTERM. No effect if the process has ended."""
         if self._process is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._process.terminate()
 
     def kill(self) -> None:
-        """Send it SIGKILL. No effect if it has ended."""
+        """Send SIGKILL. No effect if the process has ended."""
         if self._process is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._process.kill()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended, or for `timeout` seconds."""
+        """Wait until the process has ended, or for `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.is_alive() and (deadline is None or time.monotonic() < deadline):
             time.sleep(0.005)
@@ -153,9 +153,9 @@ class Engine:
         """Begin an iteration at the position. `restart`: prefetched batches are stale."""
 
     def next(self) -> Any:
-        """Return the batch at the position, which stays there until `delivered`.
+        """Return the batch at the position, which stays unchanged until `delivered`.
 
-        An exception that replaces its batch counts as delivered.
+        If an exception replaces the batch, the batch counts as delivered.
 
         Raises:
             StopIteration: the epoch has no batches left.
@@ -165,17 +165,17 @@ class Engine:
         raise NotImplementedError
 
     def delivered(self) -> None:
-        """Record that the batch of the last `next` is delivered, and advance the position."""
+        """Record the delivery of the batch from the last `next`, and advance the position."""
 
     def poll(self) -> None:
         """Process the workers' messages."""
 
     def restart_prefetch(self) -> None:
-        """Continue from the position, which was moved."""
+        """Continue from the position after it was moved."""
 
     def split_off(self, position: LoaderPosition) -> Engine:
-        """Engine that continues the running iteration at a fork of the position, while this one
-        begins another; NO_ENGINE if it has to be started.
+        """Engine for the iteration in progress, at a fork of the position; this engine begins
+        another iteration. NO_ENGINE if the stream of the earlier iteration must start one.
         """
         return NO_ENGINE
 
@@ -183,8 +183,8 @@ class Engine:
         """Change settings of the running engine: fields of `engine.settings.LiveSettings`."""
 
     def release(self) -> object:
-        """In a forked process, release what belongs to the parent. The caller keeps the returned
-        objects alive.
+        """In a forked process, release the objects of the parent process. The caller keeps the
+        returned objects alive.
         """
         return None
 
@@ -204,7 +204,7 @@ class WorkerEngine(Engine):
         transfer: transfers them to the device.
         position: position of the loader.
         policy: selects the samples to skip in a batch with failures, or raises.
-        skip_after_error: after an error of a row, too, the next call returns the next batch.
+        skip_after_error: if a row fails, the batch counts as delivered, as for a user's Dataset.
     """
 
     def __init__(
@@ -222,10 +222,11 @@ class WorkerEngine(Engine):
         self.transfer = transfer
         self._position = position
         self._policy = policy
-        self._sent: list[tuple[BatchSpec, list[Skipped]]] = []  # and not yet returned
+        # Batches in the device transfer.
+        self._sent: list[tuple[BatchSpec, list[Skipped]]] = []
         self._skipped_now: list[Skipped] = []  # of the latest batch, until it is delivered
-        self._failed_ahead = False  # the batch after those in `_sent` could not be made
-        self._disturbed = False
+        self._failed_ahead = False  # True if the batch after those in `_sent` could not be made
+        self._disturbed = False  # True during operations that leave wrong records if interrupted
 
     @property
     def in_flight(self) -> int:
@@ -261,7 +262,7 @@ class WorkerEngine(Engine):
         return made
 
     def delivered(self) -> None:
-        """Record the delivery of the batch; after Ctrl-C before this, new workers make it again."""
+        """Record the delivery of the batch. If Ctrl-C comes before, new workers make it again."""
         assert self.batch is not None, "no batch was made"
         self._position.record_delivery(self.batch)
         self.skipped += self._skipped_now
@@ -275,7 +276,7 @@ class WorkerEngine(Engine):
         self._disturbed = False
 
     def restart_prefetch(self) -> None:
-        """Make the workers continue from the position, which was moved."""
+        """Make the workers continue from the position after it was moved."""
         if not self._disturbed:
             self._disturbed = True
             self._forget_ahead()
@@ -295,7 +296,7 @@ class WorkerEngine(Engine):
         self._disturbed = True
         try:
             self.feed.apply(replace(self.feed.settings, **changes))  # type: ignore[arg-type]
-        except UsageError:  # and nothing has changed
+        except UsageError:  # the settings are unchanged
             self._disturbed = False
             raise
         self._disturbed = False
@@ -335,12 +336,12 @@ class WorkerEngine(Engine):
             raise
 
     def _send_ahead(self) -> None:
-        """Start the transfer of the next batch if it is made, across epoch edges too."""
+        """Start the transfer of the next batch if it is ready, also at the end of an epoch."""
         if self.transfer.ahead and self.feed.ready():
             try:
                 self._send(self._take())
             except SampleError:
-                self._failed_ahead = True  # it is made again, and raises, when requested
+                self._failed_ahead = True  # when requested, the batch is made again, and raises
 
 
 _QUICK = 64
@@ -364,13 +365,13 @@ class InProcessEngine(Engine):
         self._position = position
         self._timing = timing
         self._upcoming: Iterator[BatchSpec] | None = None
-        """Batches after the delivered ones; None after anything but a delivery."""
+        """Batches after the delivered ones; None if the last call was not `delivered`."""
         self._after_batch: Iterator[BatchSpec] | None = None  # `_upcoming` after the delivery
         self._returned_s = 0.0  # when the last batch was returned
         self._memory = np.zeros(PAGE_WORDS, np.int64)
         self._page = StagePage(self._memory) if is_recording_enabled() else None
         self._skipped_now: list[Skipped] = []  # of the latest batch, until it is delivered
-        self._quick = 0  # consecutive batches that took no time
+        self._quick = 0  # consecutive batches faster than _QUICK_NS
 
     def stage_timings(self) -> dict[int, StageTimings]:
         """Time per stage of this process, as if it were a worker."""
@@ -382,13 +383,13 @@ class InProcessEngine(Engine):
         self._upcoming = None
 
     def restart_prefetch(self) -> None:
-        """Continue from the position, which was moved."""
+        """Continue from the position after it was moved."""
         self._upcoming = None
 
     def next(self) -> Any:
         """Make the batch at the position."""
         requested_s, position = time.perf_counter(), self._position
-        # Forgotten at once: after an interrupt the position has a new pass over the sampler.
+        # Reset first: after Ctrl-C the position opens a new pass over the sampler.
         upcoming, self._upcoming = self._upcoming, None
         if position.order_changed():
             upcoming = None
@@ -429,7 +430,7 @@ class InProcessEngine(Engine):
         return made
 
     def _make_recorded(self, batch: BatchSpec) -> Any:
-        """Make a batch, and record its time; of tiny ones every 64th."""
+        """Make a batch and record its time; of batches faster than 0.4 ms only every 64th."""
         stage_timer.drop_task(self._page)
         if self._page is None or (self._quick > _QUICK and self._quick % _QUICK):
             self._quick += 1
@@ -444,7 +445,7 @@ class InProcessEngine(Engine):
             self._quick = self._quick + 1 if time.monotonic_ns() - begin_ns < _QUICK_NS else 0
 
     def delivered(self) -> None:
-        """Record the delivery of the batch; after Ctrl-C before this, it is made again."""
+        """Record the delivery of the batch. If Ctrl-C comes before, it is made again."""
         assert self.batch is not None, "no batch was made"
         self._position.record_delivery(self.batch)
         self.skipped += self._skipped_now

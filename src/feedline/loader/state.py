@@ -1,8 +1,16 @@
-"""State of a loader: its entries, and the checks that refuse a state when it is loaded.
+"""State of a loader, as returned by `state_dict`: its entries, and the checks when it is loaded.
 
-A state has a version, the position (epoch, step, image size), the values that must be equal in the
-resuming loader (`identity_of`), and what determined the pixels (`EngineChoice.made_by`). Positions
-drawn from samplers or from an IterableDataset add random states, see `RandomStates`.
+`BatchStream.state` assembles the dict. The entries, by the module that adds them:
+    state.py             `version`, `epoch`, `step`, `image_size` (`Position.as_state`), and the
+                         values that must be equal in the resuming loader (`identity_of`)
+    sampled_position.py  for an order defined by samplers: rank, number of ranks and seed
+    sampled_epoch.py     for an order defined by samplers: digest of the delivered keys, steps
+                         delivered early, the sampler's own state, and random states
+    position.py          for an IterableDataset: random states, steps replaced by an exception, and
+                         the dataset's own state
+    random_states.py     the text form of random states
+    engine_choice.py     `made_by`: values that determine the pixels (`EngineChoice.made_by`)
+    cache_filling.py     `cache`: whether originals or copies are read
 """
 
 from __future__ import annotations
@@ -47,7 +55,7 @@ _WORKERS = "An IterableDataset is divided among its workers, so their number mus
 class Position:
     """Position of the next batch: `step` batches of `epoch` have been delivered.
 
-    `image_size` overrides the schedule's size from here on; None follows the schedule.
+    `image_size` overrides the schedule's size for all following batches; None follows the schedule.
     """
 
     epoch: int = 0
@@ -66,7 +74,7 @@ class Position:
         """Same position at a later step, for an epoch without delivered batches.
 
         Raises:
-            UsageError: the step is an earlier one.
+            UsageError: the step is before the current one.
         """
         if step < self.step:
             raise UsageError(
@@ -104,7 +112,7 @@ def read_position(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Posi
     """Return the position in a state of the same run, i.e. with the values of `identity_of`.
 
     Raises:
-        StateError: a value differs, of which the message names each, or the position is invalid.
+        StateError: values differ, and the message names each; or the position is invalid.
     """
     check_version(state)
     differences = [
@@ -178,10 +186,10 @@ def identity_of(options: Options, dataset: str) -> dict[str, Any]:
 
 
 def fingerprint_of(dataset: object) -> str:
-    """Short text that differs if the samples do.
+    """Short text that differs if the samples differ.
 
-    It is the dataset's own `fingerprint()`, a hash of a torchvision folder's files and labels, or
-    otherwise the dataset's class.
+    The dataset's own `fingerprint()`, a hash of a torchvision folder's files and labels, or, for
+    any other dataset, the name of its class.
     """
     source = own_source(dataset)
     if source is not None and source is not dataset:  # a Subset
@@ -209,8 +217,8 @@ def compare_made_by(state: Mapping[str, Any], now: Mapping[str, str]) -> list[st
         StateError: the state is damaged.
     """
     saved = state.get("made_by", now)
-    known = isinstance(saved, Mapping) and saved.keys() == now.keys()
-    if not known or not all(isinstance(text, str) for text in saved.values()):
+    has_names = isinstance(saved, Mapping) and saved.keys() == now.keys()
+    if not has_names or not all(isinstance(text, str) for text in saved.values()):
         raise damaged("'made_by'")
     different = [name for name in now if saved[name] != now[name]]
     return [f"{name} was {saved[name]!r}, is {now[name]!r}" for name in different]
