@@ -1,9 +1,9 @@
 """Batches from a position on, and the engine that makes them, started when needed.
 
 Guarantees: batches are made from the dataset as it is when an iteration begins, as far as
-`take_snapshot` detects changes. Workers live on from epoch to epoch with `persistent_workers=True`,
-with a schedule, and if no user code runs in them; others end with the epoch. The position moves in
-`delivered`, and nowhere else while batches come.
+`AttributeSnapshot` detects changes. Workers are kept from epoch to epoch with
+`persistent_workers=True`, with a schedule, and if no user code runs in them; others end with the
+epoch. During an iteration, only `delivered` moves the position.
 Relies on: use from one thread; `engine_choice` for the choice, `start_engine` for the engine.
 """
 
@@ -50,7 +50,7 @@ _log = logging.getLogger("feedline")
 
 
 def create_position(options: Options, loader: TorchDataLoader[Any] | None = None) -> LoaderPosition:
-    """Create a position at the beginning; for an IterableDataset it needs the loader."""
+    """Create a position at the beginning. `loader` is needed for an IterableDataset."""
     if options.iterable:
         assert loader is not None, "torch's engine reads a loader"
         return IterablePosition(loader)
@@ -80,7 +80,7 @@ class BatchStream:
         self.filling = CacheFilling(options.cache)
         self._choice = CurrentChoice()
         self._started_with: EngineChoice | None = None
-        self._slot_bytes = 0  # of rows, once a batch needed more than the choice foresaw
+        self._slot_bytes = 0  # size of a slot of rows, which grows if a batch needs more
         self._workers_logged = False
         # Of ended workers.
         self._skipped: list[Skipped] = []
@@ -92,8 +92,9 @@ class BatchStream:
     def split_off(self, position: LoaderPosition) -> BatchStream:
         """Create the stream of an earlier iteration, at a fork of the position.
 
-        Its workers start when its next batch is requested; torch's are already running, and go with
-        it. Lists of skipped samples and deaths are shared.
+        The earlier iteration's workers start when its next batch is requested; torch's workers are
+        already running, and stay with the earlier iteration. Lists of skipped samples and deaths
+        are shared.
         """
         other = BatchStream(self.options, position)
         other.engine = self.engine.split_off(position)
@@ -125,14 +126,14 @@ class BatchStream:
         return choice is not None and workers_live_on(self.options, choice)
 
     def start(self, choice: EngineChoice | None = None) -> None:
-        """Start an engine at the position, of the current choice if none is given."""
+        """Start an engine at the position, by default of the current choice."""
         choice = choice or self.choice()
         if choice is not self._started_with:
             self._started_with, self._slot_bytes = choice, choice.slot_bytes
         if not self._workers_logged and is_kept_by_schedule(self.options, choice):
             self._workers_logged = True
             _log.info("schedule= keeps the workers for all epochs; %s", REFRESH)
-        # Workers that end with the epoch would make batches of the next one in vain.
+        # Workers that end with the epoch would prefetch the next epoch for nothing.
         self.position.stops_after_epoch = not self.workers_live_on or self._shares_memory(choice)
         self.filling.start(choice.cache_contents)
         self.engine = self._start_engine(choice, self.options)
@@ -165,7 +166,7 @@ class BatchStream:
         old, feed, before = self.engine, self.engine.feed, self._slot_bytes
         assert feed is not None, "slots of rows belong to workers"
         live = feed.settings
-        # Batches that grow a little each time must not have new workers each time.
+        # A minimum growth, so that slowly growing batches do not restart the workers each time.
         self._slot_bytes = align(max(nbytes, before + before // _HEADROOM), PAGE_BYTES)
         options = replace(
             self.options, num_workers=live.workers, prefetch=live.prefetch, task_ns=live.task_ns
@@ -219,11 +220,11 @@ class BatchStream:
         self.filling.check()
 
     def next(self) -> Any:
-        """Return the batch at the position, which stays there until `delivered`.
+        """Return the batch at the position, which stays unchanged until `delivered`.
 
-        Raises like an engine's `next`.
+        Raises like `Engine.next`.
         """
-        if self.engine is NO_ENGINE:  # the stream was split off, or its process forked
+        if self.engine is NO_ENGINE:  # after `split_off`, or in a forked process
             self.start()
         try:
             try:
@@ -231,21 +232,21 @@ class BatchStream:
             except SlotTooSmall as error:
                 self._enlarge(error.nbytes)
                 return self.engine.next()
-        except Exception:  # it replaces a batch, or the end
+        except Exception:  # replaces a batch, or is StopIteration
             self.has_delivered = True
             raise
         finally:
             self.batch = self.engine.batch
 
     def delivered(self) -> None:
-        """Record that the batch of `next` is delivered, and advance the position."""
+        """Record the delivery of the batch from `next`, and advance the position."""
         delivered = self.filling.delivered_after_one_more()
         self.engine.delivered()
         # No call follows the move, because Ctrl-C is handled in calls.
         self.filling.delivered, self.has_delivered = delivered, True
 
     def finish(self) -> list[Any]:
-        """End the iteration after the epoch's last batch. Return handles of workers that ended."""
+        """End the iteration after the epoch's last batch. Return handles of the ended workers."""
         self.position.finish()
         self.filling.note_end()
         handles = [] if self.workers_live_on else self.end_workers()
@@ -258,8 +259,8 @@ class BatchStream:
         """Continue with other options, before the epoch's first batch or with a new epoch.
 
         Raises:
-            UsageError: the dataset has another length than in the loaded state from which this
-                epoch continues.
+            UsageError: this epoch continues from a loaded state, in which the dataset had another
+                length.
         """
         before, position = self.options, self.position
         has_changed = options.order != before.order or options.generator is not before.generator
@@ -282,8 +283,8 @@ class BatchStream:
             self.engine.restart_prefetch()
 
     def state(self) -> dict[str, Any]:
-        """State of the loader: position, dataset, order, and what determines its pixels."""
-        choice = self.choice()  # first: it sees whether the dataset is another
+        """Assemble the state of the loader; see `loader.state` for its entries."""
+        choice = self.choice()  # first, because it detects changes of the dataset
         state = self.position.state(self._choice.identity(self.options))
         return state | {"made_by": choice.made_by} | self.filling.state()
 
@@ -291,8 +292,8 @@ class BatchStream:
         """Continue from a state, or change nothing.
 
         Raises:
-            StateError: it does not match.
-            UsageError: its image size is larger than `max_image_size`.
+            StateError: the state does not match the loader.
+            UsageError: the state's image size is larger than `max_image_size`.
         """
         check_version(state)
         before, self.filling = self.filling, self.filling.restored_from(state)
@@ -329,7 +330,7 @@ class BatchStream:
         """Raise ClosedError after `close`; in a forked process, continue with new workers."""
         self.raise_if_closed()
         if os.getpid() != self._owner:
-            # The parent process ends them.
+            # Kept alive, because the parent process ends the workers.
             self._inherited += [self.engine, self.engine.release()]
             self.engine, self._started_with = NO_ENGINE, None
             self._owner, self.has_delivered = os.getpid(), False

@@ -51,7 +51,7 @@ class LoaderRuntime:
         """Arguments that a copy of the loader is built with."""
         self.options = options
         self.ahead = 0
-        """Minimum of whole batches made ahead, found while the loader worked."""
+        """Minimum of whole batches made ahead, set by adaptation."""
         self._loader_ref = weakref.ref(loader)
         self._planned_batches = loader.batch_sampler if order else None
         current = options.current(loader, order, self.ahead)
@@ -60,7 +60,7 @@ class LoaderRuntime:
         self.adaptation: Adaptation | None = None
         self._agreement = RankAgreement()
         self._newest: weakref.ref[EpochIterator] | None = None
-        """Iterator of the newest iteration, unless that has ended."""
+        """Iterator of the newest iteration, unless the iteration has ended."""
         self._earlier: weakref.WeakSet[BatchStream] = weakref.WeakSet()
 
     @property
@@ -115,7 +115,7 @@ class LoaderRuntime:
             loader.sampler.follow(options.order, options.dataset)
 
     def _begin(self, iterator: EpochIterator, options: Options) -> None:
-        """Begin an iteration; the previous one continues independently from here."""
+        """Begin an iteration. From now on the previous one continues independently."""
         began_ns = time.monotonic_ns()
         self._detach(self.stream.position.fork())
         self.stream.adopt(options)
@@ -124,7 +124,7 @@ class LoaderRuntime:
         if self.adaptation is not None:
             self.adaptation.pause()
         self._newest = weakref.ref(iterator)
-        # As torch's workers end with their iterator.
+        # The workers end with their iterator, as in torch.
         end = weakref.finalize(iterator, self._abandon, self._newest, os.getpid())
         end.atexit = False
 
@@ -138,7 +138,7 @@ class LoaderRuntime:
             end.atexit = False
 
     def _unfinished(self) -> EpochIterator | None:
-        """Iterator of the newest iteration, unless it has ended, or belongs to another process."""
+        """Iterator of the newest iteration; None if it has ended or belongs to another process."""
         newest = None if self._newest is None else self._newest()
         return None if newest is None or newest.ended or newest.is_inherited else newest
 
@@ -160,7 +160,7 @@ class LoaderRuntime:
         self.recording.end("exhausted")
 
     def _abandon(self, iterator: weakref.ref[EpochIterator], process: int) -> None:
-        """Clean up after a garbage-collected iterator: its workers end, unless they live on."""
+        """Clean up after a garbage-collected iterator. Its workers end, unless they are kept."""
         if self._newest is iterator and process == os.getpid():
             self._newest = None
             self.recording.end("left")
@@ -181,11 +181,14 @@ class LoaderRuntime:
 
     @property
     def _keeps_workers(self) -> bool:
-        """True if workers are persistent; with an IterableDataset they belong to torch's loader."""
+        """True if workers are persistent and not torch's own, as for an IterableDataset."""
         return self._loader.persistent_workers and not self.options.iterable
 
     def persistent_iterator(self) -> EpochIterator | None:
-        """Iterator that gives access to running persistent workers, ended if no pass is running."""
+        """Iterator that gives access to running persistent workers; None if there are none.
+
+        If no iteration is in progress, the iterator is at its end.
+        """
         if not (self._keeps_workers and self._loader.num_workers):
             return None
         iterator, stream = self._unfinished(), self.stream
@@ -206,7 +209,7 @@ class LoaderRuntime:
     def adopt_before_epoch(self) -> None:
         """Update the ranks and the dataset's length, unless an epoch is in progress.
 
-        Lightning, for one, initialises torch.distributed in `fit`, after the loader was built.
+        E.g. Lightning initialises torch.distributed in `fit`, after the loader was built.
         """
         if not self.stream.has_delivered:
             self.stream.adopt(self.current_options())
@@ -265,14 +268,14 @@ def _check_count(name: str, value: object) -> None:
 
 
 class EpochIterator(_BaseDataLoaderIter):
-    """The batches of one epoch. An error in one `next` does not end it, nor does Ctrl-C.
+    """Iterator over the batches of one epoch. Errors in `next` and Ctrl-C do not end the epoch.
 
-    A batch counts as delivered when everything else is done: if an interrupt comes before that, the
-    next call returns the same batch.
+    A batch counts as delivered as the last action of `next`: if Ctrl-C comes before that, the next
+    call returns the same batch.
 
-    A subclass of torch's iterator, because frameworks test for that class; it inherits no code. Its
-    private attributes are those that public code uses on torch's iterators. It keeps its loader
-    alive.
+    The class derives from torch's iterator, because frameworks check for that class, but inherits
+    no code. It has the private attributes of torch's iterators that public code uses. An iterator
+    keeps its loader alive.
     """
 
     def __init__(self, loader: Any, runtime: LoaderRuntime) -> None:
@@ -286,7 +289,7 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _start_pass(self) -> None:
         self.stream = self._runtime.stream
-        """Makes the batches; replaced when a later iteration begins."""
+        """Stream that makes the batches. If a later iteration begins, a fork replaces it."""
         self.ended = False
         self.ended_workers: list[Any] = []
         """Handles of workers that ended with the iteration."""
@@ -306,7 +309,7 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def __next__(self) -> Any:
         """Return the next batch."""
-        # To enter record_function takes 9 us, whether a profiler is active or not; to ask, 0.05 us.
+        # Entering record_function takes 9 us, with or without a profiler; this check 0.05 us.
         if _profiler_enabled() and self._profile_name:
             with record_function(self._profile_name):
                 batch = self._fetch()
@@ -322,7 +325,7 @@ class EpochIterator(_BaseDataLoaderIter):
         return batch
 
     def _fetch(self) -> Any:
-        """Return the next batch; the position stays before it until `delivered`."""
+        """Return the next batch. The position is advanced later, by `delivered`."""
         if self.ended:
             raise StopIteration
         if self._shutdown:
@@ -338,11 +341,13 @@ class EpochIterator(_BaseDataLoaderIter):
         is_newest = stream is runtime.stream
         stream.ensure_usable()
         timed = is_newest and recording.rest <= 0
-        asked_ns, asked_cpu_ns = (time.monotonic_ns(), time.thread_time_ns()) if timed else (0, 0)
+        requested_ns, requested_cpu_ns = (
+            (time.monotonic_ns(), time.thread_time_ns()) if timed else (0, 0)
+        )
         try:
             batch = runtime.next(self) if is_newest else stream.next()
         except StopIteration:
-            self.ended = True  # first: even if an interrupt follows, no batch comes any more
+            self.ended = True  # set first: even if Ctrl-C follows, the epoch stays ended
             self.ended_workers = stream.finish()
             if is_newest:
                 runtime.finish()
@@ -355,14 +360,14 @@ class EpochIterator(_BaseDataLoaderIter):
                 stream.raise_if_closed(error)
             raise
         if timed:
-            recording.note_batch(batch, asked_ns, asked_cpu_ns)
-        elif is_newest and recording.rest > 0:  # 0 if a pass has begun
+            recording.note_batch(batch, requested_ns, requested_cpu_ns)
+        elif is_newest and recording.rest > 0:  # 0 if an iteration has begun meanwhile
             recording.rest -= 1
         self._num_yielded += 1
         return batch
 
     def at_end(self) -> bool:
-        """True if no batches are left, for an order made or drawn by feedline."""
+        """Return True if no batches are left. False for an IterableDataset."""
         return self.stream.position.is_at_end()
 
     def __reduce__(self) -> Any:
@@ -370,13 +375,13 @@ class EpochIterator(_BaseDataLoaderIter):
 
     @property
     def _workers(self) -> list[Any]:
-        """Workers, in the form expected by tools that know torch's iterators.
+        """Worker processes, as in torch's iterators, for tools that read this attribute.
 
-        After the end of the epoch and its workers, the last ones.
+        After the workers have ended with the epoch, handles of the ended workers.
         """
         deadline = time.monotonic() + _STARTED_WITHIN_S
         engine = self.stream.engine
-        with contextlib.suppress(FeedlineError):  # the next batch raises it
+        with contextlib.suppress(FeedlineError):  # the next `next` raises it
             while len(engine.pids) < engine.workers and time.monotonic() < deadline:
                 self.stream.ensure_usable()
                 time.sleep(0.001)
@@ -386,7 +391,7 @@ class EpochIterator(_BaseDataLoaderIter):
     def _shutdown_workers(self) -> None:
         """End the workers of this iterator, or of its loader after the last batch.
 
-        A second call does nothing, nor does one without workers. The next `iter(loader)` starts
+        A second call has no effect, nor has a call without workers. The next `iter(loader)` starts
         new workers.
         """
         if not self._shutdown and self._num_workers and not self.is_inherited:
@@ -395,7 +400,7 @@ class EpochIterator(_BaseDataLoaderIter):
             self.ended_workers = self.ended_workers or handles
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        """Start another pass over the loader with this iterator."""
+        """Begin another epoch of the loader with this iterator."""
         if self.stream is not self._runtime.stream:
             self.stream.close()
         self.ended = True

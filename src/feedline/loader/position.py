@@ -1,4 +1,4 @@
-"""Position of a loader: the batches that follow, and the moves between them.
+"""Position of a loader: the next batch, all following batches, and moves to other batches.
 
 Three classes derive from LoaderPosition: PlannedPosition, for an order planned from a seed,
 IterablePosition, for an IterableDataset, whose upcoming batches are unknown, and
@@ -31,8 +31,9 @@ _ITERATOR, _DATASET = "iterator_state", "dataset_state"
 class LoaderPosition:
     """Position of one iteration at a time. An iteration is one epoch from the position on.
 
-    Leaving an iteration after its first batch ends the epoch, as in torch; leaving it earlier has
-    no effect. After a state is loaded the epoch continues.
+    If an iteration is left after its first batch, the next iteration is the next epoch, as in
+    torch; if it is left earlier, the next iteration is the same epoch. After a state is loaded, the
+    next iteration continues the epoch.
     """
 
     stops_after_epoch = False
@@ -76,17 +77,17 @@ class LoaderPosition:
         return iter(())
 
     def order_changed(self) -> bool:
-        """Return True if the order was changed before the epoch's first batch, and is now new."""
+        """Return True if the order was changed before the epoch's first batch, and was updated."""
         return False
 
     def is_at_end(self) -> bool:
-        """Return True if the epoch has no batches left; False if only the dataset knows."""
+        """Return True if the epoch has no batches left; False if that is unknown."""
         return False
 
     def record_delivery(self, batch: BatchSpec) -> None:
         """Move past a batch that was delivered, or replaced by an exception.
 
-        Ctrl-C leaves it either recorded or not.
+        If Ctrl-C interrupts the call, the batch is either recorded completely or not at all.
         """
         raise NotImplementedError
 
@@ -101,8 +102,8 @@ class LoaderPosition:
     def fork(self) -> LoaderPosition | None:
         """Create a position for an iteration that continues independently.
 
-        None if it has not begun; then it begins the next epoch when it continues. This position
-        must begin another epoch.
+        None if the iteration has not delivered a batch: then it begins the next epoch when it
+        continues. Afterwards this position must begin another epoch.
         """
         raise NotImplementedError
 
@@ -112,8 +113,8 @@ class LoaderPosition:
         """Continue with the current order of a loader, or its generator for seeds.
 
         Raises:
-            UsageError: the dataset has another length than in the loaded state from which this
-                epoch continues.
+            UsageError: this epoch continues from a loaded state, in which the dataset had another
+                length.
         """
         return False
 
@@ -127,7 +128,7 @@ class LoaderPosition:
     def set_epoch(self, epoch: int) -> bool:
         """Begin the next iteration as `epoch`.
 
-        A position within this epoch, from a state or `set_step`, stays valid.
+        If the position is already in this epoch, e.g. from a state, its step is kept.
         """
         if not self._has_delivered and epoch == self.current.epoch:
             return False
@@ -305,7 +306,7 @@ class IterablePosition(LoaderPosition):
         self.start: RandomStates | None = None
         """Random states at the beginning of the open epoch."""
         self.restored: Mapping[str, Any] | None = None
-        """Loaded state from which the engine opens the epoch."""
+        """Loaded state from which the engine will open the epoch; None if it has done so."""
         self.samples: Any = None
         """Iterator over the dataset of an epoch without workers."""
 
@@ -318,7 +319,7 @@ class IterablePosition(LoaderPosition):
 
     @property
     def loader_or_none(self) -> TorchDataLoader[Any] | None:
-        """The same; None if the loader is garbage."""
+        """Loader whose attributes torch's engine reads; None if garbage-collected."""
         return self._loader_ref()
 
     def phase_in(self, epoch: int) -> Phase:
