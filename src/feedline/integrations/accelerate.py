@@ -1,12 +1,12 @@
 """Hugging Face Accelerate with feedline's workers.
 
-Guarantees: if feedline itself provides what Accelerate is configured for, `prepare` returns the
-same loader: `save_state` and `load_state` include its state, and Accelerate knows which batch of an
-epoch is the last. Otherwise it returns Accelerate's wrapper, with the batches of
+Guarantees: if feedline supports all settings of the Accelerator, `prepare` returns the same loader:
+`save_state` and `load_state` include the loader's state, and Accelerate knows the last batch of an
+epoch. Otherwise `prepare` returns Accelerate's wrapper, with the batches of
 `accelerator.prepare(loader)`, made by feedline's workers if the dataset is map-style. A
 configuration that cannot work raises an error.
-Relies on: Accelerate returning a loader that is marked as prepared, and its wrapper storing the
-loader it reads from as `base_dataloader`.
+Relies on: Accelerate returning a loader unchanged if it is marked as prepared, and Accelerate's
+wrapper storing the wrapped loader as `base_dataloader`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from feedline.loader.torch_samplers import chain
 
 __all__ = ["prepare", "tracker"]
 
-# Accelerate settings that feedline follows, or that have no effect on it.
+# Accelerate settings that feedline supports, or that do not concern it.
 _SUPPORTED = ("non_blocking", "use_stateful_dataloader")
 _SUPPORTED_IF_PLANNED = ("use_seedable_sampler",)  # all ranks have one order in any case
 _SUPPORTED_ON_ONE_RANK = ("even_batches",)
@@ -70,12 +70,12 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> Any:
         loader: a feedline.DataLoader.
 
     Returns:
-        The loader itself if feedline does what Accelerate is configured for; otherwise Accelerate's
-        wrapper, to be used like any other prepared loader.
+        The loader itself if feedline supports all settings of the Accelerator; otherwise
+        Accelerate's wrapper, to be used like any other prepared loader.
 
     Raises:
-        UsageError: it is not a feedline.DataLoader, Accelerate's wrapper cannot use one, or the
-            loader has a seed or schedule and the Accelerator needs other batches.
+        UsageError: `loader` is not a feedline.DataLoader, Accelerate's wrapper cannot use it, or it
+            has a seed or schedule and the Accelerator needs other batches.
 
     Example:
         >>> accelerator = Accelerator()                                           # doctest: +SKIP
@@ -108,7 +108,7 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> Any:
 
 
 def _check(loader: DataLoader[Any], accelerator: Any) -> str:
-    """Reason why feedline cannot do what an Accelerator is configured for; "" if it can.
+    """Reason why feedline does not support the settings of an Accelerator; "" if it does.
 
     Raises:
         UsageError: with a seed or a schedule, instead of the reason.
@@ -168,7 +168,7 @@ def _unsupported(loader: DataLoader[Any], accelerator: Any, *, planned: bool) ->
 
 
 def _mark_prepared(loader: DataLoader[Any], accelerator: Any) -> None:
-    """Mark a loader as prepared, and report its passes to Accelerate."""
+    """Mark a loader as prepared, and report its iterations to Accelerate."""
     send, target = None, accelerator.device
     if accelerator.device_placement and not loader.device and target.type != "cpu":
         non_blocking = accelerator.dataloader_config.non_blocking
@@ -182,12 +182,12 @@ def _mark_prepared(loader: DataLoader[Any], accelerator: Any) -> None:
 
 
 class _PassReporter:
-    """Reports the passes of a loader to Accelerate.
+    """Reports the iterations of a loader to Accelerate.
 
-    `accumulate` and `gather_for_metrics` read `end_of_dataloader` and `remainder` of the active
-    loader: whether the current batch is the epoch's last, and how many rows of the last batch over
-    all ranks are not repetitions (0: all of them; -1: unknown). The loader is referenced weakly,
-    because it holds this object. `send` moves a batch to Accelerate's device.
+    `accumulate` and `gather_for_metrics` read two attributes of the active loader:
+    `end_of_dataloader` is True at the epoch's last batch, and `remainder` is the number of rows of
+    the last batch over all ranks that are not repetitions (0: all rows; -1: unknown). The loader is
+    referenced weakly, because it holds this object. `send` moves a batch to Accelerate's device.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class _PassReporter:
 def unpadded_rows(loader: DataLoader[Any]) -> int:
     """Rows of the epoch's last batch over all ranks that are not repetitions.
 
-    0 for all of them, -1 if unknown.
+    0 for all rows, -1 if unknown.
     """
     rows_per_batch = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     if loader.order is not None:
@@ -230,8 +230,8 @@ def unpadded_rows(loader: DataLoader[Any]) -> int:
     if loader.drop_last:
         return 0
     rows = len(loader.dataset) % (rows_per_batch * loader.ranks)
-    # Accelerate cuts off the end of what it gathered, rank by rank, where each of the last
-    # `missing` ranks has one repeated row at its own end: right for one such rank alone.
+    # Each of the last `missing` ranks has one repeated row at the end of its batch. Accelerate
+    # drops rows at the end of the gathered batch, which is correct only if one rank has such a row.
     missing = -rows % loader.ranks
     if missing > 1:
         warnings.warn(
@@ -247,21 +247,21 @@ def unpadded_rows(loader: DataLoader[Any]) -> int:
 class SkipFirstBatches:
     """Method `skip_first_batches` of an Accelerator that prepared a feedline loader.
 
-    Called with a loader and a number of batches, it returns the loader itself, which begins its
-    next iteration after these batches without making them; a loader whose loaded state is already
-    at that step is not changed. For a wrapper from `prepare`, it returns a wrapper of the rest,
-    with feedline's workers.
+    For a loader, the call returns the same loader, whose next iteration begins after these batches
+    without making them; a loader whose loaded state is already at that step is not changed. For a
+    wrapper from `prepare`, the call returns a wrapper of the remaining batches, with feedline's
+    workers.
 
     Raises:
         UsageError: the loader's loaded state is at a later batch.
     """
 
     def __init__(self, accelerator: Any) -> None:
-        self._accelerator = weakref.ref(accelerator)  # which holds this object
+        self._accelerator = weakref.ref(accelerator)  # weak, because it holds this object
 
     def __call__(self, dataloader: Any, num_batches: int = 0) -> Any:
         """Return the rest of an epoch after a number of batches."""
-        # Not isinstance: for it Accelerate's wrapper is of the class it wraps.
+        # Not isinstance, which is True for Accelerate's wrappers of the class, too.
         is_unwrapped = issubclass(type(dataloader), DataLoader)
         if is_unwrapped and dataloader._is_accelerate_prepared:
             dataloader.set_step(num_batches)

@@ -1,9 +1,9 @@
 """Lightning callback that records how a training spends its time.
 
-Guarantees: the training is not changed. If recording fails, that is logged, and the training
+Guarantees: the training is not changed. If recording fails, the error is logged, and the training
 continues. With a feedline.DataLoader, the run is the loader's own record.
 Relies on: Lightning's hooks. Between the end of a batch and the start of the next, Lightning
-requests the batch, copies it to the device and runs other hooks: all of this counts as data wait.
+requests the batch, copies it to the device and runs other hooks; this time counts as data wait.
 Validation in between counts as compute.
 """
 

@@ -1,9 +1,24 @@
 """The loader: DataLoader and everything between it and the engine.
 
-In the order of an argument's way: `dataloader` is the class, `options` checks its arguments,
-`engine_choice` chooses the engine, `position` names the next batch, `batch_stream` joins the two,
-`start_engine` builds one of the `engines`, `epoch_iterator` returns the batches, `state`
-defines what is saved and when it is refused, and `explain` describes it all as text.
+In the order in which a call passes through them:
+    dataloader        class DataLoader
+    options           checks of the arguments, and their defaults
+    saved_settings    arguments from a file written by `feedline tune`
+    epoch_iterator    iterators, and the runtime that begins them
+    batch_stream      position and engine of an iteration, and the loader's state
+    engine_choice     choice of the engine for a dataset
+    start_engine      start of one of the `engines`, or of the `iterable_engine`
+    position          next batches: of a planned order or of an IterableDataset
+    sampled_position  next batches: of torch's samplers, one `sampled_epoch` at a time
+    torch_samplers    properties of torch's samplers, and a loader's public samplers
+    random_states     random states that determine an epoch's order
+    state             entries of a state, and the checks when it is loaded
+    ranks             comparison of the ranks that share the samples
+    live_settings     settings that change while a loader runs
+    cache_filling     cache that is filled while training
+    recording         record of the steps
+    explain           description of a loader as text
+    dataset_kind      kinds of datasets
 """
 
 from feedline.loader.dataloader import DataLoader

@@ -1,17 +1,17 @@
-"""A cache that is filled while training: its contents, its process, and when it is read.
+"""Filling of a cache while training: its contents, the filling process, and when copies are read.
 
-Guarantees: the choice between originals and copies depends on the run's position and on the cache's
-state when it began, never on how fast the cache is filled. A run that finds the cache finished
-reads copies from the start. Any other reads originals until it has delivered an epoch's batches,
-and copies from the next iteration on, for which it waits if needed. An epoch continued from a state
-keeps its choice. Parts of one folder, e.g. from `random_split`, fill one cache with the whole
-folder. On each machine one process fills a folder, whichever loader asks for it; it lives until it
-is done or the process that started it ends. Errors that prevent filling are raised at its start, or
-later when a loader waits for it.
+Guarantees: the choice between originals and copies depends on the run's position and on whether the
+cache was finished when the run began, never on how fast the cache is filled. If the cache is
+finished, a run reads copies from the start. Otherwise it reads originals until it has delivered an
+epoch's batches, and copies from the next iteration on, for which it waits if needed. An epoch
+continued from a state keeps its choice. Parts of one folder, e.g. from `random_split`, fill one
+cache with the whole folder. On each machine one process fills a folder, for all loaders; it runs
+until the cache is finished or the process that started it ends. Errors that prevent filling are
+raised when the process starts, or later when a loader waits for the cache.
 
 Relies on: the lock in the folder, which the kernel releases when its process ends;
-`feedline.cache.fill`, which runs there; `ranks`, if ranks share a loader's samples, for whether the
-cache was finished when they began.
+`feedline.cache.fill`, the code of the process; `ranks`, by which ranks that share a loader's
+samples agree whether the cache was finished when they began.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ __all__ = [
 
 
 _STEP = 64
-"""Resolutions are multiples of this many pixels: 128, 192 and 256 for rows of 112, 160 and 224,
-because a crop of a slightly larger copy is closer to the original's. A few sizes serve many."""
+"""Resolutions are multiples of this number of pixels: 128, 192 and 256 for rows of 112, 160 and
+224. A crop of a slightly larger copy is closer to a crop of the original, and few resolutions are
+needed for many image sizes."""
 _BOOT = (
     # As for the fork server: nothing is imported before the working directory is off the path.
     "import sys; sys.path[:] = sys.argv[4:]; from feedline.cache.fill import main; "
@@ -84,7 +85,7 @@ class CacheContents:
     Args:
         root: folder of the cache.
         where: folder of the originals.
-        kind: "folder", or "files" if they are only some of the files in it.
+        kind: "folder", or "files" for only some of the files in the folder.
         files: originals.
         classes: class names by number; None if unknown.
         sides: shorter sides of the resolutions in pixels, smallest first.
@@ -108,7 +109,7 @@ def cache_contents(options: Options, source: Any) -> CacheContents:
     """
     assert options.cache is not None
     whole = own_source(options.dataset)
-    files = (source if whole is None else whole).originals()  # all, even if a Subset chooses some
+    files = (source if whole is None else whole).originals()  # all files, also of a Subset
     if isinstance(files, RemoteImages):
         raise UsageError(
             f"{options.cache!r} is not a cache, and a cache of images at URLs cannot be filled "
@@ -146,14 +147,14 @@ _fillers: dict[str, CacheFiller] = {}  # by folder, of this process
 
 
 class CacheFiller:
-    """A process that fills a cache, started now, unless another one on this machine does.
+    """Process that fills a cache, started here unless another process on this machine fills it.
 
     Args:
         contents: contents of the cache.
-        eager: a loader waits for it; otherwise it uses only idle time.
+        eager: fill at full speed, because a loader waits; otherwise use only idle CPU time.
 
     Raises:
-        ResourceError: it cannot be started.
+        ResourceError: the process cannot be started.
     """
 
     def __init__(self, contents: CacheContents, *, eager: bool) -> None:
@@ -207,11 +208,11 @@ class CacheFiller:
 
     @property
     def is_busy(self) -> bool:
-        """True if another build works in the folder, so that this one has ended."""
+        """True if another process fills the folder, so that this process has ended."""
         return self._state == "busy"
 
     def end(self) -> None:
-        """End it, if this process has started it; finished copies stay."""
+        """End the process, if it was started by the current process. Finished copies stay."""
         if self._owner == os.getpid():
             for stream in (self._process.stdin, self._process.stdout):
                 assert stream is not None
@@ -223,26 +224,26 @@ class CacheFiller:
                 self._process.wait()
 
     def is_usable(self) -> bool:
-        """True if this process has started it and it is still running."""
+        """Return True if the process runs and was started by the current process."""
         return not self.is_busy and self._owner == os.getpid() and self._process.poll() is None
 
     def wait_until_ready(self) -> None:
-        """Wait until it has checked that the cache can be made.
+        """Wait until the process has checked that it can fill the cache.
 
         Raises:
-            FeedlineError: it cannot be made, or the process ended.
+            FeedlineError: the cache cannot be filled, or the process ended.
         """
         while self._owner == os.getpid() and self._state == "begun":
             self._read_message()
 
     def poll(self, within_s: float) -> None:
-        """Wait briefly for its next message; raises like `wait_until_ready`."""
+        """Wait up to `within_s` seconds for a message. Raises like `wait_until_ready`."""
         assert self._process.stdout is not None
         if readable(self._process.stdout, within_s):
             self._read_message()
 
     def _read_message(self) -> None:
-        """Process its next message."""
+        """Process the next message of the process."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line and self._state not in ("done", "released"):
@@ -258,14 +259,14 @@ class CacheFiller:
 
 
 class _FillerKilled(ResourceError):
-    """The filler was killed."""
+    """Error: the process that fills the cache was killed."""
 
 
 def start_filler(contents: CacheContents, *, eager: bool = False) -> CacheFiller | None:
-    """Return this process's filler of a cache, started if needed; None if another process fills it.
+    """Return the filler of a cache, started if needed; None if another process fills the cache.
 
     Raises:
-        FeedlineError: the cache cannot be filled, as far as known at once.
+        FeedlineError: the cache cannot be filled, for a reason that is known at once.
     """
     filler = _fillers.get(contents.root)
     if filler is not None:
@@ -285,13 +286,13 @@ def _end_all() -> None:
 
 
 def wait_until_filled(contents: CacheContents) -> None:
-    """Wait until a cache is filled, by this process's filler or another's.
+    """Wait until a cache is filled, by a filler of this process or of another one.
 
-    From now on it is filled at full speed: a background filler yields to it. Its progress is logged
-    from time to time, as a warning of the logger "feedline".
+    From now on the cache is filled at full speed: a filler that uses idle time is replaced.
+    Progress is logged every 10 s, as a warning of the logger "feedline".
 
     Raises:
-        FeedlineError: it cannot be filled; the message has the reason.
+        FeedlineError: the cache cannot be filled; the message has the reason.
     """
     deaths, logged_s = 0, 0.0
     folder = Path(contents.root, UNFINISHED)
@@ -322,8 +323,8 @@ class CacheFilling:
     """Choice of one loader between originals and copies.
 
     Args:
-        cache: folder of the cache, which is filled; there is no choice with a URL, with an
-            ImageFolder of a cache, or without a cache.
+        cache: folder of the cache to fill. With a URL or an ImageFolder of a cache, copies are
+            always read; without a cache, originals.
     """
 
     def __init__(self, cache: Any) -> None:
@@ -331,9 +332,9 @@ class CacheFilling:
         self._root = root
         self.delivered = 0
         """Number of delivered batches made of originals."""
-        self._ended = False  # an iteration over originals has ended
-        self._chosen = False  # an iteration has begun, or a state determined what is read
-        self._filler: CacheFiller | None = None  # just started
+        self._ended = False  # True if an iteration over originals has ended
+        self._chosen = False  # True if an iteration has begun, or a loaded state has the choice
+        self._filler: CacheFiller | None = None  # filler that `check` waits for
         self._copies = root is None or is_finished(root)
 
     def copy(self) -> CacheFilling:
@@ -341,18 +342,18 @@ class CacheFilling:
         return copy.copy(self)
 
     def agree(self, agreement: RankAgreement, order: Order) -> None:
-        """Begin with copies only if all ranks do."""
+        """Begin with copies only if the cache was finished on all ranks."""
         if self._root is not None and not self._chosen:
             self._copies = agreement.all_agree(self._copies, order)
 
     def begin(self, position: LoaderPosition) -> None:
         """Begin an iteration at the position of a loader."""
         self._chosen = True
-        if self._copies or position.restored_step:  # the rest of an epoch
+        if self._copies or position.restored_step:  # the rest of an epoch keeps its choice
             return
         try:
             batches = position.steps(position.current.epoch)
-        except TypeError:  # only the sampler's end tells
+        except TypeError:  # the sampler has no length
             batches = 0
         self._copies = self._ended or 0 < batches <= self.delivered
 
@@ -365,19 +366,19 @@ class CacheFilling:
         self._ended = True
 
     def reads_copies(self, contents: Callable[[], CacheContents | None]) -> bool:
-        """Return True if copies are read; waits until they exist, and raises if they cannot."""
+        """Return True if copies are read. Waits until they exist; raises if they cannot be made."""
         unfinished = self._root is not None and not is_finished(self._root)
         if self._copies and unfinished and (to_fill := contents()) is not None:
             wait_until_filled(to_fill)
         return self._copies
 
     def start(self, contents: CacheContents | None) -> None:
-        """Start the process that makes the copies, unless one is running or none are needed."""
+        """Start the process that fills the cache, unless it is running or the cache is finished."""
         if contents is not None and not is_finished(contents.root):
             self._filler = start_filler(contents)
 
     def check(self) -> None:
-        """Raise an error if the process cannot make the copies."""
+        """Raise an error if the process cannot fill the cache."""
         filler, self._filler = self._filler, None
         if filler is not None:
             filler.wait_until_ready()
@@ -389,10 +390,10 @@ class CacheFilling:
         return {"cache": {"copies": self._copies, "batches": self.delivered}}
 
     def restored_from(self, state: Mapping[str, Any]) -> CacheFilling:
-        """Restore it from a loaded state; the state of a loader without a cache has no entry.
+        """Copy with the choice of a loaded state, if it has one.
 
         Raises:
-            StateError: it is damaged.
+            StateError: the state is damaged.
         """
         other, saved = self.copy(), state.get("cache")
         if self._root is None or saved is None:

@@ -75,27 +75,27 @@ class DataLoader(TorchDataLoader[_T]):
         sampler, batch_sampler: as in torch.
         num_workers: number of worker processes; 0 loads in this process. "auto" starts with the
             cores available to this process and adapts to the training, see `adapts`. Default: 0,
-            with a schedule "auto". As an attribute it can be set at any time, but not between 0 and
-            more.
+            with a schedule "auto". The attribute can be set at any time, but not from 0 to another
+            number or back.
         collate_fn, pin_memory: as in torch.
         drop_last: drop an epoch's last batch if it is not full.
         timeout: seconds to wait while no worker finishes a batch (if workers share batches: a row),
             then a LoadTimeoutError, which is a RuntimeError. 0: no limit, and a warning after
             120 s. If workers share batches, a worker that hangs on one row while the others make
-            progress, and does not read from storage, is replaced after that time (120 s if it is
-            0); a sample that hangs twice raises an error.
+            progress, and does not read from storage, is replaced after `timeout` seconds (after
+            120 s if `timeout` is 0); a sample that hangs twice raises an error.
         worker_init_fn: as in torch.
         multiprocessing_context: start method, as in torch; or see `start_method`.
         generator: as in torch.
-        prefetch_factor: batches each worker makes ahead, as in torch; or see `prefetch`. As an
-            attribute it can be set at any time: if increased, more are started at once; if
-            decreased, batches in flight come first. With an IterableDataset it takes effect in the
-            next iteration.
+        prefetch_factor: batches each worker makes ahead (default 2), as in torch; or see
+            `prefetch`. The attribute can be set at any time: if increased, more batches are started
+            at once; if decreased, batches in flight are delivered first. With an IterableDataset it
+            takes effect in the next iteration.
         persistent_workers: keep the workers from epoch to epoch. Otherwise they end with the epoch,
             and the next epoch sees every change of the dataset. Workers are always kept with a
             schedule, and if none of your code runs in them. Kept workers restart at the next
-            `iter()` after a change that feedline detects (an attribute set, a tensor or a short
-            list changed in place); after any other change call `refresh`.
+            `iter()` after a change that feedline detects (an attribute was set, or a tensor or a
+            short list was changed in place); after any other change call `refresh`.
         pin_memory_device: as in torch, which ignores it.
         in_order: as in torch. With a seed or a schedule, batches always come in order.
         seed: seed of order and randomness: the same batches on any number of workers, exact resume
@@ -105,10 +105,10 @@ class DataLoader(TorchDataLoader[_T]):
         schedule: phases of image size, as text ("112x10@512,160x10"), a Schedule or Phases. Epochs
             after its end continue its last phase. Default: `image_size` throughout.
         weights: sampling weights, one number of at least 0 per sample, copied; with a seed or a
-            schedule. An epoch draws as many samples as the dataset has, like torch's
-            WeightedRandomSampler, and the draw is divided among the ranks.
-        replacement: with `weights`, draw with replacement. False draws each sample once, heavy ones
-            early, and needs all weights above 0.
+            schedule. Each epoch has as many samples as the dataset, drawn at random as by torch's
+            WeightedRandomSampler, and they are divided among the ranks.
+        replacement: with `weights`, draw with replacement. False draws each sample once, samples of
+            high weight early, and needs all weights above 0.
         image_size: side of the images in pixels, without a schedule. feedline's own sources need
             one of the two. Compiled torchvision pipelines follow it; any other Dataset calls
             `feedline.image_size()`.
@@ -116,30 +116,31 @@ class DataLoader(TorchDataLoader[_T]):
             workers start. Default: any size; if a batch needs more memory, new workers start with
             more, and batches stay the same.
         prefetch: batches of rows made ahead, of feedline's own sources and compiled pipelines
-            (default 3); memory for one more is allocated. Whole batches use `prefetch_factor`. As
-            an attribute it can be set at any time, up to this number; None returns to it.
+            (default 3); memory for one more is allocated. Whole batches use `prefetch_factor`. The
+            attribute can be set at any time, up to this number; None restores this number.
         task_ms: work per task (some rows of a batch) in milliseconds (default 50); see
-            docs/reference/options.md. A whole batch is one task. As an attribute it can be set at
-            any time, for batches started from then on.
+            docs/reference/options.md. A whole batch is one task. The attribute can be set at any
+            time, for batches started later.
         device: device for the batches, by torch's name. Default: the CPU. For feedline's own
             sources, and for torchvision pipelines whose rows feedline makes, see `explain`: if
             nothing follows their ToTensor and Normalize, images travel as uint8 pixels, and the
             same values, bit for bit, are looked up on the device.
         dtype, mean, std: normalisation for feedline's own sources, with `device` only (default
             float32 and ImageNet's statistics).
-        pixel_transform: for the same sources, with `device` only: `images = f(images, batch)`
+        pixel_transform: for feedline's own sources, with `device` only: `images = f(images, batch)`
             changes a batch's images on the device, uint8 of shape (N, 3, H, W), before
-            normalisation. Like `batch_transform` it runs on a stream of its own, in parallel with
-            the previous step. `batch` is its specification: seed random draws with
-            `batch.batch_seed`, so that a resumed run repeats them; `batch.phase` is the schedule's
-            phase.
-        batch_transform: for the same sources, with `device` only: `images, labels = f(images,
+            normalisation. Like `batch_transform` it runs on a separate stream, in parallel with the
+            previous step. `batch` is the batch's specification: seed random generators with
+            `batch.batch_seed`, so that a resumed run repeats their values; `batch.phase` is the
+            schedule's phase.
+        batch_transform: for feedline's own sources, with `device` only: `images, labels = f(images,
             labels, batch=batch)` changes a batch after normalisation, e.g. MixUp.
         cache: folder or URL of a cache with smaller copies of the images, see `build_cache`, or a
-            `feedline.ImageFolder` of it with its own settings. For a `feedline.ImageFolder` or a
-            compiled torchvision folder. Each phase reads the smallest copies that serve its size;
-            crops show the same regions. A missing or unfinished folder is filled during an epoch of
-            originals and read from the next iteration on.
+            `feedline.ImageFolder` of the cache, with other settings. For datasets that are a
+            `feedline.ImageFolder` or a compiled torchvision folder. Each phase reads the smallest
+            copies that are large enough for its size; crops show the same regions. A missing or
+            unfinished cache folder is filled during an epoch of originals and read from the next
+            iteration on.
         on_error: "raise" names a sample that cannot be loaded; "skip" leaves its row out of its
             batch and lists it in `skipped`. If no sample of a batch can be loaded, both raise.
         start_method: "fork", "forkserver" or "spawn". Default: the platform's best, "forkserver" on
@@ -147,9 +148,9 @@ class DataLoader(TorchDataLoader[_T]):
         rank, world_size: share of this process, with a seed or a schedule. Default: from
             torch.distributed (read again when an iteration begins), else from torchrun's
             environment, else all samples.
-        settings: file written by `feedline tune --save`. It sets those of `num_workers`,
-            `prefetch`, `prefetch_factor`, `task_ms` and `pin_memory` that are not given. A warning
-            follows if it was written on another machine.
+        settings: file written by `feedline tune --save`, with values for `num_workers`, `prefetch`,
+            `prefetch_factor`, `task_ms` and `pin_memory`. Arguments override it. If the file was
+            written on another machine, a warning is issued.
 
     Raises:
         UsageError: invalid argument; the message names it and the reason.
@@ -254,7 +255,7 @@ class DataLoader(TorchDataLoader[_T]):
         completed = add_saved_settings(arguments)
         added_before = set(vars(self))  # by a subclass
         with name_file_in_errors(settings):
-            options = Options.resolve(completed)  # before torch's own checks, which say less
+            options = Options.resolve(completed)  # before torch's checks, with shorter messages
         order = create_order(options)
         samplers: dict[str, Any] = {"sampler": sampler, "batch_sampler": batch_sampler}
         if order is not None:
@@ -293,7 +294,7 @@ class DataLoader(TorchDataLoader[_T]):
         self.dtype, self.mean, self.std, self.on_error = dtype, mean, std, on_error
         self.pixel_transform, self.batch_transform = pixel_transform, batch_transform
         self.rank, self.world_size, self.start_method = rank, world_size, start_method
-        self.settings = None  # its values are among the others
+        self.settings = None  # the file's values are in the other attributes
         self.device = options.device
         self._runtime = runtime = LoaderRuntime(self, completed, options, order)
         self._finalizer = weakref.finalize(self, runtime.close)
@@ -342,7 +343,7 @@ class DataLoader(TorchDataLoader[_T]):
     def _iterator(self) -> Any:
         """Iterator of the persistent workers, as in torch; None if there are none.
 
-        Set it to None to end these workers.
+        To end these workers, set the attribute to None.
         """
         if self._torch_iterator is None and self._live is not None:
             return self._runtime.persistent_iterator()
@@ -358,8 +359,8 @@ class DataLoader(TorchDataLoader[_T]):
     def _is_accelerate_prepared(self) -> bool:
         """True after `feedline.integrations.accelerate.prepare`.
 
-        Accelerate reads it before it builds a torch DataLoader from a loader, of which one warning
-        tells.
+        Accelerate reads it before it builds a torch DataLoader from a loader, so reading it issues
+        that warning, once.
         """
         if self._watch_iterator is None and self._warns_of_stock_loader:
             self._warns_of_stock_loader = not warn_of_stock_loader(self)
@@ -423,8 +424,8 @@ class DataLoader(TorchDataLoader[_T]):
     def set_step(self, step: int) -> None:
         """Skip the first `step` batches of the next iteration's epoch, without making them.
 
-        If the epoch has fewer, no batch of it is left. A current iteration continues independently;
-        the next one is of the following epoch.
+        If the epoch has fewer batches, none are left. An iteration in progress continues
+        independently; the next iteration is the following epoch.
 
         Args:
             step: number of batches to skip.
@@ -446,16 +447,17 @@ class DataLoader(TorchDataLoader[_T]):
         self._runtime.stream.set_image_size(image_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position as a state: small and JSON-able; with a seed or a schedule, the same
-        on every rank.
+        """Return the position and the values that define the order, as a small JSON-able dict.
+
+        With a seed or a schedule, it is the same on every rank.
         """
         return self._runtime.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with exactly the batches not yet delivered in a state.
 
-        If it fails, nothing has changed. If the state's pixels were made in another way, a warning
-        says how.
+        If this raises an error, nothing has changed. If batches were made in another way when the
+        state was saved, so that pixels may differ, a warning names the differences.
 
         Args:
             state: return value of `state_dict`.
@@ -531,22 +533,20 @@ class DataLoader(TorchDataLoader[_T]):
 
     @property
     def memory_bytes(self) -> int:
-        """Memory allocated for batches: for rows the final amount, otherwise the amount used so
-        far.
-        """
+        """Memory allocated for batches, in bytes. Whole batches allocate it while they are made."""
         return self._runtime.stream.engine.memory_bytes
 
     @property
     def adapts(self) -> bool:
         """True if workers, batches ahead and task size adapt to the measured training.
 
-        The default with `num_workers="auto"`. Set it to False to keep the current values, or to
-        True to adapt any loader with workers; batches are the same in any case. The decisions and
+        Default with `num_workers="auto"`. Set it to False to keep the current values, or to True to
+        adapt any loader with workers; batches are the same in any case. The changes and their
         reasons are in `adaptations`, and logged by the logger "feedline" at level INFO.
 
         Raises:
             UsageError: set to True without workers, or for an IterableDataset, which is divided by
-                their number.
+                the number of workers.
         """
         return self._live is not None and self._live.adapts
 
@@ -557,7 +557,7 @@ class DataLoader(TorchDataLoader[_T]):
 
     @property
     def adaptations(self) -> list[SettingChange]:
-        """Changes with their reasons, as `control.SettingChange`s, the latest 256."""
+        """Latest 256 changes with their reasons."""
         return [] if self._live is None else self._live.adaptations
 
     # Life

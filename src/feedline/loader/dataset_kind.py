@@ -23,19 +23,16 @@ __all__ = [
 
 
 def is_native(dataset: object) -> bool:
-    """Return True if a dataset writes rows itself, like `feedline.ImageFolder` and Subsets of it.
+    """Return True if a dataset writes rows itself, like `feedline.ImageFolder` and its Subsets.
 
-    One with a transform of another library does not: it has to be compiled.
+    A feedline source with a transform of another library does not: it has to be compiled.
     """
     source = own_source(dataset)
     return source is not None and bool(getattr(source, "writes_rows", True))
 
 
 def own_source(dataset: object) -> Any:
-    """feedline source that a dataset is, or that torch's Subsets choose from.
-
-    With any transform; None for any other dataset.
-    """
+    """feedline source, with any transform, that a dataset is or is a Subset of; None otherwise."""
     try:
         inner, subsets = unwrapped(dataset)
     except NotRecognised:
@@ -52,7 +49,7 @@ def check_source(dataset: Any) -> None:
 
     Raises:
         UsageError: a method is missing.
-        DatasetError: it is empty.
+        DatasetError: the dataset is empty.
     """
     source = own_source(dataset)
     methods = ("__len__", "fields", "load", "name", "fingerprint")
@@ -72,7 +69,7 @@ def check_kind_unchanged(dataset: object, *, native: bool) -> None:
     """Check that a dataset is of the same kind as when the loader was built, native or not.
 
     Raises:
-        UsageError: its transform was replaced by one of the other kind.
+        UsageError: a feedline transform was replaced by another library's, or the reverse.
     """
     if native != is_native(dataset):
         kinds = "a feedline crop", "a transform of another library"
@@ -111,10 +108,10 @@ def check_length(dataset: Any, *, needed: bool) -> None:
 
     Args:
         dataset: dataset whose samples no sampler defines.
-        needed: the length is needed now; otherwise the dataset may still get one.
+        needed: the length is needed now; otherwise it may become known later.
 
     Raises:
-        UsageError: it has none, or an invalid one.
+        UsageError: the dataset has no length, or an invalid one.
     """
     name, length_of = type(dataset).__name__, getattr(type(dataset), "__len__", None)
     if length_of is None:
@@ -125,7 +122,7 @@ def check_length(dataset: Any, *, needed: bool) -> None:
     try:
         length = length_of(dataset)
     except Exception:
-        return  # if the length is needed later, the same error is raised then
+        return  # if the length is needed later, the call raises the same error
     unknown = length is None or (isinstance(length, Integral) and length < 0)
     if (unknown and needed) or not (unknown or hasattr(length, "__index__")):
         raise UsageError(

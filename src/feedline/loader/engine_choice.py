@@ -1,12 +1,12 @@
-"""Choice of a loader's engine: made once, here, and nowhere else.
+"""Choice of a loader's engine, from its options and its dataset.
 
-Guarantees: `choose_engine` is pure, except for opening the given cache; a choice includes its
-reasons. `CurrentChoice` chooses again after `forget`, or if something was set on the dataset or the
-loader, as detected by `AttributeSnapshot`; it opens the loader's cache once, because a dataset may
-change while the machine with the cache is unreachable.
+Guarantees: `choose_engine` is pure, except that it calls `open_cache`; a choice includes its
+reasons. `CurrentChoice` chooses again after `forget`, or if `AttributeSnapshot` detects that an
+attribute of the dataset or the loader was set. It opens the loader's cache only once, because the
+dataset may change while the machine with the cache is unreachable.
 
-Relies on: `recognition`, which tells for datasets with torchvision or timm transforms, and for a
-TensorDataset, whether feedline's code is equivalent; `cache_filling` for whether copies are read.
+Relies on: `recognition`, which decides if feedline's code is equivalent to a dataset's torchvision
+or timm transforms, or to a TensorDataset; `cache_filling`, which decides if copies are read.
 """
 
 from __future__ import annotations
@@ -78,18 +78,18 @@ class EngineChoice:
         source: makes the image rows or samples; None for the other engines.
         compiled: the source is a compiled pipeline.
         fused: fused steps of a compiled pipeline, as text.
-        unchanged: its unchanged steps, as text.
-        reasons: reasons why no more was compiled, as sentences.
+        unchanged: unchanged steps of a compiled pipeline, as text.
+        reasons: reasons why more steps were not compiled, as sentences.
         max_image_size: largest size in pixels that may be set; None for any.
         slot_bytes: memory of a batch of rows, until a larger one comes; 0 for any other engine.
-        on_device: transforms of batches of rows on the loader's device; None: they stay on the CPU,
-            as the workers made them.
+        on_device: transforms of batches of rows on the loader's device; None if batches stay on the
+            CPU, as made by the workers.
         runs_user_code: user code runs in the workers.
-        pixels: description of everything that determines the pixels; "" if only the user's code
-            knows.
+        pixels: description of everything that determines the pixels; "" if the user's code
+            determines them.
         cache_contents: contents of the cache to fill, while originals are read; otherwise None.
-        uncompiled: the transform of a folder of images runs unchanged under a schedule, for these
-            reasons.
+        uncompiled: the transform of a folder of images runs unchanged under a schedule, because of
+            `reasons`.
     """
 
     engine: EngineName
@@ -113,13 +113,13 @@ class EngineChoice:
 
     @property
     def made_by(self) -> dict[str, str]:
-        """State entry: what determines the pixels, and the engine."""
+        """Entries of a state: values that determine the pixels, and the engine."""
         engine = "dataset" if self.source is None else "feedline"
         return {"pixels": self.pixels, "engine": engine}
 
     @property
     def accepts(self) -> tuple[str, ...]:
-        """Arguments that the loader could be given: "cache", "device"."""
+        """Arguments that the loader supports, of "cache" and "device"."""
         cache = ("cache",) if getattr(self.source, "has_originals", False) else ()
         return (*cache, "device") if self.makes_rows else cache
 
@@ -133,10 +133,10 @@ class EngineChoice:
 
         Args:
             size: side of the images, in pixels.
-            name: its name in the message.
+            name: name of the size in the message.
 
         Raises:
-            UsageError: nothing makes images of this size, or there is no memory for it.
+            UsageError: images cannot have this size, or it is larger than `max_image_size`.
         """
         if self.honours_size is False:
             raise UsageError(
@@ -144,7 +144,7 @@ class EngineChoice:
                 "transform calls feedline.image_size() or is made by feedline.per_size"
             )
         if self.makes_rows:
-            self.source.fields(size)  # raises if they cannot be made at this size
+            self.source.fields(size)  # raises if rows cannot have this size
         elif self.source is not None:
             self.source.level_at(size)
         if self.max_image_size is not None and size > self.max_image_size:
@@ -154,10 +154,10 @@ class EngineChoice:
             )
 
     def level_read(self, size: int | None) -> tuple[int | None, int | None]:
-        """Shorter side required for rows of a size, and that of the copies read, in pixels.
+        """Shorter side required for rows of a size, and shorter side of the copies read, in pixels.
 
-        The first is None if feedline does not read the images itself, the second if these are the
-        originals.
+        The first is None if feedline does not read the images itself, the second if originals are
+        read.
         """
         size = size or getattr(self.source, "image_size", None)
         if not size or not hasattr(self.source, "level_at"):
@@ -174,11 +174,11 @@ class EngineChoice:
 
 
 def workers_live_on(options: Options, choice: EngineChoice) -> bool:
-    """Return True if workers stay when an epoch ends or is left.
+    """Return True if workers are kept when an epoch ends or is left.
 
-    A seed alone does not keep them: a user's dataset is copied into new workers for each epoch, as
-    in torch, so that they see all changes. torch's own engine without workers has an iterator that
-    stays: it may have a state.
+    A seed alone does not keep the workers: a user's dataset is copied into new workers for each
+    epoch, as in torch, so that they see all changes. torch's own engine without workers is kept,
+    because its iterator may have a state.
     """
     is_requested = options.schedule is not None or options.persistent_workers
     in_process = choice.engine == "iterable" and options.num_workers == 0
@@ -198,8 +198,8 @@ def choose_engine(
 
     Args:
         options: options of the loader.
-        open_cache: opens the loader's cache, to read its copies; None: originals are read, while
-            the cache, if any, is filled.
+        open_cache: opens the loader's cache, to read copies; None to read originals, while the
+            cache, if any, is filled.
 
     Raises:
         UsageError: no engine supports the options.
@@ -233,7 +233,7 @@ def choose_engine(
 
 
 def _row_source(dataset: Any) -> Any:
-    """Row writer of a dataset that is a feedline source, or a Subset of one.
+    """Source of the rows of a dataset that is a feedline source, or a Subset of one.
 
     Raises:
         UsageError: the rows of a Subset are unknown.
@@ -253,27 +253,27 @@ def _row_source(dataset: Any) -> Any:
 
 
 def _compile(options: Options) -> EngineChoice:
-    """Compile a map-style Dataset; the choice has no source if that is not possible."""
-    # Decoders need not be loaded for anything else.
+    """Compile a map-style Dataset. If that is not possible, the choice has no source."""
+    # Other datasets do not need the decoders, which take time to import.
     if "torchvision" not in sys.modules and own_source(options.dataset) is None:
         return EngineChoice(engine="dataset")
     try:
         from feedline.recognition.recognise import recognise
     except ImportError as error:
         return EngineChoice(engine="dataset", reasons=(f"Images cannot be decoded here: {error}.",))
-    found = recognise(options.dataset, options.phases.image_sizes)
+    result = recognise(options.dataset, options.phases.image_sizes)
     return EngineChoice(
-        engine="dataset" if found.pipeline is None else "image rows",
-        source=found.pipeline,
-        compiled=found.pipeline is not None,
-        fused=found.fused,
-        unchanged=found.unchanged,
-        reasons=found.refused,
+        engine="dataset" if result.pipeline is None else "image rows",
+        source=result.pipeline,
+        compiled=result.pipeline is not None,
+        fused=result.fused,
+        unchanged=result.unchanged,
+        reasons=result.refused,
     )
 
 
 def _choose_without_source(options: Options, reasons: tuple[str, ...]) -> EngineChoice:
-    """Choose the engine for a dataset that only its own code or its tensors can load."""
+    """Choose the tensor engine or the dataset engine, for a dataset that was not compiled."""
     if options.cache:
         raise UsageError(
             f"{options.cache!r} cannot be used: {type(options.dataset).__name__} reads its "
@@ -323,7 +323,7 @@ def _with_samples(choice: EngineChoice, reasons: tuple[str, ...]) -> EngineChoic
 
 
 def _with_rows(choice: EngineChoice, options: Options) -> EngineChoice:
-    """Complete a choice of rows: their device, and the memory they need as far as known."""
+    """Complete a choice of the image-row engine: transforms on the device, and memory per batch."""
     source = choice.source
     if not options.batched:
         raise UsageError(
@@ -363,8 +363,8 @@ def slot_size(
 ) -> tuple[int, int | None]:
     """Bytes of a slot, and the largest image size in pixels that may be set; None for any.
 
-    A size may be set in any phase, so the largest batch must fit at `max_image_size`. Without one,
-    slots grow when a batch does not fit.
+    A size may be set in any phase, so the largest batch must fit at `max_image_size`. Without
+    `max_image_size`, slots grow if a batch does not fit.
 
     Args:
         source: makes the rows.
@@ -381,12 +381,12 @@ _log = logging.getLogger("feedline")
 
 
 class CurrentChoice:
-    """The last choice, and the state of the dataset it was made for."""
+    """Latest choice, and the snapshot of the dataset for which it was made."""
 
     def __init__(self) -> None:
         self._choice: EngineChoice | None = None
         self._snapshot: AttributeSnapshot | None = None
-        self._fingerprint = ""  # of the dataset, once a state asked for it
+        self._fingerprint = ""  # of the dataset, computed when a state needs it
         self._cache: CacheStore | None = None
         self._warned = False
 
@@ -398,7 +398,7 @@ class CurrentChoice:
         return other
 
     def get(self, options: Options, filling: CacheFilling, *, whole: bool = False) -> EngineChoice:
-        """Choose the engine for the current dataset; raises like `choose_engine`.
+        """Return the choice for the current dataset. Raises like `choose_engine`.
 
         Args:
             options: options of the loader.
@@ -429,12 +429,12 @@ class CurrentChoice:
         return self._choice
 
     def _open_cache(self, cache: Any) -> CacheStore:
-        """Cache that a loader was given: a path, a URL, or rows of it."""
+        """Open the cache of a loader: a path, a URL, or an ImageFolder of a cache."""
         if self._cache is None:
-            opened = open_cache(cache) if isinstance(cache, str) else cache.store
-            if not isinstance(opened, CacheStore):
+            store = open_cache(cache) if isinstance(cache, str) else cache.store
+            if not isinstance(store, CacheStore):
                 raise UsageError(f"{cache!r} is not a cache; remove it", argument="cache")
-            self._cache = opened
+            self._cache = store
         return self._cache
 
     def forget(self) -> None:
@@ -442,14 +442,14 @@ class CurrentChoice:
         self._choice = self._cache = None
 
     def identity(self, options: Options) -> dict[str, Any]:
-        """State entry of the dataset and the order, after the choice."""
-        # Kept until a new choice is made: hashing a million paths takes a second.
+        """Entries of a state about the dataset and the order, after a choice."""
+        # Computed once per choice, because hashing a million paths takes a second.
         self._fingerprint = self._fingerprint or fingerprint_of(options.dataset)
         return identity_of(options, self._fingerprint)
 
 
 def _inputs(options: Options) -> tuple[Any, ...]:
-    """Options that affect the choice and may change while the loader lives."""
+    """Options that affect the choice and may change between iterations."""
     return (
         *(options.dataset, options.collate_fn, options.worker_init_fn),
         *(options.batched, options.max_rows, options.timeout),

@@ -41,7 +41,7 @@ def explain(options: Options, choice: EngineChoice, memory_bytes: int, run: Run)
         options: current options of the loader.
         choice: chosen engine.
         memory_bytes: memory currently allocated for batches.
-        run: record of its steps.
+        run: record of the loader's steps.
     """
     facts = {
         "samples": _samples(options),
@@ -65,17 +65,17 @@ def explain(options: Options, choice: EngineChoice, memory_bytes: int, run: Run)
 
 
 def _forecast(options: Options, choice: EngineChoice, run: Run) -> str:
-    """Needs of each phase of a schedule, estimated from the sizes that were trained."""
+    """Advice for the phases of a schedule, estimated from the phases trained so far."""
     schedule = options.schedule
     if schedule is None:
         return ""
     facts = summarise_run(run, Thresholds())
-    known = []
+    rates = []
     for phase in facts.phases:
         if phase.steps < _STEPS or bool(phase.image_size) != bool(schedule.image_sizes):
             continue
         wanted_px, level_px = choice.level_read(phase.image_size)
-        known.append(
+        rates.append(
             Rates(
                 size=phase.image_size,
                 rows=phase.samples,
@@ -84,12 +84,12 @@ def _forecast(options: Options, choice: EngineChoice, run: Run) -> str:
                 level_px=level_px,
             )
         )
-    if not known:
+    if not rates:
         return ""
     images = None
-    if hasattr(options.dataset, "__len__"):  # those of this process
+    if hasattr(options.dataset, "__len__"):  # number of images of this process
         images = max(1, len(options.dataset) // (options.order.world_size if options.order else 1))
-    estimate = forecast(known, schedule, images=images, workers=options.num_workers or None)
+    estimate = forecast(rates, schedule, images=images, workers=options.num_workers or None)
     return "; ".join(estimate.advice)
 
 
@@ -129,14 +129,14 @@ def _size(options: Options, choice: EngineChoice) -> str:
 def _schedule(options: Options) -> str:
     if options.schedule is None and not options.phases.image_sizes:
         return "endless; no image size is set"
-    said = []
+    texts = []
     for phase in options.phases.phases:
         epochs = "epoch" if phase.epochs == 1 else "epochs"
         length = "endless" if options.schedule is None else f"{phase.epochs} {epochs}"
         size = f"{phase.image_size} px" if phase.image_size else "the dataset's own size"
         rows = phase.batch_size or options.batch_size or "set by the batch sampler"
-        said.append(f"{length} at {size}, batch size {rows}")
-    return ", then ".join(said)
+        texts.append(f"{length} at {size}, batch size {rows}")
+    return ", then ".join(texts)
 
 
 def _order(options: Options) -> str:
@@ -165,12 +165,12 @@ def _workers(options: Options, choice: EngineChoice) -> str:
 
 
 def _generators(options: Options, choice: EngineChoice) -> str:
-    """Random generators seeded for each batch. There may be others, out of reach."""
+    """Random generators seeded for each batch, as far as feedline finds them."""
     if choice.engine not in ("dataset", "samples"):
         return ""
-    found = describe_generators(options.dataset, options.collate_fn)
-    more = len(found) - _MOST_GENERATORS
-    shown = ", ".join(["torch, numpy, random", *found[:_MOST_GENERATORS]])
+    generators = describe_generators(options.dataset, options.collate_fn)
+    more = len(generators) - _MOST_GENERATORS
+    shown = ", ".join(["torch, numpy, random", *generators[:_MOST_GENERATORS]])
     shown += f" and {more} more" if more > 0 else ""
     if options.worker_init_fn is None or options.num_workers == 0:
         return f"seeded for each batch: {shown}"
@@ -183,14 +183,14 @@ def _generators(options: Options, choice: EngineChoice) -> str:
 def _prefetch(options: Options, choice: EngineChoice) -> str:
     if choice.makes_rows:
         ahead = options.allocated_prefetch if options.prefetch is None else options.prefetch
-        said = f"{ahead} batches (prefetch)"
+        text = f"{ahead} batches (prefetch)"
         if options.task_ns != TASK_NS:
-            said += f", in tasks of {options.task_ns / 1e6:g} ms (task_ms)"
-        return said
+            text += f", in tasks of {options.task_ns / 1e6:g} ms (task_ms)"
+        return text
     if options.num_workers == 0 or choice.engine == "tensors":
         return ""
-    said = f"{options.prefetch_factor} batches per worker (prefetch_factor)"
-    return f"{said}, at least {options.ahead}" if options.ahead else said
+    text = f"{options.prefetch_factor} batches per worker (prefetch_factor)"
+    return f"{text}, at least {options.ahead}" if options.ahead else text
 
 
 def _memory(options: Options, choice: EngineChoice, used: int) -> str:
@@ -204,16 +204,18 @@ def _memory(options: Options, choice: EngineChoice, used: int) -> str:
 def _batches(options: Options, choice: EngineChoice) -> str:
     device = options.device
     if not options.native:
-        made = "as returned by collate_fn"
+        text = "as returned by collate_fn"
         if choice.on_device is None:
-            return made
+            return text
         if choice.on_device.values is None:
-            return f"{made}, copied to {device}"
+            return f"{text}, copied to {device}"
         return (
-            f"{made}, on {device}: images are copied as uint8, and the transform's table of 256 "
+            f"{text}, on {device}: images are copied as uint8, and the transform's table of 256 "
             "values per channel is applied there"
         )
     if device is None:
-        kept = max(0, options.allocated_prefetch - 1)
-        return f"uint8, channels_last, on the CPU; no copy unless you keep more than {kept} batches"
+        limit = max(0, options.allocated_prefetch - 1)
+        return (
+            f"uint8, channels_last, on the CPU; no copy unless you keep more than {limit} batches"
+        )
     return f"normalised floats, channels_last, on {device}"

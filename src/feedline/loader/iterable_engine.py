@@ -1,7 +1,7 @@
-"""torch's own engine for IterableDataset, with its iterator and its rules for workers and shards.
+"""Engine for an IterableDataset: torch's DataLoader iterator, with torch's workers and sharding.
 
-Guarantees: the batches of torch's DataLoader, at a position. A batch of an interrupted `next` is
-returned again.
+Guarantees: the batches of torch's DataLoader, from a position on. If Ctrl-C interrupts `next`, the
+next call returns the same batch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TIMED_OUT = "DataLoader timed out"
 
 
 class IterableEngine(Engine):
-    """torch's engine at a position, which names the loader that the engine reads."""
+    """Iterator of torch's DataLoader at a position. The position has the loader."""
 
     times_steps = False
 
@@ -36,8 +36,8 @@ class IterableEngine(Engine):
         self._position = position
         self._iterator: Any = None
         self._batch: Any = None
-        self._has_batch = False  # `_batch` was made and not yet delivered
-        self._is_split_off = False  # persistent workers belong to the loader's engine
+        self._has_batch = False  # True if `_batch` was made and not yet delivered
+        self._is_split_off = False  # True if persistent workers belong to another engine
         self._processes: list[Any] = []
         self._pages: TorchWorkers | None = None  # stage timings of the workers
 
@@ -53,7 +53,7 @@ class IterableEngine(Engine):
 
     @property
     def handles(self) -> list[Any]:
-        """torch's objects of these workers."""
+        """Process objects of torch's workers."""
         return self._processes
 
     def begin(self, restart: bool) -> None:
@@ -80,9 +80,10 @@ class IterableEngine(Engine):
             iterator = self._create_iterator()
             if iterator_state is None and dataset_state is None:
                 self._skip(iterator)
-        if iterator_state is not None:  # it may set the random state, too, which then has to stay
+        # Outside of the `with`: loading this state may set the global random state, which is kept.
+        if iterator_state is not None:
             _samples(iterator).load_state_dict(iterator_state)
-        # Only now: if something failed before, the next call tries again.
+        # Set last: if an error was raised before, the next call tries again.
         self._iterator = iterator
         position.open(start, _samples(iterator))
 
@@ -112,7 +113,7 @@ class IterableEngine(Engine):
         return {} if self._pages is None else self._pages.stage_timings()
 
     def _skip(self, iterator: Any) -> None:
-        """Draw the delivered batches again; their exceptions may be raised again."""
+        """Request the delivered batches again. Exceptions that replaced batches are ignored."""
         for step in range(self._position.current.step):
             before = _received(iterator)
             try:
@@ -150,9 +151,9 @@ class IterableEngine(Engine):
         self._batch, self._has_batch = None, False
 
     def _timeout_error(self, error: RuntimeError) -> LoadTimeoutError:
-        """Convert a timeout error of torch to one with its facts."""
+        """Convert a timeout error of torch to a LoadTimeoutError."""
         iterator: Any = self._iterator
-        # torch's private attributes: if a release lacks them, the worker is unknown.
+        # If a torch release lacks these private attributes, the worker is unknown.
         task = getattr(iterator, "_task_info", {}).get(getattr(iterator, "_rcvd_idx", None))
         worker, place = None, ""
         if isinstance(task, tuple) and task and task[0] in range(len(self._processes)):
@@ -167,11 +168,11 @@ class IterableEngine(Engine):
         )
 
     def restart_prefetch(self) -> None:
-        """Open the epoch again at the position, which was moved, with the next batch."""
+        """Make the next request open the epoch again, at the position after it was moved."""
         self._iterator, self._batch, self._has_batch = None, None, False
 
     def split_off(self, position: Any) -> Engine:
-        """Engine with the running iterator, for an earlier iteration."""
+        """Engine with the running iterator, for the earlier iteration."""
         other = IterableEngine(position)
         other._is_split_off = True
         other._iterator, other._batch, other._has_batch = (
@@ -190,9 +191,10 @@ class IterableEngine(Engine):
         )
 
     def release(self) -> object:
-        """Forget torch's iterators, which belong to the process this one was forked from.
+        """Release torch's iterators, which belong to the parent process.
 
-        They are returned to be kept alive: their finalizer would end the other process's workers.
+        The caller keeps the returned iterators alive: their finalizer would end the parent's
+        workers.
         """
         loader = self._position.loader
         iterators = self._iterator, loader._iterator
@@ -213,13 +215,13 @@ class IterableEngine(Engine):
 
 
 def _end_workers(iterator: Any) -> None:
-    """End workers like torch does when the iterator is garbage; may be called twice."""
+    """End workers as torch does when it deletes the iterator. May be called twice."""
     if hasattr(iterator, "_shutdown_workers"):
         iterator._shutdown_workers()
 
 
 def _samples(iterator: Any) -> Any:
-    """Iterator over the dataset itself, without workers."""
+    """Iterator over the dataset itself; None with workers."""
     return getattr(getattr(iterator, "_dataset_fetcher", None), "dataset_iter", None)
 
 
@@ -230,7 +232,7 @@ def _received(iterator: Any) -> int | None:
 
 
 def _order_changed(iterator: Any, before: int | None) -> bool:
-    """Return True if an exception replaces a batch: after a timeout the same batch still follows.
+    """Return True if an exception replaces a batch. After a timeout the same batch still follows.
 
     `before` is the return value of `_received` before the request.
     """

@@ -1,13 +1,13 @@
-"""Settings that change how a working loader makes its batches, set by the user or by adaptation.
+"""Settings of a running loader that the user or adaptation can change.
 
 `LiveAttributes` sets workers, batches ahead and task size; `Adaptation` (`num_workers="auto"`)
 measures the steps and changes the same settings.
 
-Guarantees: a setting takes effect at once, on batches that are not started; batches, their order
-and the state stay the same. If it is invalid, or would have no effect, an error gives the reason,
-and nothing has changed. A copy of the loader is built with the user's settings. Adaptation does not
-evaluate workers while a change is in progress, and exceeds neither memory nor cores. A step costs
-it about half a microsecond, a check of the workers some 0.1 ms, once a second at most.
+Guarantees: a setting takes effect at once, for batches that are not started; batches, their order
+and the state stay the same. If a value is invalid, or would have no effect, an error gives the
+reason, and nothing has changed. A copy of the loader is built with the user's settings. Adaptation
+does not evaluate workers while a change is in progress, and exceeds neither memory nor cores. It
+takes about 0.5 us per step, and some 0.1 ms per check of the workers, at most once a second.
 Relies on: `epoch_iterator.LoaderRuntime` reporting each batch; `control.controller` for decisions.
 """
 
@@ -50,15 +50,15 @@ _log = logging.getLogger("feedline")
 
 
 class LiveAttributes:
-    """Workers, batches ahead and task size of a working loader.
+    """Workers, batches ahead and task size of a running loader.
 
     Args:
-        loader: the loader, whose attributes have the values; referenced weakly.
-        runtime: its `LoaderRuntime`.
+        loader: loader, whose attributes have the values; referenced weakly.
+        runtime: runtime of the loader.
     """
 
     NAMES = ("num_workers", "prefetch", "prefetch_factor", "task_ms")
-    """Attributes of a loader that can be set while it works."""
+    """Attributes of a loader that can be set while it runs."""
 
     def __init__(self, loader: Any, runtime: Any) -> None:
         self._loader_ref = weakref.ref(loader)
@@ -74,7 +74,7 @@ class LiveAttributes:
         """Set one of NAMES. Return the value to store in the loader's attribute.
 
         Raises:
-            UsageError: it is invalid, or has no effect on this loader.
+            UsageError: the value is invalid, or has no effect on this loader.
         """
         runtime = self._runtime
         runtime.stream.ensure_usable()
@@ -113,7 +113,7 @@ class LiveAttributes:
                 "be set later",
                 argument="prefetch",
             )
-        prefetch = None if prefetch is None else int(prefetch)  # of numpy's, too
+        prefetch = None if prefetch is None else int(prefetch)  # converts numpy integers
         self._runtime.stream.engine.apply(prefetch=None if prefetch == allocated else prefetch)
         return prefetch
 
@@ -140,7 +140,7 @@ class LiveAttributes:
             )
 
     def apply(self, what: What, value: float | None) -> None:
-        """Set a value that adaptation may change, too; copies of the loader do not get it."""
+        """Set a value without storing it in the arguments, from which copies are built."""
         engine = self._runtime.stream.engine
         if what == "task_ms":
             engine.apply(task_ns=task_ns_of(value))
@@ -165,11 +165,11 @@ class LiveAttributes:
             why = "an IterableDataset is divided by it" if iterable else "there are no workers"
             raise UsageError(f"the number of workers cannot change in a running loader: {why}")
         if adapts and runtime.adaptation is None:
-            # A proxy, because the runtime must not keep itself alive.
+            # A proxy, because a reference cycle would keep the runtime alive.
             runtime.adaptation = Adaptation(runtime.stream, weakref.proxy(self))
         if runtime.adaptation is not None:
             runtime.adaptation.off = not adapts
-        # A copy of the loader is built with these.
+        # A copy of the loader is built with these arguments.
         workers = "auto" if adapts else self._loader.num_workers
         runtime.arguments = replace(runtime.arguments, num_workers=workers)
 
@@ -183,28 +183,30 @@ class LiveAttributes:
 _MIN_NS = 1_000_000_000
 _MIN_STEPS = 8
 _MAX_DECISIONS = 256
-_MEMORY = 0.5  # of what is available
-_TO_FILL = 4  # times as many batches as may be ahead: workers are that little faster than the step
+_MEMORY = 0.5  # share of the available memory
+# Batches until a longer prefetch is filled, per batch in flight: workers are often only a little
+# faster than the step.
+_TO_FILL = 4
 
 
 class Adaptation:
-    """Measures the steps of a stream of batches, and changes its settings.
+    """Measures the steps of a stream of batches, and changes the stream's settings.
 
     Args:
-        stream: its steps are measured.
+        stream: stream whose steps are measured.
         settings: applies a change; raises if that is not possible.
     """
 
     def __init__(self, stream: BatchStream, settings: LiveAttributes) -> None:
         self._stream = stream
         self._settings = settings
-        self._engine: weakref.ref[Engine] | None = None  # whose batches are measured
+        self._engine: weakref.ref[Engine] | None = None  # engine of the measured batches
         self._controller = Controller(WorkerLimits(cores=usable_cores()))
         self.decisions: deque[SettingChange] = deque(maxlen=_MAX_DECISIONS)
         self.off = False
         """True if adaptation has stopped."""
         self._ready_ns = 0  # when the latest batch was delivered; 0 after a pause
-        self._settling = 0  # batches still to come of the settings before a change
+        self._settling = 0  # batches to skip, which were made with the settings before a change
         self._next_change: SettingChange | None = None
         self._settings_measured: LiveSettings | None = None
         self._reset()
@@ -216,14 +218,14 @@ class Adaptation:
         self._before = self._stage_timings()
 
     def pause(self) -> None:
-        """Start an iteration: the time since the last batch belongs to no step."""
+        """Start an iteration. The time since the last batch is not measured."""
         self.follow()
         self._ready_ns = 0
 
     def notice(self, requested_ns: int) -> None:
         """Record a batch that was requested at this time, on the monotonic clock."""
         if self.off:
-            self._phase = None  # when it is switched on, a new window begins
+            self._phase = None  # a new window begins when adaptation is switched on
             return
         with self._off_on_error():
             self._notice(requested_ns)
@@ -233,7 +235,7 @@ class Adaptation:
         change, self._next_change = self._next_change, None
         feed = self._stream.engine.feed
         if change is None or self.off or feed is None or feed.settings != self._settings_measured:
-            return  # what the user has set in the meantime stays
+            return  # settings that the user has changed meanwhile are kept
         with self._off_on_error():
             self.decisions.append(change)
             _log.info("adapting: %s", change)
@@ -256,7 +258,7 @@ class Adaptation:
     def _notice(self, requested_ns: int) -> None:
         engine, ready_ns = self._stream.engine, self._ready_ns
         if self._engine is None or self._engine() is not engine:
-            self._engine, ready_ns = weakref.ref(engine), 0  # its start belongs to no step
+            self._engine, ready_ns = weakref.ref(engine), 0  # the engine's start is not measured
         batch = engine.batch
         self._ready_ns = now_ns = time.monotonic_ns()
         if batch is None:
@@ -302,7 +304,7 @@ class Adaptation:
         if self._stream.options.order is None or position.current.image_size is not None:
             return None
         now, then = batch.phase, position.phase_in(batch.epoch + 1)
-        # As many steps as a window has: the next decision might come too late.
+        # Within one window of the end of the epoch, the next decision might come too late.
         if now == then or position.steps(batch.epoch) - batch.step - 1 > len(self._steps_ns):
             return None
         rows = self._stream.options.batch_size or batch.rows
@@ -319,7 +321,7 @@ class Adaptation:
 def _limits(feed: Feed) -> WorkerLimits:
     """Current limits."""
     live = feed.settings
-    # Of whole batches, each additional worker makes more of them ahead.
+    # Each additional worker makes more whole batches ahead.
     ahead = 0 if feed.shares_batches else live.prefetch_factor
     room = Room(
         free=int(_MEMORY * available_memory_bytes()),

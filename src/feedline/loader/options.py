@@ -59,7 +59,7 @@ _MAX_TASK_MS = 1e9  # twelve days: no batch has as much work
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Arguments of a DataLoader, as the user passes them; see there."""
+    """Arguments of a DataLoader, as passed by the user; see `DataLoader`."""
 
     dataset: Any
     batch_size: int | None
@@ -113,20 +113,21 @@ class Options(Arguments):
 
     Args:
         num_workers: number of processes; 0 for this process.
-        prefetch: maximum of batches of rows in flight; None for as many as memory is allocated for.
+        prefetch: maximum number of batches of rows in flight; None for `allocated_prefetch`.
         prefetch_factor: whole batches that each worker makes ahead.
         schedule: the user's schedule; None without one.
         device: device with its index; None for batches as the workers make them.
-        cache: folder or URL of a cache with smaller copies of the images, or an ImageFolder of it.
+        cache: folder or URL of a cache with smaller copies of the images, or an ImageFolder of a
+            cache.
         start_method: "fork", "forkserver" or "spawn"; "" until the loader is built.
         native: the dataset is one of feedline's own sources.
         iterable: the dataset is an IterableDataset.
         sampled: a sampler or batch sampler defines the order.
         phases: the schedule, or one phase of `image_size`, if any.
-        adapts: the number of workers adapts while the loader works.
+        adapts: the number of workers adapts while the loader runs.
         allocated_prefetch: batches of rows that memory is allocated for, besides the current one.
-        on_device: transforms of batches of feedline's own sources on a device; None without one,
-            and for other datasets, whose transform defines them.
+        on_device: transforms on the device, for feedline's own sources; None without a device, and
+            for other datasets, for which `choose_engine` creates the transforms.
         batched: keys are lists of sample keys; otherwise one key is fetched and collated.
         index_sampler: yields the keys of each batch, if feedline does not plan the order.
         order: order planned by feedline; None if samplers or the dataset define it.
@@ -216,7 +217,7 @@ class Options(Arguments):
 
         Args:
             loader: a feedline DataLoader, built with these options.
-            order: its order, if planned by feedline.
+            order: order of the loader, if planned by feedline.
             ahead: minimum of whole batches made ahead.
         """
         changes = {name: getattr(loader, name) for name in _LIVE}
@@ -294,7 +295,7 @@ def check_argument(name: str, value: object) -> None:
     """Check the value of an argument, or of the attribute of the same name.
 
     Raises:
-        UsageError: it is invalid.
+        UsageError: the value is invalid.
     """
     is_valid, expected = _CHECKS[name]
     if value is None and name not in _NEVER_NONE:
@@ -307,7 +308,7 @@ def check_no_prefetch_factor(factor: object) -> None:
     """Check that `prefetch_factor` is not set for one of feedline's own sources.
 
     Raises:
-        UsageError: it is set.
+        UsageError: a value is set.
     """
     # torch's own constructor converts None to 2, and frameworks pass that on.
     if factor not in (None, 2):
@@ -319,7 +320,7 @@ def check_no_prefetch_factor(factor: object) -> None:
 
 
 def _check_values(arguments: Arguments) -> None:
-    """Check single arguments, and pairs of them. Order, Normalise and torch check the others."""
+    """Check single arguments and pairs. `Order`, `Normalise` and torch check the others."""
     for name in _CHECKS:
         check_argument(name, getattr(arguments, name))
     if arguments.weights is not None and arguments.shuffle not in (None, True):
@@ -362,7 +363,7 @@ def _check_native(arguments: Arguments) -> None:
 
 
 def _check_iterable(arguments: Arguments) -> None:
-    """Check that no argument is set that torch's engine does not know."""
+    """Check that no argument is set that torch's engine does not support."""
     for name in ("seed", "schedule", "weights", "image_size", "cache", "device", "on_error"):
         value = getattr(arguments, name)
         if value is not None and not (name == "on_error" and value == "raise"):
@@ -457,7 +458,7 @@ def _device_transforms(arguments: Arguments) -> DeviceTransforms | None:
 def _weights(weights: Any) -> Weights | None:
     if weights is None:
         return None
-    if isinstance(weights, torch.Tensor):  # of any device, and types that numpy does not know
+    if isinstance(weights, torch.Tensor):  # converted, from any device and dtype
         weights = weights.detach().to("cpu", torch.float64).numpy()
     return Weights(weights)
 
@@ -490,7 +491,7 @@ def _start_method(loader: Any, native: bool) -> str:
 def _max_rows(loader: Any) -> int:
     """Rows of the largest batch; 0 if unknown."""
     batches = loader.batch_sampler
-    # A framework may set the batch sampler's between two epochs.
+    # A framework may set batch_size of the batch sampler between two epochs.
     sizes = (loader.batch_size, getattr(batches, "batch_size", None))
     rows = max((size for size in sizes if isinstance(size, int)), default=0)
     if not rows and type(batches) in (list, tuple):

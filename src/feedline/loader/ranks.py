@@ -1,12 +1,12 @@
 """Comparison of the ranks that share a loader's samples: one order, one position.
 
 Guarantees: if ranks differ in the dataset, its length, the seed, the batch size, the schedule or
-the position, all raise the same error before any of them delivers a batch. They are compared when a
-loader first begins, and when it begins again after a state was loaded or its order has changed; at
-no other time, so that one rank may look at a batch by itself. A rank without answers from the
-others continues after PATIENCE_S, with a warning: nothing hangs. Relies on: every rank beginning
-its loaders in the same order. The comparison uses the store of torch.distributed, not a collective,
-which could interfere with those of the training.
+the position, all ranks raise the same error before any rank delivers a batch. Ranks are compared
+when a loader's first iteration begins, and at the next iteration after a state was loaded or the
+order has changed; at no other time, so that one rank alone may read a batch. A rank without answers
+from the others continues after PATIENCE_S, with a warning: nothing hangs.
+Relies on: every rank beginning its loaders in the same order. The comparison uses the store of
+torch.distributed, not a collective, which could interfere with collectives of the training.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 
 PATIENCE_S = 60.0
-"""Time a rank waits for the values of the others. A rank may read its dataset first."""
+"""Time in seconds a rank waits for the values of the others, which may read their dataset first."""
 
 _loaders = itertools.count()
 
@@ -57,7 +57,7 @@ class RankAgreement:
         """Compare an order with those of the other ranks; does nothing without a process group.
 
         Raises:
-            UsageError: they differ; the message has the values and ranks.
+            UsageError: the ranks differ; the message has the values and ranks.
         """
         if order == self._order or not (dist.is_available() and dist.is_initialized()):
             return
@@ -83,7 +83,7 @@ class RankAgreement:
         self._order = order
 
     def warn_of_draws(self, sampler: object) -> None:
-        """Warn once if each rank draws from all samples independently."""
+        """Warn once if a torch sampler draws from all samples on each rank independently."""
         rank, world = rank_and_world()
         if self._warned or world < 2 or (name := random_sampler_name(sampler)) is None:
             return
@@ -108,7 +108,7 @@ class RankAgreement:
         return all(self._exchange(value, order).values())
 
     def _exchange(self, value: Any, order: Order) -> dict[int, Any]:
-        """Values by rank, as far as they arrive in time. They must be JSON-able."""
+        """Send a JSON-able value to all ranks. Return the values that arrive in time, by rank."""
         from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
         prefix = f"feedline/{self._loader}/{next(self._times)}"
@@ -118,7 +118,7 @@ class RankAgreement:
         values = {order.rank: value}
         for rank in range(order.world_size):
             remaining_s = max(0.001, end - time.monotonic())
-            with contextlib.suppress(RuntimeError):  # it did not arrive
+            with contextlib.suppress(RuntimeError):  # the value did not arrive
                 if rank != order.rank:
                     store.wait([str(rank)], timedelta(seconds=remaining_s))
                     values[rank] = json.loads(store.get(str(rank)))
@@ -126,7 +126,7 @@ class RankAgreement:
 
 
 def _values(order: Order, position: Position, dataset: object) -> dict[str, Any]:
-    """Values that must be equal on every rank, by the names users know."""
+    """Values that must be equal on every rank, by the names of DataLoader's arguments."""
     return {
         "dataset": type(dataset).__name__,
         "length": order.length,

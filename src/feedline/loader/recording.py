@@ -1,8 +1,8 @@
-"""A loader's own record of its runs: always on, in fixed memory, some microseconds per step.
+"""Record of a loader's runs: always on, in fixed memory, some microseconds per step.
 
-Guarantees: batches and their order do not change; if recording fails, that is logged, and training
-continues without it. If steps take less than 0.4 ms, two of 64 are timed and the others only
-counted.
+Guarantees: batches and their order do not change; if recording fails, the error is logged, and
+training continues without recording. If steps take less than 0.4 ms, two of 64 are timed and the
+others are only counted.
 Relies on: `EpochIterator` and `LoaderRuntime` reporting each iteration and each batch.
 """
 
@@ -58,12 +58,12 @@ class Recording:
 
     def begin(self, began_ns: int) -> None:
         """Start a pass that began at `began_ns`, on the monotonic clock."""
-        self.end("left")  # the one before it, if its end was not reported
+        self.end("left")  # the previous pass, if its end was not reported
         if not self._on:
             return
         try:
             if os.getpid() != self._owner:
-                self._reset()  # a forked process has a run of its own
+                self._reset()  # a forked process records a separate run
             self._begin(began_ns)
         except Exception as error:
             self._fail(error)
@@ -84,7 +84,7 @@ class Recording:
         self._described = loader
         same, self._engine = self._engine is stream.engine, stream.engine
         transfer = getattr(stream.engine, "transfer", None)
-        # A device transfer knows the copies and the device's clock; torch's engine knows neither.
+        # A device transfer measures copies and the device's clock; torch's engine does not.
         self._pass = recorder.begin(
             self._number,
             stream.position.current.epoch,
@@ -98,7 +98,7 @@ class Recording:
         self.rest = self._quick = 0
 
     def note_batch(self, batch: Any, requested_ns: int, requested_cpu_ns: int) -> None:
-        """Record a delivered batch, requested at these times: monotonic, and the thread's."""
+        """Record a delivered batch, and when it was requested: monotonic clock and thread time."""
         record = self._pass
         if record is None or record.over:
             return
@@ -114,7 +114,7 @@ class Recording:
             elif self._may_rest:
                 self._quick += 1
                 if self._quick >= _QUICK_STEPS:
-                    # The next one after the rest begins a step, and the one after that ends it.
+                    # After these steps, the next batch begins a timed step, and one more ends it.
                     self._quick = _QUICK_STEPS - 2
                     self.rest = _REST
                     record.count_unreported(_REST)

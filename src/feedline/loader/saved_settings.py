@@ -1,7 +1,7 @@
 """File of loader settings, written by `feedline tune` and read by `DataLoader(settings=)`.
 
-Guarantees: settings that were read are complete and in range; a file that is damaged, too large or
-of a newer version raises a UsageError that names it. A file from another machine is used, with a
+Guarantees: settings from a file are complete and in range; a file that is damaged, too large or of
+a newer version raises a UsageError that names the file. A file from another machine is used, with a
 warning about the differences. Explicit arguments override the file.
 """
 
@@ -28,7 +28,7 @@ __all__ = ["SavedSettings", "add_saved_settings", "name_file_in_errors", "warn_i
 _VERSION = 1
 _MAX_BYTES = 1 << 20
 _GB = 1 << 30
-_MEMORY_TOLERANCE = 0.9  # what a machine reserves for itself differs a little from boot to boot
+_MEMORY_TOLERANCE = 0.9  # the memory a system reserves differs a little from boot to boot
 
 _Workers = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)]
 _Batches = Annotated[int, msgspec.Meta(ge=1, le=64)]
@@ -44,8 +44,8 @@ class SavedSettings(
     Args:
         num_workers: number of processes, at least 1.
         prefetch, task_ms: for loaders that make rows; None keeps the default.
-        prefetch_factor, pin_memory: for loaders that make whole batches, and for torch's; None
-            keeps the default.
+        prefetch_factor, pin_memory: for loaders that make whole batches, and for torch's
+            DataLoader; None keeps the default.
     """
 
     num_workers: _Workers
@@ -70,7 +70,7 @@ class SavedSettings(
         """Read settings from a file.
 
         Raises:
-            UsageError: it cannot be read, or is invalid.
+            UsageError: the file cannot be read, or is invalid.
         """
         data = _read_file(file)
         try:
@@ -99,7 +99,7 @@ class _Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Version(msgspec.Struct):
-    """Part of a file that is read first."""
+    """Version of a file, which is read first."""
 
     feedline_settings: int
 
@@ -114,9 +114,9 @@ class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def add_saved_settings(arguments: Arguments) -> Arguments:
-    """Complete a loader's arguments with those of its settings file, if any.
+    """Add the values of a settings file, if any, to a loader's arguments.
 
-    The result does not contain the file itself: a copy of the loader does not read it again.
+    The result does not contain the file's path, so a copy of the loader does not read it again.
 
     Raises:
         UsageError: the file cannot be used.
@@ -131,7 +131,7 @@ def add_saved_settings(arguments: Arguments) -> Arguments:
             argument="settings",
         )
     saved = msgspec.structs.asdict(SavedSettings.read(file))
-    if arguments.num_workers == 0:  # the file is about workers
+    if arguments.num_workers == 0:  # the file has settings of workers
         return replace(arguments, settings=None)
     changes = {
         name: value
@@ -147,7 +147,7 @@ def warn_if_unused(arguments: Arguments, completed: Arguments, engine: str) -> N
 
     Args:
         arguments: the user's arguments, with the file.
-        completed: the same with the settings of the file.
+        completed: arguments with the settings of the file.
         engine: engine of the loader, as text.
     """
     unused = [
@@ -210,23 +210,23 @@ def _this_machine() -> _Machine:
     )
 
 
-def _warn_of_another_machine(file: str | os.PathLike[str], there: _Machine) -> None:
+def _warn_of_another_machine(file: str | os.PathLike[str], saved: _Machine) -> None:
     here = _this_machine()
     differences = [
-        f"{label} {getattr(there, name)!r} in the file, {getattr(here, name)!r} here"
+        f"{label} {getattr(saved, name)!r} in the file, {getattr(here, name)!r} here"
         for name, label in (("cpu", "processor"), ("cores", "cores"), ("gpu", "GPU"))
         # The GPU of this machine is known only once a program uses it.
-        if None not in (getattr(there, name), getattr(here, name))
-        and getattr(there, name) != getattr(here, name)
+        if None not in (getattr(saved, name), getattr(here, name))
+        and getattr(saved, name) != getattr(here, name)
     ]
-    # Counting initialises no GPU: torch asks the driver's library.
-    if there.gpu is not None and here.gpu is None and not torch.cuda.device_count():
-        differences.append(f"GPU {there.gpu!r} in the file, none available to torch here")
-    if there.memory_bytes and here.memory_bytes:
-        ratio = here.memory_bytes / there.memory_bytes
+    # device_count does not initialise a GPU: torch queries the driver's library.
+    if saved.gpu is not None and here.gpu is None and not torch.cuda.device_count():
+        differences.append(f"GPU {saved.gpu!r} in the file, none available to torch here")
+    if saved.memory_bytes and here.memory_bytes:
+        ratio = here.memory_bytes / saved.memory_bytes
         if not _MEMORY_TOLERANCE <= ratio <= 1 / _MEMORY_TOLERANCE:
             differences.append(
-                f"memory {there.memory_bytes / _GB:.3g} GiB in the file, "
+                f"memory {saved.memory_bytes / _GB:.3g} GiB in the file, "
                 f"{here.memory_bytes / _GB:.3g} GiB here"
             )
     if differences:

@@ -1,6 +1,6 @@
-"""Start of an engine: worker pool, buffers, feed and device transfer of a choice.
+"""Start of the chosen engine: worker pool, buffers, feed and device transfer.
 
-Rows that could not be made are skipped or raised here, as `on_error` says.
+For rows that could not be made, `samples_to_skip` implements `on_error`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = [
 def samples_to_skip(
     source: Source, slots: BatchBuffers, on_error: str, flight: InFlightBatch
 ) -> list[Skipped]:
-    """Samples to skip in a batch with failed rows; releases its slot if it is not delivered.
+    """Samples to skip in a batch with failed rows. Releases the slot if it raises an error.
 
     Raises:
         SampleError: samples must not be skipped.
@@ -90,7 +90,7 @@ def samples_to_skip(
 
 
 def describe_row(source: Source, batch: BatchSpec, row: int) -> tuple[int, str]:
-    """Index of a batch's sample, and its description with its name."""
+    """Sample index of a row, and a description with the sample's name."""
     sample = int(batch.samples[row])
     return sample, f"sample {sample}, {_name(source, sample)}"
 
@@ -109,7 +109,7 @@ _KEPT_BY_USER = 2
 def start_engine(
     choice: EngineChoice, options: Options, position: LoaderPosition, timing: Timing
 ) -> Engine:
-    """Build an engine that starts at the position, and reports the times of steps to `timing`.
+    """Build the chosen engine at the position. It reports the times of steps to `timing`.
 
     Raises:
         UsageError: the dataset cannot be sent to workers.
@@ -121,7 +121,7 @@ def start_engine(
         engine = _build_row_engine(choice, options, position)
     else:
         assert options.collate_fn is not None, "torch's constructor sets a default"
-        # 63 bits, like a seed of torch's.
+        # 63 bits, like torch's seeds.
         init = WorkerInit(options.dataset, options.worker_init_fn, position.seed & (1 << 63) - 1)
         fetcher = DatasetFetcher(
             init,
@@ -216,7 +216,7 @@ def _build_batch_engine(
         slots_bytes=0,
         workers=options.num_workers,
         method=options.start_method,
-        # For compiled samples and collate_fn, the pickled payload tells.
+        # For compiled samples with a collate_fn, the pickled payload shows it.
         runs_user_code=choice.engine == "dataset" or _needs_formats_of_the_script(choice),
     )
     with _close_on_error(pool):
@@ -252,14 +252,14 @@ def _build_in_process_engine(
     pinned = should_pin(options.pin_memory)
 
     def make(batch: BatchSpec) -> Any:
-        made = None
+        data = None
         if choice.engine == "tensors":
             # Inspected for each batch: in this process a change takes effect at once, as in torch.
-            found = batched_tensors(options.dataset, options.collate_fn, options.max_rows)
-            with contextlib.suppress(Exception):  # requesting the samples raises a better error
-                made = found.gather and found.gather(batch.dataset_keys)
-        if made is None:
-            made = fetcher.make_here(batch)
-        return pin_memory(made) if pinned else made
+            tensors = batched_tensors(options.dataset, options.collate_fn, options.max_rows)
+            with contextlib.suppress(Exception):  # `make_here` raises a better error
+                data = tensors.gather and tensors.gather(batch.dataset_keys)
+        if data is None:
+            data = fetcher.make_here(batch)
+        return pin_memory(data) if pinned else data
 
     return InProcessEngine(make, position, timing)

@@ -53,13 +53,13 @@ _drawing: ContextVar[bool] = ContextVar("feedline_drawing", default=False)
 
 
 def draws_for_feedline() -> bool:
-    """Return True while a feedline loader requests batches from a sampler."""
+    """Return True while a feedline loader requests the keys of a batch from a sampler."""
     return _drawing.get()
 
 
 def next_keys(keys: Iterator[Any], default: Any = None) -> Any:
-    """Return the next batch of a sampler, or `default`. `draws_for_feedline` is True meanwhile."""
-    # In a context of its own, so that Ctrl-C at any line cannot leave the variable set.
+    """Return the keys of the next batch, or `default`. `draws_for_feedline` is True meanwhile."""
+    # In a separate context, so that Ctrl-C at any line cannot leave the variable set.
     return copy_context().run(_next_keys, keys, default)
 
 
@@ -72,7 +72,7 @@ _MAX_DEPTH = 10  # of nested samplers
 
 
 def chain(sampler: object) -> Iterator[Any]:
-    """Yield a sampler and the samplers nested in it, without duplicates."""
+    """Yield a sampler and its nested samplers, without duplicates."""
     parts: list[object] = []
     # A sampler may contain itself, or create its `sampler` at each access, as mocks do.
     while sampler is not None and len(parts) < _MAX_DEPTH and all(sampler is not p for p in parts):
@@ -87,12 +87,12 @@ def has_state(part: object) -> bool:
 
 
 def stateful_part(sampler: object) -> Any:
-    """Outermost nested sampler with a state; None if there is none."""
+    """Outermost of the nested samplers that has a state; None if no sampler has one."""
     return next(filter(has_state, chain(sampler)), None)
 
 
 def epoch_of(sampler: object) -> int | None:
-    """Epoch number of a sampler with `set_epoch`; None if it has none."""
+    """Epoch number of a sampler with `set_epoch`; None for any other sampler."""
     for part in chain(sampler):
         if hasattr(part, "set_epoch"):
             epoch = getattr(part, "epoch", None)
@@ -110,7 +110,7 @@ def set_epoch(sampler: object, epoch: int) -> None:
 
 
 def draws_nothing(sampler: object) -> bool:
-    """Return True if a sampler is known to use no random state except one it seeds itself."""
+    """Return True if a sampler is known to use no random state from outside the sampler."""
     *outer, inner = chain(sampler)
     classes = (SequentialSampler, DistributedSampler)
     return any(type(inner).__iter__ is each.__iter__ for each in classes) and all(
@@ -120,8 +120,8 @@ def draws_nothing(sampler: object) -> bool:
 
 
 def random_sampler_name(sampler: object) -> str | None:
-    """Name of the torch sampler that draws at random from all samples, not only a rank's share;
-    None for any other.
+    """Class name of a torch sampler that draws at random from all samples; None for any other
+    sampler, and if samples are distributed over ranks.
     """
     *_, inner = chain(sampler)
     if share_of(sampler)[1] > 1:
@@ -131,7 +131,7 @@ def random_sampler_name(sampler: object) -> str | None:
 
 
 def share_of(sampler: object) -> tuple[int, int]:
-    """Rank and number of ranks that a sampler distributes samples to; (0, 1) if it does not."""
+    """Rank and number of ranks of a sampler that distributes samples; otherwise (0, 1)."""
     for part in chain(sampler):
         rank, ranks = getattr(part, "rank", None), getattr(part, "num_replicas", None)
         if isinstance(rank, int) and isinstance(ranks, int) and ranks > 0:
@@ -140,7 +140,7 @@ def share_of(sampler: object) -> tuple[int, int]:
 
 
 def describe(sampler: object) -> dict[str, Any]:
-    """Description of a sampler for a state: JSON-able, equal on every rank and for any number."""
+    """Description of a sampler for a state: JSON-able, equal on every rank, for any rank count."""
     parts = list(chain(sampler))
     inner = parts[-1]
     description: dict[str, Any] = {"type": " of ".join(type(part).__name__ for part in parts)}
@@ -149,7 +149,7 @@ def describe(sampler: object) -> dict[str, Any]:
     elif isinstance(inner, RandomSampler):
         description["replacement"] = inner.replacement
     if not isinstance(inner, DistributedSampler) and isinstance(inner, Sized):
-        with contextlib.suppress(TypeError):  # from its __len__
+        with contextlib.suppress(TypeError):  # raised by __len__
             description["samples"] = len(inner)
     return description
 
@@ -164,8 +164,8 @@ class PlannedSampler(DistributedSampler[Any]):
         self.follow(order, dataset)
         self._first_order = order
         self._loader: weakref.ref[Any] = weakref.ref(loader)
-        self._is_setting = False  # the loader's epoch
-        self._latest: int | None = None  # epoch that another loader drew last
+        self._is_setting = False  # True while `set_epoch` sets the loader's epoch
+        self._latest: int | None = None  # epoch of the latest `__iter__`
 
     def follow(self, order: Order, dataset: Any) -> None:
         """Set the attributes of a DistributedSampler from an order."""
@@ -189,7 +189,7 @@ class PlannedSampler(DistributedSampler[Any]):
         """Set the epoch of the loader's next iteration."""
         super().set_epoch(epoch)
         loader = self._loader()
-        # A loader whose batch sampler was wrapped sets the epoch of its samplers.
+        # If a framework has wrapped the batch sampler, the loader calls this method again.
         if loader is not None and not self._is_setting:
             self._is_setting = True
             try:
@@ -200,8 +200,8 @@ class PlannedSampler(DistributedSampler[Any]):
     def __iter__(self) -> Iterator[int]:
         """Sample indices of this rank's part of the epoch, in order.
 
-        With `drop_last` as well: an incomplete batch is dropped by the batch sampler, or kept if a
-        framework sets it to keep that, as Lightning does to predict.
+        With `drop_last`, those of an incomplete batch are included. The batch sampler drops them,
+        or keeps them if a framework tells it to, as Lightning does to predict.
         """
         epoch = getattr(self._loader(), "epoch", self.epoch)
         if self.shuffle and epoch == self._latest:
@@ -213,15 +213,15 @@ class PlannedSampler(DistributedSampler[Any]):
                 stacklevel=2,
             )
         self._latest = epoch
-        order, left = replace(self._order, drop_last=False), len(self)
+        order, remaining = replace(self._order, drop_last=False), len(self)
         for step in range(order.steps(epoch)):
-            samples = order.batch(epoch, step).samples[:left]
+            samples = order.batch(epoch, step).samples[:remaining]
             yield from samples.tolist()
-            left -= len(samples)
+            remaining -= len(samples)
 
     def __len__(self) -> int:
-        """Number of samples of this rank in an epoch: the same on every rank, by padding or
-        dropping.
+        """Number of samples of this rank in an epoch, the same on every rank: samples are repeated,
+        or with `drop_last` dropped.
         """
         order = self._order
         padded = order.length + (0 if order.drop_last else order.world_size - 1)
@@ -229,9 +229,12 @@ class PlannedSampler(DistributedSampler[Any]):
 
 
 class PublicBatchSampler(BatchSampler):
-    """A loader's batch sampler. It has no constructor: frameworks call BatchSampler's."""
+    """Batch sampler of a loader with a planned order.
 
-    even_batches = True  # Accelerate reads and sets it: every rank has equally many batches
+    It defines no `__init__`, because frameworks build one with BatchSampler's arguments.
+    """
+
+    even_batches = True  # read and set by Accelerate: every rank has the same number of batches
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "batch_size" and vars(self).get(name, value) != value:
@@ -243,12 +246,12 @@ class PublicBatchSampler(BatchSampler):
         super().__setattr__(name, value)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of a sampler that has epochs."""
+        """Set the epoch of the sampler, if it has `set_epoch`."""
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Keys of each batch; warns if another loader draws them."""
+        """Keys of each batch. Warns if another loader iterates them."""
         if not draws_for_feedline():
             ranks = getattr(self.sampler, "num_replicas", 1)
             if ranks > 1 and accelerate_processes() not in (None, 1):
@@ -278,7 +281,9 @@ def accelerate_processes() -> int | None:
 
 
 def warn_of_stock_loader(loader: Any) -> bool:
-    """Warn that Accelerate builds a torch DataLoader from a loader's parts. Return True if it did.
+    """Warn that Accelerate builds a torch DataLoader from a loader's parts.
+
+    Returns True if a warning was issued.
 
     Raises:
         UsageError: a torch DataLoader could not give the loader's batches.

@@ -19,7 +19,7 @@ from feedline.order.seeds import mix
 __all__ = ["NO_NUMBER", "TASK_NS", "BatchSpec", "Field", "Item", "divide_rows", "rows_per_task"]
 
 NO_NUMBER = -(1 << 63)
-"""Sample index that replaces a key that is not an integer (of a user-defined sampler)."""
+"""Sample index that replaces a sampler's key that is not an integer."""
 
 TASK_NS = 50_000_000
 """Default duration of a task, in ns. Sending its message takes 0.2 ms, 0.4% of that."""
@@ -41,11 +41,11 @@ class BatchSpec:
         padding: number of rows at the end that repeat samples of other rows.
         seed: 64 bits, the same on every rank. A row's seed is mix(seed, sample), or, if a sample
             may occur twice, mix(seed, sample, place + row * stride).
-        place: place of the first row in the epoch's order.
-        stride: distance between the places of two rows; 0 if row seeds do not depend on the place.
-        rank: rank the batch belongs to.
-        is_sampled: True if the batch comes from a user-defined sampler.
-        keys: keys the sampler returned.
+        place: index of the first row in the epoch's order.
+        stride: distance between the places of adjacent rows; 0 if row seeds ignore places.
+        rank: rank of the process that loads the batch.
+        is_sampled: True if a sampler defines the batch, instead of a planned order.
+        keys: keys from the sampler: the arguments of the dataset's `__getitem__`; None if planned.
     """
 
     epoch: int
@@ -121,8 +121,8 @@ def rows_per_task(
     """Number of rows per task: about `task_ns` of work, and few enough to occupy every worker.
 
     For fast rows the overhead of a task (message, wake-up) dominates, so tasks are as long as
-    possible. With few workers and several batches in the queue a task may be a whole batch: every
-    worker still has one task to do and one in the queue.
+    possible. With few workers and several batches in the queue a task may be a whole batch: then
+    every worker still has a current task and another in the queue.
     """
     workers = max(1, workers)
     share = max(-(-batch_rows // workers), batch_rows * batches // (workers + 1))

@@ -47,7 +47,7 @@ class SampleRequest:
         _current.reset(self._token)
 
     def merge(self, nested: SampleRequest) -> None:
-        """Mark the values that were read from a nested request as read."""
+        """Mark the values that were read from a nested request as read from this one."""
         self.image_size_was_read |= nested.image_size_was_read
         self.strength_was_read |= nested.strength_was_read
 
@@ -78,7 +78,7 @@ def image_size(default: int | None = None) -> int:
         default: value to return outside of a loader, or if the loader has no size.
 
     Raises:
-        UsageError: no loader is making a sample, or it has no size, and no default is given.
+        UsageError: no loader is making a sample, or the loader has no size, and `default` is None.
     """
     request = _current.get()
     if request is not None and request.image_size is not None:
@@ -96,7 +96,7 @@ def image_size(default: int | None = None) -> int:
 def augmentation_strength() -> float:
     """Augmentation strength of the current batch: 0 (none) to 1 (as configured in the transform).
 
-    It is the `strength` of the schedule's phase, and 1 outside of a loader.
+    The `strength` of the schedule's phase; 1 outside of a loader.
     """
     request = _current.get()
     if request is None:
@@ -160,7 +160,8 @@ def per_size(
         default: image size outside of a loader.
 
     Raises:
-        UsageError: `make_transform` is not callable; or, when called, no size is known.
+        UsageError: `make_transform` is not callable; or the transform is called and no size is
+            known.
     """
     if not callable(make_transform):
         raise UsageError(

@@ -1,8 +1,8 @@
 """Order of samples and sampling weights: samples, image size and seed of each planned batch.
 
 `Order.batch(epoch, step)` is the same in every process, after a restart and with any number of
-workers. Over all ranks an epoch covers every place of its sample order once, apart from padding to
-equal shares or the tail that `drop_last` drops.
+workers. A place is an index into the order of an epoch. Over all ranks an epoch has every place
+once, except that some are repeated as padding to equal shares, or dropped with `drop_last`.
 Saved states hold the names of sample orders, so the meaning of a name never changes. Random orders
 use numpy's legacy RandomState because its stream is frozen (NEP 19), unlike Generator's.
 """
@@ -44,11 +44,12 @@ BLOCK_SIZE = 256
 per block: a disk of 150 MB/s reads it in 43 ms, four times its seek time. Part of the definition of
 "window:N", so it never changes."""
 
-_WINDOW = re.compile("window:([1-9][0-9]{0,11})")  # one spelling for each order
+_WINDOW = re.compile("window:([1-9][0-9]{0,11})")  # without leading zeros: one name per order
 
 
 class Weights:
-    """Sampling weights: how often, or how early, each sample is drawn.
+    """Sampling weights. With replacement, samples of high weight are drawn more often, without
+    replacement earlier.
 
     Args:
         values: one weight per sample, in order; copied.
@@ -110,25 +111,25 @@ class Weights:
         """End of each sample's interval in the cumulative weights."""
         return np.cumsum(self._scaled)
 
-    def draw_with_replacement(self, state: np.random.RandomState) -> NDArray[np.int64]:
+    def draw_with_replacement(self, rng: np.random.RandomState) -> NDArray[np.int64]:
         """Draw a sample for each place of an epoch, shape (length,)."""
-        points = state.random_sample(len(self))
+        points = rng.random_sample(len(self))
         points *= self._cumulative[-1]
-        # Sorting, searching and shuffling takes a third of the time of searching at random.
+        # Sorting, searching and shuffling takes a third of the time of searching unsorted points.
         points.sort()
         samples = np.searchsorted(self._cumulative, points, side="right").astype(
             np.int64, copy=False
         )
         # A point may be rounded up to the end of the last interval.
         np.minimum(samples, np.searchsorted(self._cumulative, self._cumulative[-1]), out=samples)
-        state.shuffle(samples)
+        rng.shuffle(samples)
         return samples
 
-    def draw_without_replacement(self, state: np.random.RandomState) -> NDArray[np.int64]:
+    def draw_without_replacement(self, rng: np.random.RandomState) -> NDArray[np.int64]:
         """Draw each sample once, shape (length,)."""
         # Efraimidis, Spirakis: "Weighted random sampling with a reservoir", 2006. The probability
         # that a sample has the smallest key E/w is proportional to its weight w.
-        keys = state.standard_exponential(len(self))
+        keys = rng.standard_exponential(len(self))
         with np.errstate(divide="ignore", over="ignore"):  # tiny and zero weights
             keys /= self._scaled
         return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
@@ -166,31 +167,29 @@ def epoch_order(
         samples = np.arange(length, dtype=np.int64)
     else:
         bits = mix(seed, epoch, length)
-        state = np.random.RandomState([bits & 0xFFFFFFFF, bits >> 32])
+        rng = np.random.RandomState([bits & 0xFFFFFFFF, bits >> 32])
         if weights is not None and sample_order == WEIGHTED:
-            samples = weights.draw_with_replacement(state)
+            samples = weights.draw_with_replacement(rng)
         elif weights is not None:
-            samples = weights.draw_without_replacement(state)
+            samples = weights.draw_without_replacement(rng)
         elif (window := window_size(sample_order)) is not None:
-            samples = _shuffle_in_windows(state, length, window)
+            samples = _shuffle_in_windows(rng, length, window)
         else:
-            samples = state.permutation(length).astype(np.int64, copy=False)
+            samples = rng.permutation(length).astype(np.int64, copy=False)
     samples.flags.writeable = False
     return samples
 
 
-def _shuffle_in_windows(
-    state: np.random.RandomState, length: int, window: int
-) -> NDArray[np.int64]:
+def _shuffle_in_windows(rng: np.random.RandomState, length: int, window: int) -> NDArray[np.int64]:
     """Shuffle blocks, cut them into windows, and shuffle each window.
 
     With 1,281,167 samples and windows of 16384, a batch of 256 reads 63 blocks on average.
     """
-    blocks = state.permutation(-(-length // BLOCK_SIZE)).astype(np.int64, copy=False)
+    blocks = rng.permutation(-(-length // BLOCK_SIZE)).astype(np.int64, copy=False)
     samples = (blocks[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE, dtype=np.int64)).ravel()
     samples = samples[samples < length]  # the last block may be short
     for start in range(0, length, window):
-        state.shuffle(samples[start : start + window])
+        rng.shuffle(samples[start : start + window])
     return samples
 
 
@@ -201,7 +200,7 @@ class Order:
     Args:
         length: number of samples.
         schedule: phases.
-        batch_size: rows per rank, if a phase sets none.
+        batch_size: rows per batch on each rank, for phases without a batch size.
         sample_order: "shuffled", "sequential" or "window:N"; with weights "weighted" or "weighted
             without replacement".
         weights: weights of the samples.
@@ -211,7 +210,7 @@ class Order:
         world_size: number of processes that share each epoch.
 
     Raises:
-        UsageError: a value is out of range, or no epoch would hold a batch.
+        UsageError: a value is out of range, or no epoch would have a batch.
     """
 
     length: int
@@ -311,13 +310,13 @@ class Order:
             padding=int(self.rank >= self.world_size - missing),
             seed=mix(self.seed, epoch),
             rank=self.rank,
-            # The seed depends on the place, so a row is the same on any number of ranks.
+            # Row seeds depend on places, so a row is the same on any number of ranks.
             place=start + self.rank,
             stride=self.world_size if self.sample_order == WEIGHTED else 0,
         )
 
     def identity(self, dataset: str) -> dict[str, Any]:
-        """Everything that determines the batches, JSON-able and independent of the number of ranks.
+        """Values that determine the batches, JSON-able and independent of the number of ranks.
 
         `dataset` is the fingerprint of the dataset.
         """

@@ -33,16 +33,16 @@ def mix(*parts: int) -> int:
 
 
 def row_seed(epoch_seed: int, sample: int, row: int, place: int, stride: int) -> int:
-    """Seed of a row: of its epoch and sample and, if a sample may occur twice, of its place.
+    """Seed of a row, from the epoch, the sample and, if a sample may occur twice, the place.
 
     Args:
         epoch_seed: `mix(seed of the epoch)`, computed once for many rows.
         sample: sample index.
         row: row within the batch.
-        place: place of the batch's first row in the epoch.
-        stride: distance between the places of two rows of the batch; 0 if places do not count.
+        place: index of the batch's first row in the epoch's order.
+        stride: distance between the places of adjacent rows; 0 if the seed ignores places.
     """
-    # `extend` written out, so that a tiny row costs no more calls than it would inline.
+    # `extend` is inlined here, because function calls matter for tiny rows.
     seed = _scramble((epoch_seed + _GAMMA + (sample & _MASK)) & _MASK)
     return extend(seed, place + row * stride) if stride else seed
 
