@@ -324,8 +324,8 @@ class DataLoader(TorchDataLoader[_T]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Attributes added by a subclass or a user."""
-        known = self._not_added | _NOT_COPIED
-        return {name: value for name, value in vars(self).items() if name not in known}
+        excluded = self._not_added | _NOT_COPIED
+        return {name: value for name, value in vars(self).items() if name not in excluded}
 
     # Iteration
 

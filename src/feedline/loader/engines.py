@@ -250,16 +250,16 @@ class WorkerEngine(Engine):
         self.transfer.note_request()
         if not self._sent:
             self._send_requested()
-        made = self.transfer.receive()
+        result = self.transfer.receive()
         self.batch, self._skipped_now = self._sent.pop(0)
         self._send_ahead()
-        if isinstance(made, WorkerException):
+        if isinstance(result, WorkerException):
             self.delivered()
-            raise made.error()
-        if isinstance(made, SkippedBatch):
-            self._skipped_now = [*self._skipped_now, *made.skipped]
-            return made.batch
-        return made
+            raise result.error()
+        if isinstance(result, SkippedBatch):
+            self._skipped_now = [*self._skipped_now, *result.skipped]
+            return result.batch
+        return result
 
     def delivered(self) -> None:
         """Record the delivery of the batch. If Ctrl-C comes before, new workers make it again."""
@@ -402,7 +402,7 @@ class InProcessEngine(Engine):
         self.batch = batch
         self._skipped_now = []
         try:
-            made = self._make_recorded(batch)
+            result = self._make_recorded(batch)
         except StopIteration as error:
             position.record_delivery(batch)
             notes = getattr(error, "__notes__", None) or ["Raised while a batch was made."]
@@ -424,10 +424,10 @@ class InProcessEngine(Engine):
                 compute_ms=1000 * (requested_s - returned_s),
             )
         self._returned_s, self._after_batch = now_s, upcoming
-        if isinstance(made, SkippedBatch):
-            self._skipped_now = list(made.skipped)
-            return made.batch
-        return made
+        if isinstance(result, SkippedBatch):
+            self._skipped_now = list(result.skipped)
+            return result.batch
+        return result
 
     def _make_recorded(self, batch: BatchSpec) -> Any:
         """Make a batch and record its time; of batches faster than 0.4 ms only every 64th."""

@@ -140,7 +140,7 @@ class LoaderRuntime:
     def _unfinished(self) -> EpochIterator | None:
         """Iterator of the newest iteration; None if it has ended or belongs to another process."""
         newest = None if self._newest is None else self._newest()
-        return None if newest is None or newest.ended or newest.is_inherited else newest
+        return None if newest is None or newest.has_ended or newest.is_inherited else newest
 
     def next(self, iterator: EpochIterator) -> Any:
         """Return the next batch of the newest iteration; raises like an engine's `next`."""
@@ -196,7 +196,7 @@ class LoaderRuntime:
             if stream.batch is None or stream.engine is NO_ENGINE:
                 return None
             iterator = EpochIterator(self._loader, self)
-            iterator.ended = True
+            iterator.has_ended = True
         return iterator
 
     def end_idle_workers(self) -> None:
@@ -290,7 +290,7 @@ class EpochIterator(_BaseDataLoaderIter):
     def _start_pass(self) -> None:
         self.stream = self._runtime.stream
         """Stream that makes the batches. If a later iteration begins, a fork replaces it."""
-        self.ended = False
+        self.has_ended = False
         self.ended_workers: list[Any] = []
         """Handles of workers that ended with the iteration."""
         self._shutdown = False
@@ -326,7 +326,7 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _fetch(self) -> Any:
         """Return the next batch. The position is advanced later, by `delivered`."""
-        if self.ended:
+        if self.has_ended:
             raise StopIteration
         if self._shutdown:
             raise ClosedError(
@@ -347,7 +347,7 @@ class EpochIterator(_BaseDataLoaderIter):
         try:
             batch = runtime.next(self) if is_newest else stream.next()
         except StopIteration:
-            self.ended = True  # set first: even if Ctrl-C follows, the epoch stays ended
+            self.has_ended = True  # set first: even if Ctrl-C follows, the epoch stays ended
             self.ended_workers = stream.finish()
             if is_newest:
                 runtime.finish()
@@ -403,7 +403,7 @@ class EpochIterator(_BaseDataLoaderIter):
         """Begin another epoch of the loader with this iterator."""
         if self.stream is not self._runtime.stream:
             self.stream.close()
-        self.ended = True
+        self.has_ended = True
         self._runtime.begin_pass(self)
         self._start_pass()
 

@@ -64,8 +64,8 @@ class IterableEngine(Engine):
         """Create torch's iterator at the position, like torch's `iter()`."""
         position, loader = self._position, self._position.loader
         self.restart_prefetch()
-        restored = position.restored
-        if restored is None:
+        loaded_state = position.loaded_state
+        if loaded_state is None:
             start = RandomStates.capture(None, loader.generator)
             self._iterator = self._create_iterator()
             position.open(start, _samples(self._iterator))
@@ -75,7 +75,7 @@ class IterableEngine(Engine):
         dataset_state, iterator_state = position.dataset_state()
         if dataset_state is not None:
             dataset.load_state_dict(dataset_state)
-        start = RandomStates.from_json(restored["random"], None, loader.generator)
+        start = RandomStates.from_json(loaded_state["random"], None, loader.generator)
         with start.replace_global_state():
             iterator = self._create_iterator()
             if iterator_state is None and dataset_state is None:

@@ -305,8 +305,8 @@ class IterablePosition(LoaderPosition):
         """Steps of the epoch that were replaced by an exception."""
         self.start: RandomStates | None = None
         """Random states at the beginning of the open epoch."""
-        self.restored: Mapping[str, Any] | None = None
-        """Loaded state from which the engine will open the epoch; None if it has done so."""
+        self.loaded_state: Mapping[str, Any] | None = None
+        """Loaded state from which the engine will open the epoch; None afterwards."""
         self.samples: Any = None
         """Iterator over the dataset of an epoch without workers."""
 
@@ -331,13 +331,13 @@ class IterablePosition(LoaderPosition):
         return TorchDataLoader.__len__(self.loader)
 
     def begin(self) -> bool:
-        if self.restored is None and self.current.step:
+        if self.loaded_state is None and self.current.step:
             self.finish()
         return True
 
     def open(self, start: RandomStates, samples: Any) -> None:
         """Record that the engine has opened the epoch."""
-        self.start, self.samples, self.restored = start, samples, None
+        self.start, self.samples, self.loaded_state = start, samples, None
 
     def record_delivery(self, batch: BatchSpec | None) -> None:
         self.current = self.current.at_step(self.current.step + 1)
@@ -348,7 +348,7 @@ class IterablePosition(LoaderPosition):
         self.record_delivery(None)
 
     def _move_to_epoch(self, epoch: int) -> None:
-        self.start = self.restored = self.samples = None
+        self.start = self.loaded_state = self.samples = None
         self.raised = []
         self.current = Position(epoch=epoch)
 
@@ -357,7 +357,11 @@ class IterablePosition(LoaderPosition):
         if self.start is None:
             return None
         other = IterablePosition(self.loader)
-        other.current, other.raised, other.restored = self.current, self.raised, self.restored
+        other.current, other.raised, other.loaded_state = (
+            self.current,
+            self.raised,
+            self.loaded_state,
+        )
         other.start, other.samples = self.start, self.samples
         return other
 
@@ -386,8 +390,8 @@ class IterablePosition(LoaderPosition):
         )
 
     def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
-        if self.restored is not None:
-            return dict(self.restored)
+        if self.loaded_state is not None:
+            return dict(self.loaded_state)
         start = self.start or RandomStates.capture(None, self.loader.generator)
         state: dict[str, Any] = {
             **super().state(identity),
@@ -411,11 +415,11 @@ class IterablePosition(LoaderPosition):
             is_count(step) and step < position.step for step in raised
         ):
             raise damaged("'raised'")
-        self.restored = dict(state)
+        self.loaded_state = dict(state)
         self.raised = list(raised)
         self.current = position
 
     def dataset_state(self) -> tuple[Any, Any]:
         """State of the dataset and state of its iterator in a loaded state; None if missing."""
-        assert self.restored is not None
-        return self.restored.get(_DATASET), self.restored.get(_ITERATOR)
+        assert self.loaded_state is not None
+        return self.loaded_state.get(_DATASET), self.loaded_state.get(_ITERATOR)

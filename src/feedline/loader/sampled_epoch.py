@@ -152,7 +152,7 @@ class SampledEpoch:
         self.early: frozenset[int] = frozenset()
         """Later steps that were delivered early."""
         self.start_at(0, 0)
-        self._waiting: dict[int, Draw] = {}  # by step
+        self._draws: dict[int, Draw] = {}  # by step
         self._has_requested = False  # True if keys were requested from the sampler
         self.broken = False
         """True if the pass cannot continue, because Ctrl-C interrupted the sampler."""
@@ -175,14 +175,14 @@ class SampledEpoch:
                 draw = self._next()
                 if draw is None:
                     return None
-                self._waiting[draw.step] = draw
+                self._draws[draw.step] = draw
                 self._newest = draw
             except Exception:  # raised by the sampler, which ends the pass
                 raise
             except BaseException:
                 self.broken = True
                 raise
-        return self._waiting[step]
+        return self._draws[step]
 
     def _next(self) -> Draw | None:
         keys = next_keys(self._keys, _END)
@@ -207,8 +207,8 @@ class SampledEpoch:
 
         Removes draws before the current position.
         """
-        for past in [past for past in self._waiting if past < self.step]:
-            del self._waiting[past]
+        for past in [past for past in self._draws if past < self.step]:
+            del self._draws[past]
         if step != self.step:
             return self.last, self.early | {step}
         while step + 1 in self.early:
@@ -248,7 +248,7 @@ class SampledEpoch:
         # It is drawn only if the sampler has a state of its own, to verify that state on resume.
         has_requested = self._has_requested and not self.broken
         has_state = self.last.sampler_state is not None
-        has_next = has_requested and (has_state or self.step in self._waiting)
+        has_next = has_requested and (has_state or self.step in self._draws)
         return {
             "drawn": self.last.digest,
             "early": sorted(self.early),

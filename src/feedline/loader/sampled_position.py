@@ -26,7 +26,15 @@ from feedline.order.seeds import mix
 
 __all__ = ["SampledPosition"]
 
-_RESTORED = ["drawn", "early", "drawn_seed", "kept_seed", "start", "sampler_state", "upcoming"]
+_LOADED_ENTRIES = [
+    "drawn",
+    "early",
+    "drawn_seed",
+    "kept_seed",
+    "start",
+    "sampler_state",
+    "upcoming",
+]
 """Entries of a loaded state that `state` returns unchanged until a batch is delivered."""
 
 
@@ -39,8 +47,8 @@ class SampledPosition(LoaderPosition):
         self._schedule = schedule
         self._rank, self._world_size = share_of(source.sampler)
         self._is_iterating = False  # an iteration has begun and not ended
-        self._open: SampledEpoch | None = None
-        self._restored: Mapping[str, Any] | None = None  # loaded state, until a batch is delivered
+        self._epoch: SampledEpoch | None = None
+        self._loaded_state: Mapping[str, Any] | None = None  # until a batch is delivered
 
     def phase_in(self, epoch: int) -> Phase:
         return self._schedule.phase_at(epoch)
@@ -51,8 +59,8 @@ class SampledPosition(LoaderPosition):
     @property
     def seed(self) -> int:
         """Seed of the open epoch."""
-        assert self._open is not None, "an epoch has no seed before its first iteration"
-        return self._open.seed
+        assert self._epoch is not None, "an epoch has no seed before its first iteration"
+        return self._epoch.seed
 
     # Iteration
 
@@ -60,32 +68,32 @@ class SampledPosition(LoaderPosition):
         if self._has_delivered:
             self._move_to_epoch(self.current.epoch + 1)
         self._is_iterating = True
-        if self._restored is None:
+        if self._loaded_state is None:
             self._open_epoch()
         else:
-            self._open_restored()
+            self._open_loaded_state()
         return True
 
     def _open_epoch(self, rng_states: RandomStates | None = None) -> None:
         """Open the epoch at its beginning, with recorded random states or the current ones."""
         self._enter(self._source.open(self.current.epoch, rng_states))
 
-    def _open_restored(self) -> None:
+    def _open_loaded_state(self) -> None:
         """Open the epoch of a loaded state; at step 0 with the sampler's current settings."""
-        epoch = self._open
-        if self._restored is not None and (epoch is None or not self.restored_step):
+        epoch = self._epoch
+        if self._loaded_state is not None and (epoch is None or not self.restored_step):
             at = self.current.at_step(0)
-            epoch = self._source.reopen(self._restored, at, comparable=False, begin=True)
+            epoch = self._source.reopen(self._loaded_state, at, comparable=False, begin=True)
         assert epoch is not None, "a state in mid-epoch is opened when it is loaded"
         self._enter(epoch)
 
     def _enter(self, epoch: SampledEpoch) -> None:
         """Set the position to that of an epoch, or after the batches to skip in it."""
         epoch.skip_to(self.steps_to_skip)
-        self._open, self.current = epoch, self.current.at_step(epoch.step)
+        self._epoch, self.current = epoch, self.current.at_step(epoch.step)
 
     def order_changed(self) -> bool:
-        epoch = self._open
+        epoch = self._epoch
         if epoch is None or self._has_delivered or self.restored_step:
             return False
         if epoch.sampler_epoch == epoch_of(self._source.sampler):
@@ -95,10 +103,10 @@ class SampledPosition(LoaderPosition):
         return True
 
     def is_at_end(self) -> bool:
-        if self._open is None:
+        if self._epoch is None:
             return False
         self._restart_broken_pass()
-        return self._open.is_at_end()
+        return self._epoch.is_at_end()
 
     def _restart_broken_pass(self) -> None:
         """Restart a pass over the sampler that an interrupt stopped.
@@ -106,19 +114,19 @@ class SampledPosition(LoaderPosition):
         Raises:
             StateError: the sampler gives other batches than before.
         """
-        if (epoch := self._open) is None or not epoch.broken:
+        if (epoch := self._epoch) is None or not epoch.broken:
             return
         state = {**epoch.state(), "kept_seed": self._source.base_seed}
         at_beginning = not self._has_delivered and self.restored_step == 0
-        self._open = self._source.reopen(state, self.current, comparable=True, begin=at_beginning)
+        self._epoch = self._source.reopen(state, self.current, comparable=True, begin=at_beginning)
 
     def upcoming(self) -> Iterator[BatchSpec]:
         self._restart_broken_pass()
-        epoch = self._open
+        epoch = self._epoch
         if epoch is not None:
             for draw in epoch.ahead():
                 yield self._batch(epoch, draw)
-                if epoch is not self._open:
+                if epoch is not self._epoch:
                     return
 
     def _batch(self, epoch: SampledEpoch, draw: Draw) -> BatchSpec:
@@ -138,13 +146,13 @@ class SampledPosition(LoaderPosition):
         )
 
     def record_delivery(self, batch: BatchSpec) -> None:
-        epoch = self._open
+        epoch = self._epoch
         assert epoch is not None, "a batch was delivered before the epoch was opened"
         last, early = epoch.after(batch.step)
         current = self.current.at_step(last.step + 1)
         # No call in between: Python handles Ctrl-C in calls.
         epoch.last, epoch.early, self.current, self._has_delivered = last, early, current, True
-        self._restored, self.restored_step, self.steps_to_skip = None, 0, 0
+        self._loaded_state, self.restored_step, self.steps_to_skip = None, 0, 0
 
     def finish(self) -> None:
         """End the iteration. The next epoch follows; it is opened when its iteration begins."""
@@ -156,17 +164,21 @@ class SampledPosition(LoaderPosition):
         # No call in between: Python handles Ctrl-C in calls.
         self._is_iterating = self._is_iterating and not self._has_delivered
         self._has_delivered, self.restored_step, self.steps_to_skip = False, 0, 0
-        self._open, self._restored, self.current = None, None, first
+        self._epoch, self._loaded_state, self.current = None, None, first
 
     def fork(self) -> SampledPosition | None:
         """Position for an iteration that continues independently; None if no epoch is open.
 
         The open epoch, with its draws, belongs to the fork.
         """
-        if self._open is None:
+        if self._epoch is None:
             return None
         other = SampledPosition(self._source, self._schedule)
-        other.current, other._open, other._restored = self.current, self._open, self._restored
+        other.current, other._epoch, other._loaded_state = (
+            self.current,
+            self._epoch,
+            self._loaded_state,
+        )
         other._is_iterating, other._has_delivered = self._is_iterating, self._has_delivered
         other.restored_step, other.steps_to_skip = self.restored_step, self.steps_to_skip
         return other
@@ -181,10 +193,10 @@ class SampledPosition(LoaderPosition):
     def set_epoch(self, epoch: int) -> bool:
         """Begin the next iteration as `epoch`, also in the sampler."""
         set_epoch(self._source.sampler, epoch)
-        moved = super().set_epoch(epoch)
-        if moved and self._is_iterating:  # the current iteration, without a batch yet
+        is_new = super().set_epoch(epoch)
+        if is_new and self._is_iterating:  # the current iteration, without a batch yet
             self._open_epoch()
-        return moved
+        return is_new
 
     def set_step(self, step: int) -> bool:
         """Begin the next iteration at a step of its epoch. Draws nothing before it begins."""
@@ -193,9 +205,9 @@ class SampledPosition(LoaderPosition):
             self._move_to_epoch(self.current.epoch + 1)
         first = self.current if self._is_iterating else self.current.at_step(self.restored_step)
         self.steps_to_skip = first.skip_to(step).step
-        if self._is_iterating and self._open is not None:
+        if self._is_iterating and self._epoch is not None:
             self._restart_broken_pass()
-            self._enter(self._open)
+            self._enter(self._epoch)
         return True
 
     # State
@@ -219,14 +231,19 @@ class SampledPosition(LoaderPosition):
         }
         if self.steps_to_skip > self.current.step:
             state["steps_to_skip"] = self.steps_to_skip
-        epoch, restored = self._open, self._restored
+        epoch, loaded_state = self._epoch, self._loaded_state
         unmoved = self.current.step == self.restored_step
         if (
-            restored
+            loaded_state
             and unmoved
-            and (epoch is None or restored["start"].get("epoch") == epoch_of(self._source.sampler))
+            and (
+                epoch is None
+                or loaded_state["start"].get("epoch") == epoch_of(self._source.sampler)
+            )
         ):
-            return state | {name: restored[name] for name in _RESTORED if name in restored}
+            return state | {
+                name: loaded_state[name] for name in _LOADED_ENTRIES if name in loaded_state
+            }
         if epoch is None:
             return state | {"start": self._source.start(self._source.capture_rng_states())}
         return state | epoch.state()
@@ -239,13 +256,13 @@ class SampledPosition(LoaderPosition):
                 "and samplers define the order of this loader; build it with the same arguments"
             )
         position = read_position(state, identity)
-        opened = has_opened_epoch(state, position)
+        has_epoch = has_opened_epoch(state, position)
         share = state.get("rank"), state.get("world")
-        comparable = opened and share == (self._rank, self._world_size)
+        comparable = has_epoch and share == (self._rank, self._world_size)
         epoch = self._source.reopen(state, position, comparable=comparable)
         self._source.load_seeds(state, position.epoch)
-        self._open, self._restored = epoch if opened else None, state
+        self._epoch, self._loaded_state = epoch if has_epoch else None, state
         self.restored_step, self.steps_to_skip = position.step, state.get("steps_to_skip", 0)
         self._has_delivered, self.current = False, position
         if self._is_iterating:
-            self._open_restored()
+            self._open_loaded_state()

@@ -140,14 +140,14 @@ def read_position(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Posi
 def has_opened_epoch(state: Mapping[str, Any], position: Position) -> bool:
     """Return True if a state belongs to an opened epoch; raises StateError if it is damaged."""
     early = state.get("early", [])
-    valid = isinstance(early, list) and all(map(is_count, early))
-    valid = valid and isinstance(state["start"], Mapping)
-    valid = valid and is_count(state.get("steps_to_skip", 0))
-    opened = is_count(state.get("drawn_seed"))
-    unopened = state.get("drawn_seed", 0) is None and position.step == 0 and not early
-    if not (valid and (opened or unopened)):
+    is_valid = isinstance(early, list) and all(map(is_count, early))
+    is_valid = is_valid and isinstance(state["start"], Mapping)
+    is_valid = is_valid and is_count(state.get("steps_to_skip", 0))
+    is_opened = is_count(state.get("drawn_seed"))
+    is_unopened = state.get("drawn_seed", 0) is None and position.step == 0 and not early
+    if not (is_valid and (is_opened or is_unopened)):
         raise damaged("'early', 'drawn_seed' or 'start'")
-    return opened
+    return is_opened
 
 
 def _differs(value: object, expected: object) -> bool:
