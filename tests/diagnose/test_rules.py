@@ -667,9 +667,9 @@ def test_a_transform_that_is_not_compiled_is_told_first_with_the_reason() -> Non
     ("loader", "cache", "device"),
     [
         ({}, True, True),
-        ({"kind": "feedline", "made_by": "rows", "accepts": ("cache", "device")}, True, True),
+        ({"kind": "feedline", "made_by": "image rows", "accepts": ("cache", "device")}, True, True),
         ({"kind": "feedline", "made_by": "samples", "accepts": ("cache",)}, True, False),
-        ({"kind": "feedline", "made_by": "native", "accepts": ("device",)}, False, True),
+        ({"kind": "feedline", "made_by": "image rows", "accepts": ("device",)}, False, True),
         (UNCOMPILED, False, False),
         ({"kind": "feedline", "made_by": "dataset", "accepts": ()}, False, False),
     ],
@@ -695,6 +695,6 @@ def test_batches_ahead_are_advised_by_the_argument_that_has_an_effect() -> None:
     shallow = one_pass(wait=10.0)
     shallow.wait = late
     options = {"kind": "feedline", "prefetch_factor": 2}
-    for made_by, name in (("rows", "prefetch="), ("dataset", "prefetch_factor=")):
+    for made_by, name in (("image rows", "prefetch="), ("dataset", "prefetch_factor=")):
         run = a_run(shallow, work=120.0, loader={**options, "made_by": made_by})
         assert name in finding_of(run, "shallow-prefetch").fix

@@ -29,6 +29,7 @@ from feedline.loader.torch_samplers import draws_for_feedline
 from feedline.order.requested_size import current_request
 from feedline.randomness import fingerprint, seeded
 from slow import slow
+from sources import Rows
 
 _HOME = str(Path(feedline.__file__).parent)
 _HANDED_OUT = {"delivered", "record_delivery", "__next__"}
@@ -308,3 +309,18 @@ def test_where_a_broken_pass_is_not_given_again_the_next_batch_says_so_and_a_sta
         with pytest.raises(StateError, match="gives other samples"):
             next(batches)
         assert len(list(loader)) == 20
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_an_interrupt_at_any_line_leaves_the_record_of_later_loaders_as_it_is() -> None:
+    for line in lines(1):
+        with DataLoader(Rows(8), 8, image_size=4) as loader:
+            batches = iter(loader)
+            _, where = interrupted(lambda batches=batches: next(batches), line)
+        if where is None:
+            break
+        if where not in ("begin_task", "record_stages", "end_task"):
+            continue
+        with DataLoader(Rows(8), 1, image_size=4) as other:
+            assert len(list(other)) == 8
+            assert other.run.timed > 0, (where, line)

@@ -64,11 +64,11 @@ def iterable(path: Path, workers: int) -> Any:
 
 
 STAGES = {
-    native: ("native", {"read", "decode", "resize"}),
-    rows: ("rows", {"read", "decode", "resize"}),
+    native: ("image rows", {"read", "decode", "resize"}),
+    rows: ("image rows", {"read", "decode", "resize"}),
     samples: ("samples", {"read", "decode", "resize", "transform: function", "collate"}),
     dataset: ("dataset", {"dataset", "collate"}),
-    iterable: ("torch", {"dataset", "collate"}),
+    iterable: ("iterable", {"dataset", "collate"}),
 }
 
 

@@ -37,7 +37,7 @@ from feedline.engine.messages import (
 )
 from feedline.engine.worker import Source, fill, record_stages
 from feedline.errors import ClosedError, StartError, UsageError, WorkerError
-from feedline.trace import is_recording_enabled
+from feedline.trace import is_recording_enabled, stage_timer
 from feedline.trace.stage_timings import StagePage
 
 __all__ = [
@@ -291,10 +291,11 @@ class InProcessPool(WorkerPool):
         """Do nothing: there are no workers."""
 
     def restart(self) -> None:
-        """Drop all tasks."""
+        """Drop all tasks, and the record of an interrupted one."""
         self._queue.clear()
+        stage_timer.drop_task(self._page)
 
     def close(self) -> None:
         """Drop all tasks and the memory."""
-        self._queue.clear()
+        self.restart()
         self._drop_block()

@@ -325,13 +325,13 @@ def _check_values(arguments: Arguments) -> None:
         check_argument(name, getattr(arguments, name))
     if arguments.weights is not None and arguments.shuffle not in (None, True):
         raise UsageError(
-            f"{arguments.shuffle!r} cannot be used with weights=, which define the order: remove "
-            "shuffle",
+            f"cannot be used with weights=, which define the order, got {arguments.shuffle!r}",
             argument="shuffle",
         )
     if not arguments.replacement and arguments.weights is None:
         raise UsageError(
-            "False has no effect without weights; set weights= as well", argument="replacement"
+            "has no effect without weights=, got False; set weights= as well",
+            argument="replacement",
         )
     size, largest = arguments.image_size, arguments.max_image_size
     if arguments.schedule is not None and size is not None:
