@@ -126,8 +126,8 @@ def test_every_source_file_that_the_architecture_names_exists() -> None:
     text = (PACKAGE.parents[1] / "ARCHITECTURE.md").read_text()
     named = set(re.findall(r"`(?:src/feedline/)?([\w/]+\.(?:py|c))`", text))
     known = [path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.*")]
-    known += [f"tests/{path.name}" for path in Path(__file__).parent.glob("*.py")]
-    known += ["tests/engine/model.py"]
+    tests = Path(__file__).parent
+    known += [f"tests/{path.relative_to(tests).as_posix()}" for path in tests.rglob("*.py")]
     assert len(named) > 20
     missing = {name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in known)}
     assert not missing
