@@ -47,6 +47,7 @@ WITH_TORCH = {
     "device_transfer",
     "devices",
     "normalise",
+    "pinned_memory",
     "worker_errors",
     "generators",
 }

@@ -16,7 +16,7 @@ from feedline.doctor.copies import CopyRate, check_copies, measure_copy_rate
 from feedline.doctor.copies import measure_copies as measured_on
 from feedline.doctor.gpu_checks import TorchBuild, check_gpu
 from feedline.doctor.gpus import Gpu, Gpus, PcieLink, find_gpus, read_link
-from feedline.engine import devices
+from feedline.engine import pinned_memory
 
 ADDRESS = "0000:65:00.0"
 CARD = {
@@ -341,7 +341,9 @@ def test_memory_that_cuda_would_not_pin_is_told(
     )
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
     monkeypatch.setattr(
-        devices, "register_memory", lambda memory, device: devices.RegisteredMemory(memory)
+        pinned_memory,
+        "register_memory",
+        lambda memory, device: pinned_memory.RegisteredMemory(memory),
     )
     found = measured_on(host_as_gpu)
     assert found.pinned_bytes_per_s is None

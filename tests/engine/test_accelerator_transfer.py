@@ -68,7 +68,7 @@ class TransferMachine(RuleBasedStateMachine):
         self.reads: list[Read] = []
 
     def free(self) -> bool:
-        return len(self.slots.out) < self.slots.slots
+        return len(self.slots.out) < self.slots.num_slots
 
     def send_one(self, rows: int, size: int, failed: set[int]) -> None:
         failed = {row for row in failed if row < rows - 1}  # a batch has at least one row

@@ -1,4 +1,4 @@
-"""Pinned slots: never two holders, never one more than the workers can do without."""
+"""Exported slots: never two holders, never one more than the workers can do without."""
 
 from __future__ import annotations
 
@@ -47,41 +47,41 @@ class Child:
         os.waitpid(self._pid, 0)
 
 
-def pinned_slot() -> tuple[BatchBuffers, int, np.ndarray]:
-    """The only slot of its buffers, with an array that pins it."""
+def exported_slot() -> tuple[BatchBuffers, int, np.ndarray]:
+    """The only slot of its buffers, with an array that uses it."""
     slots = BatchBuffers(1)
     slot = slots.acquire()
     assert slot is not None
-    return slots, slot, slots.pin_bytes(slot, np.zeros(64, np.uint8))
+    return slots, slot, slots.export_bytes(slot, np.zeros(64, np.uint8))
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_a_slot_that_forked_children_hold_is_free_after_the_last_of_them(
     order: tuple[int, ...],
 ) -> None:
-    slots, slot, array = pinned_slot()
+    slots, slot, array = exported_slot()
     children = [Child() for _ in order]  # each inherits the array
     del array
     for child in order:
         assert slots.acquire() is None
-        assert slots.pinned == 1
+        assert slots.num_exported == 1
         children[child].end()
     assert slots.acquire() == slot
-    assert slots.pinned == 0
+    assert slots.num_exported == 0
 
 
-def test_a_pinned_slot_costs_one_descriptor_however_many_children_came_and_went() -> None:
-    pinned = pinned_slot()
+def test_an_exported_slot_costs_one_descriptor_however_many_children_came_and_went() -> None:
+    exported = exported_slot()
     counts = []
     for _ in range(4):
         Child().end()
         counts.append(len(descriptors()))
     assert len(set(counts)) == 1
-    del pinned
+    del exported
 
 
-def test_a_slot_that_children_held_stays_pinned_by_its_user() -> None:
-    slots, slot, array = pinned_slot()
+def test_a_slot_that_children_held_stays_exported_to_its_user() -> None:
+    slots, slot, array = exported_slot()
     for _ in range(2):
         Child().end()
     assert slots.acquire() is None
@@ -90,7 +90,7 @@ def test_a_slot_that_children_held_stays_pinned_by_its_user() -> None:
 
 
 def whole_batches(
-    slots: int, spare: int
+    slots: int, max_user_batches: int
 ) -> tuple[BatchBuffers, DeviceTransfer, Callable[[], InFlightBatch]]:
     """Slots, their transfer, and what makes a whole batch in the next slot."""
     growing = WholeBatchBuffers(slots)
@@ -106,14 +106,14 @@ def whole_batches(
         growing.adopt(slot, memory)
         return InFlightBatch(batch.step, batch, slot, used=space.used, structure_bytes=nbytes)
 
-    return growing, WholeBatchTransfer(growing, spare=spare, pin=False), make
+    return growing, WholeBatchTransfer(growing, max_user_batches=max_user_batches, pin=False), make
 
 
 def batches_of_rows(
-    slots: int, spare: int
+    slots: int, max_user_batches: int
 ) -> tuple[BatchBuffers, DeviceTransfer, Callable[[], InFlightBatch]]:
     """Slots of rows, which keep two for the workers, their transfer, and what fills the next."""
-    assert spare == slots - 2
+    assert max_user_batches == slots - 2
     fields = Rows(80).fields(4)[1:]
     nbytes = batch_bytes(fields, 8)
     fixed = RowBuffers(np.zeros(HEARTBEAT_BYTES + slots * nbytes, np.uint8), nbytes, slots)
@@ -129,21 +129,21 @@ def batches_of_rows(
     return fixed, HostTransfer(fixed, None), make
 
 
-@pytest.mark.parametrize("spare", [1, 2, 3])
+@pytest.mark.parametrize("max_user_batches", [1, 2, 3])
 @pytest.mark.parametrize("setup", [whole_batches, batches_of_rows])
 def test_a_user_who_keeps_every_batch_has_as_many_slots_as_are_spare_and_no_more(
-    setup: Callable[..., Any], spare: int
+    setup: Callable[..., Any], max_user_batches: int
 ) -> None:
-    slots, transfer, make = setup(spare + 2, spare)
+    slots, transfer, make = setup(max_user_batches + 2, max_user_batches)
     kept = []
     for k in range(10):
         flight = make()
         transfer.send(flight)
         kept.append((flight.batch.samples, transfer.receive()))
-        assert slots.pinned == min(k + 1, spare)
+        assert slots.num_exported == min(k + 1, max_user_batches)
     for samples, made in kept:
         labels = made if isinstance(made, torch.Tensor) else made[0]
         assert labels.tolist() == samples.tolist()
     del made, labels
     kept.clear()
-    assert slots.pinned == 0
+    assert slots.num_exported == 0

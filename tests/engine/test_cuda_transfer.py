@@ -11,8 +11,9 @@ import torch
 from watched_slots import Made, WatchedSlots, make
 
 from feedline.engine.device_transfer import AcceleratorTransfer
-from feedline.engine.devices import RegisteredMemory, TorchAccelerator
+from feedline.engine.devices import TorchAccelerator
 from feedline.engine.normalise import DeviceTransforms, Normalise
+from feedline.engine.pinned_memory import RegisteredMemory
 from feedline.engine.shared_memory import SharedFile
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -33,9 +34,9 @@ class Bench:
             pytest.skip("this release of torch has no device-neutral streams")
         accelerator._neutral = neutral
         self.normalise = Normalise(dtype=torch.bfloat16)
-        pinned = RegisteredMemory(self.slots.block)
+        registered = RegisteredMemory(self.slots.block)
         self.transfer = AcceleratorTransfer(
-            self.slots, DeviceTransforms(self.normalise), accelerator, lambda: pinned
+            self.slots, DeviceTransforms(self.normalise), accelerator, lambda: registered
         )
         self.sent: deque[Made] = deque()
         self.number = 0
@@ -117,7 +118,7 @@ def test_calls_in_any_order_bring_every_batch_whole(bench: Bench, seed: int) -> 
     for _ in range(150):
         call = drawn.choice(["send", "send", "step", "step", "hold", "sleep", "reclaim", "drop"])
         user = drawn.choice(users)
-        if call == "send" and len(bench.slots.out) < bench.slots.slots:
+        if call == "send" and len(bench.slots.out) < bench.slots.num_slots:
             bench.send(drawn.choice([None, {2}]), drawn.choice([SIZE, SIZE // 2]))
         elif call == "step" and bench.sent:
             with torch.cuda.stream(user):
@@ -132,7 +133,7 @@ def test_calls_in_any_order_bring_every_batch_whole(bench: Bench, seed: int) -> 
             with torch.cuda.stream(user):
                 torch.cuda._sleep(CYCLES)
         elif call == "reclaim":
-            bench.transfer.reclaim(wait=len(bench.slots.out) == bench.slots.slots)
+            bench.transfer.reclaim(wait=len(bench.slots.out) == bench.slots.num_slots)
         elif call == "drop" and drawn.random() < 0.3:
             bench.transfer.drop()
             bench.sent.clear()

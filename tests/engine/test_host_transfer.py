@@ -45,12 +45,12 @@ def test_a_pinned_batch_is_no_slot(failed: set[int]) -> None:
         assert tensors[0].is_contiguous(memory_format=torch.channels_last)
 
 
-def test_slots_are_pinned_while_workers_have_enough_and_copied_then() -> None:
+def test_slots_are_exported_while_workers_have_enough_and_copied_then() -> None:
     slots = WatchedSlots(4)
     transfer = HostTransfer(slots, None)
     kept = [carried(transfer, slots, number, set()) for number in range(6)]
-    assert slots.pinned == 2
+    assert slots.num_exported == 2
     for tensors, made in kept:
         assert all(map(torch.equal, tensors, made))
     del kept, tensors
-    assert not slots.pinned
+    assert not slots.num_exported

@@ -179,12 +179,12 @@ def test_a_dataset_may_hold_a_batch_of_another_loader() -> None:
             assert all(batch.tolist() == [0.0, 0.0] for batch in batches)
         slots = source._runtime.stream.engine.feed.slots  # type: ignore[attr-defined]
         list(source)
-        assert slots.pinned == 0, "the slot came back with the end of the loader that held it"
+        assert slots.num_exported == 0, "the slot came back with the end of the loader that held it"
 
 
 def test_batches_of_which_nothing_came_leave_their_slots_to_others() -> None:
     slots = WholeBatchBuffers(2)
-    transfer = WholeBatchTransfer(slots, spare=1, pin=False)
+    transfer = WholeBatchTransfer(slots, max_user_batches=1, pin=False)
     batch = Order(length=8, schedule=Schedule.parse("4x1"), batch_size=4).batch(0, 1)
     for _ in range(5):
         slot = slots.acquire()

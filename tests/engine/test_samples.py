@@ -144,7 +144,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def in_worker(source: DatasetFetcher, batch: BatchSpec) -> Any:
     """A batch as a worker makes it, sent there and back."""
-    tasks = BatchTasks(WholeBatchBuffers(1), held=0, shares_memory=False)
+    tasks = BatchTasks(WholeBatchBuffers(1), max_user_batches=0, shares_memory=False)
     task = tasks.task(1, InFlightBatch(0, batch, 0), (0, batch.rows))
     assert isinstance(task, BatchTask)
     task = BatchTask.unpack(task.pack())

@@ -25,7 +25,7 @@ from feedline.randomness import seeded
 from feedline.recognition import pixel_steps
 from feedline.recognition.pipeline import STEPS
 from feedline.recognition.recognise import recognise
-from feedline.recognition.steps import well_behaved, words
+from feedline.recognition.steps import step_text, well_behaved
 from feedline.recognition.transform_tail import TransformTail
 from torchvision_folder import item_row, pixel_error, write_images
 
@@ -130,7 +130,7 @@ def test_a_sample_is_what_the_steps_make_of_the_fast_ones_pixels(root, case):
     _, recognition = recognised(root, *steps)
     pipeline = recognition.pipeline
     between = tuple(
-        map(words, takewhile(lambda step: type(step).__name__ not in POINTWISE, steps[fast:]))
+        map(step_text, takewhile(lambda step: type(step).__name__ not in POINTWISE, steps[fast:]))
     )
     if len(between) == len(steps) - fast:
         unchanged = f"So {', '.join(between)} runs unchanged, after the fused steps."

@@ -1,9 +1,10 @@
-"""Batch buffers: the memory of batches, in slots. A slot is free, being filled, or pinned.
+"""Batch buffers: the memory of batches, in slots. A slot is free, being filled, or exported.
 
 `RowBuffers` have arrays one after another, each on its own cache lines; `WholeBatchBuffers` have
 batches packed into a `Space`.
-Guarantees: a pinned slot is free again when the last array on it is garbage, in any thread, and
-when every process that was forked while it was pinned has ended. So a returned batch is safe to
+An exported slot is read by the user's tensors, as in Python's buffer protocol.
+Guarantees: an exported slot is free again when the last array on it is garbage, in any thread, and
+when every process that was forked while it was exported has ended. So a returned batch is safe to
 keep.
 """
 
@@ -128,57 +129,57 @@ class SlotTooSmall(Exception):
 class BatchBuffers:
     """A number of slots."""
 
-    def __init__(self, slots: int) -> None:
-        self.slots = slots
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
         # Appending and popping are atomic: slots may come back from any thread.
-        self._free: deque[int] = deque(range(slots))
-        self._pins: dict[int, weakref.ref[object]] = {}
-        self._children: dict[_ForkedChild, list[int]] = {}  # slots pinned at the fork
-        self._held: set[int] = set()  # no longer pinned, but a child may read them
+        self._free: deque[int] = deque(range(num_slots))
+        self._exports: dict[int, weakref.ref[object]] = {}
+        self._children: dict[_ForkedChild, list[int]] = {}  # slots exported at the fork
+        self._read_by_children: set[int] = set()  # no longer exported here
         _all.add(self)
 
     def acquire(self) -> int | None:
         """Acquire a free slot, or None."""
-        if self._held and not self._free:
-            self._release_held()
+        if self._read_by_children and not self._free:
+            self._release_after_children()
         return self._free.popleft() if self._free else None
 
     def release(self, slot: int) -> None:
         """Release an acquired slot."""
         self._free.append(slot)
 
-    def grow(self, slots: int) -> None:
+    def grow(self, num_slots: int) -> None:
         """Increase the number of slots; existing ones stay."""
-        more = range(self.slots, max(self.slots, slots))
-        self.slots += len(more)
+        more = range(self.num_slots, max(self.num_slots, num_slots))
+        self.num_slots += len(more)
         self._free.extend(more)
 
     @property
-    def pinned(self) -> int:
+    def num_exported(self) -> int:
         """Number of slots that arrays refer to, or that a child process may read."""
-        if self._held:
-            self._release_held()
-        return len(self._pins) + len(self._held)
+        if self._read_by_children:
+            self._release_after_children()
+        return len(self._exports) + len(self._read_by_children)
 
-    def pin_bytes(self, slot: int, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Pin a slot: return its memory; the last array on it releases the slot."""
+    def export_bytes(self, slot: int, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Export a slot: return its memory; the last array on it releases the slot."""
         exporter: Any = (ctypes.c_char * len(memory)).from_buffer(cast(Any, memory))
 
         def released(_: object) -> None:
-            if self._pins.pop(slot, None) is not None:
+            if self._exports.pop(slot, None) is not None:
                 if any(slot in slots for slots in list(self._children.values())):
-                    self._held.add(slot)
+                    self._read_by_children.add(slot)
                 else:
                     self._free.append(slot)
 
-        self._pins[slot] = weakref.ref(exporter, released)
+        self._exports[slot] = weakref.ref(exporter, released)
         array: NDArray[np.uint8] = np.frombuffer(exporter, np.uint8)
         return array
 
     def add_child(self, child: _ForkedChild) -> None:
-        """Record a forked child, which has inherited the pinned slots."""
-        self._release_held()  # closes the pipes of ended children
-        if slots := list(self._pins):
+        """Record a forked child, which has inherited the exported slots."""
+        self._release_after_children()  # closes the pipes of ended children
+        if slots := list(self._exports):
             self._children[child] = slots
 
     def forget_children(self) -> None:
@@ -187,38 +188,38 @@ class BatchBuffers:
             child.forget()
         self._children.clear()
 
-    def _release_held(self) -> None:
+    def _release_after_children(self) -> None:
         """Release the slots whose children have ended."""
         for child in list(self._children):
             if child.has_ended():
                 self._children.pop(child, None)
-        for slot in list(self._held):
+        for slot in list(self._read_by_children):
             if not any(slot in slots for slots in list(self._children.values())):
-                self._held.remove(slot)
+                self._read_by_children.remove(slot)
                 self._free.append(slot)
 
     def reclaim(self) -> None:
-        """Release every slot that is not pinned. Call it when no worker uses one."""
-        unavailable = self._held.union(self._pins)
-        self._free = deque(slot for slot in range(self.slots) if slot not in unavailable)
+        """Release every slot that is not exported. Call it when no worker uses one."""
+        unavailable = self._read_by_children.union(self._exports)
+        self._free = deque(slot for slot in range(self.num_slots) if slot not in unavailable)
 
     def close(self) -> None:
-        """End the use of slots. Pinned slots keep their memory alive."""
+        """End the use of slots. Exported slots keep their memory alive."""
         self._free.clear()
 
 
 class RowBuffers(BatchBuffers):
     """Slots of equal size, whole pages, after the heartbeat table in one block, for rows."""
 
-    def __init__(self, block: NDArray[np.uint8], slot_bytes: int, slots: int) -> None:
-        super().__init__(slots)
+    def __init__(self, block: NDArray[np.uint8], slot_bytes: int, num_slots: int) -> None:
+        super().__init__(num_slots)
         self._block = block
         self.slot_bytes = slot_bytes
 
     @property
     def memory_bytes(self) -> int:
         """Memory of all slots."""
-        return self.slots * self.slot_bytes
+        return self.num_slots * self.slot_bytes
 
     def offset(self, slot: int) -> int:
         """Offset of a slot in the block, in bytes."""
@@ -234,11 +235,11 @@ class RowBuffers(BatchBuffers):
         """Arrays of a batch in a slot, each of shape (rows, *field.shape)."""
         return arrays(self._bytes(slot), fields, rows)
 
-    def pin(
+    def export(
         self, slot: int, fields: tuple[Field, ...], rows: int
     ) -> tuple[NDArray[np.generic], ...]:
-        """Pin a slot: like `view`, and the last array releases the slot."""
-        return arrays(self.pin_bytes(slot, self._bytes(slot)), fields, rows)
+        """Export a slot: like `view`, and the last array releases the slot."""
+        return arrays(self.export_bytes(slot, self._bytes(slot)), fields, rows)
 
     def close(self) -> None:
         """End the use of slots; the last array on the block frees it."""
@@ -249,15 +250,15 @@ class RowBuffers(BatchBuffers):
 class WholeBatchBuffers(BatchBuffers):
     """Slots of whole batches: their memory comes from the workers and grows when needed."""
 
-    def __init__(self, slots: int) -> None:
-        super().__init__(slots)
-        self._memory: list[SharedFile | None] = [None] * slots
+    def __init__(self, num_slots: int) -> None:
+        super().__init__(num_slots)
+        self._memory: list[SharedFile | None] = [None] * num_slots
         self._private: dict[int, NDArray[np.uint8]] = {}  # received through a pipe
 
-    def grow(self, slots: int) -> None:
+    def grow(self, num_slots: int) -> None:
         """Increase the number of slots; new ones have no memory yet."""
-        self._memory += [None] * (slots - self.slots)
-        super().grow(slots)
+        self._memory += [None] * (num_slots - self.num_slots)
+        super().grow(num_slots)
 
     @property
     def memory_bytes(self) -> int:
@@ -295,14 +296,14 @@ class WholeBatchBuffers(BatchBuffers):
         memory = self._memory[slot]
         return np.empty(0, np.uint8) if memory is None else memory.array[:nbytes]
 
-    def pin(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
-        """Pin a slot: like `view`, and the last array releases the slot."""
+    def export(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
+        """Export a slot: like `view`, and the last array releases the slot."""
         private = self._private.pop(slot, None)
         memory = self._memory[slot]
         if private is not None or memory is None:
             super().release(slot)
             return np.empty(0, np.uint8) if private is None else private[:nbytes]
-        return self.pin_bytes(slot, memory.array)[:nbytes]
+        return self.export_bytes(slot, memory.array)[:nbytes]
 
     def release(self, slot: int) -> None:
         """Release an acquired slot."""
@@ -310,7 +311,7 @@ class WholeBatchBuffers(BatchBuffers):
         super().release(slot)
 
     def close(self) -> None:
-        """Release the memory; pinned slots keep theirs alive."""
+        """Release the memory; exported slots keep theirs alive."""
         super().close()
         self._private.clear()
         for slot, memory in enumerate(self._memory):
@@ -353,7 +354,7 @@ _forks = threading.local()  # `pipe` of this thread's current fork
 
 def _before_fork() -> None:
     _forks.pipe = ()
-    if any(buffers.pinned for buffers in list(_all)):
+    if any(buffers.num_exported for buffers in list(_all)):
         try:
             _forks.pipe = os.pipe()
         except OSError:  # too many open files

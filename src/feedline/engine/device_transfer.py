@@ -15,8 +15,8 @@ Guarantees on an accelerator: returned tensors are ordered after their copy on t
 current when they are received, and their memory is not reused while that stream may read them; a
 slot is released only after its copy is done. The host waits for the device only for a free slot, or
 to prevent batches from accumulating in device memory.
-Relies on: pinned slots; without them copies block the host but stay correct. Slots are pinned for
-CUDA and ROCm only. On a device with one stream copies queue between the steps.
+Relies on: registered slots; without them copies block the host but stay correct. Slots are
+registered for CUDA and ROCm only. On a device with one stream copies queue between the steps.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from feedline.engine.batch_layout import read_batch
 from feedline.engine.buffers import BatchBuffers, RowBuffers, WholeBatchBuffers
-from feedline.engine.devices import (
+from feedline.engine.devices import TorchAccelerator
+from feedline.engine.normalise import DeviceTransforms, is_image
+from feedline.engine.pinned_memory import (
     RegisteredMemory,
-    TorchAccelerator,
     copy_to_pinned,
+    pin_batch,
     should_pin,
 )
-from feedline.engine.normalise import DeviceTransforms, is_image
 from feedline.engine.tasks import InFlightBatch
 from feedline.engine.worker_errors import WorkerException
 from feedline.errors import SampleError
@@ -165,12 +165,12 @@ class HostTransfer(CpuTransfer):
 
     def _read(self, flight: InFlightBatch) -> Any:
         slots, slot, fields, rows = self._slots, flight.slot, flight.fields, flight.batch.rows
-        pins = self._transforms is None and not self._pin
+        can_export = self._transforms is None and not self._pin
         owned = True  # the arrays are not those of a slot in use
         if flight.failures:
             arrays = _copy_good_rows(slots, flight)
-        elif pins and slots.pinned < slots.slots - _SLOTS_FOR_WORKERS:
-            arrays = slots.pin(slot, fields, rows)
+        elif can_export and slots.num_exported < slots.num_slots - _SLOTS_FOR_WORKERS:
+            arrays = slots.export(slot, fields, rows)
         else:
             arrays, owned = slots.view(slot, fields, rows), False
         tensors = tuple(
@@ -180,7 +180,7 @@ class HostTransfer(CpuTransfer):
         if self._transforms is not None:
             tensors = self._transforms(tensors, fields, flight.batch, self._constants)
             if self._pin:
-                tensors = tuple(tensor.pin_memory() for tensor in tensors)
+                tensors = tuple(pin_batch(tensor) for tensor in tensors)
         if not owned:
             slots.release(slot)
         return self._form(tensors)
@@ -202,29 +202,29 @@ class WholeBatchTransfer(CpuTransfer):
 
     Args:
         slots: slots of the batches.
-        spare: number of slots a user may keep without slowing the workers.
+        max_user_batches: number of batches a user may keep without a copy.
         pin: copy their tensors to pinned memory, like torch's DataLoader; no effect without an
             accelerator.
     """
 
     _slots: WholeBatchBuffers
 
-    def __init__(self, slots: WholeBatchBuffers, *, spare: int, pin: bool) -> None:
+    def __init__(self, slots: WholeBatchBuffers, *, max_user_batches: int, pin: bool) -> None:
         super().__init__(slots)
-        self._spare = spare
+        self._max_user_batches = max_user_batches
         self._pin = should_pin(pin)
 
     def _read(self, flight: InFlightBatch) -> Any:
         if flight.failures:
             self._slots.release(flight.slot)
             return _failed(flight)
-        if self._slots.pinned >= self._spare:
+        if self._slots.num_exported >= self._max_user_batches:
             memory = self._slots.view(flight.slot, flight.used).copy()
             self._slots.release(flight.slot)
         else:
-            memory = self._slots.pin(flight.slot, flight.used)
+            memory = self._slots.export(flight.slot, flight.used)
         batch = read_batch(memory, flight.structure_bytes)
-        return pin_memory(batch) if self._pin else batch
+        return pin_batch(batch) if self._pin else batch
 
 
 def _failed(flight: InFlightBatch) -> WorkerException:
@@ -299,7 +299,7 @@ class AcceleratorTransfer:
         self._previous: torch.Event | None = None
         self._steps: deque[_Step] = deque()
         self.timing = Timing()
-        self._pinned = register()
+        self._registered = register()
 
     def _mark(self, stream: torch.Stream) -> torch.Event:
         event = self._accelerator.event()
@@ -394,11 +394,11 @@ class AcceleratorTransfer:
             )
 
     def close(self) -> None:
-        """Finish all copies and unpin the slots."""
+        """Finish all copies and unregister the slots."""
         self.drop()
         self._steps.clear()
-        if self._pinned is not None:
-            self._pinned.release()
+        if self._registered is not None:
+            self._registered.release()
 
 
 DeviceTransfer: TypeAlias = CpuTransfer | AcceleratorTransfer

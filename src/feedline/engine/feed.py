@@ -169,7 +169,7 @@ class Feed:
     def take(self) -> InFlightBatch | None:
         """Return the next batch, with its failures; None if no batch is left.
 
-        The caller owns its slot and passes it to `slots.release` or `slots.pin`.
+        The caller owns its slot and passes it to `slots.release` or `slots.export`.
 
         Raises:
             SlotTooSmall: the batch does not fit into a slot.

@@ -81,7 +81,7 @@ class RowTasks:
 
     def depth(self, settings: LiveSettings) -> int:
         """Maximum number of batches in flight."""
-        return settings.depth(self.slots.slots)
+        return settings.depth(self.slots.num_slots)
 
     def begin(self, flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
         """Divide a batch as computed by `rows_per_task`, or raise SlotTooSmall."""
@@ -92,7 +92,7 @@ class RowTasks:
         if batch_bytes(flight.fields, batch.rows) > self.slots.slot_bytes:
             raise SlotTooSmall(batch_bytes(flight.fields, batch.rows))
         # The user holds one slot; the others are in flight.
-        ahead = settings.depth(max(1, self.slots.slots - 1))
+        ahead = settings.depth(max(1, self.slots.num_slots - 1))
         rows = rows_per_task(batch.rows, settings.workers, row_ns, ahead, settings.task_ns)
         return divide_rows(batch.rows, rows)
 
@@ -133,20 +133,24 @@ class BatchTasks:
 
     Args:
         slots: slots of the batches.
-        held: number of batches a user may hold besides those in flight.
+        max_user_batches: number of batches a user may keep without a copy.
         shares_memory: workers can read and write the slots; otherwise everything is sent in
             messages.
     """
 
-    def __init__(self, slots: WholeBatchBuffers, *, held: int, shares_memory: bool) -> None:
+    def __init__(
+        self, slots: WholeBatchBuffers, *, max_user_batches: int, shares_memory: bool
+    ) -> None:
         self.slots = slots
-        self._held = held
+        self._max_user_batches = max_user_batches
         self._shares_memory = shares_memory
 
     def resize(self, settings: LiveSettings) -> None:
         """Provide slots for the maximum in flight and for those the user holds."""
         default, prefetch = self._default_depth(settings), settings.prefetch
-        self.slots.grow(default if prefetch is None else max(default, prefetch + self._held))
+        self.slots.grow(
+            default if prefetch is None else max(default, prefetch + self._max_user_batches)
+        )
 
     def depth(self, settings: LiveSettings) -> int:
         """Maximum number of batches in flight; by default as many as there are slots."""
@@ -154,7 +158,7 @@ class BatchTasks:
 
     def _default_depth(self, settings: LiveSettings) -> int:
         # Slots that the user could hold but does not are used to make more batches ahead.
-        return settings.default_ahead + self._held
+        return settings.default_ahead + self._max_user_batches
 
     def begin(self, flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
         """Return one span."""

@@ -328,7 +328,7 @@ def _limits(feed: Feed) -> WorkerLimits:
         workers=live.workers,
         ahead=ahead,
         worker_bytes=WORKER_BYTES,
-        batch_bytes=feed.slots.memory_bytes // feed.slots.slots,
+        batch_bytes=feed.slots.memory_bytes // feed.slots.num_slots,
     )
     return WorkerLimits(
         cores=usable_cores(),

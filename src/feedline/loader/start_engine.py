@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, cast
 
 from torch.utils.data import Subset
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from feedline.engine.buffers import BatchBuffers, RowBuffers, WholeBatchBuffers
 from feedline.engine.dataset_fetch import DatasetFetcher, SourceWithInit, WorkerInit
@@ -22,9 +21,10 @@ from feedline.engine.device_transfer import (
     Tensors,
     WholeBatchTransfer,
 )
-from feedline.engine.devices import TorchAccelerator, register_memory, should_pin
+from feedline.engine.devices import TorchAccelerator
 from feedline.engine.feed import Feed
 from feedline.engine.messages import HUNG
+from feedline.engine.pinned_memory import pin_batch, register_memory, should_pin
 from feedline.engine.pool import WorkerPool
 from feedline.engine.settings import LiveSettings, slots_for
 from feedline.engine.start_pool import start_pool
@@ -102,7 +102,7 @@ def _name(source: Source, sample: int) -> str:
         return f"the dataset has {len(source)} samples"
 
 
-_KEPT_BY_USER = 2
+_MAX_USER_BATCHES = 2
 """Batches a user may hold without a copy, besides those made ahead."""
 
 
@@ -221,7 +221,9 @@ def _build_batch_engine(
     )
     with _close_on_error(pool):
         slots = WholeBatchBuffers(0)
-        tasks = BatchTasks(slots, held=_KEPT_BY_USER, shares_memory=pool.shares_memory)
+        tasks = BatchTasks(
+            slots, max_user_batches=_MAX_USER_BATCHES, shares_memory=pool.shares_memory
+        )
         live = LiveSettings(
             workers=options.num_workers,
             prefetch_factor=options.prefetch_factor,
@@ -237,7 +239,9 @@ def _build_batch_engine(
             replaces=False,  # a user's sample may take any time
             sample=partial(describe_sample, options.dataset),
         )
-        transfer = WholeBatchTransfer(slots, spare=_KEPT_BY_USER, pin=options.pin_memory)
+        transfer = WholeBatchTransfer(
+            slots, max_user_batches=_MAX_USER_BATCHES, pin=options.pin_memory
+        )
         return WorkerEngine(feed, transfer, position, lambda flight: [])
 
 
@@ -249,7 +253,7 @@ def _build_in_process_engine(
     timing: Timing,
 ) -> InProcessEngine:
     """Build an engine that makes batches in this process on request."""
-    pinned = should_pin(options.pin_memory)
+    is_pinned = should_pin(options.pin_memory)
 
     def make(batch: BatchSpec) -> Any:
         data = None
@@ -260,6 +264,6 @@ def _build_in_process_engine(
                 data = tensors.gather and tensors.gather(batch.dataset_keys)
         if data is None:
             data = fetcher.make_here(batch)
-        return pin_memory(data) if pinned else data
+        return pin_batch(data) if is_pinned else data
 
     return InProcessEngine(make, position, timing)
