@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from numbers import Integral
 
 from feedline.engine.messages import MAX_WORKERS
 from feedline.errors import UsageError
 from feedline.order.batch_spec import TASK_NS
-from feedline.order.schedule import is_count
+from feedline.order.schedule import is_count, is_whole
 from feedline.system import available_memory_bytes, local_processes, usable_cores
 
 __all__ = [
@@ -94,8 +93,7 @@ def worker_count(workers: int | str, batches_bytes: int = 0) -> int:
     """
     if workers == "auto":
         return auto_workers(available_bytes=own_memory_bytes(), batches_bytes=batches_bytes)
-    is_whole = isinstance(workers, Integral) and not isinstance(workers, bool)
-    if not (is_whole and 0 <= int(workers) <= MAX_WORKERS):
+    if not (is_whole(workers) and 0 <= workers <= MAX_WORKERS):
         raise UsageError(
             f'must be "auto" or a whole number from 0 to {MAX_WORKERS}, got {workers!r}',
             argument="num_workers",

@@ -13,8 +13,8 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
-from typing import Any, TypeGuard
+from numbers import Real
+from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, default_collate
@@ -40,7 +40,14 @@ from feedline.order.sample_order import (
     Weights,
     window_size,
 )
-from feedline.order.schedule import MAX_IMAGE_SIZE, Phase, Schedule, is_count, is_image_size
+from feedline.order.schedule import (
+    MAX_IMAGE_SIZE,
+    Phase,
+    Schedule,
+    is_count,
+    is_image_size,
+    is_whole,
+)
 from feedline.remote.filesystem import is_url
 from feedline.system import rank_and_world
 
@@ -240,11 +247,6 @@ class Options(Arguments):
 # Checks
 
 
-def _is_whole(value: object) -> TypeGuard[int]:
-    """Return True for a whole number, also of numpy, but not for a bool."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
 def _is_positive_number(value: Any) -> bool:
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     return is_number and 0 < value < math.inf
@@ -262,7 +264,7 @@ _CHECKS: dict[str, _Check] = {
     ),
     "timeout": (lambda value: isinstance(value, int | float) and value >= 0, "at least 0 seconds"),
     "prefetch_factor": (
-        lambda value: _is_whole(value) and 1 <= value <= 1024,
+        lambda value: is_whole(value) and 1 <= value <= 1024,
         "None or a whole number from 1 to 1024 (batches each worker makes ahead)",
     ),
     "seed": (
@@ -273,7 +275,7 @@ _CHECKS: dict[str, _Check] = {
     "image_size": _IMAGE_SIZE,
     "max_image_size": _IMAGE_SIZE,
     "prefetch": (
-        lambda value: _is_whole(value) and 1 <= value <= 64,
+        lambda value: is_whole(value) and 1 <= value <= 64,
         "a whole number from 1 to 64",
     ),
     "task_ms": (

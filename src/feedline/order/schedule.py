@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TypeGuard
 
 from feedline.errors import ScheduleError
 
-__all__ = ["MAX_IMAGE_SIZE", "Phase", "Schedule", "is_count", "is_image_size"]
+__all__ = ["MAX_IMAGE_SIZE", "Phase", "Schedule", "is_count", "is_image_size", "is_whole"]
 
 MAX_IMAGE_SIZE = 16_384
 """Largest side of an image, in pixels."""
@@ -157,6 +158,11 @@ class Schedule:
 def is_count(value: object) -> TypeGuard[int]:
     """Return True if a value is a whole number of at least 0."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Return True if a value is a whole number, also of numpy, but not a bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_image_size(value: object) -> TypeGuard[int]:
