@@ -7,6 +7,7 @@ private memory; nothing is unpickled; a file that does not match the manifest ra
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Sequence
 from itertools import pairwise
@@ -47,6 +48,13 @@ COLUMNS = {
     name_ends   end of its name in `names`, UTF-8
     stamps      changes with its file
 """
+
+NPY_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00.."
+    rb"\{'descr': '([^']+)', 'fortran_order': False, 'shape': \(([\d, ]*)\), \} *\n",
+    re.DOTALL,
+)
+"""Start of a .npy file, version 1.0: dtype and shape. Numpy writes 128 bytes."""
 
 ENTRY = ("uint64", (4,))
 """Position of an image at a resolution: shard, first byte, number of bytes, checksum."""
@@ -131,26 +139,37 @@ def load_column(root: str, name: str, rows: int, dtype: str, shape: tuple[int, .
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ValueError("it is not a file")
-        # Not numpy.load, which takes a damaged file for a pickle and advises to load it unsafely.
+        with open(path, "rb", opener=without_waiting) as file:
+            found, offset = _npy_header(file.read(1 << 16))
+        if found != (np.dtype(dtype).str, (rows, *shape)):
+            raise DatasetError(
+                f"the cache's index {path!r} does not match its manifest: expected {dtype} of "
+                f"shape {(rows, *shape)}, got {np.dtype(found[0])} of shape {found[1]}. It was "
+                "copied incompletely, or is from another cache",
+                hint=repair_command(root),
+            )
         # numpy cannot map an array of nothing. A row of its memmap takes five times as long to get
         # as one of the plain array on the same memory.
-        if rows:
-            column: Array = np.asarray(np.lib.format.open_memmap(path, mode="r"))
-        else:
-            with open(path, "rb", opener=without_waiting) as file:
-                column = np.lib.format.read_array(file, allow_pickle=False)
-    except Exception as error:  # what numpy's parser raises of a damaged header is of many kinds
+        if not rows:
+            return np.empty((0, *shape), dtype)
+        return np.asarray(np.memmap(path, dtype, "r", offset, (rows, *shape)))
+    except (OSError, ValueError, TypeError) as error:  # TypeError: numpy has no such dtype
         raise DatasetError(
             f"the cache's index {path!r} cannot be read: {error}", hint=repair_command(root)
         ) from error
-    if (column.shape, column.dtype) != ((rows, *shape), np.dtype(dtype)):
-        raise DatasetError(
-            f"the cache's index {path!r} does not match its manifest: expected {dtype} of shape "
-            f"{(rows, *shape)}, got {column.dtype} of shape {column.shape}. It was copied "
-            "incompletely, or is from another cache",
-            hint=repair_command(root),
-        )
-    return column
+
+
+def _npy_header(data: bytes) -> tuple[tuple[str, tuple[int, ...]], int]:
+    """Dtype and shape of an array in a .npy file, and the position of its values.
+
+    numpy parses the header as Python code, which in Python up to 3.11.7 and 3.12.1 can raise
+    "AST constructor recursion depth mismatch" (python/cpython#106905), as if the file were damaged.
+    """
+    match = NPY_HEADER.match(data)
+    if match is None:
+        raise ValueError("it is not an array in numpy's format")
+    dtype, shape = match[1].decode(), match[2].decode()
+    return (dtype, tuple(int(side) for side in shape.split(",") if side.strip())), match.end()
 
 
 def load_entries(root: str, level: Level, samples: int) -> Array:
