@@ -168,7 +168,7 @@ def test_batches_are_the_same_with_any_depth_and_pieces(kind: str) -> None:
             assert list(dict.fromkeys(seen)) == [(1, 50), (1, 2), (2, 2), (2, 50), (2, 7.5)]
             assert script.limits.for_each == 0
         else:
-            assert live.default_ahead == value
+            assert live.default_prefetch == value
             assert list(dict.fromkeys(seen)) == [(1, 2), (1, 12), (2, 12), (2, 4), (2, 30)]
             assert (script.limits.for_each, script.limits.batches > 0) == (2, True)
         assert any(window.tasks for window in script.windows)
@@ -185,11 +185,11 @@ def test_what_was_found_lives_on_with_other_workers_and_is_no_copys() -> None:
         assert not loader.worker_pids  # they ended with the epoch
         batches = iter(loader)
         next(batches)
-        assert loader._runtime.stream.engine.feed.settings.default_ahead == 12  # type: ignore[union-attr]
+        assert loader._runtime.stream.engine.feed.settings.default_prefetch == 12  # type: ignore[union-attr]
         assert "2 batches per worker (prefetch_factor), at least 12" in loader.explain()
-        assert pickle.loads(pickle.dumps(loader))._runtime.ahead == 0
+        assert pickle.loads(pickle.dumps(loader))._runtime.min_prefetched_batches == 0
         loader.prefetch_factor = 3
-        assert loader._runtime.stream.engine.feed.settings.default_ahead == 3  # type: ignore[union-attr]
+        assert loader._runtime.stream.engine.feed.settings.default_prefetch == 3  # type: ignore[union-attr]
 
 
 @pytest.mark.usefixtures("often")
@@ -230,7 +230,7 @@ def test_a_switch_keeps_depth_and_pieces(kind: str) -> None:
         loader.adapts = False
         assert sum(1 for _ in read(loader)) == 32
         assert loader.adaptations == []
-        assert (loader.task_ms, loader._runtime.ahead) == (None, 0)
+        assert (loader.task_ms, loader._runtime.min_prefetched_batches) == (None, 0)
 
 
 def test_a_depth_is_found_for_batches_that_come_unevenly(
@@ -251,7 +251,7 @@ def test_a_depth_is_found_for_batches_that_come_unevenly(
         assert found[0].kind == "even"
         assert found[0].before == 2 * loader.num_workers
         # Of eight workers, or of 32 where it is known already that they mostly sleep.
-        assert loader._runtime.ahead == found[0].after
+        assert loader._runtime.min_prefetched_batches == found[0].after
         assert found[0].after in {16, 64}
     assert f"adapting: {found[0]}" in caplog.text
 

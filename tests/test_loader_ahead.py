@@ -24,15 +24,15 @@ from sources import Breaking, Rows
 class AheadTransfer(HostTransfer):
     """Copies each batch when it is sent; hands them out in the order they came."""
 
-    ahead = True
+    can_send_early = True
     most = 0  # batches that were on their way at once, over all transfers
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._waiting: deque[Tensors] = deque()
 
-    def send(self, flight: InFlightBatch) -> None:
-        super().send(flight)
+    def send(self, in_flight: InFlightBatch) -> None:
+        super().send(in_flight)
         self._waiting.append(tuple(tensor.clone() for tensor in super().receive()))
         AheadTransfer.most = max(AheadTransfer.most, len(self._waiting))
 
@@ -48,7 +48,7 @@ class AheadTransfer(HostTransfer):
 def always_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every loader takes the next batch ahead, at every step."""
     monkeypatch.setattr("feedline.loader.start_engine.HostTransfer", AheadTransfer)
-    monkeypatch.setattr(Feed, "ready", lambda feed: bool(feed._flights))
+    monkeypatch.setattr(Feed, "ready", lambda feed: bool(feed.num_in_flight))
 
 
 def loader(source: Rows | None = None, **options: Any) -> DataLoader:

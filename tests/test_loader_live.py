@@ -61,9 +61,9 @@ def change(loader: DataLoader[Any], chance: random.Random) -> None:
     if isinstance(loader.dataset, Rows):
         changes += [("prefetch", [None, 1, 2, 4]), ("task_ms", [None, 1e-6, 0.01, 5, 10**400])]
     else:
-        changes += [("prefetch_factor", [None, 1, 2, 5]), ("depth", [None, 1, 3, 20])]
+        changes += [("prefetch_factor", [None, 1, 2, 5]), ("max_in_flight", [None, 1, 3, 20])]
     name, values = chance.choice(changes)
-    if name == "depth":
+    if name == "max_in_flight":
         backend.apply(prefetch=chance.choice(values))
     else:
         setattr(loader, name, chance.choice(values))
@@ -171,7 +171,7 @@ def test_as_many_whole_batches_are_under_way_as_are_set() -> None:
 def test_more_memory_is_had_for_whole_batches_only_where_more_are_asked_for() -> None:
     slots = WholeBatchBuffers(0)
     tasks = BatchTasks(slots, max_user_batches=2, shares_memory=True)
-    for settings, depth, memory in (
+    for settings, max_in_flight, memory in (
         (LiveSettings(workers=2), 6, 6),  # two for each, and what may be kept
         (LiveSettings(workers=2, prefetch=3), 3, 6),
         (LiveSettings(workers=2, prefetch=4), 4, 6),
@@ -180,7 +180,7 @@ def test_more_memory_is_had_for_whole_batches_only_where_more_are_asked_for() ->
         (LiveSettings(workers=1, prefetch_factor=3), 5, 11),
     ):
         tasks.resize(settings)
-        assert (tasks.depth(settings), slots.num_slots) == (depth, memory)
+        assert (tasks.max_in_flight(settings), slots.num_slots) == (max_in_flight, memory)
 
 
 def test_a_shorter_piece_makes_more_of_them() -> None:

@@ -68,13 +68,13 @@ def working(
 
 def take(feed: Feed, source: Source, batches: int | None = None) -> list[tuple[bytes, ...]]:
     """The bytes of the arrays of the next batches, all that are left unless it is said how many."""
-    flights = iter(feed.take, None)
+    batches_in_flight = iter(feed.next_batch, None)
     taken = []
-    for flight in islice(flights, batches):
-        assert not flight.failures
-        arrays = feed.slots.view(flight.slot, source.fields(SIZE_PX), flight.batch.rows)  # type: ignore[call-arg,arg-type]
+    for in_flight in islice(batches_in_flight, batches):
+        assert not in_flight.failures
+        arrays = feed.slots.view(in_flight.slot, source.fields(SIZE_PX), in_flight.batch.rows)  # type: ignore[call-arg,arg-type]
         taken.append(tuple(array.tobytes() for array in arrays))
-        feed.slots.release(flight.slot)
+        feed.slots.release(in_flight.slot)
     return taken
 
 

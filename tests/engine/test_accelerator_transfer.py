@@ -72,9 +72,9 @@ class TransferMachine(RuleBasedStateMachine):
 
     def send_one(self, rows: int, size: int, failed: set[int]) -> None:
         failed = {row for row in failed if row < rows - 1}  # a batch has at least one row
-        flight, made = make(self.slots, self.number, rows, size, failed, self.values)
+        in_flight, made = make(self.slots, self.number, rows, size, failed, self.values)
         self.number += 1
-        self.transfer.send(flight)
+        self.transfer.send(in_flight)
         self.sent.append(made)
 
     def read(self, made: Made, tensors: tuple[torch.Tensor, ...]) -> None:
@@ -178,9 +178,9 @@ class Trainer:
         self.number = 0
 
     def send(self) -> Made:
-        flight, made = make(self.slots, self.number, 2, 4, set(), Normalise())
+        in_flight, made = make(self.slots, self.number, 2, 4, set(), Normalise())
         self.number += 1
-        self.transfer.send(flight)
+        self.transfer.send(in_flight)
         return made
 
     def compute(self, ms: float) -> None:

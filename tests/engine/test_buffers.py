@@ -137,9 +137,9 @@ def test_a_user_who_keeps_every_batch_has_as_many_slots_as_are_spare_and_no_more
     slots, transfer, make = setup(max_user_batches + 2, max_user_batches)
     kept = []
     for k in range(10):
-        flight = make()
-        transfer.send(flight)
-        kept.append((flight.batch.samples, transfer.receive()))
+        in_flight = make()
+        transfer.send(in_flight)
+        kept.append((in_flight.batch.samples, transfer.receive()))
         assert slots.num_exported == min(k + 1, max_user_batches)
     for samples, made in kept:
         labels = made if isinstance(made, torch.Tensor) else made[0]

@@ -46,9 +46,9 @@ class Bench:
             torch.cuda._sleep(CYCLES)
 
     def send(self, failed: set[int] | None = None, size: int = SIZE) -> None:
-        flight, made = make(self.slots, self.number, ROWS, size, failed or set(), self.normalise)
+        in_flight, made = make(self.slots, self.number, ROWS, size, failed or set(), self.normalise)
         self.number += 1
-        self.transfer.send(flight)
+        self.transfer.send(in_flight)
         self.sent.append(made)
 
     def receive(self) -> tuple[tuple[torch.Tensor, ...], Made]:

@@ -31,7 +31,7 @@ def filled(samples: list[int], task_rows: int, *, by_place: bool) -> list[NDArra
             start=start,
             image_size=SIZE_PX,
             seed=9,
-            place=5,
+            first_position=5,
             stride=3 if by_place else 0,
             samples=np.array(samples[start : start + count], np.int64),
         )

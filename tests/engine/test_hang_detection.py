@@ -13,7 +13,7 @@ import pytest
 from faulty import Steady
 from torch.utils.data import IterableDataset
 
-from feedline.engine.hang_detection import HangDetector, Place
+from feedline.engine.hang_detection import HangDetector, RowLocation
 from feedline.engine.pool import CurrentRow
 from feedline.errors import LoadTimeoutError, SampleError, WorkerError
 from feedline.images.folder import ImageFolder
@@ -51,7 +51,11 @@ class Workers:
 
 def patience_on(workers: Workers) -> HangDetector:
     """Each task is a row of one batch, by its id."""
-    return HangDetector(workers, LIMIT_S, lambda id, row: Place(0, id % 100, id, f"sample {id}"))  # type: ignore[arg-type]
+
+    def locate_row(task_id: int, row: int) -> RowLocation:
+        return RowLocation(0, task_id % 100, task_id, f"sample {task_id}")
+
+    return HangDetector(workers, LIMIT_S, locate_row)  # type: ignore[arg-type]
 
 
 def check(patience: HangDetector, seconds: int = 6) -> None:

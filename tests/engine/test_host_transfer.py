@@ -23,12 +23,12 @@ def carried(
     transfer: HostTransfer, slots: WatchedSlots, number: int, failed: set[int]
 ) -> tuple[Tensors, Made]:
     """A batch that was handed out, and the bytes that it must hold."""
-    flight, _ = make(slots, number, 4, 5, failed, Normalise())
-    images, labels = slots.view(flight.slot, flight.fields, 4)
+    in_flight, _ = make(slots, number, 4, 5, failed, Normalise())
+    images, labels = slots.view(in_flight.slot, in_flight.fields, 4)
     keep = [row for row in range(4) if row not in failed]
     pixels = torch.from_numpy(images[keep]).permute(0, 3, 1, 2)
     made = pixels, torch.from_numpy(labels[keep])
-    transfer.send(flight)
+    transfer.send(in_flight)
     return transfer.receive(), made
 
 

@@ -123,9 +123,9 @@ def test_the_oldest_batch_is_made_first_after_a_change() -> None:
 
 
 def test_there_are_never_more_batches_under_way_than_slots() -> None:
-    assert LiveSettings(workers=1, prefetch=50).depth(4) == 4
-    assert LiveSettings(workers=1, prefetch=3).depth(4) == 3
-    assert LiveSettings(workers=1).depth(4) == 4
+    assert LiveSettings(workers=1, prefetch=50).max_in_flight(4) == 4
+    assert LiveSettings(workers=1, prefetch=3).max_in_flight(4) == 3
+    assert LiveSettings(workers=1).max_in_flight(4) == 4
 
 
 def test_workers_come_and_go_with_the_settings() -> None:

@@ -260,7 +260,7 @@ def test_a_task_survives_its_message() -> None:
         image_size=9,
         seed=(1 << 64) - 1,
         row_seed=(1 << 64) - 2,
-        place=1 << 40,
+        first_position=1 << 40,
         stride=3,
         strength=0.25,
         keys=pickle.dumps([1]),

@@ -77,11 +77,13 @@ def test_ranks_together_have_the_epoch_of_one(values: list[float], world: int, o
             batches = [rank.batch(epoch, step) for rank in ranks]
             assert {batch.seed for batch in batches} == {one.batch(epoch, step).seed}
             places = sorted(
-                batch.place + row * batch.stride for batch in batches for row in range(batch.rows)
+                batch.first_position + row * batch.stride
+                for batch in batches
+                for row in range(batch.rows)
             )
             if order == WEIGHTED:  # a sample may come twice, its place does not
                 assert places == list(range(places[0], places[0] + len(places)))
-                assert places[0] == one.batch(epoch, step).place
+                assert places[0] == one.batch(epoch, step).first_position
             else:
                 assert {batch.stride for batch in batches} == {0}
 

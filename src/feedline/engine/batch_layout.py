@@ -141,11 +141,14 @@ class _Pickler(pickle.Pickler):
         once = tuple(1 if stride == 0 else n for n, stride in zip(shape, strides, strict=True))
         tensor = tensor.as_strided(once, strides)
         start, part = self._space.take(tensor.numel() * tensor.dtype.itemsize)
-        place = torch.frombuffer(part.data, dtype=tensor.dtype, count=tensor.numel())
-        place = place.as_strided(once, strides) if _is_dense(once, strides) else place.view(once)
-        place.copy_(tensor)
-        there = zip(place.stride(), strides, strict=True)
-        return start, tuple(0 if stride == 0 else now for now, stride in there)
+        destination = torch.frombuffer(part.data, dtype=tensor.dtype, count=tensor.numel())
+        if _is_dense(once, strides):
+            destination = destination.as_strided(once, strides)
+        else:
+            destination = destination.view(once)
+        destination.copy_(tensor)
+        pairs = zip(destination.stride(), strides, strict=True)
+        return start, tuple(0 if before == 0 else stride for stride, before in pairs)
 
 
 def _lay_buffer(space: Space, buffers: list[tuple[int, int]], buffer: pickle.PickleBuffer) -> bool:

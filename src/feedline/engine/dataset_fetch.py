@@ -177,7 +177,7 @@ class DatasetFetcher:
                 )
             self._find_generators()
         except (Exception, SystemExit) as error:
-            self._broken = WorkerException.of(error, self._place)
+            self._broken = WorkerException.of(error, self._process_description)
 
     def _find_generators(self) -> list[DatasetGenerator]:
         """Find the generators to seed for each batch, once."""
@@ -186,7 +186,7 @@ class DatasetFetcher:
         return self._generators
 
     @property
-    def _place(self) -> str:
+    def _process_description(self) -> str:
         return f"in DataLoader worker process {self._worker}"
 
     def pack(self, keys: bytes, task: BatchTask, space: Space, on_sample: OnSample) -> int:
@@ -203,7 +203,7 @@ class DatasetFetcher:
                 note_unpicklable(error, batch.batch if isinstance(batch, SkippedBatch) else batch)
                 raise
         except (Exception, SystemExit) as error:
-            return write_batch(WorkerException.of(error, self._place), space)
+            return write_batch(WorkerException.of(error, self._process_description), space)
 
     def make_here(self, batch: BatchSpec) -> Any:
         """Make a batch in the training process, equal to a worker's. Errors are raised unchanged.
@@ -323,7 +323,7 @@ class SampleMaker(Protocol):
 
 
 SampleFunction: TypeAlias = Callable[[int, Any], Any]
-"""Function from a sample's place in its batch, and its key, to the sample."""
+"""Function from a sample's row in its batch, and its key, to the sample."""
 
 
 def _sample_function(
@@ -335,12 +335,12 @@ def _sample_function(
         numbers = [number for number in map(_sample_index, keys) if number is not None]
         samples.prepare(numbers, task.image_size)
 
-    def make_sample(place: int, key: Any) -> Any:
+    def make_sample(row: int, key: Any) -> Any:
         number = _sample_index(key)
         if number is None:
             return dataset[key]
         request.image_size_was_read = request.strength_was_read = True
-        own_seed = row_seed(seed, number, place, task.place, task.stride)
+        own_seed = row_seed(seed, number, row, task.first_position, task.stride)
         return samples.sample(Item(number, task.image_size, own_seed, task.strength))
 
     return make_sample

@@ -5,8 +5,8 @@
     AcceleratorTransfer    rows to an accelerator, on a side stream, one batch ahead
 
 Batches are received in the order in which they were sent. For each batch the loader calls
-`note_request`, then `send` unless the batch was sent ahead, then `receive`; then it may `send` the
-next batch ahead, if `ahead` is True.
+`note_request`, then `send` unless the batch was sent early, then `receive`; then it may `send` the
+next batch early, if `can_send_early` is True.
 Guarantees on the CPU: a returned tensor is safe to keep. It is a view of the slot if the workers
 have enough other slots, and a copy otherwise; the slot is released when the tensor is garbage
 collected. A pinned tensor is always a copy, in torch's own memory: only torch knows when the device
@@ -65,12 +65,12 @@ def _in_layout(rows: torch.Tensor, field: Field) -> torch.Tensor:
     return rows.permute(0, 3, 1, 2) if is_image(field) else rows
 
 
-def _copy_good_rows(slots: RowBuffers, flight: InFlightBatch) -> tuple[NDArray[np.generic], ...]:
+def _copy_good_rows(slots: RowBuffers, in_flight: InFlightBatch) -> tuple[NDArray[np.generic], ...]:
     """Copy the rows of a batch that were made without errors, in order; releases the slot."""
-    rows = flight.batch.rows
-    keep = np.setdiff1d(np.arange(rows), [failure.row for failure in flight.failures])
-    arrays = tuple(array[keep] for array in slots.view(flight.slot, flight.fields, rows))
-    slots.release(flight.slot)
+    rows = in_flight.batch.rows
+    keep = np.setdiff1d(np.arange(rows), [failure.row for failure in in_flight.failures])
+    arrays = tuple(array[keep] for array in slots.view(in_flight.slot, in_flight.fields, rows))
+    slots.release(in_flight.slot)
     return arrays
 
 
@@ -80,19 +80,19 @@ _SLOTS_FOR_WORKERS = 2
 class CpuTransfer(ABC):
     """Base of the CPU transfers: one batch at a time, and the timing."""
 
-    ahead = False
+    can_send_early = False
     """True if a batch may be sent while the previous one is in use."""
 
     def __init__(self, slots: BatchBuffers) -> None:
         self._slots = slots
-        self._flight: InFlightBatch | None = None
+        self._in_flight: InFlightBatch | None = None
         self.timing = Timing()
         """Data wait, copies and compute of the steps so far."""
         self._requested_s = self._sent_s = self._received_s = 0.0
 
     @abstractmethod
-    def _read(self, flight: InFlightBatch) -> Any:
-        """Value to return for a flight; takes ownership of its slot."""
+    def _read(self, in_flight: InFlightBatch) -> Any:
+        """Value to return for a batch in flight; takes ownership of its slot."""
 
     def pause(self) -> None:
         """Start an epoch: the time since the last batch belongs to no step."""
@@ -102,16 +102,16 @@ class CpuTransfer(ABC):
         """Note that the step requests a batch: the time until `receive` is data wait."""
         self._requested_s = time.perf_counter()
 
-    def send(self, flight: InFlightBatch) -> None:
+    def send(self, in_flight: InFlightBatch) -> None:
         """Take ownership of a batch."""
-        self._flight = flight
+        self._in_flight = in_flight
         self._sent_s = time.perf_counter()
 
     def receive(self) -> Any:
         """Return the value of the batch."""
-        assert self._flight is not None, "receive() without send()"
-        flight, self._flight = self._flight, None
-        batch = self._read(flight)
+        assert self._in_flight is not None, "receive() without send()"
+        in_flight, self._in_flight = self._in_flight, None
+        batch = self._read(in_flight)
         now_s = time.perf_counter()
         if self._received_s:
             self.timing.add(
@@ -128,9 +128,9 @@ class CpuTransfer(ABC):
 
     def drop(self) -> None:
         """Discard a sent batch."""
-        if self._flight is not None:
-            self._slots.release(self._flight.slot)
-            self._flight = None
+        if self._in_flight is not None:
+            self._slots.release(self._in_flight.slot)
+            self._in_flight = None
 
     def close(self) -> None:
         """Finish pending work."""
@@ -163,12 +163,13 @@ class HostTransfer(CpuTransfer):
         cpu = torch.device("cpu")
         self._constants = transforms.constants(cpu) if transforms else ()
 
-    def _read(self, flight: InFlightBatch) -> Any:
-        slots, slot, fields, rows = self._slots, flight.slot, flight.fields, flight.batch.rows
+    def _read(self, in_flight: InFlightBatch) -> Any:
+        slots, slot = self._slots, in_flight.slot
+        fields, rows = in_flight.fields, in_flight.batch.rows
         can_export = self._transforms is None and not self._pin
         owned = True  # the arrays are not those of a slot in use
-        if flight.failures:
-            arrays = _copy_good_rows(slots, flight)
+        if in_flight.failures:
+            arrays = _copy_good_rows(slots, in_flight)
         elif can_export and slots.num_exported < slots.num_slots - _SLOTS_FOR_WORKERS:
             arrays = slots.export(slot, fields, rows)
         else:
@@ -178,7 +179,7 @@ class HostTransfer(CpuTransfer):
             for array, field in zip(arrays, fields, strict=True)
         )
         if self._transforms is not None:
-            tensors = self._transforms(tensors, fields, flight.batch, self._constants)
+            tensors = self._transforms(tensors, fields, in_flight.batch, self._constants)
             if self._pin:
                 tensors = tuple(pin_batch(tensor) for tensor in tensors)
         if not owned:
@@ -214,22 +215,22 @@ class WholeBatchTransfer(CpuTransfer):
         self._max_user_batches = max_user_batches
         self._pin = should_pin(pin)
 
-    def _read(self, flight: InFlightBatch) -> Any:
-        if flight.failures:
-            self._slots.release(flight.slot)
-            return _failed(flight)
+    def _read(self, in_flight: InFlightBatch) -> Any:
+        if in_flight.failures:
+            self._slots.release(in_flight.slot)
+            return _failed(in_flight)
         if self._slots.num_exported >= self._max_user_batches:
-            memory = self._slots.view(flight.slot, flight.used).copy()
-            self._slots.release(flight.slot)
+            memory = self._slots.view(in_flight.slot, in_flight.used).copy()
+            self._slots.release(in_flight.slot)
         else:
-            memory = self._slots.export(flight.slot, flight.used)
-        batch = read_batch(memory, flight.structure_bytes)
+            memory = self._slots.export(in_flight.slot, in_flight.used)
+        batch = read_batch(memory, in_flight.structure_bytes)
         return pin_batch(batch) if self._pin else batch
 
 
-def _failed(flight: InFlightBatch) -> WorkerException:
+def _failed(in_flight: InFlightBatch) -> WorkerException:
     """Error for a batch that failed in the engine, e.g. because it kills its workers."""
-    batch, first = flight.batch, flight.failures[0]
+    batch, first = in_flight.batch, in_flight.failures[0]
     keys = batch.dataset_keys
     if not isinstance(keys, (list, tuple)):
         keys = [keys]
@@ -275,7 +276,7 @@ class AcceleratorTransfer:
         form: container for the tensors of a batch.
     """
 
-    ahead = True
+    can_send_early = True
 
     def __init__(
         self,
@@ -314,23 +315,23 @@ class AcceleratorTransfer:
         """Note that the step requests a batch: everything it has queued so far is compute."""
         self._requested = self._mark(self._accelerator.current_stream())
 
-    def send(self, flight: InFlightBatch) -> None:
+    def send(self, in_flight: InFlightBatch) -> None:
         """Queue copy and transforms on the side stream. Takes ownership of the batch's slot."""
         slot: int | None = None
-        if flight.failures:
-            arrays = _copy_good_rows(self._slots, flight)
+        if in_flight.failures:
+            arrays = _copy_good_rows(self._slots, in_flight)
         else:
-            slot = flight.slot
-            arrays = self._slots.view(slot, flight.fields, flight.batch.rows)
+            slot = in_flight.slot
+            arrays = self._slots.view(slot, in_flight.fields, in_flight.batch.rows)
         host = tuple(
             _in_layout(torch.from_numpy(array), field)
-            for array, field in zip(arrays, flight.fields, strict=True)
+            for array, field in zip(arrays, in_flight.fields, strict=True)
         )
         with self._accelerator.on(self._stream):
             started = self._mark(self._stream)
             raw = [self._accelerator.copy(tensor) for tensor in host]
             copied = self._mark(self._stream)
-            tensors = self._transforms(raw, flight.fields, flight.batch, self._constants)
+            tensors = self._transforms(raw, in_flight.fields, in_flight.batch, self._constants)
             finished = self._mark(self._stream)
         sent = _Sent(tensors, host, slot, started, copied, finished)
         self._sent.append(sent)

@@ -1,9 +1,9 @@
-"""Feed: planned batches in, filled batches out, in order.
+"""Feed: assign tasks of planned batches to workers and return finished batches, in order.
 
-Guarantees: each row is made by exactly one report; the task of a dead worker is repeated; a row
-that kills its worker twice is given up and reported.
-No thread runs here: tasks are queued ahead of need, and everything else happens in `take`. Every
-wait checks the workers (see `hang_detection`), and has a deadline if the user has set one.
+Single-threaded: tasks are queued before they are needed; results are processed in `next_batch`.
+Guarantees: each row has exactly one result. Tasks of a dead worker are retried; a row whose worker
+died twice is reported as failed. Every wait checks the workers (see `hang_detection`), and has a
+deadline if the user has set one.
 Relies on: a worker pool that returns every task exactly once.
 """
 
@@ -17,7 +17,7 @@ from math import inf
 from typing import Any
 
 from feedline.engine.buffers import SlotTooSmall
-from feedline.engine.hang_detection import CHECK_S, HangDetector, Place
+from feedline.engine.hang_detection import CHECK_S, HangDetector, RowLocation
 from feedline.engine.messages import HUNG, Failure, Report, stage_pages
 from feedline.engine.pool import Death, WorkerPool
 from feedline.engine.settings import ROW_TIMEOUT_S, LiveSettings
@@ -31,7 +31,7 @@ __all__ = ["Feed"]
 
 _DEATHS_PER_ROW = 2
 _FIRST_ROW_NS = 1_000_000.0  # about one full-size ImageNet photograph
-_NEW_WEIGHT = 0.1  # weight of the latest task in the mean time per row
+_EMA_WEIGHT = 0.1  # weight of the latest task in the mean time per row
 
 
 def _describe_sample(batch: BatchSpec, row: int) -> tuple[Any, str]:
@@ -46,13 +46,15 @@ class Feed:
         tasks: kind of tasks, and the slots of the batches.
         pool: worker pool, with the number of workers of `settings`.
         settings: settings that `apply` can change.
-        timeout_s: how long `take` may wait while no worker finishes a row or a whole batch, and the
-            time on one row after which a worker counts as stuck. 0: no limit, and `ROW_TIMEOUT_S`.
+        timeout_s: how long `next_batch` may wait while no worker finishes a row or a whole batch,
+            and the time on one row after which a worker counts as stuck. 0: no limit, and
+            `ROW_TIMEOUT_S`.
         in_order: return batches in planned order; otherwise as soon as they are made.
-        replaces: replace stuck workers, see `HangDetector`; otherwise only warn.
-        ahead: request batches before they are needed. False without workers: the sampler is then
-            read for each batch when it is needed, as in torch.
-        sample: index or key of a row (None if unknown), and its name in messages.
+        replaces_hung_workers: replace stuck workers, see `HangDetector`; otherwise only warn.
+        prefetches: request batches before they are needed. False without workers: the sampler is
+            then read for each batch when it is needed, as in torch.
+        describe_sample: function from a batch and a row to the index or key of its sample (None if
+            unknown) and its name in messages.
     """
 
     def __init__(
@@ -63,41 +65,45 @@ class Feed:
         *,
         timeout_s: float = 0.0,
         in_order: bool = True,
-        replaces: bool = True,
-        ahead: bool = True,
-        sample: Callable[[BatchSpec, int], tuple[Any, str]] = _describe_sample,
+        replaces_hung_workers: bool = True,
+        prefetches: bool = True,
+        describe_sample: Callable[[BatchSpec, int], tuple[Any, str]] = _describe_sample,
     ) -> None:
         self._in_order = in_order
-        self._ahead = ahead
+        self._prefetches = prefetches
         self._tasks = tasks
         self._deadline_s = timeout_s or inf
         self._pool = pool
         self.slots = tasks.slots
         self.settings = settings
         self._batches: Iterator[BatchSpec] = iter(())
-        self._flights: deque[InFlightBatch] = deque()
-        self._too_small: SlotTooSmall | None = None  # raised by `take`; no further batch starts
+        self._in_flight: deque[InFlightBatch] = deque()
+        # Raised by `next_batch`; no further batch starts.
+        self._too_small: SlotTooSmall | None = None
         self._next_number = 0
         self._next_id = 1
         self._outstanding: dict[int, tuple[InFlightBatch, Span]] = {}
         self._pending: list[tuple[int, int, int]] = []  # a heap: batch number, start, id
         self._row_ns = _FIRST_ROW_NS
-        self._sample = sample
+        self._describe_sample = describe_sample
         self._hang_detector = HangDetector(
-            pool, timeout_s or ROW_TIMEOUT_S, self._place, replaces=replaces
+            pool,
+            timeout_s or ROW_TIMEOUT_S,
+            self._locate_row,
+            replaces_hung_workers=replaces_hung_workers,
         )
         self._events = 0  # reports and deaths so far
         self.deaths: list[str] = []
 
     @property
-    def in_flight(self) -> int:
+    def num_in_flight(self) -> int:
         """Number of batches in flight, made or being made."""
-        return len(self._flights)
+        return len(self._in_flight)
 
     @property
-    def depth(self) -> int:
+    def max_in_flight(self) -> int:
         """Maximum number of batches in flight."""
-        return self._tasks.depth(self.settings)
+        return self._tasks.max_in_flight(self.settings)
 
     @property
     def shares_batches(self) -> bool:
@@ -127,16 +133,16 @@ class Feed:
             self._hang_detector.reset()
             self.slots.reclaim()
         else:
-            self._cancel_queued()
-            for flight in self._flights:
-                flight.cancelled = True
-                self._release_if_done(flight)
+            self._requeue_unstarted_tasks()
+            for in_flight in self._in_flight:
+                in_flight.cancelled = True
+                self._release_if_done(in_flight)
             for _, _, id in self._pending:
                 self._remove_task(id)
-        self._flights.clear()
+        self._in_flight.clear()
         self._pending.clear()
         self._batches, self._too_small = batches, None
-        self._pump()
+        self._submit_tasks()
 
     def apply(self, settings: LiveSettings) -> None:
         """Change the settings. Batches in flight are finished unchanged.
@@ -144,30 +150,30 @@ class Feed:
         Raises:
             UsageError: the worker pool cannot have that many workers; nothing changes.
         """
-        self._cancel_queued()  # otherwise workers would exit only after all queued tasks
+        self._requeue_unstarted_tasks()  # otherwise workers would exit only after all queued tasks
         self._pool.resize(settings.workers)
         self._tasks.resize(settings)
         self.settings = settings
-        self._pump()
+        self._submit_tasks()
 
     def ready(self) -> bool:
-        """Return True if `take` would not block."""
-        self._pump()
-        if self._flights and self._next_finished() is None:
+        """Return True if `next_batch` would not block."""
+        self._submit_tasks()
+        if self._in_flight and self._next_finished() is None:
             self.poll(0.0)
         return self._next_finished() is not None
 
     def _next_finished(self) -> InFlightBatch | None:
-        """Next in-flight batch to return, if it is made."""
-        for flight in self._flights:
-            if not flight.open_tasks:
-                return flight
+        """Next batch in flight to return, if it is finished."""
+        for in_flight in self._in_flight:
+            if not in_flight.open_tasks:
+                return in_flight
             if self._in_order:
                 return None
         return None
 
-    def take(self) -> InFlightBatch | None:
-        """Return the next batch, with its failures; None if no batch is left.
+    def next_batch(self) -> InFlightBatch | None:
+        """Return the next finished batch, with its failures; None if no batch is left.
 
         The caller owns its slot and passes it to `slots.release` or `slots.export`.
 
@@ -176,22 +182,22 @@ class Feed:
             LoadTimeoutError: no worker has finished a row or a whole batch before the deadline.
             WorkerError: workers cannot be started.
         """
-        self._pump(1)
-        if not self._flights and self._outstanding:
+        self._submit_tasks(1)
+        if not self._in_flight and self._outstanding:
             # Cancelled batches use all slots until their last tasks are done.
-            self._wait(lambda: bool(self._flights or not self._outstanding))
-        if not self._flights:
+            self._wait(lambda: bool(self._in_flight or not self._outstanding))
+        if not self._in_flight:
             if self._too_small is not None:
                 raise self._too_small
             return None
-        flight = self._next_finished()
-        if flight is None:
+        in_flight = self._next_finished()
+        if in_flight is None:
             self._wait(lambda: self._next_finished() is not None)
-            flight = self._next_finished()
-            assert flight is not None
-        self._flights.remove(flight)
-        self._pump()
-        return flight
+            in_flight = self._next_finished()
+            assert in_flight is not None
+        self._in_flight.remove(in_flight)
+        self._submit_tasks()
+        return in_flight
 
     def _wait(self, is_over: Callable[[], bool]) -> None:
         """Poll until `is_over`, or raise LoadTimeoutError at the deadline."""
@@ -200,7 +206,7 @@ class Feed:
             before = time.monotonic()
             left_s = self._deadline_s - idle_s
             self.poll(min(CHECK_S, left_s) if left_s > 0 else CHECK_S)
-            self._pump()
+            self._submit_tasks()
             # Limited as in `poll`: the program may have been suspended.
             idle_s += min(time.monotonic() - before, 2 * CHECK_S)
             if self._events != events:
@@ -208,10 +214,10 @@ class Feed:
             elif idle_s >= self._deadline_s and not is_over():
                 idle_s = self._hang_detector.idle_s(idle_s)
                 if self._hang_detector.should_time_out(idle_s, self._deadline_s):
-                    raise self._timed_out(idle_s)
+                    raise self._timeout_error(idle_s)
 
-    def _timed_out(self, idle_s: float) -> LoadTimeoutError:
-        awaited = self._flights[0] if self._flights else None
+    def _timeout_error(self, idle_s: float) -> LoadTimeoutError:
+        awaited = self._in_flight[0] if self._in_flight else None
         busy = [
             (self._outstanding[row.task][0] is not awaited, row.since_ns, worker_id, row)
             for worker_id, row in self._pool.busy().items()
@@ -221,10 +227,12 @@ class Feed:
         unit = "row" if self.shares_batches else "batch"
         if busy:
             _, since_ns, worker_id, row = min(busy)
-            place = self._place(row.task, row.row)
+            location = self._locate_row(row.task, row.row)
             on_s = (time.monotonic_ns() - since_ns) / 1e9
-            detail = f"worker {worker_id} (pid {row.pid}) has been on {place.name} for {on_s:.0f} s"
-            facts = {"worker": worker_id, "sample": place.sample}
+            detail = (
+                f"worker {worker_id} (pid {row.pid}) has been on {location.name} for {on_s:.0f} s"
+            )
+            facts = {"worker": worker_id, "sample": location.sample}
         return LoadTimeoutError(
             f"DataLoader timed out after {self._deadline_s:g} seconds in which no worker finished "
             f"a {unit}; {detail}. The storage may be unavailable (a network disk or server that "
@@ -235,13 +243,13 @@ class Feed:
             **facts,
         )
 
-    def _place(self, id: int, row: int) -> Place:
-        """Return the place of a row of a task."""
+    def _locate_row(self, id: int, row: int) -> RowLocation:
+        """Locate a row of a task."""
         if id not in self._outstanding:
-            return Place(-1, row, None, "a cancelled task")
-        flight, span = self._outstanding[id]
-        sample, name = self._sample(flight.batch, span[0] + row)
-        return Place(flight.number, span[0] + row, sample, name)
+            return RowLocation(-1, row, None, "a cancelled task")
+        in_flight, span = self._outstanding[id]
+        sample, name = self._describe_sample(in_flight.batch, span[0] + row)
+        return RowLocation(in_flight.number, span[0] + row, sample, name)
 
     def poll(self, timeout_s: float) -> None:
         """Process new events of the workers; wait for one if there is none yet."""
@@ -256,18 +264,18 @@ class Feed:
     def close(self) -> None:
         """End the workers and free the memory that no batch uses."""
         self._batches = iter(())
-        self._flights.clear()
+        self._in_flight.clear()
         self.slots.close()
         self._pool.close()
 
-    def _pump(self, count: int = 0) -> None:
+    def _submit_tasks(self, count: int = 0) -> None:
         """Queue tasks for all free slots, up to the maximum in flight.
 
         Args:
-            count: number of batches to queue if none is made ahead.
+            count: number of batches to queue without prefetching.
         """
-        depth = self.depth if self._ahead else count
-        while len(self._flights) < depth and self._too_small is None:
+        max_in_flight = self.max_in_flight if self._prefetches else count
+        while len(self._in_flight) < max_in_flight and self._too_small is None:
             slot = self.slots.acquire()
             if slot is None:
                 break
@@ -275,53 +283,53 @@ class Feed:
             if batch is None:
                 self.slots.release(slot)
                 break
-            flight = InFlightBatch(self._next_number, batch, slot)
+            in_flight = InFlightBatch(self._next_number, batch, slot)
             try:
-                spans = self._tasks.begin(flight, self.settings, self._row_ns)
-            except SlotTooSmall as error:  # `take` raises it after the batches before it
+                spans = self._tasks.begin(in_flight, self.settings, self._row_ns)
+            except SlotTooSmall as error:  # `next_batch` raises it after the batches before it
                 self.slots.release(slot)
                 self._too_small = error
                 break
             self._next_number += 1
-            self._flights.append(flight)
+            self._in_flight.append(in_flight)
             for span in spans:
-                self._add_task(flight, span)
+                self._add_task(in_flight, span)
         while self._pending:
             id = self._pending[0][2]
-            flight, span = self._outstanding[id]
-            if not self._pool.submit(self._tasks.task(id, flight, span)):
+            in_flight, span = self._outstanding[id]
+            if not self._pool.submit(self._tasks.task(id, in_flight, span)):
                 break
             heapq.heappop(self._pending)
 
-    def _add_task(self, flight: InFlightBatch, span: Span) -> None:
-        flight.open_tasks += 1
-        self._outstanding[self._next_id] = flight, span
-        heapq.heappush(self._pending, (flight.number, span[0], self._next_id))
+    def _add_task(self, in_flight: InFlightBatch, span: Span) -> None:
+        in_flight.open_tasks += 1
+        self._outstanding[self._next_id] = in_flight, span
+        heapq.heappush(self._pending, (in_flight.number, span[0], self._next_id))
         self._next_id += 1
 
-    def _cancel_queued(self) -> None:
+    def _requeue_unstarted_tasks(self) -> None:
         """Cancel tasks that no worker has started, to queue them again in order."""
         for id in self._pool.cancel():
-            flight, span = self._outstanding[id]
-            heapq.heappush(self._pending, (flight.number, span[0], id))
+            in_flight, span = self._outstanding[id]
+            heapq.heappush(self._pending, (in_flight.number, span[0], id))
 
     def _remove_task(self, id: int) -> None:
-        flight, _ = self._outstanding.pop(id)
-        flight.open_tasks -= 1
-        self._release_if_done(flight)
+        in_flight, _ = self._outstanding.pop(id)
+        in_flight.open_tasks -= 1
+        self._release_if_done(in_flight)
 
-    def _release_if_done(self, flight: InFlightBatch) -> None:
-        if flight.cancelled and not flight.open_tasks:
-            self.slots.release(flight.slot)
+    def _release_if_done(self, in_flight: InFlightBatch) -> None:
+        if in_flight.cancelled and not in_flight.open_tasks:
+            self.slots.release(in_flight.slot)
 
     def _on_report(self, report: Report) -> None:
         self._events += 1
         self._hang_detector.finished(report.worker_id, report.started_ns)
-        flight, span = self._outstanding[report.id]
+        in_flight, span = self._outstanding[report.id]
         row_ns = (report.ended_ns - report.started_ns) / max(1, span[1])
-        self._row_ns += _NEW_WEIGHT * (row_ns - self._row_ns)
-        flight.failures += report.failures
-        self._tasks.store_result(flight, report)
+        self._row_ns += _EMA_WEIGHT * (row_ns - self._row_ns)
+        in_flight.failures += report.failures
+        self._tasks.store_result(in_flight, report)
         self._remove_task(report.id)  # last, as it may release the slot
 
     def _on_death(self, death: Death) -> None:
@@ -329,24 +337,24 @@ class Feed:
         self.deaths.append(death.how)
         self._events += 1
         for id in death.lost:
-            flight, span = self._outstanding[id]
-            if not flight.cancelled:
+            in_flight, span = self._outstanding[id]
+            if not in_flight.cancelled:
                 spans = [span]
                 if id == death.task:
                     row = span[0] + death.row
-                    flight.deaths[row] = flight.deaths.get(row, 0) + 1
-                    give_up = flight.deaths[row] >= _DEATHS_PER_ROW
+                    in_flight.deaths[row] = in_flight.deaths.get(row, 0) + 1
+                    give_up = in_flight.deaths[row] >= _DEATHS_PER_ROW
                     spans = self._tasks.retry_spans(span, row, give_up)
                     if give_up:
                         text = (
                             f"killed its worker {_DEATHS_PER_ROW} times; the last time: {death.how}"
                         )
                         kind = HUNG if death.hung else "WorkerDied"
-                        flight.failures.append(Failure(row, kind, text))
+                        in_flight.failures.append(Failure(row, kind, text))
                 for part in spans:
-                    self._add_task(flight, part)
+                    self._add_task(in_flight, part)
             self._remove_task(id)
         if death.lost:
             # Queue the tasks of later batches again, after those of the oldest.
-            self._cancel_queued()
-            self._pump()
+            self._requeue_unstarted_tasks()
+            self._submit_tasks()

@@ -91,8 +91,8 @@ def describe_generators(dataset: object, collate_fn: object = None) -> list[str]
 def seed_generators(generators: Sequence[DatasetGenerator], seed: int) -> None:
     """Seed each generator with its own stream, from 64 bits."""
     seed = extend(seed, _GENERATORS)
-    for place, each in enumerate(generators):
-        each.kind.seed(each.generator, extend(seed, place))
+    for index, each in enumerate(generators):
+        each.kind.seed(each.generator, extend(seed, index))
 
 
 def seed_generators_temporarily(generators: Sequence[DatasetGenerator], seed: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from feedline.engine.pool import WorkerPool
 from feedline.errors import WorkerError
 
-__all__ = ["CHECK_S", "OPEN_S", "HangDetector", "Place"]
+__all__ = ["CHECK_S", "OPEN_S", "HangDetector", "RowLocation"]
 
 CHECK_S = 1.0
 """Interval between two checks of the workers, in seconds."""
@@ -27,8 +27,8 @@ OPEN_S = 60.0
 _log = logging.getLogger("feedline")
 
 
-class Place(NamedTuple):
-    """A row of a batch in flight."""
+class RowLocation(NamedTuple):
+    """Location of a row: its batch in flight, and its sample."""
 
     batch: int  # number of the batch
     row: int  # row of the batch; the first row of the task, if the source does not report rows
@@ -42,22 +42,22 @@ class HangDetector:
     Args:
         pool: worker pool.
         timeout_s: time on one row after which a worker counts as stuck.
-        place: function from a task id and a row of the task to its place.
-        replaces: replace stuck workers; otherwise only warn.
+        locate_row: function from a task id and a row of the task to its location.
+        replaces_hung_workers: replace stuck workers; otherwise only warn.
     """
 
     def __init__(
         self,
         pool: WorkerPool,
         timeout_s: float,
-        place: Callable[[int, int], Place],
+        locate_row: Callable[[int, int], RowLocation],
         *,
-        replaces: bool = True,
+        replaces_hung_workers: bool = True,
     ) -> None:
         self._pool = pool
         self._timeout_s = timeout_s
-        self._place = place
-        self._replaces = replaces
+        self._locate_row = locate_row
+        self._replaces = replaces_hung_workers
         self.reset()
 
     def reset(self) -> None:
@@ -122,18 +122,18 @@ class HangDetector:
             self._has_warned = False
         for worker_id, held_s in stuck.items():
             row = self._rows[worker_id][0]
-            place = self._place(*row)
+            location = self._locate_row(*row)
             if self._is_only_one_stuck(worker_id, busy[worker_id].since_ns):
-                self._replaced_rows.add((place.batch, place.row))
+                self._replaced_rows.add((location.batch, location.row))
                 self._rows[worker_id] = row, 0.0  # its `Death` follows
                 self._pool.kill(
                     worker_id, f"killed after {held_s:.0f} s without progress (timeout)"
                 )
             else:
                 self._warn(
-                    f"worker {worker_id} (pid {busy[worker_id].pid}) has been on {place.name} for "
-                    f"{held_s:.0f} s; waiting for it. The storage may be unavailable (a network "
-                    "disk or server that does not answer). Set timeout= to limit the wait"
+                    f"worker {worker_id} (pid {busy[worker_id].pid}) has been on {location.name} "
+                    f"for {held_s:.0f} s; waiting for it. The storage may be unavailable (a "
+                    "network disk or server that does not answer). Set timeout= to limit the wait"
                 )
         if self._idle_s >= self._timeout_s + OPEN_S and not busy:
             self._on_idle()
@@ -154,8 +154,11 @@ class HangDetector:
             if other != worker_id
         ):
             return False
-        place = self._place(*self._rows[worker_id][0]) if worker_id in self._rows else None
-        return (place is not None and (place.batch, place.row) in self._replaced_rows) or any(
+        location = self._locate_row(*self._rows[worker_id][0]) if worker_id in self._rows else None
+        was_replaced = (
+            location is not None and (location.batch, location.row) in self._replaced_rows
+        )
+        return was_replaced or any(
             start_ns > since_ns
             for other, start_ns in self._last_start_ns.items()
             if other != worker_id

@@ -113,7 +113,7 @@ class RowTask(NamedTuple):
     start: int = 0  # first row of the task within the batch
     image_size: int | None = None  # in pixels; None if no size is set, 0 in a message
     seed: int = 0  # of the epoch
-    place: int = 0  # place and stride: see `order.seeds.row_seed`
+    first_position: int = 0  # and `stride`: see `order.seeds.row_seed`
     stride: int = 0
     strength: float = 1.0  # of augmentation
 
@@ -141,7 +141,7 @@ class BatchTask(NamedTuple):
     image_size: int | None = None  # in pixels; None if no size is set, 0 in a message
     seed: int = 0  # of the batch
     row_seed: int = 0  # of the epoch
-    place: int = 0  # place and stride: see `order.seeds.row_seed`
+    first_position: int = 0  # and `stride`: see `order.seeds.row_seed`
     stride: int = 0
     strength: float = 1.0  # of augmentation
     key_bytes: int = 0  # bytes of keys at the head of the slot's memory instead
@@ -154,7 +154,7 @@ class BatchTask(NamedTuple):
             image_size=batch.image_size,
             seed=batch.batch_seed,
             row_seed=batch.seed,
-            place=batch.place,
+            first_position=batch.first_position,
             stride=batch.stride,
             strength=batch.phase.strength,
         )

@@ -43,7 +43,7 @@ from feedline.errors import UsageError
 __all__ = ["PortablePool", "run_worker"]
 
 _REFERENCE = struct.Struct("<qq")  # id 0 (no task), size in bytes; then the memory's name
-_DEPTH = 4  # tasks per worker: enough work for one training step
+_MAX_TASKS_PER_WORKER = 4  # enough work for one training step
 _PIPE_BYTES = 4 << 10  # of tasks in a pipe: half the smallest buffer, to fit an exit task too
 _END_DEADLINE_S = 5.0
 
@@ -235,7 +235,7 @@ class PortablePool(WorkerPool):
     def submit(self, task: Task) -> bool:
         """Send a task to the worker with the fewest tasks; False if all have enough."""
         worker = min(self._active_workers(), key=lambda w: len(w.outstanding), default=None)
-        if worker is None or len(worker.outstanding) >= _DEPTH:
+        if worker is None or len(worker.outstanding) >= _MAX_TASKS_PER_WORKER:
             return False
         message = worker.add(task.id, task.pack())
         with contextlib.suppress(OSError):  # it died: `wait` reports it and returns the task

@@ -122,9 +122,9 @@ class LiveSettings:
         workers: number of workers; 0 if the training process makes batches.
         prefetch: maximum number of batches in flight, made or not. For rows, at most the number of
             slots; for whole batches, slots are added. Default: the number of slots for rows,
-            `default_ahead` for whole batches.
+            `default_prefetch` for whole batches.
         prefetch_factor: whole batches that each worker makes ahead.
-        ahead: minimum of whole batches made ahead by all workers together.
+        min_prefetched_batches: minimum of whole batches made ahead by all workers together.
         task_ns: target work of a task of a batch of rows, in ns.
 
     Raises:
@@ -134,7 +134,7 @@ class LiveSettings:
     workers: int
     prefetch: int | None = None
     prefetch_factor: int = DEFAULT_PREFETCH_FACTOR
-    ahead: int = 0
+    min_prefetched_batches: int = 0
     task_ns: int = TASK_NS
 
     def __post_init__(self) -> None:
@@ -142,7 +142,7 @@ class LiveSettings:
             ("num_workers", self.workers, 0, MAX_WORKERS),
             ("prefetch", 1 if self.prefetch is None else self.prefetch, 1, None),
             ("prefetch_factor", self.prefetch_factor, 1, None),
-            ("ahead", self.ahead, 0, None),
+            ("min_prefetched_batches", self.min_prefetched_batches, 0, None),
             ("task_ns", self.task_ns, 1, None),
         ):
             if not is_count(value) or value < least or (most is not None and value > most):
@@ -150,10 +150,10 @@ class LiveSettings:
                 raise UsageError(f"must be a whole number, {limits}, got {value!r}", argument=name)
 
     @property
-    def default_ahead(self) -> int:
+    def default_prefetch(self) -> int:
         """Default number of whole batches made ahead."""
-        return max(self.prefetch_factor * self.workers, self.ahead)
+        return max(self.prefetch_factor * self.workers, self.min_prefetched_batches)
 
-    def depth(self, slots: int) -> int:
+    def max_in_flight(self, num_slots: int) -> int:
         """Maximum number of batches in flight for a number of slots."""
-        return slots if self.prefetch is None else min(self.prefetch, slots)
+        return num_slots if self.prefetch is None else min(self.prefetch, num_slots)

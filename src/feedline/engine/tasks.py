@@ -1,9 +1,10 @@
 """Batches in flight and their tasks: some rows, or whole batches.
 
 `RowTasks` are for a `Source`, `BatchTasks` for a `BatchSource`; the feed queues and counts them.
-Both have the same methods: `resize` prepares the slots for new settings, `depth` is the maximum
-number of batches in flight, `begin` divides a batch into spans, `task` creates a span's message,
-`store_result` stores a report's data, and `retry_spans` lists the spans to repeat after a death.
+Both have the same methods: `resize` prepares the slots for new settings, `max_in_flight` is the
+maximum number of batches in flight, `begin` divides a batch into spans, `task` creates a span's
+message, `store_result` stores a report's data, and `retry_spans` lists the spans to repeat after a
+death.
 """
 
 from __future__ import annotations
@@ -79,42 +80,42 @@ class RowTasks:
     def resize(self, settings: LiveSettings) -> None:
         """Do nothing: memory is allocated once, and all workers share each batch."""
 
-    def depth(self, settings: LiveSettings) -> int:
+    def max_in_flight(self, settings: LiveSettings) -> int:
         """Maximum number of batches in flight."""
-        return settings.depth(self.slots.num_slots)
+        return settings.max_in_flight(self.slots.num_slots)
 
-    def begin(self, flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
+    def begin(self, in_flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
         """Divide a batch as computed by `rows_per_task`, or raise SlotTooSmall."""
-        batch = flight.batch
+        batch = in_flight.batch
         if batch.is_sampled and NO_NUMBER in batch.samples:
-            batch = flight.batch = _with_integer_keys(batch)
-        flight.fields = self._fields(batch.image_size)
-        if batch_bytes(flight.fields, batch.rows) > self.slots.slot_bytes:
-            raise SlotTooSmall(batch_bytes(flight.fields, batch.rows))
+            batch = in_flight.batch = _with_integer_keys(batch)
+        in_flight.fields = self._fields(batch.image_size)
+        if batch_bytes(in_flight.fields, batch.rows) > self.slots.slot_bytes:
+            raise SlotTooSmall(batch_bytes(in_flight.fields, batch.rows))
         # The user holds one slot; the others are in flight.
-        ahead = settings.depth(max(1, self.slots.num_slots - 1))
-        rows = rows_per_task(batch.rows, settings.workers, row_ns, ahead, settings.task_ns)
+        max_in_flight = settings.max_in_flight(max(1, self.slots.num_slots - 1))
+        rows = rows_per_task(batch.rows, settings.workers, row_ns, max_in_flight, settings.task_ns)
         return divide_rows(batch.rows, rows)
 
-    def task(self, id: int, flight: InFlightBatch, span: Span) -> RowTask:
+    def task(self, id: int, in_flight: InFlightBatch, span: Span) -> RowTask:
         """Create the task of a span."""
-        batch = flight.batch
+        batch = in_flight.batch
         start, count = span
         return RowTask(
             id=id,
-            offset=self.slots.offset(flight.slot),
+            offset=self.slots.offset(in_flight.slot),
             slot_bytes=self.slots.slot_bytes,
             batch_rows=batch.rows,
             start=start,
             image_size=batch.image_size,
             seed=batch.seed,
-            place=batch.place,
+            first_position=batch.first_position,
             stride=batch.stride,
             strength=batch.phase.strength,
             samples=batch.samples[start : start + count],
         )
 
-    def store_result(self, flight: InFlightBatch, report: Report) -> None:
+    def store_result(self, in_flight: InFlightBatch, report: Report) -> None:
         """Do nothing: the rows are in place."""
 
     def retry_spans(self, span: Span, row: int, give_up: bool) -> list[Span]:
@@ -147,41 +148,42 @@ class BatchTasks:
 
     def resize(self, settings: LiveSettings) -> None:
         """Provide slots for the maximum in flight and for those the user holds."""
-        default, prefetch = self._default_depth(settings), settings.prefetch
+        default, prefetch = self._default_max_in_flight(settings), settings.prefetch
         self.slots.grow(
             default if prefetch is None else max(default, prefetch + self._max_user_batches)
         )
 
-    def depth(self, settings: LiveSettings) -> int:
+    def max_in_flight(self, settings: LiveSettings) -> int:
         """Maximum number of batches in flight; by default as many as there are slots."""
-        return self._default_depth(settings) if settings.prefetch is None else settings.prefetch
+        prefetch = settings.prefetch
+        return self._default_max_in_flight(settings) if prefetch is None else prefetch
 
-    def _default_depth(self, settings: LiveSettings) -> int:
+    def _default_max_in_flight(self, settings: LiveSettings) -> int:
         # Slots that the user could hold but does not are used to make more batches ahead.
-        return settings.default_ahead + self._max_user_batches
+        return settings.default_prefetch + self._max_user_batches
 
-    def begin(self, flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
+    def begin(self, in_flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
         """Return one span."""
-        return [(0, flight.batch.rows)]
+        return [(0, in_flight.batch.rows)]
 
-    def task(self, id: int, flight: InFlightBatch, span: Span) -> BatchTask:
+    def task(self, id: int, in_flight: InFlightBatch, span: Span) -> BatchTask:
         """Create the task of the batch."""
-        keys = pickle.dumps(flight.batch.dataset_keys)
-        task = BatchTask.for_batch(flight.batch)
+        keys = pickle.dumps(in_flight.batch.dataset_keys)
+        task = BatchTask.for_batch(in_flight.batch)
         if self._shares_memory and len(keys) > MAX_KEY_BYTES:
-            self.slots.write(flight.slot, keys)
+            self.slots.write(in_flight.slot, keys)
             task = task._replace(key_bytes=len(keys))
         else:
             task = task._replace(keys=keys)
-        return task._replace(id=id, memory=self.slots.memory(flight.slot), slot=flight.slot)
+        return task._replace(id=id, memory=self.slots.memory(in_flight.slot), slot=in_flight.slot)
 
-    def store_result(self, flight: InFlightBatch, report: Report) -> None:
+    def store_result(self, in_flight: InFlightBatch, report: Report) -> None:
         """Store the batch from the slot's memory, from new memory, or from the report."""
-        flight.used, flight.structure_bytes = report.used, report.structure_bytes
+        in_flight.used, in_flight.structure_bytes = report.used, report.structure_bytes
         if report.memory >= 0:
-            self.slots.adopt(flight.slot, _map_memory(report.memory))
+            self.slots.adopt(in_flight.slot, _map_memory(report.memory))
         elif report.data is not None:
-            self.slots.put(flight.slot, report.data)
+            self.slots.put(in_flight.slot, report.data)
 
     def retry_spans(self, span: Span, row: int, give_up: bool) -> list[Span]:
         """Return the whole batch, or nothing: `collate_fn` needs every sample."""

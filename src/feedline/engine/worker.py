@@ -198,7 +198,7 @@ def fill(
         line[SINCE] = clock()
         line[ROW] = k
         row = task.start + k
-        own_seed = row_seed(seed, sample, row, task.place, task.stride)
+        own_seed = row_seed(seed, sample, row, task.first_position, task.stride)
         item = Item(sample, task.image_size, own_seed, task.strength)
         try:
             source.load(item, tuple([view[row, ...] for view in views]))

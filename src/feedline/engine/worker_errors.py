@@ -51,8 +51,8 @@ class WorkerException:
     own: str = ""  # original message, for an exception that is raised with that alone
 
     @classmethod
-    def of(cls, error: BaseException, place: str) -> WorkerException:
-        """Catch an exception; `place` is its origin, e.g. "in DataLoader worker process 0"."""
+    def of(cls, error: BaseException, where: str) -> WorkerException:
+        """Catch an exception; `where` is its origin, e.g. "in DataLoader worker process 0"."""
         # These two would end the program, or the epoch, without a word.
         unfit = isinstance(error, (SystemExit, StopIteration))
         kind = RuntimeError if unfit else type(error)
@@ -60,7 +60,7 @@ class WorkerException:
         with contextlib.suppress(Exception):  # its class may allow no change
             error.__notes__ = []  # type: ignore[attr-defined]  # already in the message
         trace = "".join(traceback.format_exception(error))
-        message = f"Caught {type(error).__name__} {place}.{notes}\nOriginal {trace}"
+        message = f"Caught {type(error).__name__} {where}.{notes}\nOriginal {trace}"
         try:
             pickle.loads(pickle.dumps(kind))
         except Exception:

@@ -231,7 +231,7 @@ class WorkerEngine(Engine):
     @property
     def in_flight(self) -> int:
         """Number of batches in flight."""
-        return self.feed.in_flight + len(self._sent)
+        return self.feed.num_in_flight + len(self._sent)
 
     def begin(self, restart: bool) -> None:
         """Begin an iteration at the position."""
@@ -311,35 +311,35 @@ class WorkerEngine(Engine):
         self._sent.clear()
         self._failed_ahead = False
 
-    def _take(self) -> InFlightBatch:
+    def _next_batch(self) -> InFlightBatch:
         self.transfer.reclaim(wait=False)
-        while (flight := self.feed.take()) is None:
+        while (in_flight := self.feed.next_batch()) is None:
             self.transfer.reclaim(wait=True)
-        return flight
+        return in_flight
 
-    def _send(self, flight: InFlightBatch) -> None:
-        skipped = self._policy(flight) if flight.failures else []
-        self.transfer.send(flight)
-        self._sent.append((flight.batch, skipped))
+    def _send(self, in_flight: InFlightBatch) -> None:
+        skipped = self._policy(in_flight) if in_flight.failures else []
+        self.transfer.send(in_flight)
+        self._sent.append((in_flight.batch, skipped))
 
     def _send_requested(self) -> None:
         """Send the batch at the position, or raise the exception that replaces it."""
-        flight = self._take()
+        in_flight = self._next_batch()
         try:
-            self._send(flight)
+            self._send(in_flight)
         except SampleError:
             if self._skip_after_error:
-                self.batch = flight.batch
-                self._position.record_delivery(flight.batch)
+                self.batch = in_flight.batch
+                self._position.record_delivery(in_flight.batch)
             self._disturbed = False
             self.restart_prefetch()
             raise
 
     def _send_ahead(self) -> None:
         """Start the transfer of the next batch if it is ready, also at the end of an epoch."""
-        if self.transfer.ahead and self.feed.ready():
+        if self.transfer.can_send_early and self.feed.ready():
             try:
-                self._send(self._take())
+                self._send(self._next_batch())
             except SampleError:
                 self._failed_ahead = True  # when requested, the batch is made again, and raises
 

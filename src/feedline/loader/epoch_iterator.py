@@ -50,11 +50,11 @@ class LoaderRuntime:
         self.arguments = arguments
         """Arguments that a copy of the loader is built with."""
         self.options = options
-        self.ahead = 0
+        self.min_prefetched_batches = 0
         """Minimum of whole batches made ahead, set by adaptation."""
         self._loader_ref = weakref.ref(loader)
         self._planned_batches = loader.batch_sampler if order else None
-        current = options.current(loader, order, self.ahead)
+        current = options.current(loader, order, self.min_prefetched_batches)
         self.stream = BatchStream(current, create_position(current, loader))
         self.recording = Recording(self.stream)
         self.adaptation: Adaptation | None = None
@@ -73,7 +73,7 @@ class LoaderRuntime:
 
     def current_options(self) -> Options:
         """Options from the loader's current attributes."""
-        return self.options.current(self._loader, self.create_order(), self.ahead)
+        return self.options.current(self._loader, self.create_order(), self.min_prefetched_batches)
 
     def create_order(self) -> Order | None:
         """Order for the current length of the dataset and the current ranks."""

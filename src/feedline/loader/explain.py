@@ -190,7 +190,8 @@ def _prefetch(options: Options, choice: EngineChoice) -> str:
     if options.num_workers == 0 or choice.engine == "tensors":
         return ""
     text = f"{options.prefetch_factor} batches per worker (prefetch_factor)"
-    return f"{text}, at least {options.ahead}" if options.ahead else text
+    minimum = options.min_prefetched_batches
+    return f"{text}, at least {minimum}" if minimum else text
 
 
 def _memory(options: Options, choice: EngineChoice, used: int) -> str:

@@ -128,8 +128,10 @@ class LiveAttributes:
                 argument="prefetch_factor",
             )
         if not options.iterable:
-            self._runtime.stream.engine.apply(prefetch_factor=factor_or_default(factor), ahead=0)
-        self._runtime.ahead = 0
+            self._runtime.stream.engine.apply(
+                prefetch_factor=factor_or_default(factor), min_prefetched_batches=0
+            )
+        self._runtime.min_prefetched_batches = 0
 
     def _require_rows(self, name: str, value: object, instead: str) -> None:
         choice = self._runtime.stream.choice()
@@ -146,8 +148,8 @@ class LiveAttributes:
             engine.apply(task_ns=task_ns_of(value))
             object.__setattr__(self._loader, "task_ms", value)
         elif what == "prefetch":
-            engine.apply(ahead=int(value or 0))
-            self._runtime.ahead = int(value or 0)
+            engine.apply(min_prefetched_batches=int(value or 0))
+            self._runtime.min_prefetched_batches = int(value or 0)
         else:
             engine.apply(workers=int(value or 0))
             object.__setattr__(self._loader, "num_workers", int(value or 0))
@@ -290,7 +292,7 @@ class Adaptation:
                 seconds=self._passed_ns / 1e9,
                 wait_s=self._waited_ns / 1e9,
                 workers=live.workers,
-                prefetch=live.default_ahead if is_whole else 0,
+                prefetch=live.default_prefetch if is_whole else 0,
                 task_ms=0.0 if is_whole else live.task_ns / 1e6,
                 error=error_of(self._steps_ns),
             )

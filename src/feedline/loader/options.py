@@ -139,7 +139,8 @@ class Options(Arguments):
         index_sampler: yields the keys of each batch, if feedline does not plan the order.
         order: order planned by feedline; None if samplers or the dataset define it.
         max_rows: rows of the largest batch; 0 if unknown.
-        ahead: minimum of whole batches made ahead by all workers together, found by adaptation.
+        min_prefetched_batches: minimum of whole batches made ahead by all workers together, found
+            by adaptation.
         task_ns: work per task of a batch of rows, in ns.
     """
 
@@ -160,7 +161,7 @@ class Options(Arguments):
     index_sampler: Iterable[Any] = ()
     order: Order | None = None
     max_rows: int = 0
-    ahead: int = 0
+    min_prefetched_batches: int = 0
     task_ns: int = TASK_NS
 
     @classmethod
@@ -219,13 +220,13 @@ class Options(Arguments):
             on_device=_device_transforms(arguments) if native else None,
         )
 
-    def current(self, loader: Any, order: Order | None, ahead: int) -> Options:
+    def current(self, loader: Any, order: Order | None, min_prefetched_batches: int) -> Options:
         """Options with a loader's current attributes: most may be set at any time, as in torch.
 
         Args:
             loader: a feedline DataLoader, built with these options.
             order: order of the loader, if planned by feedline.
-            ahead: minimum of whole batches made ahead.
+            min_prefetched_batches: minimum of whole batches made ahead.
         """
         changes = {name: getattr(loader, name) for name in _LIVE}
         prefetch = None if loader.prefetch == self.allocated_prefetch else loader.prefetch
@@ -240,7 +241,7 @@ class Options(Arguments):
             index_sampler=() if self.iterable else loader._index_sampler,
             order=order,
             max_rows=_max_rows(loader),
-            ahead=ahead,
+            min_prefetched_batches=min_prefetched_batches,
         )
 
 

@@ -90,7 +90,7 @@ class Recording:
             stream.position.current.epoch,
             began_ns,
             timed_elsewhere=stream.engine.times_steps,
-            device_clock=bool(getattr(transfer, "ahead", False)),
+            device_clock=bool(getattr(transfer, "can_send_early", False)),
             before=self._pass if same else None,
         )
         self._may_rest = not self._pass.entry.device_clock

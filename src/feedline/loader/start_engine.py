@@ -49,15 +49,15 @@ __all__ = [
 
 
 def samples_to_skip(
-    source: Source, slots: BatchBuffers, on_error: str, flight: InFlightBatch
+    source: Source, slots: BatchBuffers, on_error: str, in_flight: InFlightBatch
 ) -> list[Skipped]:
     """Samples to skip in a batch with failed rows. Releases the slot if it raises an error.
 
     Raises:
         SampleError: samples must not be skipped.
     """
-    failures = sorted(flight.failures, key=lambda failure: failure.row)
-    batch = flight.batch
+    failures = sorted(in_flight.failures, key=lambda failure: failure.row)
+    batch = in_flight.batch
     if on_error == "skip" and len(failures) < batch.rows:
         return [
             (
@@ -66,7 +66,7 @@ def samples_to_skip(
             )
             for failure in failures
         ]
-    slots.release(flight.slot)
+    slots.release(in_flight.slot)
     first = failures[0]
     sample = int(batch.samples[first.row])
     name = _name(source, sample)
@@ -177,8 +177,8 @@ def _build_row_engine(
                 workers=options.num_workers, prefetch=options.prefetch, task_ns=options.task_ns
             ),
             timeout_s=options.timeout,
-            ahead=options.num_workers > 0,
-            sample=partial(describe_row, source),
+            prefetches=options.num_workers > 0,
+            describe_sample=partial(describe_row, source),
         )
         # torch's default collate makes lists of tuples.
         form: Callable[[Tensors], Any] = tuple if options.native else list
@@ -227,7 +227,7 @@ def _build_batch_engine(
         live = LiveSettings(
             workers=options.num_workers,
             prefetch_factor=options.prefetch_factor,
-            ahead=options.ahead,
+            min_prefetched_batches=options.min_prefetched_batches,
         )
         tasks.resize(live)
         feed = Feed(
@@ -236,13 +236,13 @@ def _build_batch_engine(
             live,
             timeout_s=options.timeout,
             in_order=options.in_order,
-            replaces=False,  # a user's sample may take any time
-            sample=partial(describe_sample, options.dataset),
+            replaces_hung_workers=False,  # a user's sample may take any time
+            describe_sample=partial(describe_sample, options.dataset),
         )
         transfer = WholeBatchTransfer(
             slots, max_user_batches=_MAX_USER_BATCHES, pin=options.pin_memory
         )
-        return WorkerEngine(feed, transfer, position, lambda flight: [])
+        return WorkerEngine(feed, transfer, position, lambda in_flight: [])
 
 
 def _build_in_process_engine(

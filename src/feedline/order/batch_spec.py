@@ -40,9 +40,9 @@ class BatchSpec:
         samples: sample indices, shape (rows,), int64.
         padding: number of rows at the end that repeat samples of other rows.
         seed: 64 bits, the same on every rank. A row's seed is mix(seed, sample), or, if a sample
-            may occur twice, mix(seed, sample, place + row * stride).
-        place: index of the first row in the epoch's order.
-        stride: distance between the places of adjacent rows; 0 if row seeds ignore places.
+            may occur twice, mix(seed, sample, first_position + row * stride).
+        first_position: position of the first row in the epoch's order.
+        stride: distance between the positions of adjacent rows; 0 if row seeds ignore positions.
         rank: rank of the process that loads the batch.
         is_sampled: True if a sampler defines the batch, instead of a planned order.
         keys: keys from the sampler: the arguments of the dataset's `__getitem__`; None if planned.
@@ -58,7 +58,7 @@ class BatchSpec:
     rank: int = 0
     is_sampled: bool = False
     keys: object = None
-    place: int = 0
+    first_position: int = 0
     stride: int = 0
 
     @property

@@ -1,8 +1,9 @@
 """Order of samples and sampling weights: samples, image size and seed of each planned batch.
 
 `Order.batch(epoch, step)` is the same in every process, after a restart and with any number of
-workers. A place is an index into the order of an epoch. Over all ranks an epoch has every place
-once, except that some are repeated as padding to equal shares, or dropped with `drop_last`.
+workers. A position is an index into the order of an epoch. Over all ranks an epoch has every
+position once, except that some are repeated as padding to equal shares, or dropped with
+`drop_last`.
 Saved states hold the names of sample orders, so the meaning of a name never changes. Random orders
 use numpy's legacy RandomState because its stream is frozen (NEP 19), unlike Generator's.
 """
@@ -112,7 +113,7 @@ class Weights:
         return np.cumsum(self._scaled)
 
     def draw_with_replacement(self, rng: np.random.RandomState) -> NDArray[np.int64]:
-        """Draw a sample for each place of an epoch, shape (length,)."""
+        """Draw a sample for each position of an epoch, shape (length,)."""
         points = rng.random_sample(len(self))
         points *= self._cumulative[-1]
         # Sorting, searching and shuffling takes a third of the time of searching unsorted points.
@@ -161,7 +162,7 @@ def describe_sample_order(sample_order: str) -> str:
 def epoch_order(
     length: int, seed: int, epoch: int, sample_order: str, weights: Weights | None = None
 ) -> NDArray[np.int64]:
-    """Sample at each place of an epoch. Read-only, shape (length,), int64."""
+    """Sample at each position of an epoch. Read-only, shape (length,), int64."""
     _check_sample_order(sample_order, weights)
     if sample_order == SEQUENTIAL:
         samples = np.arange(length, dtype=np.int64)
@@ -310,8 +311,8 @@ class Order:
             padding=int(self.rank >= self.world_size - missing),
             seed=mix(self.seed, epoch),
             rank=self.rank,
-            # Row seeds depend on places, so a row is the same on any number of ranks.
-            place=start + self.rank,
+            # Row seeds depend on positions, so a row is the same on any number of ranks.
+            first_position=start + self.rank,
             stride=self.world_size if self.sample_order == WEIGHTED else 0,
         )
 

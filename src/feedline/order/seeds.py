@@ -32,19 +32,19 @@ def mix(*parts: int) -> int:
     return z
 
 
-def row_seed(epoch_seed: int, sample: int, row: int, place: int, stride: int) -> int:
-    """Seed of a row, from the epoch, the sample and, if a sample may occur twice, the place.
+def row_seed(epoch_seed: int, sample: int, row: int, first_position: int, stride: int) -> int:
+    """Seed of a row, from the epoch, the sample and, if a sample may occur twice, the position.
 
     Args:
         epoch_seed: `mix(seed of the epoch)`, computed once for many rows.
         sample: sample index.
         row: row within the batch.
-        place: index of the batch's first row in the epoch's order.
-        stride: distance between the places of adjacent rows; 0 if the seed ignores places.
+        first_position: position of the batch's first row in the epoch's order.
+        stride: distance between the positions of adjacent rows; 0 if the seed ignores positions.
     """
     # `extend` is inlined here, because function calls matter for tiny rows.
     seed = _scramble((epoch_seed + _GAMMA + (sample & _MASK)) & _MASK)
-    return extend(seed, place + row * stride) if stride else seed
+    return extend(seed, first_position + row * stride) if stride else seed
 
 
 class RandomStream:
