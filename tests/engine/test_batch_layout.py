@@ -34,7 +34,7 @@ def through(value: Any, memory_bytes: int = 0) -> Any:
     if space.fits:
         memory = space._memory[: space.used].copy()
     else:
-        memory = space.move(lambda nbytes: np.full(nbytes, 99, np.uint8))[: space.used]
+        memory = space.copy_to_larger(lambda nbytes: np.full(nbytes, 99, np.uint8))[: space.used]
     return read_batch(memory, shell)
 
 

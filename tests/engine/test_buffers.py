@@ -102,8 +102,8 @@ def whole_batches(
         batch, space = next(batches), Space(np.empty(0, np.uint8))
         nbytes = write_batch(torch.tensor(batch.samples.tolist()), space)
         memory = SharedFile.create(4096)
-        space.move(lambda nbytes: memory.array[:nbytes])
-        growing.adopt(slot, memory)
+        space.copy_to_larger(lambda nbytes: memory.array[:nbytes])
+        growing.set_memory(slot, memory)
         return InFlightBatch(batch.step, batch, slot, used=space.used, structure_bytes=nbytes)
 
     return growing, WholeBatchTransfer(growing, max_user_batches=max_user_batches, pin=False), make

@@ -20,7 +20,7 @@ class Repeated:
     def open(self, worker: int, workers: int) -> None: ...
 
     def pack(self, keys: bytes, task: BatchTask, space: Space, at: object) -> int:
-        _, part = space.take(int(keys))
+        _, part = space.allocate(int(keys))
         part[:] = task.seed % 10
         return 0
 
@@ -47,7 +47,7 @@ def test_batches_of_all_sizes_by_all_workers_arrive_whole_in_slots_they_share(se
         if report.memory >= 0:
             sent = os.dup(report.memory)
             os.close(report.memory)
-            slots.adopt(slot, SharedFile(sent))
+            slots.set_memory(slot, SharedFile(sent))
         assert report.used == nbytes
         assert np.array_equal(slots.view(slot, nbytes), np.full(nbytes, id % 10, np.uint8))
         slots.release(slot)

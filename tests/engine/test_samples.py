@@ -152,7 +152,7 @@ def in_worker(source: DatasetFetcher, batch: BatchSpec) -> Any:
     if get_worker_info() is None:
         source.open(0, 1)
     nbytes = source.pack(task.keys, task, space, lambda place: None)
-    memory = space.move(lambda nbytes: np.empty(nbytes, np.uint8))[: space.used]
+    memory = space.copy_to_larger(lambda nbytes: np.empty(nbytes, np.uint8))[: space.used]
     return read_batch(memory, nbytes)
 
 

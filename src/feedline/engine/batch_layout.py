@@ -55,7 +55,7 @@ def write_batch(value: object, space: Space) -> int:
     pickler = _Pickler(body, space)
     pickler.dump(value)
     shell = _LENGTH.pack(body.tell()) + body.getvalue() + pickle.dumps(pickler.buffers)
-    _, part = space.take(len(shell))
+    _, part = space.allocate(len(shell))
     part[:] = np.frombuffer(shell, np.uint8)
     return len(shell)
 
@@ -78,7 +78,7 @@ def empty_in(space: Space, shape: tuple[int, ...], dtype: torch.dtype) -> torch.
     count = int(np.prod(shape, dtype=np.int64))
     if count == 0:
         return torch.empty(shape, dtype=dtype, device="cpu")
-    _, part = space.take(count * dtype.itemsize)
+    _, part = space.allocate(count * dtype.itemsize)
     return torch.frombuffer(part.data, dtype=dtype, count=count).view(shape)
 
 
@@ -126,7 +126,7 @@ class _Pickler(pickle.Pickler):
 
     def _leaf(self, tensor: torch.Tensor) -> _Leaf:
         shape, strides = tuple(tensor.shape), tuple(tensor.stride())
-        start = self._space.where(tensor.data_ptr()) if tensor.numel() else 0
+        start = self._space.offset_of(tensor.data_ptr()) if tensor.numel() else 0
         if start is None:
             start, strides = self._copy(tensor.detach(), shape, strides)
         return len(self._leaves), start, tensor.dtype, shape, strides, tensor.requires_grad
@@ -140,7 +140,7 @@ class _Pickler(pickle.Pickler):
         """
         once = tuple(1 if stride == 0 else n for n, stride in zip(shape, strides, strict=True))
         tensor = tensor.as_strided(once, strides)
-        start, part = self._space.take(tensor.numel() * tensor.dtype.itemsize)
+        start, part = self._space.allocate(tensor.numel() * tensor.dtype.itemsize)
         destination = torch.frombuffer(part.data, dtype=tensor.dtype, count=tensor.numel())
         if _is_dense(once, strides):
             destination = destination.as_strided(once, strides)
@@ -156,7 +156,7 @@ def _lay_buffer(space: Space, buffers: list[tuple[int, int]], buffer: pickle.Pic
     data = buffer.raw()
     if data.nbytes < _SMALL_BYTES:
         return True
-    start, part = space.take(data.nbytes)
+    start, part = space.allocate(data.nbytes)
     part[:] = np.frombuffer(data, np.uint8)
     buffers.append((start, data.nbytes))
     return False

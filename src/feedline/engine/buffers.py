@@ -32,7 +32,7 @@ __all__ = [
     "PAGE_BYTES",
     "BatchBuffers",
     "RowBuffers",
-    "SlotTooSmall",
+    "SlotTooSmallError",
     "Space",
     "WholeBatchBuffers",
     "align",
@@ -42,7 +42,8 @@ __all__ = [
 
 PAGE_BYTES = 4096
 LINE_BYTES = 64
-_HEADROOM = 8  # allocate an eighth more, so that few batches of varying size need new memory
+_HEADROOM_DIVISOR = 8
+"""Memory of batches is an eighth larger, so that few batches of varying size need new memory."""
 
 
 def align(offset: int, to: int) -> int:
@@ -74,7 +75,8 @@ def arrays(
 class Space:
     """Memory of a whole batch while it is packed, allocated in parts.
 
-    Parts that do not fit into the existing memory are allocated separately and copied by `move`.
+    Parts that do not fit into the existing memory are allocated separately and copied by
+    `copy_to_larger`.
 
     Args:
         memory: existing memory, shape (bytes,); may be empty.
@@ -85,7 +87,7 @@ class Space:
         self._overflow: list[tuple[int, NDArray[np.uint8]]] = []
         self.used = 0
 
-    def take(self, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
+    def allocate(self, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
         """Allocate bytes on their own cache lines. Return their offset and the bytes."""
         start = align(self.used, LINE_BYTES)
         self.used = start + nbytes
@@ -95,7 +97,7 @@ class Space:
         self._overflow.append((start, part))
         return start, part
 
-    def where(self, address: int) -> int | None:
+    def offset_of(self, address: int) -> int | None:
         """Offset of an address in the allocated parts; None for other memory."""
         for start, part in [(0, self._memory[: self.used]), *self._overflow]:
             within = address - part.ctypes.data
@@ -108,9 +110,9 @@ class Space:
         """True if all parts are in the existing memory."""
         return not self._overflow
 
-    def move(self, allocate: Callable[[int], NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    def copy_to_larger(self, allocate: Callable[[int], NDArray[np.uint8]]) -> NDArray[np.uint8]:
         """Copy all parts into larger memory, allocated by `allocate(bytes)`."""
-        larger = allocate(align(self.used + self.used // _HEADROOM, PAGE_BYTES))
+        larger = allocate(align(self.used + self.used // _HEADROOM_DIVISOR, PAGE_BYTES))
         first = min(self._overflow[0][0], len(self._memory)) if self._overflow else self.used
         larger[:first] = self._memory[:first]
         for start, part in self._overflow:
@@ -118,7 +120,7 @@ class Space:
         return larger
 
 
-class SlotTooSmall(Exception):
+class SlotTooSmallError(Exception):
     """A batch needs larger slots, of `nbytes` bytes; the loader then starts new workers."""
 
     def __init__(self, nbytes: int) -> None:
@@ -270,23 +272,23 @@ class WholeBatchBuffers(BatchBuffers):
         memory = self._memory[slot]
         return -1 if memory is None else memory.fd
 
-    def adopt(self, slot: int, memory: SharedFile) -> None:
+    def set_memory(self, slot: int, memory: SharedFile) -> None:
         """Use a worker's new memory for a slot; the last reader frees the previous memory."""
         before, self._memory[slot] = self._memory[slot], memory
         if before is not None:
             before.close()
 
-    def put(self, slot: int, data: NDArray[np.uint8]) -> None:
+    def set_data(self, slot: int, data: NDArray[np.uint8]) -> None:
         """Store a batch that came through a pipe."""
         self._private[slot] = data
 
-    def write(self, slot: int, data: bytes) -> None:
-        """Write bytes at the head of a slot, for the worker that fills it."""
+    def write_keys(self, slot: int, keys: bytes) -> None:
+        """Write the keys of a batch at the head of its slot, for the worker that fills it."""
         memory = self._memory[slot]
-        if memory is None or memory.nbytes < len(data):
-            memory = SharedFile.create(len(data))
-            self.adopt(slot, memory)
-        memory.array[: len(data)] = np.frombuffer(data, np.uint8)
+        if memory is None or memory.nbytes < len(keys):
+            memory = SharedFile.create(len(keys))
+            self.set_memory(slot, memory)
+        memory.array[: len(keys)] = np.frombuffer(keys, np.uint8)
 
     def view(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
         """First `nbytes` bytes of a slot."""

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from math import inf
 from typing import Any
 
-from feedline.engine.buffers import SlotTooSmall
+from feedline.engine.buffers import SlotTooSmallError
 from feedline.engine.hang_detection import CHECK_S, HangDetector, RowLocation
 from feedline.engine.messages import HUNG, Failure, Report, stage_pages
-from feedline.engine.pool import Death, WorkerPool
+from feedline.engine.pool import WorkerDeath, WorkerPool
 from feedline.engine.settings import ROW_TIMEOUT_S, LiveSettings
 from feedline.engine.tasks import InFlightBatch, RowTasks, Span, Tasks
 from feedline.errors import LoadTimeoutError
@@ -79,11 +79,11 @@ class Feed:
         self._batches: Iterator[BatchSpec] = iter(())
         self._in_flight: deque[InFlightBatch] = deque()
         # Raised by `next_batch`; no further batch starts.
-        self._too_small: SlotTooSmall | None = None
+        self._too_small: SlotTooSmallError | None = None
         self._next_number = 0
         self._next_id = 1
         self._outstanding: dict[int, tuple[InFlightBatch, Span]] = {}
-        self._pending: list[tuple[int, int, int]] = []  # a heap: batch number, start, id
+        self._pending: list[tuple[int, int, int]] = []  # a heap: batch number, start, task id
         self._row_ns = _FIRST_ROW_NS
         self._describe_sample = describe_sample
         self._hang_detector = HangDetector(
@@ -137,8 +137,8 @@ class Feed:
             for in_flight in self._in_flight:
                 in_flight.cancelled = True
                 self._release_if_done(in_flight)
-            for _, _, id in self._pending:
-                self._remove_task(id)
+            for _, _, task_id in self._pending:
+                self._remove_task(task_id)
         self._in_flight.clear()
         self._pending.clear()
         self._batches, self._too_small = batches, None
@@ -178,7 +178,7 @@ class Feed:
         The caller owns its slot and passes it to `slots.release` or `slots.export`.
 
         Raises:
-            SlotTooSmall: the batch does not fit into a slot.
+            SlotTooSmallError: the batch does not fit into a slot.
             LoadTimeoutError: no worker has finished a row or a whole batch before the deadline.
             WorkerError: workers cannot be started.
         """
@@ -243,11 +243,11 @@ class Feed:
             **facts,
         )
 
-    def _locate_row(self, id: int, row: int) -> RowLocation:
+    def _locate_row(self, task_id: int, row: int) -> RowLocation:
         """Locate a row of a task."""
-        if id not in self._outstanding:
+        if task_id not in self._outstanding:
             return RowLocation(-1, row, None, "a cancelled task")
-        in_flight, span = self._outstanding[id]
+        in_flight, span = self._outstanding[task_id]
         sample, name = self._describe_sample(in_flight.batch, span[0] + row)
         return RowLocation(in_flight.number, span[0] + row, sample, name)
 
@@ -286,7 +286,7 @@ class Feed:
             in_flight = InFlightBatch(self._next_number, batch, slot)
             try:
                 spans = self._tasks.begin(in_flight, self.settings, self._row_ns)
-            except SlotTooSmall as error:  # `next_batch` raises it after the batches before it
+            except SlotTooSmallError as error:  # `next_batch` raises it after the batches before it
                 self.slots.release(slot)
                 self._too_small = error
                 break
@@ -295,9 +295,9 @@ class Feed:
             for span in spans:
                 self._add_task(in_flight, span)
         while self._pending:
-            id = self._pending[0][2]
-            in_flight, span = self._outstanding[id]
-            if not self._pool.submit(self._tasks.task(id, in_flight, span)):
+            task_id = self._pending[0][2]
+            in_flight, span = self._outstanding[task_id]
+            if not self._pool.submit(self._tasks.task(task_id, in_flight, span)):
                 break
             heapq.heappop(self._pending)
 
@@ -309,12 +309,12 @@ class Feed:
 
     def _requeue_unstarted_tasks(self) -> None:
         """Cancel tasks that no worker has started, to queue them again in order."""
-        for id in self._pool.cancel():
-            in_flight, span = self._outstanding[id]
-            heapq.heappush(self._pending, (in_flight.number, span[0], id))
+        for task_id in self._pool.cancel():
+            in_flight, span = self._outstanding[task_id]
+            heapq.heappush(self._pending, (in_flight.number, span[0], task_id))
 
-    def _remove_task(self, id: int) -> None:
-        in_flight, _ = self._outstanding.pop(id)
+    def _remove_task(self, task_id: int) -> None:
+        in_flight, _ = self._outstanding.pop(task_id)
         in_flight.open_tasks -= 1
         self._release_if_done(in_flight)
 
@@ -332,29 +332,30 @@ class Feed:
         self._tasks.store_result(in_flight, report)
         self._remove_task(report.id)  # last, as it may release the slot
 
-    def _on_death(self, death: Death) -> None:
+    def _on_death(self, death: WorkerDeath) -> None:
         """Queue the tasks of a dead worker again; give up a row that keeps killing workers."""
-        self.deaths.append(death.how)
+        self.deaths.append(death.cause)
         self._events += 1
-        for id in death.lost:
-            in_flight, span = self._outstanding[id]
+        for task_id in death.lost_tasks:
+            in_flight, span = self._outstanding[task_id]
             if not in_flight.cancelled:
                 spans = [span]
-                if id == death.task:
+                if task_id == death.task:
                     row = span[0] + death.row
                     in_flight.deaths[row] = in_flight.deaths.get(row, 0) + 1
                     give_up = in_flight.deaths[row] >= _DEATHS_PER_ROW
                     spans = self._tasks.retry_spans(span, row, give_up)
                     if give_up:
                         text = (
-                            f"killed its worker {_DEATHS_PER_ROW} times; the last time: {death.how}"
+                            f"killed its worker {_DEATHS_PER_ROW} times; the last time: "
+                            f"{death.cause}"
                         )
-                        kind = HUNG if death.hung else "WorkerDied"
+                        kind = HUNG if death.was_killed else "WorkerDied"
                         in_flight.failures.append(Failure(row, kind, text))
                 for part in spans:
                     self._add_task(in_flight, part)
-            self._remove_task(id)
-        if death.lost:
+            self._remove_task(task_id)
+        if death.lost_tasks:
             # Queue the tasks of later batches again, after those of the oldest.
             self._requeue_unstarted_tasks()
             self._submit_tasks()

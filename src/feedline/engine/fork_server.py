@@ -41,8 +41,8 @@ from feedline.engine.messages import (
     TASK,
     Report,
     heartbeat_table,
+    read_task_id,
     start_task,
-    task_id,
 )
 from feedline.engine.payload import unpickle_source
 from feedline.engine.process import (
@@ -401,8 +401,8 @@ def run_worker(
                 continue  # another worker was quicker
             if not message:
                 return
-            start_task(line, task_id(message))
-        if task_id(message) < 0:
+            start_task(line, read_task_id(message))
+        if read_task_id(message) < 0:
             return
         report = work(message, memory)
         send(results, report.pack(), report.memory, wait=True)

@@ -125,7 +125,7 @@ class HangDetector:
             location = self._locate_row(*row)
             if self._is_only_one_stuck(worker_id, busy[worker_id].since_ns):
                 self._replaced_rows.add((location.batch, location.row))
-                self._rows[worker_id] = row, 0.0  # its `Death` follows
+                self._rows[worker_id] = row, 0.0  # its `WorkerDeath` follows
                 self._pool.kill(
                     worker_id, f"killed after {held_s:.0f} s without progress (timeout)"
                 )

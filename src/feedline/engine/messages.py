@@ -46,9 +46,9 @@ __all__ = [
     "error_message",
     "exit_task",
     "heartbeat_table",
+    "read_task_id",
     "stage_pages",
     "start_task",
-    "task_id",
 ]
 
 MAX_WORKERS = 512
@@ -73,10 +73,10 @@ def stage_pages(block: NDArray[np.uint8]) -> NDArray[np.int64]:
     return block[_LINES_BYTES:HEARTBEAT_BYTES].view(np.int64).reshape(MAX_WORKERS, PAGE_WORDS)
 
 
-def start_task(line: NDArray[np.int64], id: int) -> None:
+def start_task(line: NDArray[np.int64], task_id: int) -> None:
     """Note a task on its worker's line."""
     line[SINCE] = time.monotonic_ns()
-    line[:2] = id, 0
+    line[:2] = task_id, 0
 
 
 HUNG = "WorkerHung"
@@ -119,16 +119,16 @@ class RowTask(NamedTuple):
 
     def pack(self) -> bytes:
         """Serialise to one message."""
-        id, samples, offset, slot_bytes, rows, start, size, *rest = self
-        head = _ROW_TASK.pack(id, offset, slot_bytes, rows, start, size or 0, *rest)
+        task_id, samples, offset, slot_bytes, rows, start, size, *rest = self
+        head = _ROW_TASK.pack(task_id, offset, slot_bytes, rows, start, size or 0, *rest)
         return head + samples.tobytes()
 
     @classmethod
     def unpack(cls, message: bytes) -> RowTask:
         """The inverse of `pack`."""
-        id, offset, slot_bytes, rows, start, size, *rest = _ROW_TASK.unpack_from(message)
+        task_id, offset, slot_bytes, rows, start, size, *rest = _ROW_TASK.unpack_from(message)
         samples = np.frombuffer(message, np.int64, offset=_ROW_TASK.size)
-        return cls(id, samples, offset, slot_bytes, rows, start, size or None, *rest)
+        return cls(task_id, samples, offset, slot_bytes, rows, start, size or None, *rest)
 
 
 class BatchTask(NamedTuple):
@@ -161,28 +161,28 @@ class BatchTask(NamedTuple):
 
     def pack(self) -> bytes:
         """Serialise to one message."""
-        id, keys, _, *rest = self._replace(image_size=self.image_size or 0)
-        return _BATCH_TASK.pack(id, *rest) + keys
+        task_id, keys, _, *rest = self._replace(image_size=self.image_size or 0)
+        return _BATCH_TASK.pack(task_id, *rest) + keys
 
     @classmethod
     def unpack(cls, message: bytes, memory: int = -1) -> BatchTask:
         """The inverse of `pack`; `memory` is the descriptor received with the message."""
-        id, *rest = _BATCH_TASK.unpack_from(message)
-        task = cls(id, message[_BATCH_TASK.size :], memory, *rest)
+        task_id, *rest = _BATCH_TASK.unpack_from(message)
+        task = cls(task_id, message[_BATCH_TASK.size :], memory, *rest)
         return task._replace(image_size=task.image_size or None)
 
 
 Task: TypeAlias = RowTask | BatchTask
 
 
-def task_id(message: bytes) -> int:
+def read_task_id(message: bytes) -> int:
     """Id of the task in a message; negative asks the worker to exit."""
     return int(_ID.unpack_from(message)[0])
 
 
-def exit_task(id: int = -1) -> BatchTask:
+def exit_task(task_id: int = -1) -> BatchTask:
     """Task that asks a worker to exit; its id is negative."""
-    return BatchTask(id=id)
+    return BatchTask(id=task_id)
 
 
 class Failure(NamedTuple):
@@ -244,7 +244,8 @@ class Report:
     @classmethod
     def unpack(cls, message: bytes) -> Report:
         """The inverse of `pack`."""
-        worker_id, id, started_ns, ended_ns, used, structure_bytes = _REPORT.unpack_from(message)
+        worker_id, task_id, *times_and_sizes = _REPORT.unpack_from(message)
+        started_ns, ended_ns, used, structure_bytes = times_and_sizes
         text = message[_REPORT.size :]
         failures = tuple(Failure(*row) for row in json.loads(text)) if text else ()
-        return cls(worker_id, id, started_ns, ended_ns, failures, used, structure_bytes)
+        return cls(worker_id, task_id, started_ns, ended_ns, failures, used, structure_bytes)

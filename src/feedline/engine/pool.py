@@ -4,8 +4,8 @@
     PortablePool    spawn, a pipe for each worker, named shared memory: everywhere
     InProcessPool   no process: num_workers=0
 
-Guarantees: every submitted task is returned exactly once, in a `Report`, in the `lost` of a
-`Death`, or by `cancel`. A pool replaces dead workers and logs each death.
+Guarantees: every submitted task is returned exactly once, in a `Report`, in the `lost_tasks` of a
+`WorkerDeath`, or by `cancel`. A pool replaces dead workers and logs each death.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from feedline.trace.stage_timings import StagePage
 
 __all__ = [
     "MAX_CONSECUTIVE_DEATHS",
-    "UNGUARDED",
+    "MISSING_MAIN_GUARD",
     "CurrentRow",
-    "Death",
     "InProcessPool",
+    "WorkerDeath",
     "WorkerPool",
 ]
 
 MAX_CONSECUTIVE_DEATHS = 8
 """Number of worker deaths without a finished task in between that raises an error."""
 
-UNGUARDED = (
+MISSING_MAIN_GUARD = (
     "your script starts a loader with workers at import, and worker processes import it: put that "
     'code under `if __name__ == "__main__":`'
 )
@@ -61,14 +61,14 @@ _log = logging.getLogger("feedline")
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class WorkerDeath:
     """Death of a worker."""
 
-    how: str  # cause, e.g. "DataLoader worker (pid 7) is killed by signal: SIGKILL"
-    lost: tuple[int, ...] = ()  # ids of its unfinished tasks
+    cause: str  # e.g. "DataLoader worker (pid 7) is killed by signal: SIGKILL"
+    lost_tasks: tuple[int, ...] = ()  # ids of its unfinished tasks
     task: int = 0  # id of its current task; 0 if unknown
     row: int = 0  # current row of that task, counted from 0
-    hung: bool = False  # True if `kill` was called
+    was_killed: bool = False  # by `kill`, because it was hung
 
 
 class CurrentRow(NamedTuple):
@@ -117,7 +117,7 @@ class WorkerPool(ABC):
         """Queue a task; False if the queue is full. Never blocks."""
 
     @abstractmethod
-    def wait(self, timeout_s: float) -> list[Report | Death]:
+    def wait(self, timeout_s: float) -> list[Report | WorkerDeath]:
         """Return new events; blocks until there is one, or for `timeout_s` at most.
 
         Raises:
@@ -130,8 +130,8 @@ class WorkerPool(ABC):
         """Cancel the tasks that no worker has started. Return their ids."""
 
     @abstractmethod
-    def kill(self, worker_id: int, why: str) -> None:
-        """Kill a worker; its `Death` contains the reason."""
+    def kill(self, worker_id: int, reason: str) -> None:
+        """Kill a worker; its `WorkerDeath` contains the reason."""
 
     @abstractmethod
     def restart(self) -> None:
@@ -153,7 +153,7 @@ class WorkerPool(ABC):
     def idle(self) -> set[int]:
         """Ids of the workers that are ready and have no task."""
         table = self._heartbeats
-        return {id for id in self._workers if table[id, PID] and not table[id, TASK]}
+        return {k for k in self._workers if table[k, PID] and not table[k, TASK]}
 
     def waits_for_storage(self, worker_id: int) -> bool:
         """Return True if a worker is reading from storage, or in the kernel's disk sleep."""
@@ -200,29 +200,37 @@ class WorkerPool(ABC):
         self._consecutive_deaths = 0
         return report
 
-    def _record_death(self, worker_id: int, pid: int, status: int, lost: Collection[int]) -> Death:
+    def _record_death(
+        self, worker_id: int, pid: int, status: int, lost_tasks: Collection[int]
+    ) -> WorkerDeath:
         """Record the end of a worker; raise WorkerError if too many ended without a task."""
         reason = self._kill_reasons.pop(worker_id, None)
-        how = reason or _describe_exit(pid, status)
-        self._count_death(how)
+        cause = reason or _describe_exit(pid, status)
+        self._count_death(cause)
         task, row = self._heartbeats[worker_id, [TASK, ROW]].tolist()
-        return Death(how, tuple(lost), task if task in lost else 0, row, hung=reason is not None)
+        return WorkerDeath(
+            cause,
+            tuple(lost_tasks),
+            task if task in lost_tasks else 0,
+            row,
+            was_killed=reason is not None,
+        )
 
-    def _count_death(self, how: str) -> None:
+    def _count_death(self, cause: str) -> None:
         self._raise_if_closing()
-        _log.warning("%s; another worker repeats its work", how)
+        _log.warning("%s; another worker repeats its work", cause)
         self._consecutive_deaths += 1
         if self._consecutive_deaths >= MAX_CONSECUTIVE_DEATHS:
             raise WorkerError(
                 f"{self._consecutive_deaths} workers in a row ended without finishing a task (the "
-                f"last: {how}); see their output above, or load one sample with num_workers=0"
+                f"last: {cause}); see their output above, or load one sample with num_workers=0"
             )
 
     def _raise_if_closing(self) -> None:
         if self._closing:
             raise ClosedError("the workers were ended by close()")
 
-    def _drop_block(self) -> None:
+    def _release_memory(self) -> None:
         """Drop the references to the block; the last batch in it then frees it."""
         self.block = np.empty(0, np.uint8)
         self._heartbeats = np.empty((0, 8), np.int64)
@@ -273,7 +281,7 @@ class InProcessPool(WorkerPool):
         self._queue.append(task)
         return True
 
-    def wait(self, timeout_s: float) -> list[Report | Death]:
+    def wait(self, timeout_s: float) -> list[Report | WorkerDeath]:
         """Do one task. Do nothing if `timeout_s` is 0, so that prefetching costs no time."""
         if not self._queue or timeout_s == 0:
             return []
@@ -287,7 +295,7 @@ class InProcessPool(WorkerPool):
         self._queue.clear()
         return ids
 
-    def kill(self, worker_id: int, why: str) -> None:
+    def kill(self, worker_id: int, reason: str) -> None:
         """Do nothing: there are no workers."""
 
     def restart(self) -> None:
@@ -298,4 +306,4 @@ class InProcessPool(WorkerPool):
     def close(self) -> None:
         """Drop all tasks and the memory."""
         self.restart()
-        self._drop_block()
+        self._release_memory()

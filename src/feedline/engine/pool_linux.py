@@ -37,10 +37,10 @@ from feedline.engine.messages import (
     Report,
     Task,
     exit_task,
-    task_id,
+    read_task_id,
 )
 from feedline.engine.payload import Payload, search_path
-from feedline.engine.pool import Death, WorkerPool
+from feedline.engine.pool import WorkerDeath, WorkerPool
 from feedline.engine.process import WORKER_ENVIRONMENT, block_interrupt
 from feedline.engine.shared_memory import SharedFile
 from feedline.engine.worker import AnySource
@@ -90,7 +90,7 @@ class LinuxPool(WorkerPool):
         self._outstanding: dict[int, Task] = {}  # by id: submitted, not yet returned
         self._exit_tasks: set[int] = set()  # ids
         self._workers: dict[int, int] = {}  # by worker id: process id, 0 until it is known
-        self._events: list[Report | Death] = []
+        self._events: list[Report | WorkerDeath] = []
         with contextlib.ExitStack() as cleanup:  # after an error or interrupt
             self._memory = SharedFile.create(HEARTBEAT_BYTES + slots_bytes)
             cleanup.callback(self._memory.close)
@@ -172,10 +172,10 @@ class LinuxPool(WorkerPool):
         queued = []
         with contextlib.suppress(BlockingIOError):
             while message := self._tasks_end.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT):
-                queued.append(task_id(message))
+                queued.append(read_task_id(message))
         return queued
 
-    def wait(self, timeout_s: float) -> list[Report | Death]:
+    def wait(self, timeout_s: float) -> list[Report | WorkerDeath]:
         """Return new events; blocks until there is one, or for `timeout_s` at most."""
         if not self._events:
             control = self._control.fileno()
@@ -260,27 +260,27 @@ class LinuxPool(WorkerPool):
             ) from None
         self._read_reports()
         lost = set(self._outstanding) - set(queued) - in_table
-        for id in lost:
-            del self._outstanding[id]
-        for id in queued:
+        for task_id in lost:
+            del self._outstanding[task_id]
+        for task_id in queued:
             # The queue has room: it held these tasks, and only the trainer writes to it.
-            self._send(self._outstanding[id])
+            self._send(self._outstanding[task_id])
         return lost
 
     def cancel(self) -> list[int]:
         """Cancel the tasks that no worker has started. Return their ids."""
         cancelled = []
-        for id in self._empty_queue():
-            if id in self._exit_tasks:
-                self._send(self._outstanding[id])
+        for task_id in self._empty_queue():
+            if task_id in self._exit_tasks:
+                self._send(self._outstanding[task_id])
             else:
-                del self._outstanding[id]
-                cancelled.append(id)
+                del self._outstanding[task_id]
+                cancelled.append(task_id)
         return cancelled
 
-    def kill(self, worker_id: int, why: str) -> None:
-        """Kill a worker; its `Death` contains the reason."""
-        self._kill_reasons[worker_id] = why
+    def kill(self, worker_id: int, reason: str) -> None:
+        """Kill a worker; its `WorkerDeath` contains the reason."""
+        self._kill_reasons[worker_id] = reason
         self._command(do="kill", worker_id=worker_id)
 
     def restart(self) -> None:
@@ -299,12 +299,12 @@ class LinuxPool(WorkerPool):
 
     def _replace_server(self) -> None:
         """Start another fork server and workers after the fork server died."""
-        how = "lost because the fork server died"
+        cause = "lost because the fork server died"
         reports, self._events = self._events, []  # `restart` would drop them
-        lost = tuple(id for id in self._outstanding if id not in self._exit_tasks)
-        self._count_death(how)
+        lost = tuple(task_id for task_id in self._outstanding if task_id not in self._exit_tasks)
+        self._count_death(cause)
         self.restart()
-        self._events = [*reports, Death(how, lost)]
+        self._events = [*reports, WorkerDeath(cause, lost)]
 
     def close(self) -> None:
         """End all workers and free all resources. No process is left when this returns."""
@@ -312,7 +312,7 @@ class LinuxPool(WorkerPool):
         try:
             self._disconnect(release_server=True)
         finally:
-            self._drop_block()
+            self._release_memory()
             self._memory.close()
             if self._payload is not None:
                 self._payload.close()

@@ -30,12 +30,12 @@ from feedline.engine.messages import (
     Task,
     exit_task,
     heartbeat_table,
+    read_task_id,
     start_task,
-    task_id,
 )
 from feedline.engine.payload import Payload, main_module, unpickle_source
-from feedline.engine.pool import UNGUARDED, Death, WorkerPool
-from feedline.engine.process import UNGUARDED_STATUS, WORKER_NAME, become_worker
+from feedline.engine.pool import MISSING_MAIN_GUARD, WorkerDeath, WorkerPool
+from feedline.engine.process import MISSING_MAIN_GUARD_STATUS, WORKER_NAME, become_worker
 from feedline.engine.shared_memory import NamedMemory
 from feedline.engine.worker import AnySource, PrivateMemory, makes_whole_batches, open_source
 from feedline.errors import UsageError
@@ -83,10 +83,10 @@ def run_worker(
     try:
         while True:
             message = _next_task(pipe)
-            id = task_id(message)
-            if id < 0:
+            task_id = read_task_id(message)
+            if task_id < 0:
                 return
-            start_task(line, id)
+            start_task(line, task_id)
             report = work(message, -1)
             pipe.send_bytes(report.pack())
             if report.data is not None:
@@ -99,7 +99,7 @@ def run_worker(
 def _next_task(pipe: Connection) -> bytes:
     """Receive the message of the next task, from the pipe or from named memory."""
     message: bytes = pipe.recv_bytes()
-    if task_id(message):
+    if read_task_id(message):
         return message
     _, nbytes = _REFERENCE.unpack_from(message)
     memory = NamedMemory(message[_REFERENCE.size :].decode(), nbytes)
@@ -121,25 +121,25 @@ class _SpawnedWorker:
     process: SpawnProcess
     pipe: Connection[bytes, bytes]
     outstanding: dict[int, int] = field(default_factory=dict)  # by task id: bytes in the pipe
-    memories: dict[int, NamedMemory] = field(default_factory=dict)  # of large tasks, by id
+    memories: dict[int, NamedMemory] = field(default_factory=dict)  # of large tasks, by task id
     is_exiting: bool = False
 
-    def add(self, id: int, message: bytes) -> bytes:
+    def add(self, task_id: int, message: bytes) -> bytes:
         """Record a task. Return the message for the pipe; for a large task, a reference.
 
         Raises:
             ResourceError: not enough memory for it.
         """
         if sum(self.outstanding.values()) + len(message) > _PIPE_BYTES:
-            memory = self.memories[id] = NamedMemory(None, len(message))
+            memory = self.memories[task_id] = NamedMemory(None, len(message))
             memory.array[:] = np.frombuffer(message, np.uint8)
             message = _REFERENCE.pack(0, memory.nbytes) + memory.name.encode()
-        self.outstanding[id] = len(message)
+        self.outstanding[task_id] = len(message)
         return message
 
-    def finish(self, id: int) -> None:
-        self.outstanding.pop(id, None)
-        if (memory := self.memories.pop(id, None)) is not None:
+    def finish(self, task_id: int) -> None:
+        self.outstanding.pop(task_id, None)
+        if (memory := self.memories.pop(task_id, None)) is not None:
             memory.close()
 
     def end(self) -> tuple[int, int]:
@@ -242,14 +242,14 @@ class PortablePool(WorkerPool):
             worker.pipe.send_bytes(message)
         return True
 
-    def wait(self, timeout_s: float) -> list[Report | Death]:
+    def wait(self, timeout_s: float) -> list[Report | WorkerDeath]:
         """Return new events; blocks until there is one, or for `timeout_s` at most.
 
         Raises:
             UsageError: a worker's import of the user's script started a loader with workers.
         """
         worker_ids: dict[Any, int] = {w.pipe: worker_id for worker_id, w in self._workers.items()}
-        events: list[Report | Death] = []
+        events: list[Report | WorkerDeath] = []
         for pipe in wait(list(worker_ids), timeout_s):
             worker = self._workers[worker_ids[pipe]]
             try:
@@ -264,12 +264,12 @@ class PortablePool(WorkerPool):
                 events.append(report)
         return events
 
-    def _on_exit(self, worker_id: int) -> list[Death]:
+    def _on_exit(self, worker_id: int) -> list[WorkerDeath]:
         self._raise_if_closing()
         worker = self._workers.pop(worker_id)
         pid, status = worker.end()
-        if status == UNGUARDED_STATUS:
-            raise UsageError(UNGUARDED) from None
+        if status == MISSING_MAIN_GUARD_STATUS:
+            raise UsageError(MISSING_MAIN_GUARD) from None
         deaths = []
         if worker.outstanding or not worker.is_exiting:
             deaths.append(self._record_death(worker_id, pid, status, worker.outstanding))
@@ -280,9 +280,9 @@ class PortablePool(WorkerPool):
         """Return nothing: tasks in a pipe cannot be cancelled."""
         return []
 
-    def kill(self, worker_id: int, why: str) -> None:
-        """Kill a worker; its `Death` contains the reason."""
-        self._kill_reasons[worker_id] = why
+    def kill(self, worker_id: int, reason: str) -> None:
+        """Kill a worker; its `WorkerDeath` contains the reason."""
+        self._kill_reasons[worker_id] = reason
         self._workers[worker_id].process.kill()
 
     def restart(self) -> None:
@@ -302,7 +302,7 @@ class PortablePool(WorkerPool):
         """End all workers and free all resources. No process is left when this returns."""
         self._closing = True
         self._end_workers()
-        self._drop_block()
+        self._release_memory()
         self._memory.close()
         if self._payload is not None:
             self._payload.close()

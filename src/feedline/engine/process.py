@@ -17,8 +17,8 @@ from multiprocessing import util as mp_util
 from typing import Any
 
 __all__ = [
+    "MISSING_MAIN_GUARD_STATUS",
     "THREAD_SETTINGS",
-    "UNGUARDED_STATUS",
     "WORKER_ENVIRONMENT",
     "WORKER_NAME",
     "become_worker",
@@ -34,7 +34,7 @@ __all__ = [
 WORKER_NAME = "feedline worker"
 """Process name of a worker, set before it imports the user's script."""
 
-UNGUARDED_STATUS = 78
+MISSING_MAIN_GUARD_STATUS = 78
 """Exit status of a worker whose import of the user's script started a loader with workers."""
 
 THREAD_SETTINGS = (

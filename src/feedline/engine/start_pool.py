@@ -14,9 +14,14 @@ from contextvars import ContextVar
 from typing import cast
 
 from feedline.engine.messages import HEARTBEAT_BYTES, MAX_WORKERS
-from feedline.engine.pool import UNGUARDED, InProcessPool, WorkerPool
+from feedline.engine.pool import MISSING_MAIN_GUARD, InProcessPool, WorkerPool
 from feedline.engine.pool_portable import PortablePool
-from feedline.engine.process import UNGUARDED_STATUS, WORKER_NAME, importing_script, in_worker
+from feedline.engine.process import (
+    MISSING_MAIN_GUARD_STATUS,
+    WORKER_NAME,
+    importing_script,
+    in_worker,
+)
 from feedline.engine.settings import WORKER_BYTES, default_start_method
 from feedline.engine.shared_memory import require_memory
 from feedline.engine.worker import AnySource, Source
@@ -128,8 +133,9 @@ def _check_process(method: str, workers: int) -> None:
                 "the training process, or use num_workers=0"
             )
         if is_starting and process.name == WORKER_NAME:
-            os._exit(UNGUARDED_STATUS)  # the trainer raises the error, once for all workers
-        raise UsageError(UNGUARDED)
+            # The trainer raises the error, once for all workers.
+            os._exit(MISSING_MAIN_GUARD_STATUS)
+        raise UsageError(MISSING_MAIN_GUARD)
 
 
 @functools.cache

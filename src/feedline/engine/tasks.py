@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from feedline.engine.buffers import RowBuffers, SlotTooSmall, WholeBatchBuffers, batch_bytes
+from feedline.engine.buffers import RowBuffers, SlotTooSmallError, WholeBatchBuffers, batch_bytes
 from feedline.engine.messages import (
     MAX_KEY_BYTES,
     BatchTask,
@@ -85,24 +85,24 @@ class RowTasks:
         return settings.max_in_flight(self.slots.num_slots)
 
     def begin(self, in_flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
-        """Divide a batch as computed by `rows_per_task`, or raise SlotTooSmall."""
+        """Divide a batch as computed by `rows_per_task`, or raise SlotTooSmallError."""
         batch = in_flight.batch
         if batch.is_sampled and NO_NUMBER in batch.samples:
             batch = in_flight.batch = _with_integer_keys(batch)
         in_flight.fields = self._fields(batch.image_size)
         if batch_bytes(in_flight.fields, batch.rows) > self.slots.slot_bytes:
-            raise SlotTooSmall(batch_bytes(in_flight.fields, batch.rows))
+            raise SlotTooSmallError(batch_bytes(in_flight.fields, batch.rows))
         # The user holds one slot; the others are in flight.
         max_in_flight = settings.max_in_flight(max(1, self.slots.num_slots - 1))
         rows = rows_per_task(batch.rows, settings.workers, row_ns, max_in_flight, settings.task_ns)
         return divide_rows(batch.rows, rows)
 
-    def task(self, id: int, in_flight: InFlightBatch, span: Span) -> RowTask:
+    def task(self, task_id: int, in_flight: InFlightBatch, span: Span) -> RowTask:
         """Create the task of a span."""
         batch = in_flight.batch
         start, count = span
         return RowTask(
-            id=id,
+            id=task_id,
             offset=self.slots.offset(in_flight.slot),
             slot_bytes=self.slots.slot_bytes,
             batch_rows=batch.rows,
@@ -166,24 +166,25 @@ class BatchTasks:
         """Return one span."""
         return [(0, in_flight.batch.rows)]
 
-    def task(self, id: int, in_flight: InFlightBatch, span: Span) -> BatchTask:
+    def task(self, task_id: int, in_flight: InFlightBatch, span: Span) -> BatchTask:
         """Create the task of the batch."""
         keys = pickle.dumps(in_flight.batch.dataset_keys)
         task = BatchTask.for_batch(in_flight.batch)
         if self._shares_memory and len(keys) > MAX_KEY_BYTES:
-            self.slots.write(in_flight.slot, keys)
+            self.slots.write_keys(in_flight.slot, keys)
             task = task._replace(key_bytes=len(keys))
         else:
             task = task._replace(keys=keys)
-        return task._replace(id=id, memory=self.slots.memory(in_flight.slot), slot=in_flight.slot)
+        memory = self.slots.memory(in_flight.slot)
+        return task._replace(id=task_id, memory=memory, slot=in_flight.slot)
 
     def store_result(self, in_flight: InFlightBatch, report: Report) -> None:
         """Store the batch from the slot's memory, from new memory, or from the report."""
         in_flight.used, in_flight.structure_bytes = report.used, report.structure_bytes
         if report.memory >= 0:
-            self.slots.adopt(in_flight.slot, _map_memory(report.memory))
+            self.slots.set_memory(in_flight.slot, _map_memory(report.memory))
         elif report.data is not None:
-            self.slots.put(in_flight.slot, report.data)
+            self.slots.set_data(in_flight.slot, report.data)
 
     def retry_spans(self, span: Span, row: int, give_up: bool) -> list[Span]:
         """Return the whole batch, or nothing: `collate_fn` needs every sample."""

@@ -297,7 +297,7 @@ def make_batch(
         structure_bytes = source.pack(keys, task, space, at)
         stage_timer.end_stage("pack")
         if not space.fits:
-            space.move(partial(memory.allocate, task.slot))
+            space.copy_to_larger(partial(memory.allocate, task.slot))
         report.used, report.structure_bytes = space.used, structure_bytes
     except (Exception, SystemExit) as error:
         report.failures = (Failure.of(0, error),)

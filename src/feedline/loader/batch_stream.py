@@ -20,7 +20,7 @@ from typing import Any
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.engine.attribute_snapshot import find_shared_memory
-from feedline.engine.buffers import PAGE_BYTES, SlotTooSmall, align
+from feedline.engine.buffers import PAGE_BYTES, SlotTooSmallError, align
 from feedline.errors import ClosedError
 from feedline.loader.cache_filling import CacheFilling
 from feedline.loader.engine_choice import (
@@ -229,7 +229,7 @@ class BatchStream:
         try:
             try:
                 return self.engine.next()
-            except SlotTooSmall as error:
+            except SlotTooSmallError as error:
                 self._enlarge(error.nbytes)
                 return self.engine.next()
         except Exception:  # replaces a batch, or is StopIteration
