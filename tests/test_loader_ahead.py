@@ -39,8 +39,8 @@ class AheadTransfer(HostTransfer):
     def receive(self) -> Tensors:
         return self._waiting.popleft()
 
-    def drop(self) -> None:
-        super().drop()
+    def discard_sent(self) -> None:
+        super().discard_sent()
         self._waiting.clear()
 
 

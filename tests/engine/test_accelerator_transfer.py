@@ -132,7 +132,7 @@ class TransferMachine(RuleBasedStateMachine):
 
     @rule()
     def drop(self) -> None:
-        self.transfer.drop()
+        self.transfer.discard_sent()
         self.sent.clear()
         assert not self.slots.out
         assert not self.device.reading
@@ -260,7 +260,7 @@ def test_a_send_that_broke_off_leaves_no_copy_under_way_after_a_drop() -> None:
     with pytest.raises(Interrupt):
         trainer.send()
     assert trainer.device.reading
-    trainer.transfer.drop()
+    trainer.transfer.discard_sent()
     assert not trainer.device.reading
 
 

@@ -88,7 +88,7 @@ def test_a_drop_in_the_middle_of_copies_frees_their_slots(bench: Bench) -> None:
         bench.hold_up_copies()
         bench.send()
         bench.send()
-        bench.transfer.drop()
+        bench.transfer.discard_sent()
         bench.sent.clear()
         assert not bench.slots.out
         bench.send()
@@ -135,7 +135,7 @@ def test_calls_in_any_order_bring_every_batch_whole(bench: Bench, seed: int) -> 
         elif call == "reclaim":
             bench.transfer.reclaim(wait=len(bench.slots.out) == bench.slots.num_slots)
         elif call == "drop" and drawn.random() < 0.3:
-            bench.transfer.drop()
+            bench.transfer.discard_sent()
             bench.sent.clear()
     torch.cuda.synchronize()
     assert found

@@ -19,7 +19,7 @@ class Repeated:
 
     def open(self, worker: int, workers: int) -> None: ...
 
-    def pack(self, keys: bytes, task: BatchTask, space: Space, at: object) -> int:
+    def fetch_into(self, keys: bytes, task: BatchTask, space: Space, at: object) -> int:
         _, part = space.allocate(int(keys))
         part[:] = task.seed % 10
         return 0
@@ -58,9 +58,9 @@ def test_the_board_says_which_sample_a_worker_is_at() -> None:
     line = np.zeros(8, np.int64)
 
     class Telling(Repeated):
-        def pack(self, keys: bytes, task: BatchTask, space: Space, at: object) -> int:
+        def fetch_into(self, keys: bytes, task: BatchTask, space: Space, at: object) -> int:
             at(7)  # type: ignore[operator]
-            return super().pack(keys, task, space, at)
+            return super().fetch_into(keys, task, space, at)
 
     make_batch(BatchTask(id=1, keys=b"3"), Telling(), MappedMemory(), line, 0)
     assert line[ROW] == 7

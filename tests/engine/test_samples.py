@@ -151,7 +151,7 @@ def in_worker(source: DatasetFetcher, batch: BatchSpec) -> Any:
     space = Space(np.empty(0, np.uint8))
     if get_worker_info() is None:
         source.open(0, 1)
-    nbytes = source.pack(task.keys, task, space, lambda place: None)
+    nbytes = source.fetch_into(task.keys, task, space, lambda place: None)
     memory = space.copy_to_larger(lambda nbytes: np.empty(nbytes, np.uint8))[: space.used]
     return read_batch(memory, nbytes)
 
@@ -168,7 +168,7 @@ def test_samples_have_the_pixels_of_rows(
         for images, labels in loader:
             batch = loader.batch
             assert batch is not None
-            for made in (here.make_here(batch), in_worker(there, batch)):
+            for made in (here.fetch_in_process(batch), in_worker(there, batch)):
                 assert torch.equal(made[0], images)
                 assert torch.equal(made[1], labels)
 
@@ -181,7 +181,7 @@ def test_they_have_the_strength_and_go_to_the_users_own_collate(folder: ImageFol
     source = fetcher(folder, collate_fn=labels, samples=samples)
     loader = DataLoader(folder, 4, seed=1, shuffle=False, schedule=WEAK, collate_fn=list)
     batch = loader.order.batch(0, 0)
-    assert source.make_here(batch) == folder.targets[:4]
+    assert source.fetch_in_process(batch) == folder.targets[:4]
     assert [(item.image_size, item.strength) for item in samples.items] == [(8, 0.5)] * 4
     assert [item.sample for item in samples.items] == [0, 1, 2, 3]
     assert len({item.seed for item in samples.items}) == 4
@@ -215,23 +215,23 @@ def drawn(keys: list[Any]) -> BatchSpec:
 def test_other_keys_than_whole_numbers_go_to_the_dataset() -> None:
     keys = [1, np.int16(2), torch.tensor(3), "four", True, 2.5, (6,), torch.tensor([1])]
     source = fetcher(Anything(), list, samples=Numbers())
-    made = source.make_here(drawn(keys))
+    made = source.fetch_in_process(drawn(keys))
     assert made == [("made", k) for k in (1, 2, 3)] + [("own", key) for key in keys[3:]]
     source = fetcher(Anything(), list, samples=None)
-    assert source.make_here(drawn(keys)) == [("many", key) for key in keys]
+    assert source.fetch_in_process(drawn(keys)) == [("many", key) for key in keys]
     alone = fetcher(Anything(), list, samples=Numbers(), batched=False)
     loader = DataLoader(Anything(), None, sampler=[4, "x"], collate_fn=list)  # type: ignore[arg-type]
-    assert [alone.make_here(loader.batch) for _ in loader] == [["made", 4], ["own", "x"]]  # type: ignore[arg-type]
+    assert [alone.fetch_in_process(loader.batch) for _ in loader] == [["made", 4], ["own", "x"]]  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("_as_before")
 def test_one_that_fails_is_named_or_left_out() -> None:
     batch = drawn([3, 7, 4])
     with pytest.raises(ValueError, match="broken") as caught:
-        fetcher(Anything(), list, samples=Numbers()).make_here(batch)
+        fetcher(Anything(), list, samples=Numbers()).fetch_in_process(batch)
     assert "index 7 of Anything" in "\n".join(caught.value.__notes__)
     options: dict[str, Any] = {"samples": Numbers(), "skip_errors": True}
-    skipped = fetcher(Anything(), list, **options).make_here(batch)
+    skipped = fetcher(Anything(), list, **options).fetch_in_process(batch)
     assert skipped.batch == [("made", 3), ("made", 4)]
     assert skipped.skipped == (("7", "ValueError: broken"),)
     found = in_worker(fetcher(Anything(), list, samples=Numbers()), batch)

@@ -1,18 +1,31 @@
-"""Worker pools, tasks and batch buffers: make rows of batches in other processes, in order.
+"""Workers, tasks and batch buffers: load batches in other processes, in order.
 
-In the order of a batch's way: `feed` planned batches in, made batches out; `tasks` what is in
-flight; `buffers` the memory of batches; `messages` tasks, reports and the heartbeat table; `pool`
-the worker pools and `pool_linux`, `pool_portable` those of processes; `fork_server` the processes
-of the first; `worker` a worker's work on a source; `payload` the way of a source to the workers;
-`hang_detection` liveness; `start_pool` the choice of a pool; `settings` the default settings, and
-those that can change while workers run.
+feed.py                assign tasks to workers, return finished batches in order
+tasks.py               batches in flight and their tasks
+settings.py            default settings, and settings that can change while workers run
+buffers.py             memory of batches, in slots
+messages.py            tasks, reports and the heartbeat table
+start_pool.py          start of a worker pool
+pool.py                base class of worker pools, and the pool without workers
+pool_linux.py          worker pool forked by a fork server
+pool_portable.py       worker pool of spawned processes, for every platform
+fork_server.py         code of the fork server and its workers
+process.py             set up a worker process
+worker.py              load the rows or the batch of a task, in a worker
+payload.py             pickle a dataset for the workers
+shared_memory.py       memory that processes share
+hang_detection.py      replace hung workers, warn if storage stalls
 
-Any torch Dataset as a source of whole batches: `dataset_fetch` samples fetched and collated,
-`batch_layout` batches written to memory and read back, `generators` a dataset's own generators,
-`worker_errors` exceptions sent to the trainer, `attribute_snapshot` changes of a dataset.
+dataset_fetch.py       fetch and collate batches of any torch Dataset
+batch_layout.py        write a batch of any structure to a slot, read it back
+worker_errors.py       exceptions of user code, sent to the training process
+generators.py          find and seed the generators of a dataset
+attribute_snapshot.py  detect changes of a dataset
 
-From a slot to the training step: `device_transfer` CPU tensors and copies on a side stream,
-`normalise` transforms on the device, `devices` the calls of a device.
+device_transfer.py     transfer a batch from its slot to the training step
+normalise.py           transforms of a batch on the device
+devices.py             names and calls of devices
+pinned_memory.py       pinned (page-locked) memory
 
-The worker pools know no images, no models and no torch.
+Worker pools do not depend on images, models or torch.
 """

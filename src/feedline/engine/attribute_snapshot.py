@@ -41,8 +41,8 @@ from feedline.recognition.folders import has_images
 __all__ = [
     "AttributeSnapshot",
     "attributes",
-    "class_of_any",
     "find_shared_memory",
+    "is_instance_of_any",
     "is_plain_object",
     "walk",
 ]
@@ -273,7 +273,7 @@ def _is_shared(thing: Any, *, forked: bool) -> bool:
         return thing.device.type == "cpu" and (not forked or thing.is_shared())
     if type(thing) is np.ndarray:
         return thing.flags.writeable and _is_mapped(thing)
-    return class_of_any(thing, _SHARED)
+    return is_instance_of_any(thing, _SHARED)
 
 
 def _is_mapped(array: Any) -> bool:
@@ -282,7 +282,7 @@ def _is_mapped(array: Any) -> bool:
         array = array.base
     if type(array) is memoryview:
         array = array.obj
-    return class_of_any(array, (mmap.mmap, _CDATA))
+    return is_instance_of_any(array, (mmap.mmap, _CDATA))
 
 
 _OPAQUE = (
@@ -302,9 +302,15 @@ _OPAQUE = (
     types.GeneratorType,
     type(None),
 )
-_NO_VALUES = {types.FunctionType, property, staticmethod, classmethod, types.GetSetDescriptorType}
-"""Class attributes that are not shared data of its objects."""
-_USERS = 1 << 9
+_NON_DATA_MEMBERS = {
+    types.FunctionType,
+    property,
+    staticmethod,
+    classmethod,
+    types.GetSetDescriptorType,
+}
+"""Types of class attributes that are not data."""
+_HEAPTYPE_FLAG = 1 << 9
 """Class flag of classes defined in Python: CPython's Py_TPFLAGS_HEAPTYPE."""
 
 _bases = type.__dict__["__mro__"].__get__  # a metaclass may have another
@@ -312,14 +318,14 @@ _members = type.__dict__["__dict__"].__get__
 _flags = type.__dict__["__flags__"].__get__
 
 
-def class_of_any(thing: object, kinds: tuple[type, ...]) -> bool:
+def is_instance_of_any(thing: object, kinds: tuple[type, ...]) -> bool:
     """Return True if an object's real class is one of these or derived from one."""
     return any(base in kinds for base in _bases(type(thing)))
 
 
 def is_plain_object(thing: object) -> bool:
     """Return True for an instance of a Python class; False for data and classes."""
-    return bool(_flags(type(thing)) & _USERS) and not class_of_any(thing, _OPAQUE)
+    return bool(_flags(type(thing)) & _HEAPTYPE_FLAG) and not is_instance_of_any(thing, _OPAQUE)
 
 
 def walk(
@@ -348,13 +354,13 @@ def walk(
 
 def parts(thing: Any) -> Iterator[tuple[str, Any]]:
     """Parts of an object, each with its suffix (e.g. ".name" or "[0]")."""
-    if class_of_any(thing, _OPAQUE):
+    if is_instance_of_any(thing, _OPAQUE):
         return
-    if class_of_any(thing, (list, tuple)):
-        kind: Any = list if class_of_any(thing, (list,)) else tuple
+    if is_instance_of_any(thing, (list, tuple)):
+        kind: Any = list if is_instance_of_any(thing, (list,)) else tuple
         if kind.__len__(thing) <= _MAX_ENTRIES:
             yield from ((f"[{k}]", part) for k, part in enumerate(kind.__iter__(thing)))
-    elif class_of_any(thing, (dict,)):
+    elif is_instance_of_any(thing, (dict,)):
         if dict.__len__(thing) <= _MAX_ENTRIES:
             yield from ((f"[{_key_text(key)}]", part) for key, part in list(dict.items(thing)))
     elif type(thing) is types.FunctionType:
@@ -393,7 +399,7 @@ def attributes(thing: object) -> Iterator[tuple[str, Any]]:
         values = own.__get__(thing)
         yield from list(values.items())
     for base in bases:
-        users = _flags(base) & _USERS
+        users = _flags(base) & _HEAPTYPE_FLAG
         for name, member in list(_members(base).items()):
             if name in values:
                 continue
@@ -402,5 +408,5 @@ def attributes(thing: object) -> Iterator[tuple[str, Any]]:
                     yield name, member.__get__(thing)
                 except AttributeError:  # it was never set
                     continue
-            elif users and type(member) not in _NO_VALUES and not name.startswith("__"):
+            elif users and type(member) not in _NON_DATA_MEMBERS and not name.startswith("__"):
                 yield name, member

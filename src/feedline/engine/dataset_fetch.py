@@ -2,12 +2,11 @@
 
 Guarantees: the result of torch's own worker for the same keys: `__getitems__` if it exists,
 `collate_fn`, `worker_init_fn`, `get_worker_info()`. A user's exception reaches the trainer with its
-type, its traceback and the sample's index. The random states, and the dataset's own generators, are
-seeded from the batch's seed, whatever `worker_init_fn` seeds: batches go to free workers, so this
-is the only way to make a batch the same in every run. A compiled dataset's sample has the seed, and
-so the pixels, of the image-row engine's row. A batch that ignores the requested size or strength
-raises an error. Tensors are stacked directly into the batch's memory by torch's `default_collate`;
-functions users have registered in `default_collate_fn_map` are called.
+type, its traceback and the sample's index. All random states are seeded per batch, overriding
+seeds set in `worker_init_fn`, because any worker may load any batch. Compiled datasets use the same
+per-sample seeds as the image-row engine, so the pixels are equal. A batch that ignores the
+requested size or strength raises an error. Tensors are stacked directly into the batch's memory by
+torch's `default_collate`; functions users have registered in `default_collate_fn_map` are called.
 Relies on: use in one process, from its main thread.
 """
 
@@ -150,7 +149,7 @@ class DatasetFetcher:
         self._compiled = samples
         self._generators: list[DatasetGenerator] | None = None  # not searched yet
         self._worker: int | None = None
-        self._broken: WorkerException | None = None
+        self._init_error: WorkerException | None = None
 
     def user_objects(self) -> dict[str, object]:
         """The user's objects, by the names of the loader's arguments."""
@@ -177,7 +176,7 @@ class DatasetFetcher:
                 )
             self._find_generators()
         except (Exception, SystemExit) as error:
-            self._broken = WorkerException.of(error, self._process_description)
+            self._init_error = WorkerException.of(error, self._process_description)
 
     def _find_generators(self) -> list[DatasetGenerator]:
         """Find the generators to seed for each batch, once."""
@@ -189,10 +188,10 @@ class DatasetFetcher:
     def _process_description(self) -> str:
         return f"in DataLoader worker process {self._worker}"
 
-    def pack(self, keys: bytes, task: BatchTask, space: Space, on_sample: OnSample) -> int:
+    def fetch_into(self, keys: bytes, task: BatchTask, space: Space, on_sample: OnSample) -> int:
         """Make a batch, or catch its exception, and write it to memory."""
-        if self._broken is not None:
-            return write_batch(self._broken, space)
+        if self._init_error is not None:
+            return write_batch(self._init_error, space)
         try:
             seed_all(task.seed)
             seed_generators(self._find_generators(), task.seed)
@@ -205,7 +204,7 @@ class DatasetFetcher:
         except (Exception, SystemExit) as error:
             return write_batch(WorkerException.of(error, self._process_description), space)
 
-    def make_here(self, batch: BatchSpec) -> Any:
+    def fetch_in_process(self, batch: BatchSpec) -> Any:
         """Make a batch in the training process, equal to a worker's. Errors are raised unchanged.
 
         All random states, including the dataset's own, and the current request are restored
@@ -263,13 +262,13 @@ class DatasetFetcher:
         on_sample: OnSample | None,
     ) -> tuple[Any, Any]:
         """Make the samples of a batch. Return them and their keys."""
-        dataset, each, skip = self.dataset, stage_timer.each_sample, self._skip
+        dataset, times_each_sample, skip = self.dataset, stage_timer.each_sample, self._skip
         if make_sample is None and not skip:
             if getitems := getattr(dataset, "__getitems__", None):
                 fetched = getitems(keys)
                 stage_timer.end_stage("dataset")
                 return fetched, keys
-            if on_sample is None and not each:
+            if on_sample is None and not times_each_sample:
                 upcoming = iter(keys)
                 try:
                     # The quickest loop there is: tiny samples feel it.
@@ -295,7 +294,7 @@ class DatasetFetcher:
                     failed.add(k)
                     skipped.append((repr(key), f"{type(error).__name__}: {error_message(error)}"))
                     continue
-                if each:
+                if times_each_sample:
                     stage_timer.end_sample(key, "dataset")
             if first is None:
                 return samples, keys

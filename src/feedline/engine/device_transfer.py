@@ -126,7 +126,7 @@ class CpuTransfer(ABC):
         """Do nothing: slots of CPU batches are released by the garbage collector."""
         assert not wait, "a CPU batch has no slot to wait for"
 
-    def drop(self) -> None:
+    def discard_sent(self) -> None:
         """Discard a sent batch."""
         if self._in_flight is not None:
             self._slots.release(self._in_flight.slot)
@@ -134,7 +134,7 @@ class CpuTransfer(ABC):
 
     def close(self) -> None:
         """Finish pending work."""
-        self.drop()
+        self.discard_sent()
 
 
 class HostTransfer(CpuTransfer):
@@ -175,7 +175,7 @@ class HostTransfer(CpuTransfer):
         else:
             arrays, owned = slots.view(slot, fields, rows), False
         tensors = tuple(
-            _in_layout(self._own(array, field, owned), field)
+            _in_layout(self._copy_if_needed(array, field, owned), field)
             for array, field in zip(arrays, fields, strict=True)
         )
         if self._transforms is not None:
@@ -186,7 +186,9 @@ class HostTransfer(CpuTransfer):
             slots.release(slot)
         return self._form(tensors)
 
-    def _own(self, array: NDArray[np.generic], field: Field, owned: bool) -> torch.Tensor:
+    def _copy_if_needed(
+        self, array: NDArray[np.generic], field: Field, owned: bool
+    ) -> torch.Tensor:
         """Tensor that a user may keep, or that is converted to one that they may keep."""
         transforms = self._transforms
         if transforms is None and self._pin:
@@ -241,11 +243,11 @@ def _failed(in_flight: InFlightBatch) -> WorkerException:
     return WorkerException(SampleError, f"{sample}: {first.message}\n{first.trace}".rstrip())
 
 
-_MOST_STEPS_AHEAD = 4
+_MAX_QUEUED_STEPS = 4
 
 
 @dataclass(eq=False, slots=True)
-class _Sent:
+class _SentBatch:
     tensors: Tensors
     host: Tensors  # until the copy has read them
     slot: int | None  # None if it is free: `host` is then a copy
@@ -261,7 +263,7 @@ class _Step:
     previous: torch.Event | None  # receipt of the batch before
     requested: torch.Event
     received: torch.Event
-    sent: _Sent
+    sent: _SentBatch
 
 
 class AcceleratorTransfer:
@@ -294,8 +296,8 @@ class AcceleratorTransfer:
         self._constants = transforms.constants(accelerator.device)
         # The side stream reads the constants: they must be there before it runs.
         self._stream.wait_stream(accelerator.current_stream())
-        self._sent: deque[_Sent] = deque()
-        self._copying: deque[_Sent] = deque()
+        self._sent: deque[_SentBatch] = deque()
+        self._copying: deque[_SentBatch] = deque()
         self._requested: torch.Event | None = None
         self._previous: torch.Event | None = None
         self._steps: deque[_Step] = deque()
@@ -333,7 +335,7 @@ class AcceleratorTransfer:
             copied = self._mark(self._stream)
             tensors = self._transforms(raw, in_flight.fields, in_flight.batch, self._constants)
             finished = self._mark(self._stream)
-        sent = _Sent(tensors, host, slot, started, copied, finished)
+        sent = _SentBatch(tensors, host, slot, started, copied, finished)
         self._sent.append(sent)
         if slot is not None:
             self._copying.append(sent)
@@ -350,11 +352,11 @@ class AcceleratorTransfer:
         received = self._mark(stream)
         self._steps.append(_Step(self._previous, self._requested, received, sent))
         self._previous = received
-        if len(self._steps) > _MOST_STEPS_AHEAD:
-            self._steps[-1 - _MOST_STEPS_AHEAD].received.synchronize()
+        if len(self._steps) > _MAX_QUEUED_STEPS:
+            self._steps[-1 - _MAX_QUEUED_STEPS].received.synchronize()
         tensors, sent.tensors = sent.tensors, ()
         self.reclaim(wait=False)
-        self._settle()
+        self._record_timings()
         return self._form(tensors)
 
     def reclaim(self, wait: bool) -> None:
@@ -368,14 +370,14 @@ class AcceleratorTransfer:
             self._slots.release(sent.slot)
             wait = False
 
-    def drop(self) -> None:
+    def discard_sent(self) -> None:
         """Discard sent batches; afterwards no slot is being read."""
         self._stream.synchronize()  # a `send` that broke off halfway is in no list
         while self._copying:
             self.reclaim(wait=True)
         self._sent.clear()
 
-    def _settle(self) -> None:
+    def _record_timings(self) -> None:
         """Read the events of finished steps."""
         while self._steps and self._steps[0].received.query():
             step = self._steps.popleft()
@@ -396,7 +398,7 @@ class AcceleratorTransfer:
 
     def close(self) -> None:
         """Finish all copies and unregister the slots."""
-        self.drop()
+        self.discard_sent()
         self._steps.clear()
         if self._registered is not None:
             self._registered.release()

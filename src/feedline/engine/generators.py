@@ -1,11 +1,10 @@
 """Generators that a dataset and its transforms own: found, seeded and restored.
 
-The global random states are seeded for each batch (`feedline.randomness`); so are the generators
-that a dataset and its transforms own, which would otherwise give equal batches in two workers, and
-other batches on another number of workers.
-Guarantees: after `seed_generators(generators, seed)` each depends on `seed` and on its place in the
-list alone; `seed_generators_temporarily` restores them at the end of the `with seeded(...)`, also
-after an exception. No user code runs during the search.
+Generators owned by the dataset and its transforms are also seeded per batch. Otherwise workers
+would repeat each other's random draws, and batches would depend on the number of workers.
+Guarantees: after `seed_generators(generators, seed)` each depends only on `seed` and its index;
+`seed_generators_temporarily` restores them at the end of the `with seeded(...)`, also after an
+exception. No user code runs during the search.
 
 albumentations is never imported. Its `set_random_seed` would not work: it seeds each transform of a
 Compose with the same number, so a vertical and a horizontal flip would always coincide.
@@ -26,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from feedline.engine.attribute_snapshot import class_of_any, walk
+from feedline.engine.attribute_snapshot import is_instance_of_any, walk
 from feedline.order.seeds import extend
 from feedline.randomness import restore_later
 
@@ -117,7 +116,7 @@ def _kind_of(thing: Any) -> _GeneratorKind | None:
         return _TORCH if thing.device.type == "cpu" else None
     if kind in _KINDS:
         return _KINDS[kind]
-    return _ALBUMENTATIONS if class_of_any(thing, _albumentations_classes()) else None
+    return _ALBUMENTATIONS if is_instance_of_any(thing, _albumentations_classes()) else None
 
 
 def _seed_bits(bits: Any, seed: int) -> None:
@@ -157,7 +156,7 @@ def _seed_albumentations(outermost: Any, number: int) -> None:
 def _albumentations_state(outermost: Any) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Attributes of each transform within, and the values that seeding changes, in any release."""
     kinds = _albumentations_classes()
-    within = [vars(part) for _, part in walk(("", outermost)) if class_of_any(part, kinds)]
+    within = [vars(part) for _, part in walk(("", outermost)) if is_instance_of_any(part, kinds)]
     before = [dict(attributes) for attributes in within]
     try:
         _seed_albumentations(outermost, 0)

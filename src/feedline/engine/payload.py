@@ -138,10 +138,10 @@ def _pickle_source(
             settings |= main_module(needed="__main__" in packages)
         head = io.BytesIO()
         _SharingPickler(head, buffers.append, resources).dump(settings)
-    if pickler.copied:
+    if errors := pickler.sharing_errors:
         warnings.warn(
-            f"{len(pickler.copied)} tensors of the dataset cannot be shared with worker processes: "
-            f"{pickler.copied[0]}. Each worker has its own copy and does not see later changes. "
+            f"{len(errors)} tensors of the dataset cannot be shared with worker processes: "
+            f"{errors[0]}. Each worker has its own copy and does not see later changes. "
             "Use fewer, larger tensors, or call share_memory_() on those that must be shared",
             stacklevel=2,
         )
@@ -267,7 +267,7 @@ def _worker_settings(resources: SharedResources) -> dict[str, Any]:
     return settings
 
 
-_MAX_MOVED = 128
+_MAX_SHARED_TENSORS = 128
 """Maximum number of tensors of one pickle moved to shared memory. Each needs a descriptor in every
 process, and many systems allow 1024. Tensors that are already shared do not count."""
 
@@ -360,21 +360,21 @@ class _SharingPickler(ForkingPickler):
         super().__init__(file, 5, True, buffer_callback)
         self.modules: set[str] = set()
         """Modules of the pickled classes and functions."""
-        self.copied: list[str] = []
+        self.sharing_errors: list[str] = []
         """Reason for each tensor that could not be shared."""
         self._resources = resources
         self._torch: Any = sys.modules.get("torch")
-        self._moved = 0
+        self._num_shared = 0
 
     def reducer_override(self, obj: object) -> Any:
         """Reduce torch storages; record the modules of classes and functions."""
         if isinstance(obj, (type, FunctionType)):
             self.modules.add(str(obj.__module__))
         elif self._torch is not None and type(obj) is self._torch.UntypedStorage:
-            return self._reduced_storage(obj)
+            return self._reduce_storage(obj)
         return NotImplemented
 
-    def _reduced_storage(self, storage: Any) -> Any:
+    def _reduce_storage(self, storage: Any) -> Any:
         """Reduce a storage like torch, or to a copy of its bytes if it cannot be shared."""
         if storage.device.type != "cpu":
             return NotImplemented
@@ -382,23 +382,23 @@ class _SharingPickler(ForkingPickler):
             return type(storage), ()
         named = self._torch.multiprocessing.get_sharing_strategy() == "file_system"
         if not named and not storage.is_shared():
-            self._moved += 1
-            if self._moved > _MAX_MOVED:
-                return self._reduced_copy(
-                    storage, f"only {_MAX_MOVED} can be moved to shared memory"
+            self._num_shared += 1
+            if self._num_shared > _MAX_SHARED_TENSORS:
+                return self._reduce_to_copy(
+                    storage, f"only {_MAX_SHARED_TENSORS} can be moved to shared memory"
                 )
         try:
             reduced: Any = self.dispatch_table[type(storage)](storage)
         except (OSError, RuntimeError) as error:
             # Shared memory is full, or the tensor is mapped from a file.
-            return self._reduced_copy(storage, str(error))
+            return self._reduce_to_copy(storage, str(error))
         if not named:
             return reduced
         self._resources.hold(storage)
         return _rebuild_counted, reduced
 
-    def _reduced_copy(self, storage: Any, why: str) -> Any:
-        self.copied.append(why)
+    def _reduce_to_copy(self, storage: Any, reason: str) -> Any:
+        self.sharing_errors.append(reason)
         bytes_of = self._torch.empty(0, dtype=self._torch.uint8).set_(storage).numpy()
         return _storage_from, (pickle.PickleBuffer(bytes_of),)
 

@@ -30,7 +30,7 @@ from feedline.errors import UsageError
 __all__ = [
     "pool_bytes",
     "start_pool",
-    "taking_arguments",
+    "unpickling_arguments",
 ]
 
 _METHODS = ("fork", "forkserver", "spawn")
@@ -43,20 +43,21 @@ def pool_bytes(workers: int, slots_bytes: int) -> int:
     return HEARTBEAT_BYTES + slots_bytes + workers * WORKER_BYTES
 
 
-_receives_arguments = ContextVar("_receives_arguments", default=False)
+_unpickles_arguments = ContextVar("_unpickles_arguments", default=False)
 
 
 @contextlib.contextmanager
-def taking_arguments() -> Iterator[None]:
-    """Context manager: a new process is receiving its arguments, not importing its script.
+def unpickling_arguments() -> Iterator[None]:
+    """Context manager: mark the unpickling of a loader among the arguments of a new process.
 
-    multiprocessing does not distinguish the two, and allows no child process in either.
+    Such a loader may start workers by the fork server, unlike one that a script builds at import.
+    multiprocessing does not distinguish the two cases, and allows child processes in neither.
     """
-    before = _receives_arguments.set(True)
+    before = _unpickles_arguments.set(True)
     try:
         yield
     finally:
-        _receives_arguments.reset(before)
+        _unpickles_arguments.reset(before)
 
 
 def start_pool(
@@ -120,12 +121,12 @@ def _check_process(method: str, workers: int) -> None:
     """Raise UsageError if this process cannot start workers, because it is a worker itself."""
     process = multiprocessing.current_process()
     is_starting = getattr(process, "_inheriting", False)
-    if is_starting and _receives_arguments.get() and method == "spawn":
+    if is_starting and _unpickles_arguments.get() and method == "spawn":
         raise UsageError(
             "a loader with spawned workers cannot be an argument of a process: build it in that "
             'process, or use start_method="forkserver" if available'
         )
-    if in_worker() or (is_starting and not _receives_arguments.get()):
+    if in_worker() or (is_starting and not _unpickles_arguments.get()):
         if not importing_script():
             raise UsageError(
                 f"a loader with num_workers={workers} was built inside a worker process, by the "

@@ -93,9 +93,11 @@ class BatchSource(Protocol):
     """Makes whole batches. Called from a worker's main thread only."""
 
     def open(self, worker: int, workers: int) -> None:
-        """Start a worker with its id and the number of workers. Called once, before `pack`."""
+        """Start a worker with its id and the number of workers. Called once, first."""
 
-    def pack(self, keys: bytes, task: BatchTask, space: Space, at: Callable[[int], None]) -> int:
+    def fetch_into(
+        self, keys: bytes, task: BatchTask, space: Space, at: Callable[[int], None]
+    ) -> int:
         """Make a batch and write it, or its error, to `space`.
 
         Args:
@@ -116,7 +118,7 @@ Work: TypeAlias = Callable[[bytes, int], Report]
 
 def makes_whole_batches(source: AnySource) -> bool:
     """Return True if a source makes whole batches."""
-    return hasattr(source, "pack")
+    return hasattr(source, "fetch_into")
 
 
 def open_source(
@@ -294,7 +296,7 @@ def make_batch(
         slot = memory.of(task)
         keys = task.keys or slot[: task.key_bytes].tobytes()
         space = Space(slot)
-        structure_bytes = source.pack(keys, task, space, at)
+        structure_bytes = source.fetch_into(keys, task, space, at)
         stage_timer.end_stage("pack")
         if not space.fits:
             space.copy_to_larger(partial(memory.allocate, task.slot))

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, Sampler
 
 from feedline.control.decision import SettingChange
 from feedline.engine.normalise import BatchTransform, PixelTransform
-from feedline.engine.start_pool import taking_arguments
+from feedline.engine.start_pool import unpickling_arguments
 from feedline.engine.worker import Source
 from feedline.loader.dataset_kind import is_native
 from feedline.loader.epoch_iterator import EpochIterator, LoaderRuntime
@@ -576,6 +576,6 @@ class DataLoader(TorchDataLoader[_T]):
 def _rebuild(kind: type[DataLoader[Any]], arguments: dict[str, Any]) -> DataLoader[Any]:
     """Build a loader of the same class, without a subclass's constructor, like any pickle."""
     loader = kind.__new__(kind)
-    with taking_arguments():
+    with unpickling_arguments():
         DataLoader.__init__(loader, **arguments)
     return loader

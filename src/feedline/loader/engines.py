@@ -307,7 +307,7 @@ class WorkerEngine(Engine):
         self.feed.close()
 
     def _forget_ahead(self) -> None:
-        self.transfer.drop()
+        self.transfer.discard_sent()
         self._sent.clear()
         self._failed_ahead = False
 

@@ -260,10 +260,10 @@ def _build_in_process_engine(
         if choice.engine == "tensors":
             # Inspected for each batch: in this process a change takes effect at once, as in torch.
             tensors = batched_tensors(options.dataset, options.collate_fn, options.max_rows)
-            with contextlib.suppress(Exception):  # `make_here` raises a better error
+            with contextlib.suppress(Exception):  # `fetch_in_process` raises a better error
                 data = tensors.gather and tensors.gather(batch.dataset_keys)
         if data is None:
-            data = fetcher.make_here(batch)
+            data = fetcher.fetch_in_process(batch)
         return pin_batch(data) if is_pinned else data
 
     return InProcessEngine(make, position, timing)
