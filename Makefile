@@ -68,7 +68,7 @@ test-sanitized: $(SANITIZED)
 fuzz: $(SANITIZED)
 	$(WITH_SANITIZERS) $(BIN)/python tests/native/fuzz.py $(TIME)
 
-$(SANITIZED): $(READY) setup.py $(wildcard src/feedline/images/*.[ch])
+$(SANITIZED): $(READY) setup.py $(wildcard src/feedline/images/c/*.[ch])
 	CC=clang LDSHARED="clang -shared" CFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" \
 		$(BIN)/python setup.py -q build --build-base $@ --build-lib $@/lib
 	cd $@/lib/feedline/images && ls _resample.*so _lut.*so _photometric.*so _jpeg.*so

@@ -13,7 +13,7 @@ from setuptools import Extension, setup
 # One binary serves all versions of Python from 3.10 on, except free-threaded builds. 3.11 is the
 # version of the limited API that has buffers; 3.10 exports the same functions.
 ABI3 = not sysconfig.get_config_var("Py_GIL_DISABLED")
-FOLDER = "src/feedline/images"
+FOLDER = "src/feedline/images/c"
 # No contraction to multiply-add instructions: bytes are torch's and Pillow's.
 FLAGS = ["/std:c11", "/O2"] if os.name == "nt" else ["-O3", "-std=c11", "-ffp-contract=off"]
 SOURCES = {

@@ -40,10 +40,10 @@ from report import machine, save, spread, table, versions
 
 from feedline import DataLoader, ImageFolder, __version__
 from feedline.bench.pool import ProcessPool, ProcessState, Send
-from feedline.stores.cache_index import COLUMNS, ENTRY, digest_of
-from feedline.stores.cache_layout import INDEX, MANIFEST, Level, Manifest
-from feedline.stores.index import FolderIndex
-from feedline.stores.path_table import starts_of
+from feedline.sources.cache_index import COLUMNS, ENTRY, digest_of
+from feedline.sources.cache_layout import INDEX, MANIFEST, Level, Manifest
+from feedline.sources.index import FolderIndex
+from feedline.sources.path_table import starts_of
 
 PACKAGES = ("feedline", "torch", "torchvision", "numpy", "xxhash")
 SIDES = (128, 192, 256)

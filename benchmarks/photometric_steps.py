@@ -38,8 +38,8 @@ from torchvision import transforms as v1
 from torchvision.transforms import functional, v2
 
 import feedline
+from feedline.images.compile.pixel_steps import pixel_step
 from feedline.randomness import seed_all
-from feedline.recognition.pixel_steps import pixel_step
 
 Work = Callable[[Any], object]
 BILINEAR, BICUBIC = v1.InterpolationMode.BILINEAR, v1.InterpolationMode.BICUBIC

@@ -24,10 +24,10 @@ from recipe_list import STD, Recipe
 from torchvision.datasets import ImageFolder
 
 import feedline
+from feedline.images.compile.compiled import Compiled
+from feedline.images.compile.pair import Pair
+from feedline.images.compile.views import Views
 from feedline.images.placement import Box, Placement
-from feedline.recognition.compiled import Compiled
-from feedline.recognition.pair import Pair
-from feedline.recognition.views import Views
 
 __all__ = ["difference"]
 

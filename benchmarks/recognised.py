@@ -24,9 +24,9 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
+from feedline.images.compile.recognise import recognise
 from feedline.images.lut import apply_lut
 from feedline.order.batch_spec import Item
-from feedline.recognition.recognise import recognise
 
 ROUNDS = 10
 MOST_IMAGES = 100

@@ -11,7 +11,7 @@ import simplejpeg
 
 from feedline.cache.build import build_cache
 from feedline.remote.open_location import open_cache
-from feedline.stores.cache_layout import Manifest
+from feedline.sources.cache_layout import Manifest
 
 SIZES = (16, 24)
 FORMATS = ("webdataset", "lmdb", "folder")

@@ -13,7 +13,7 @@ from feedline.loader import DataLoader
 from feedline.order.batch_spec import Item
 from feedline.order.sample_order import Order
 from feedline.order.seeds import mix
-from sources import row_pixels
+from row_sources import row_pixels
 
 __all__ = ["Seen", "planned", "planned_epoch", "read", "seen"]
 

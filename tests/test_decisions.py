@@ -19,7 +19,7 @@ import feedline
 from feedline import DataLoader
 from feedline.errors import StateError, UsageError
 from feedline.loader.engine_choice import choose_engine
-from sources import Rows
+from row_sources import Rows
 from torchvision_folder import write_images
 
 STEPS = [transforms.RandomResizedCrop(24), transforms.RandomHorizontalFlip(), transforms.ToTensor()]

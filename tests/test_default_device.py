@@ -14,8 +14,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
 from feedline import DataLoader
+from row_sources import Rows
 from sets import Made
-from sources import Rows
 
 
 class Numbers(IterableDataset[Any]):

@@ -14,7 +14,7 @@ from feedline.errors import SampleError
 from feedline.loader.start_engine import samples_to_skip
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.schedule import Phase
-from sources import Rows
+from row_sources import Rows
 
 BATCH = BatchSpec(
     epoch=1,

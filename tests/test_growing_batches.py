@@ -18,9 +18,9 @@ from feedline import DataLoader
 from feedline.errors import ResourceError, UsageError
 from loader_reading import read
 from processes import all_workers, eventually, newcomers, own_family
+from row_sources import Rows
 from sets import Made
 from slow import slow
-from sources import Rows
 
 SIZES = [2, 7, 1, 3, 30, 4, 31, 2]
 

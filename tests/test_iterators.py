@@ -19,8 +19,8 @@ from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 from feedline import DataLoader
 from feedline.errors import ClosedError
 from processes import descriptors, eventually, gone, newcomers, own_family
+from row_sources import Rows
 from sets import Made
-from sources import Rows
 
 
 class Numbers(IterableDataset[int]):

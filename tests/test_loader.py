@@ -18,7 +18,7 @@ from feedline.loader import DataLoader
 from feedline.order.schedule import Phase
 from loader_reading import planned, planned_epoch, read, seen
 from processes import all_workers, eventually, gone
-from sources import Breaking, Rows
+from row_sources import Breaking, Rows
 
 SCHEDULE = "8x1@5,12x1@7,6x1"
 

@@ -18,7 +18,7 @@ from feedline.engine.tasks import InFlightBatch
 from feedline.errors import SampleError
 from feedline.loader import DataLoader
 from loader_reading import planned, planned_epoch, read, seen
-from sources import Breaking, Rows
+from row_sources import Breaking, Rows
 
 
 class AheadTransfer(HostTransfer):

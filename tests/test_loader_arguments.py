@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, Sampler
 
 from feedline.errors import ResourceError, ScheduleError, UsageError
 from feedline.loader import DataLoader
-from sources import Rows
+from row_sources import Rows
 
 
 class Unpicklable(Rows):

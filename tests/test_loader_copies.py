@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import IterableDataset, RandomSampler, default_collate
 
 from feedline.loader import DataLoader
+from row_sources import Rows
 from slow import slow
-from sources import Rows
 
 
 def through_pickle(loader: Any) -> Any:

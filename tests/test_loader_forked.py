@@ -14,8 +14,8 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from feedline import DataLoader
 from feedline.errors import UsageError
+from row_sources import Rows
 from slow import slow
-from sources import Rows
 
 # From Python 3.12 on forking beside threads is warned of: torch has threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -21,9 +21,9 @@ from feedline.engine.tasks import BatchTasks
 from feedline.errors import ClosedError, UsageError
 from feedline.loader import DataLoader
 from loader_reading import Seen, planned_epoch, read, seen
+from row_sources import Rows
 from sets import Made
 from slow import slow
-from sources import Rows
 
 
 @pytest.fixture(scope="module", autouse=True)

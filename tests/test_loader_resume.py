@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from feedline.errors import StateError, UsageError
 from feedline.loader import DataLoader
 from loader_reading import Seen, planned, planned_epoch, read, seen
-from sources import Rows
+from row_sources import Rows
 
 SCHEDULE = "8x1@5,12x1@7,6x1"
 EPOCHS = 3

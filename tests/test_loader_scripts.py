@@ -23,7 +23,7 @@ TESTS = Path(__file__).parent
 
 GUARDED = """
 import feedline
-from sources import Rows
+from row_sources import Rows
 
 class Mine(Rows):
     def load(self, item, row):
@@ -61,7 +61,7 @@ print("fine")
 
 UNGUARDED_CLASS = """
 import feedline
-from sources import Rows
+from row_sources import Rows
 
 class Mine(Rows):
     pass

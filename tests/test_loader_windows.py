@@ -17,8 +17,8 @@ from feedline.errors import StateError, UsageError
 from feedline.loader import DataLoader
 from feedline.order.sample_order import BLOCK_SIZE
 from loader_reading import planned_epoch, read
+from row_sources import Rows
 from slow import slow
-from sources import Rows
 
 SAMPLES = 4 * BLOCK_SIZE + 76
 WINDOW = "window:512"

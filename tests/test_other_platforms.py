@@ -15,8 +15,8 @@ from PIL import Image
 
 import feedline
 from other_platforms import PRETENDED
+from row_sources import Rows
 from slow import slow
-from sources import Rows
 
 TESTS = Path(__file__).parent
 
@@ -25,7 +25,7 @@ import hashlib, importlib, json, pkgutil, sys
 
 import psutil
 import feedline
-from sources import Rows
+from row_sources import Rows
 
 
 def digest(batches):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from feedline.engine.buffers import batch_bytes
 from feedline.loader import DataLoader
 from feedline.loader.engine_choice import slot_size
-from sources import Rows
+from row_sources import Rows
 
 batches = st.lists(st.tuples(st.integers(1, 64), st.integers(1, 12)), min_size=1, max_size=4)
 

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from feedline.cache.repair import repair_cache
     from feedline.errors import FeedlineError
     from feedline.images.array import ImageArray
+    from feedline.images.compile.compiled import compile, views
+    from feedline.images.compile.pair import pair
     from feedline.images.crops import EvalCrop, TrainCrop
     from feedline.images.folder import ImageFolder
     from feedline.images.image_list import ImageList
     from feedline.loader import DataLoader
     from feedline.order.requested_size import augmentation_strength, image_size, per_size
     from feedline.order.schedule import Phase, Schedule
-    from feedline.recognition.compiled import compile, views
-    from feedline.recognition.pair import pair
     from feedline.train.history import TrainReport
     from feedline.train.recipe import Recipe, TrainPhase
     from feedline.train.run import train_model
@@ -81,16 +81,16 @@ _HOMES = {
     "augmentation_strength": "feedline.order.requested_size",
     "build_cache": "feedline.cache.build",
     "ceiling": "feedline.watching.ceiling",
-    "compile": "feedline.recognition.compiled",
+    "compile": "feedline.images.compile.compiled",
     "find_batch_size": "feedline.tuning.find_batch_size",
     "image_size": "feedline.order.requested_size",
-    "pair": "feedline.recognition.pair",
+    "pair": "feedline.images.compile.pair",
     "per_size": "feedline.order.requested_size",
     "plan_cache": "feedline.bench.plan_cache",
     "repair_cache": "feedline.cache.repair",
     "train_model": "feedline.train.run",
     "tune": "feedline.tuning.tune",
-    "views": "feedline.recognition.compiled",
+    "views": "feedline.images.compile.compiled",
     "watch": "feedline.watching.watched",
 }
 

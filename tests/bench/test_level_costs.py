@@ -10,7 +10,7 @@ import pytest
 from feedline import TrainCrop, build_cache
 from feedline.bench.level_rates import level_costs
 from feedline.errors import UsageError
-from feedline.stores.cache_layout import Level
+from feedline.sources.cache_layout import Level
 
 
 def test_each_level_is_measured_at_the_sizes_that_it_serves_and_nothing_is_left(

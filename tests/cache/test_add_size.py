@@ -15,7 +15,7 @@ from feedline.cache.add_size import add_size
 from feedline.cache.verify import verify
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.remote.open_location import open_cache
-from feedline.stores.cache_layout import MANIFEST, read_manifest
+from feedline.sources.cache_layout import MANIFEST, read_manifest
 from slow import slow
 
 PER_CLASS = 40  # three units

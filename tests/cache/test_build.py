@@ -21,7 +21,7 @@ from feedline.cache.build import build_cache
 from feedline.cache.level_encoder import LevelEncoder
 from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
 from feedline.remote.open_location import open_cache
-from feedline.stores.cache_layout import Level
+from feedline.sources.cache_layout import Level
 from processes import eventually, newcomers, own_family
 
 lmdb = pytest.importorskip("lmdb")
@@ -171,7 +171,7 @@ def test_a_broken_image_is_named_or_left_out_and_listed(odd_photos: Path, tmp_pa
 def test_two_builds_do_not_work_in_one_folder(
     odd_photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedline.stores.cache_lock._PATIENCE_S", 0.1)
+    monkeypatch.setattr("feedline.sources.cache_lock._PATIENCE_S", 0.1)
     ask: list[str] = []
 
     def meanwhile(progress: Any) -> None:

@@ -21,11 +21,11 @@ from caches import photo
 from feedline import ImageFolder, TrainCrop, views
 from feedline.cache.build import build_cache
 from feedline.errors import ImageError, UsageError
+from feedline.images.compile.recognise import recognise
 from feedline.order.batch_spec import Item
-from feedline.recognition.recognise import recognise
 from feedline.remote.open_location import open_cache
-from feedline.stores.index import scan_folder
-from feedline.stores.path_table import starts_of
+from feedline.sources.index import scan_folder
+from feedline.sources.path_table import starts_of
 from row_of import made
 
 STEPS = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])

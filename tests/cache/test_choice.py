@@ -24,7 +24,7 @@ from feedline.cache.choice import (
 )
 from feedline.forecast.text import duration
 from feedline.order.schedule import Schedule
-from feedline.stores.cache_layout import Level
+from feedline.sources.cache_layout import Level
 
 GB = 10**9
 SMALL, LARGE = Level(side=112, quality=95), Level(side=256, quality=95)

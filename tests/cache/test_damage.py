@@ -17,8 +17,8 @@ from caches import photos
 from feedline import DataLoader, ImageFolder, build_cache
 from feedline.cache.verify import verify
 from feedline.errors import DatasetError, ImageError, SampleError
-from feedline.stores.cache_index import digest_of
-from feedline.stores.cache_layout import MANIFEST
+from feedline.sources.cache_index import digest_of
+from feedline.sources.cache_layout import MANIFEST
 from row_of import made
 from slow import slow
 

@@ -20,7 +20,7 @@ from feedline.cache.build import build_cache
 from feedline.cache.open_source import open_source
 from feedline.errors import DatasetError, ImageError
 from feedline.order.batch_spec import Field
-from feedline.stores.store import Pixels
+from feedline.sources.store import Pixels
 from torchvision_folder import write_images
 
 

@@ -24,8 +24,8 @@ from feedline.cache.build import build_cache
 from feedline.errors import DatasetError, ResourceError, UsageError
 from feedline.images.crops import EvalCrop
 from feedline.images.folder import ImageFolder
-from feedline.stores.cache_layout import Level, read_manifest
-from feedline.stores.cache_store import CacheStore
+from feedline.sources.cache_layout import Level, read_manifest
+from feedline.sources.cache_store import CacheStore
 from processes import newcomers, own_family
 
 SCHEDULE = "24x2,48x3"

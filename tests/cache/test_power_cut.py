@@ -19,7 +19,7 @@ from feedline.cache import destination
 from feedline.cache.add_size import add_size
 from feedline.cache.delivery import BuilderDelivery
 from feedline.cache.writers import LmdbWriter
-from feedline.stores.cache_layout import LMDB_FILE, MANIFEST, UNFINISHED, shard_name
+from feedline.sources.cache_layout import LMDB_FILE, MANIFEST, UNFINISHED, shard_name
 
 PER_CLASS = 40  # three units
 LEVELS = ("16", "24")

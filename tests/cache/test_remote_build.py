@@ -32,7 +32,7 @@ from feedline.cli.app import main
 from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
 from feedline.remote import folder
 from feedline.remote.folder import AT_ONCE, RemoteFolder
-from feedline.stores.cache_layout import MANIFEST, Manifest, read_manifest
+from feedline.sources.cache_layout import MANIFEST, Manifest, read_manifest
 from processes import eventually
 from s3_server import Bucket, serving
 from slow import slow

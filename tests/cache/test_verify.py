@@ -16,9 +16,9 @@ from caches import FORMATS, find, flip, made, photos
 from feedline.cache.verify import Verification, verify
 from feedline.errors import DatasetError
 from feedline.remote.open_location import open_cache
-from feedline.stores.cache_layout import MANIFEST
-from feedline.stores.cache_level import LevelReader
-from feedline.stores.tar_members import TarMember, tar_members
+from feedline.sources.cache_layout import MANIFEST
+from feedline.sources.cache_level import LevelReader
+from feedline.sources.tar_members import TarMember, tar_members
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +204,7 @@ def test_an_index_that_points_nowhere_hides_nothing_else(copied) -> None:
 
 
 def test_an_image_that_does_not_decode_is_found_by_decoding_alone(whole: Path, copied) -> None:
-    from feedline.stores.cache_index import checksum
+    from feedline.sources.cache_index import checksum
 
     root = copied("folder")
     broken = root / "16" / "cats" / "000000001-1.jpg"

@@ -11,7 +11,7 @@ import pytest
 
 from feedline.doctor.folder import FoundFile
 from feedline.doctor.read_rate import measure_read_rate
-from feedline.stores import page_cache
+from feedline.sources import page_cache
 
 LONG_S = 60.0
 

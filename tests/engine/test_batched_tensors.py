@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from torch.utils.data._utils.collate import collate_str_fn, default_collate_fn_map
 
 import feedline
-from feedline.recognition.tensors import MAX_BATCH_BYTES, batched_tensors
+from feedline.images.compile.tensors import MAX_BATCH_BYTES, batched_tensors
 from sets import plain
 
 ROWS = 40

@@ -27,7 +27,7 @@ from feedline.engine.tasks import InFlightBatch
 from feedline.order.sample_order import Order
 from feedline.order.schedule import Schedule
 from processes import descriptors
-from sources import Rows
+from row_sources import Rows
 
 PLAN = Order(length=80, schedule=Schedule.parse("4x1"), batch_size=8)
 

@@ -15,7 +15,7 @@ from feedline.engine.pinned_memory import RegisteredMemory
 from feedline.engine.shared_memory import SharedFile
 from feedline.errors import SampleError
 from feedline.loader import DataLoader
-from sources import Breaking, Rows
+from row_sources import Breaking, Rows
 from torchvision_folder import write_images
 
 pytestmark = [

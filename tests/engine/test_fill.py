@@ -13,7 +13,7 @@ from feedline.engine.buffers import arrays, batch_bytes
 from feedline.engine.messages import ROW, RowTask
 from feedline.engine.worker import Row, fill
 from feedline.order.batch_spec import Item, divide_rows
-from sources import Breaking, Rows
+from row_sources import Breaking, Rows
 
 SIZE_PX = 4
 

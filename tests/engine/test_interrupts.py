@@ -28,8 +28,8 @@ from feedline.errors import StateError
 from feedline.loader.torch_samplers import draws_for_feedline
 from feedline.order.requested_size import current_request
 from feedline.randomness import fingerprint, seeded
+from row_sources import Rows
 from slow import slow
-from sources import Rows
 
 _HOME = str(Path(feedline.__file__).parent)
 _HANDED_OUT = {"delivered", "record_delivery", "__next__"}

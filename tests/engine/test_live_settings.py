@@ -16,7 +16,7 @@ from feedline.engine.worker import Row
 from feedline.errors import UsageError
 from feedline.loader.position import PlannedPosition
 from feedline.order.batch_spec import Item
-from sources import Rows
+from row_sources import Rows
 
 SOURCE = Rows(150)
 

@@ -17,7 +17,7 @@ from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from loader_reading import planned_epoch, read
 from processes import eventually, newcomers, own_family
-from sources import Breaking, Rows
+from row_sources import Breaking, Rows
 
 SCHEDULE = "4x1@5,6x2@7"  # of image size and of batch size
 

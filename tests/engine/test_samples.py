@@ -24,10 +24,10 @@ from feedline.engine.messages import BatchTask
 from feedline.engine.tasks import BatchTasks, InFlightBatch
 from feedline.engine.worker_errors import WorkerException
 from feedline.errors import UsageError
+from feedline.images.compile.recognise import recognise
 from feedline.loader import DataLoader
 from feedline.order.batch_spec import BatchSpec, Item
 from feedline.order.schedule import Phase
-from feedline.recognition.recognise import recognise
 from feedline.trace import RECORD_SWITCH
 from sets import Drawing, Made, Sized
 from torchvision_folder import write_images

@@ -21,7 +21,7 @@ from feedline.engine.messages import (
 )
 from feedline.engine.shared_memory import SharedFile
 from processes import eventually
-from sources import Rows
+from row_sources import Rows
 
 _HELD = struct.Struct("<q")
 

@@ -20,8 +20,8 @@ from feedline import DataLoader
 from feedline.errors import UsageError
 from feedline.integrations.accelerate import prepare, unpadded_rows
 from packages import needs
+from row_sources import Rows
 from slow import slow
-from sources import Rows
 
 pytestmark = [
     needs("accelerate"),

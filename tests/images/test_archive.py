@@ -21,7 +21,7 @@ import torch
 from feedline import DataLoader, EvalCrop, ImageFolder
 from feedline.errors import DatasetError, FeedlineError, ImageError, UsageError
 from feedline.order.batch_spec import Item
-from feedline.stores import archive_index, kept_index, zip_members
+from feedline.sources import archive_index, kept_index, zip_members
 from slow import slow
 
 NAMES = ["cats/1.jpg", "cats/a-b/2.jpg", "cats/a/3.JPG", "cats/a/4.jpg", "dogs/5.jpg", "dogs/6.jpg"]

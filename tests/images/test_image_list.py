@@ -15,7 +15,7 @@ import torch
 from feedline import DataLoader, EvalCrop, ImageFolder, ImageList, build_cache
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.order.batch_spec import Field, Item
-from feedline.stores.cache_layout import read_manifest
+from feedline.sources.cache_layout import read_manifest
 from slow import slow
 
 NAMES = [f"{kind}/{number}.jpg" for kind in ("cats", "dogs") for number in range(6)]

@@ -18,7 +18,7 @@ import torch
 from feedline import DataLoader, EvalCrop, ImageFolder, ImageList, build_cache
 from feedline.errors import DatasetError, FeedlineError, ImageError, SampleError, UsageError
 from feedline.order.batch_spec import Field, Item
-from feedline.stores import webdataset_index
+from feedline.sources import webdataset_index
 
 Files = dict[str, bytes]
 

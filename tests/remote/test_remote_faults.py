@@ -25,7 +25,7 @@ from caches import photos as make_photos
 from feedline import DataLoader, ImageFolder
 from feedline.errors import DatasetError, ImageError
 from feedline.remote import filesystem, joined_parts, location, parts, shards
-from feedline.stores.cache_layout import MANIFEST
+from feedline.sources.cache_layout import MANIFEST
 from processes import eventually
 from range_server import Answer, RangeServer
 from row_of import made

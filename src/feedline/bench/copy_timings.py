@@ -24,7 +24,7 @@ from feedline.cache.source import CacheSource
 from feedline.errors import DatasetError, ImageError
 from feedline.images.decode import DEFAULT_MAX_PIXELS
 from feedline.loader import DataLoader
-from feedline.stores.cache_layout import Level
+from feedline.sources.cache_layout import Level
 
 __all__ = ["MAX_ORIGINAL_BYTES", "CopyTimings", "make_copies"]
 

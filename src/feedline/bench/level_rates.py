@@ -33,8 +33,8 @@ from feedline.images.crops import Transform, wanted_side
 from feedline.images.folder import ImageFolder
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import mix
-from feedline.stores.cache_layout import Level
-from feedline.stores.cache_store import CacheStore
+from feedline.sources.cache_layout import Level
+from feedline.sources.cache_store import CacheStore
 
 __all__ = [
     "ROUNDS",

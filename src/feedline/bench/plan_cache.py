@@ -44,7 +44,7 @@ from feedline.errors import UsageError
 from feedline.images.crops import Transform, checked_transform, wanted_side
 from feedline.images.folder import ImageFolder
 from feedline.order.schedule import Phase, Schedule
-from feedline.stores.cache_layout import Level
+from feedline.sources.cache_layout import Level
 from feedline.system import cacheable_memory_bytes
 
 __all__ = ["DISK_BYTES_PER_S", "plan_cache"]

@@ -23,7 +23,7 @@ from feedline.cache.choice import (
 from feedline.diagnose.finding import count
 from feedline.forecast.text import duration
 from feedline.remote.filesystem import is_url
-from feedline.stores.cache_layout import Level
+from feedline.sources.cache_layout import Level
 
 __all__ = ["CachePlan", "plan_table"]
 

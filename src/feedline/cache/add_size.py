@@ -31,8 +31,8 @@ from feedline.cache.settings import BuildSettings, Spec
 from feedline.cache.source import CacheSource
 from feedline.cache.source_changes import shards_difference, source_difference
 from feedline.errors import DatasetError, UsageError
-from feedline.stores.cache_index import CacheIndex
-from feedline.stores.cache_layout import Level, Manifest, read_manifest
+from feedline.sources.cache_index import CacheIndex
+from feedline.sources.cache_layout import Level, Manifest, read_manifest
 
 __all__ = ["add_size"]
 

@@ -35,8 +35,8 @@ from feedline.cache.shard import ExistingCopies
 from feedline.cache.source import CacheSource
 from feedline.cache.verify import damaged_shards, file_damage
 from feedline.errors import UsageError
-from feedline.stores.cache_index import index_damage
-from feedline.stores.cache_layout import LMDB_FILE, MANIFEST, CacheFormat, Manifest, read_manifest
+from feedline.sources.cache_index import index_damage
+from feedline.sources.cache_layout import LMDB_FILE, MANIFEST, CacheFormat, Manifest, read_manifest
 
 __all__ = ["build", "build_cache"]
 

@@ -15,7 +15,7 @@ from feedline.cache.settings import ShardRange
 from feedline.cache.source import CacheSource
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.images.decode import DEFAULT_MAX_PIXELS
-from feedline.stores.cache_layout import Level
+from feedline.sources.cache_layout import Level
 
 __all__ = [
     "BYTES_BESIDE",

@@ -28,7 +28,7 @@ from feedline.cache.shard import ExistingCopies, ShardDataset
 from feedline.cache.source import CacheSource
 from feedline.cache.writers import LmdbWriter
 from feedline.errors import ResourceError
-from feedline.stores.cache_layout import INDEX, MANIFEST
+from feedline.sources.cache_layout import INDEX, MANIFEST
 
 __all__ = ["BuildCallback", "BuildState", "build_shards", "check_disk_space", "unfinished_work"]
 

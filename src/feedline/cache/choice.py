@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from feedline.order.schedule import Schedule
-from feedline.stores.cache_layout import Level
+from feedline.sources.cache_layout import Level
 
 __all__ = [
     "MAX_LEVELS",

@@ -18,13 +18,13 @@ from PIL import Image
 
 from feedline.cache.source import IMAGE_NAMES, LABEL_NAMES, Stamp, first_existing, spread_evenly
 from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.images.compile.folders import Chosen
+from feedline.images.compile.samples import store_of
+from feedline.images.compile.steps import NotRecognised
 from feedline.order.batch_spec import Field
-from feedline.recognition.folders import Chosen
-from feedline.recognition.samples import store_of
-from feedline.recognition.steps import NotRecognised
-from feedline.stores.array_store import checked_labels
-from feedline.stores.path_table import LabelledPaths
-from feedline.stores.store import Pixels
+from feedline.sources.array_store import checked_labels
+from feedline.sources.path_table import LabelledPaths
+from feedline.sources.store import Pixels
 
 __all__ = ["DatasetSource"]
 

@@ -21,7 +21,7 @@ import numpy as np
 from feedline.cache.records import Columns, encode_record, record_name, write_record
 from feedline.cache.settings import Spec
 from feedline.remote.folder import RemoteFolder
-from feedline.stores.cache_lock import sees_lock
+from feedline.sources.cache_lock import sees_lock
 
 __all__ = [
     "BuilderDelivery",

@@ -2,7 +2,7 @@
 
 Guarantees: one builder at a time; an unfinished cache is never mistaken for a finished one.
 
-Relies on: `stores.cache_lock` for the lock.
+Relies on: `sources.cache_lock` for the lock.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from feedline.cache.delivery import BuilderDelivery, Delivery, LocalDelivery, Sh
 from feedline.cache.remote_destination import RemoteDestination
 from feedline.cache.source import CacheSource
 from feedline.remote.filesystem import is_url
-from feedline.stores.cache_layout import read_manifest
-from feedline.stores.cache_lock import only_builder
-from feedline.stores.cache_place import check_place
+from feedline.sources.cache_layout import read_manifest
+from feedline.sources.cache_lock import only_builder
+from feedline.sources.cache_place import check_place
 
 __all__ = ["Destination", "open_destination"]
 

@@ -28,8 +28,8 @@ from typing import Any
 import psutil
 
 from feedline.errors import FeedlineError, UsageError
-from feedline.stores.cache_layout import AWAITED, UNFINISHED, Level, is_finished
-from feedline.stores.cache_lock import only_builder
+from feedline.sources.cache_layout import AWAITED, UNFINISHED, Level, is_finished
+from feedline.sources.cache_lock import only_builder
 from feedline.system import readable
 
 __all__ = ["main"]

@@ -24,8 +24,8 @@ from feedline.cache.records import Columns, encode_name, read_record
 from feedline.cache.settings import ShardRange, Spec
 from feedline.cache.source import CacheSource
 from feedline.cache.writers import close_lmdb
-from feedline.stores.cache_index import COLUMNS, CacheIndex
-from feedline.stores.cache_layout import (
+from feedline.sources.cache_index import COLUMNS, CacheIndex
+from feedline.sources.cache_layout import (
     INDEX,
     LMDB_FILE,
     MANIFEST,
@@ -34,7 +34,7 @@ from feedline.stores.cache_layout import (
     member,
     shard_name,
 )
-from feedline.stores.file_name import file_name
+from feedline.sources.file_name import file_name
 from feedline.system import write_through
 
 __all__ = ["current_fingerprint", "finish", "finish_level", "remove_stale"]

@@ -16,8 +16,8 @@ from typing import Any
 from feedline.cache.source import Stamp, make_stamp, spread_evenly
 from feedline.errors import UsageError
 from feedline.order.batch_spec import Field
-from feedline.stores.file_store import FileStore
-from feedline.stores.store import Pixels, SampleStore
+from feedline.sources.file_store import FileStore
+from feedline.sources.store import Pixels, SampleStore
 
 __all__ = ["FolderSource", "StoreSource"]
 

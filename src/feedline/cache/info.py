@@ -13,8 +13,8 @@ from typing import Any
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.remote.open_location import location_of
-from feedline.stores.cache_index import load_entries
-from feedline.stores.cache_layout import LMDB_FILE, Level, Manifest
+from feedline.sources.cache_index import load_entries
+from feedline.sources.cache_layout import LMDB_FILE, Level, Manifest
 from feedline.system import usable_cores
 
 __all__ = ["CacheInfo", "LevelInfo", "cache_info", "measured_crop_px"]

@@ -25,8 +25,8 @@ from PIL import Image
 from feedline.errors import ImageError
 from feedline.images.decode import Decoder
 from feedline.images.headers import jpeg_orientation
-from feedline.stores.cache_layout import Level, level_size
-from feedline.stores.store import Pixels
+from feedline.sources.cache_layout import Level, level_size
+from feedline.sources.store import Pixels
 
 __all__ = ["RESTARTS", "DecodedImage", "LevelEncoder", "ResizedCopies"]
 

@@ -25,10 +25,10 @@ from feedline.images.image_list import ImageList
 from feedline.remote.filesystem import is_url, shown
 from feedline.remote.folder import RemoteFolder
 from feedline.remote.image_files import RemoteImages
-from feedline.stores.cache_layout import MANIFEST, Manifest
-from feedline.stores.file_store import FileStore, files_of
-from feedline.stores.index import IMAGE_EXTENSIONS, scan_folder
-from feedline.stores.splits import split_hint, splits_below, splits_in
+from feedline.sources.cache_layout import MANIFEST, Manifest
+from feedline.sources.file_store import FileStore, files_of
+from feedline.sources.index import IMAGE_EXTENSIONS, scan_folder
+from feedline.sources.splits import split_hint, splits_below, splits_in
 from feedline.system import slashed
 
 __all__ = ["list_splits", "open_cache_source", "open_source"]

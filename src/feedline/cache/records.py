@@ -17,8 +17,8 @@ from feedline.cache.atomic_write import write_atomic
 from feedline.cache.settings import ShardRange, Spec
 from feedline.cache.source import CacheSource
 from feedline.errors import ImageError
-from feedline.stores.cache_index import CacheIndex, load_entries
-from feedline.stores.cache_layout import Manifest, shard_name
+from feedline.sources.cache_index import CacheIndex, load_entries
+from feedline.sources.cache_layout import Manifest, shard_name
 
 __all__ = [
     "Columns",

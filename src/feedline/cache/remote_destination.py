@@ -30,7 +30,7 @@ from feedline.cache.delivery import Delivery, ShardFiles, StoreDelivery, list_fi
 from feedline.cache.source import CacheSource
 from feedline.errors import DatasetError, FeedlineError, UsageError
 from feedline.remote.folder import RemoteFolder
-from feedline.stores.cache_layout import LOCK, MANIFEST, UNFINISHED
+from feedline.sources.cache_layout import LOCK, MANIFEST, UNFINISHED
 
 __all__ = ["RemoteDestination"]
 

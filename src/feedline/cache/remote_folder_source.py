@@ -21,8 +21,8 @@ from feedline.remote.error import Altered, RemoteError
 from feedline.remote.folder import RemoteFolder
 from feedline.remote.image_files import RemoteImages
 from feedline.remote.range_guard import RangeIgnored
-from feedline.stores.index import IMAGE_EXTENSIONS
-from feedline.stores.read_file import check_size
+from feedline.sources.index import IMAGE_EXTENSIONS
+from feedline.sources.read_file import check_size
 
 __all__ = ["RemoteFilesSource", "RemoteFolderSource"]
 

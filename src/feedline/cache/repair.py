@@ -35,8 +35,8 @@ from feedline.cache.shard import ExistingCopies
 from feedline.cache.source import CacheSource
 from feedline.cache.verify import Verification, file_damage, verify
 from feedline.errors import DatasetError
-from feedline.stores.cache_index import CacheIndex, damaged_columns, load_entries
-from feedline.stores.cache_layout import LMDB_FILE, Level, Manifest, read_manifest
+from feedline.sources.cache_index import CacheIndex, damaged_columns, load_entries
+from feedline.sources.cache_layout import LMDB_FILE, Level, Manifest, read_manifest
 from feedline.system import write_through
 
 __all__ = ["Repair", "repair_cache"]

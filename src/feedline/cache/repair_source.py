@@ -17,9 +17,9 @@ from feedline.cache.source import CacheSource, Stamp, spread_evenly
 from feedline.errors import DatasetError, ImageError
 from feedline.images.decode import DEFAULT_MAX_PIXELS
 from feedline.order.batch_spec import Field
-from feedline.stores.cache_index import CacheIndex, checksum
-from feedline.stores.cache_layout import Level, Manifest
-from feedline.stores.store import Pixels
+from feedline.sources.cache_index import CacheIndex, checksum
+from feedline.sources.cache_layout import Level, Manifest
+from feedline.sources.store import Pixels
 
 __all__ = ["RepairSource"]
 

@@ -16,7 +16,7 @@ from feedline.cache.atomic_write import write_atomic
 from feedline.cache.source import CacheSource
 from feedline.errors import DatasetError, UsageError
 from feedline.remote.filesystem import is_url
-from feedline.stores.cache_layout import UNFINISHED, CacheFormat, Level, read_manifest
+from feedline.sources.cache_layout import UNFINISHED, CacheFormat, Level, read_manifest
 
 __all__ = [
     "SETTINGS",

@@ -25,9 +25,9 @@ from feedline.cache.source import CacheSource
 from feedline.cache.writers import WRITERS, CacheSample
 from feedline.errors import FeedlineError, ImageError
 from feedline.images.decode import DEFAULT_MAX_PIXELS
-from feedline.stores.cache_index import COLUMNS, ENTRY, CacheIndex, checksum
-from feedline.stores.cache_layout import Manifest
-from feedline.stores.cache_level import reader_of
+from feedline.sources.cache_index import COLUMNS, ENTRY, CacheIndex, checksum
+from feedline.sources.cache_layout import Manifest
+from feedline.sources.cache_level import reader_of
 
 __all__ = ["BuiltShard", "ExistingCopies", "ShardDataset", "build_shard"]
 

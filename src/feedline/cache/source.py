@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 
 from feedline.order.batch_spec import Field
-from feedline.stores.store import Pixels
+from feedline.sources.store import Pixels
 
 __all__ = [
     "IMAGE_NAMES",

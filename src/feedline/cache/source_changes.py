@@ -13,8 +13,8 @@ import numpy as np
 from feedline.cache.records import encode_name, read_record
 from feedline.cache.settings import ShardRange, Spec
 from feedline.cache.source import CacheSource
-from feedline.stores.cache_index import CacheIndex
-from feedline.stores.cache_layout import Manifest
+from feedline.sources.cache_index import CacheIndex
+from feedline.sources.cache_layout import Manifest
 
 __all__ = ["shards_difference", "source_difference"]
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 
 from feedline.errors import DatasetError, ImageError
 from feedline.remote.folder import AT_ONCE, RemoteFolder
-from feedline.stores.read_file import check_size, read_part
+from feedline.sources.read_file import check_size, read_part
 
 __all__ = ["ImagePrefetcher", "LocalFiles", "RemoteFiles", "SourceFiles"]
 

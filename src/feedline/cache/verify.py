@@ -22,11 +22,11 @@ from feedline.errors import DatasetError, FeedlineError, ImageError, SampleError
 from feedline.images.decode import DEFAULT_MAX_PIXELS, Decoder
 from feedline.loader import DataLoader
 from feedline.remote.open_location import location_of
-from feedline.stores.cache_index import CacheIndex, index_damage, load_entries
-from feedline.stores.cache_layout import LMDB_FILE, Level, Manifest, shard_name
-from feedline.stores.cache_level import LevelReader, reader_of
-from feedline.stores.cache_location import CacheLocation, FolderLocation
-from feedline.stores.open_lmdb import open_lmdb
+from feedline.sources.cache_index import CacheIndex, index_damage, load_entries
+from feedline.sources.cache_layout import LMDB_FILE, Level, Manifest, shard_name
+from feedline.sources.cache_level import LevelReader, reader_of
+from feedline.sources.cache_location import CacheLocation, FolderLocation
+from feedline.sources.open_lmdb import open_lmdb
 
 __all__ = [
     "BrokenSamples",

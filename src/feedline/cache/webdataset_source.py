@@ -25,8 +25,8 @@ from feedline.cache.source import Stamp, make_stamp, spread_evenly
 from feedline.cache.source_files import ImagePrefetcher, SourceFiles
 from feedline.errors import DatasetError
 from feedline.order.batch_spec import Field
-from feedline.stores.path_table import LabelledPaths
-from feedline.stores.shard_samples import ShardMember, content_of, shard_samples
+from feedline.sources.path_table import LabelledPaths
+from feedline.sources.shard_samples import ShardMember, content_of, shard_samples
 
 __all__ = ["ShardIndex", "WebDatasetSource", "index_shards"]
 

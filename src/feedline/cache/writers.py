@@ -19,8 +19,8 @@ import numpy as np
 from feedline.cache.atomic_write import partial_path, sync_files, sync_names, write_atomic
 from feedline.cache.level_encoder import ResizedCopies
 from feedline.errors import ResourceError, UsageError
-from feedline.stores.cache_layout import LMDB_FILE, CacheFormat, Level, member, shard_name
-from feedline.stores.file_name import file_name
+from feedline.sources.cache_layout import LMDB_FILE, CacheFormat, Level, member, shard_name
+from feedline.sources.file_name import file_name
 
 __all__ = ["WRITERS", "CacheSample", "LmdbWriter", "close_lmdb", "tar_header"]
 

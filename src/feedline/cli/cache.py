@@ -17,7 +17,7 @@ from feedline.cli import options
 from feedline.cli.output import complain, use_folder, write_json
 
 if TYPE_CHECKING:
-    from feedline.stores.cache_layout import Manifest
+    from feedline.sources.cache_layout import Manifest
 
 __all__ = ["add_size", "build", "info", "plan", "repair", "verify"]
 

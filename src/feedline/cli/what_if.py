@@ -28,7 +28,7 @@ def parse_changes(texts: Sequence[str] | None) -> list[Changes]:
 
 def check_changes(changes: Sequence[Changes], source: str, images: ImageFolder | None) -> None:
     """Check that copies of other sizes can be made; `images` is None for a function."""
-    from feedline.stores.cache_store import CacheStore
+    from feedline.sources.cache_store import CacheStore
 
     if images is None and any(each.cache is not None for each in changes):
         raise UsageError(

@@ -13,7 +13,7 @@ from feedline.doctor.check import CheckResult
 from feedline.doctor.folder import FolderContents, FoundFile, scan_folder
 from feedline.errors import DatasetError, UsageError
 from feedline.remote.filesystem import is_url
-from feedline.stores.cache_layout import Manifest, is_cache, read_manifest, repair_command
+from feedline.sources.cache_layout import Manifest, is_cache, read_manifest, repair_command
 
 __all__ = ["DataFolder", "inspect_data", "require_folder", "skip_data"]
 

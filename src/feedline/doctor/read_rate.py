@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from feedline.doctor.folder import FoundFile
-from feedline.stores import page_cache
+from feedline.sources import page_cache
 
 __all__ = ["ReadFrom", "ReadRate", "measure_read_rate"]
 

@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset
 
-from feedline.recognition.folders import has_images
+from feedline.images.compile.folders import has_images
 
 __all__ = [
     "AttributeSnapshot",

@@ -36,7 +36,7 @@ from feedline.engine.process import keep_freed_memory, limit_threads
 from feedline.engine.shared_memory import SharedFile
 from feedline.order.batch_spec import Field, Item
 from feedline.order.seeds import mix, row_seed
-from feedline.stores.reading import reading
+from feedline.sources.reading import reading
 from feedline.trace import is_recording_enabled, stage_timer
 from feedline.trace.stage_timings import StagePage
 

@@ -14,8 +14,8 @@ import torch  # noqa: F401  # mirrors rows; so it is loaded once, before workers
 from feedline.images.given_transform import GivenTransform, given_transform
 from feedline.images.image_source import ImageSource
 from feedline.images.stable_repr import without_addresses
-from feedline.stores.array_store import ArrayStore
-from feedline.stores.store import Pixels
+from feedline.sources.array_store import ArrayStore
+from feedline.sources.store import Pixels
 
 __all__ = ["ImageArray"]
 

@@ -17,7 +17,7 @@ from feedline.images.canvas import Canvas
 from feedline.images.placement import Part
 from feedline.images.resample_filter import FILTERS, Filter
 from feedline.images.resize_mode import ResizeMode, fill_as
-from feedline.stores.store import Pixels
+from feedline.sources.store import Pixels
 
 __all__ = ["image_on", "mask_on"]
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from feedline.images.image_source import ImageSource
-from feedline.stores.chosen_store import ChosenStore, Numbers
-from feedline.stores.file_store import FileStore
+from feedline.sources.chosen_store import ChosenStore, Numbers
+from feedline.sources.file_store import FileStore
 
 __all__ = ["ChosenImages"]
 

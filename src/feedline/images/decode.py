@@ -17,7 +17,7 @@ from feedline.images.headers import sniff
 from feedline.images.jpeg import JpegDecoder
 from feedline.images.pillow import decode_with_pillow, upright
 from feedline.images.placement import Part, cut
-from feedline.stores.store import Pixels
+from feedline.sources.store import Pixels
 
 __all__ = ["DEFAULT_MAX_PIXELS", "Decoder", "ThreadsDecoder", "checked_decoding"]
 

@@ -11,8 +11,8 @@ import copy
 import numpy as np
 
 from feedline.images.folder import ImageFolder
-from feedline.stores.index import FolderIndex
-from feedline.stores.path_table import starts_of
+from feedline.sources.index import FolderIndex
+from feedline.sources.path_table import starts_of
 
 __all__ = ["ENOUGH_IMAGES", "drawn"]
 

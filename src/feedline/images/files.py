@@ -13,9 +13,9 @@ from feedline.images.crops import Transform, checked_transform
 from feedline.images.decode import DEFAULT_MAX_PIXELS
 from feedline.images.folder import ImageFolder
 from feedline.images.rows import RowPipeline
-from feedline.stores.file_store import FileStore
-from feedline.stores.index import IMAGE_EXTENSIONS, FolderIndex
-from feedline.stores.path_table import starts_of
+from feedline.sources.file_store import FileStore
+from feedline.sources.index import IMAGE_EXTENSIONS, FolderIndex
+from feedline.sources.path_table import starts_of
 
 __all__ = ["find_images", "image_files"]
 

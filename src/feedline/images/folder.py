@@ -23,14 +23,14 @@ from feedline.remote.error import NoCache
 from feedline.remote.filesystem import is_url, shown
 from feedline.remote.image_files import RemoteImages, images_in, no_files_here
 from feedline.remote.open_location import location_of
-from feedline.stores.archive_index import archive_index
-from feedline.stores.archive_store import ArchiveStore, check_no_archive, in_archive
-from feedline.stores.cache_layout import is_cache
-from feedline.stores.cache_location import CacheLocation, FolderLocation
-from feedline.stores.cache_store import CacheStore
-from feedline.stores.file_store import FileStore, files_of
-from feedline.stores.index import FolderIndex, checked_endings, scan_folder
-from feedline.stores.splits import split_hint, splits_of
+from feedline.sources.archive_index import archive_index
+from feedline.sources.archive_store import ArchiveStore, check_no_archive, in_archive
+from feedline.sources.cache_layout import is_cache
+from feedline.sources.cache_location import CacheLocation, FolderLocation
+from feedline.sources.cache_store import CacheStore
+from feedline.sources.file_store import FileStore, files_of
+from feedline.sources.index import FolderIndex, checked_endings, scan_folder
+from feedline.sources.splits import split_hint, splits_of
 
 __all__ = ["ImageFolder"]
 

@@ -3,7 +3,7 @@
 Guarantees: nothing is unpacked or unpickled; a sample without its image or label raises an error
 that names it, or is counted.
 
-Relies on: `stores` for the containers' indexes, `labels` for labels.
+Relies on: `sources` for the containers' indexes, `labels` for labels.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from feedline.images.labels import Labels, labels_of, ordered
 from feedline.images.listed_entries import lmdb_entries
 from feedline.images.listed_shards import sharded_samples
 from feedline.images.rows import RowPipeline
-from feedline.stores.file_store import FileStore
-from feedline.stores.lmdb_store import LmdbStore
-from feedline.stores.path_table import LabelledPaths
-from feedline.stores.row_store import RowStore, rows_of
-from feedline.stores.webdataset_store import WebDatasetStore
+from feedline.sources.file_store import FileStore
+from feedline.sources.lmdb_store import LmdbStore
+from feedline.sources.path_table import LabelledPaths
+from feedline.sources.row_store import RowStore, rows_of
+from feedline.sources.webdataset_store import WebDatasetStore
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -23,8 +23,8 @@ from feedline.images.labels import check_repeats, labels_of
 from feedline.images.listed_files import checked_paths, listed_images
 from feedline.images.rows import RowPipeline
 from feedline.remote.image_files import RemoteImages, no_files_here
-from feedline.stores.file_store import FileStore
-from feedline.stores.path_table import LabelledPaths
+from feedline.sources.file_store import FileStore
+from feedline.sources.path_table import LabelledPaths
 
 __all__ = ["ImageList"]
 

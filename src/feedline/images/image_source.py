@@ -20,8 +20,8 @@ from feedline.images.given_transform import GivenTransform, given_transform, is_
 from feedline.images.placement import Window
 from feedline.images.rows import RowPipeline, Store
 from feedline.order.batch_spec import Field, Item
-from feedline.stores.cache_store import CacheStore
-from feedline.stores.store import Pixels
+from feedline.sources.cache_store import CacheStore
+from feedline.sources.store import Pixels
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -23,7 +23,7 @@ from feedline.errors import ImageError
 from feedline.images.headers import jpeg_is_lossless, jpeg_orientation
 from feedline.images.pillow import check_pixels, decode_with_pillow, upright
 from feedline.images.placement import Part, cut
-from feedline.stores.store import Pixels
+from feedline.sources.store import Pixels
 
 try:
     from feedline.images import _jpeg as compiled

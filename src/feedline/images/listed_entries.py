@@ -21,9 +21,9 @@ from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.images.headers import sniff
 from feedline.images.labels import Labels, check_repeats, labels_of, ordered
 from feedline.images.listed_shards import texts_typed
-from feedline.stores.lmdb_keys import as_text, keys_of, opened, texts_at
-from feedline.stores.lmdb_store import LmdbStore, why_no_image
-from feedline.stores.open_lmdb import OpenLmdb
+from feedline.sources.lmdb_keys import as_text, keys_of, opened, texts_at
+from feedline.sources.lmdb_store import LmdbStore, why_no_image
+from feedline.sources.open_lmdb import OpenLmdb
 
 __all__ = ["lmdb_entries"]
 

@@ -18,8 +18,8 @@ from feedline.remote.filesystem import is_url, shown
 from feedline.remote.image_files import remote_images
 from feedline.remote.open_location import check_local, was_url
 from feedline.remote.whole_files import store_of
-from feedline.stores.file_store import FileStore
-from feedline.stores.path_table import LabelledPaths, common_folder, starts_of
+from feedline.sources.file_store import FileStore
+from feedline.sources.path_table import LabelledPaths, common_folder, starts_of
 from feedline.system import slashed
 
 __all__ = ["checked_paths", "listed_images"]

@@ -11,11 +11,11 @@ from typing import Any
 from feedline.errors import DatasetError, UsageError
 from feedline.images.labels import Labels, labels_of
 from feedline.images.tables import typed
-from feedline.stores.label_places import endings_of, label_places
-from feedline.stores.path_table import LabelledPaths
-from feedline.stores.shard_names import shard_paths
-from feedline.stores.webdataset_index import look_through
-from feedline.stores.webdataset_store import WebDatasetStore
+from feedline.sources.label_places import endings_of, label_places
+from feedline.sources.path_table import LabelledPaths
+from feedline.sources.shard_names import shard_paths
+from feedline.sources.webdataset_index import look_through
+from feedline.sources.webdataset_store import WebDatasetStore
 
 __all__ = ["sharded_samples", "texts_typed"]
 

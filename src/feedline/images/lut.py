@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from feedline.stores.store import Pixels
+from feedline.sources.store import Pixels
 
 try:
     from feedline.images import _lut as compiled

@@ -34,7 +34,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from feedline.errors import ImageError
 from feedline.images.headers import canvas, exif_orientation
-from feedline.stores.store import Pixels
+from feedline.sources.store import Pixels
 
 __all__ = ["check_pixels", "decode_with_pillow", "upright"]
 

@@ -9,7 +9,7 @@ import math
 from typing import NamedTuple, TypeAlias
 
 from feedline.images.resample_filter import Filter
-from feedline.stores.store import Pixels
+from feedline.sources.store import Pixels
 
 __all__ = ["Box", "Part", "Placement", "Window", "cut"]
 

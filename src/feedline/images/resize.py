@@ -20,7 +20,7 @@ import numpy as np
 
 from feedline.images.placement import Box, Placement, Window
 from feedline.images.resample_filter import FILTERS, Filter, nearest_pixels, support, weights
-from feedline.stores.store import Pixels
+from feedline.sources.store import Pixels
 
 try:
     from feedline.images import _resample as compiled

@@ -17,7 +17,7 @@ import PIL
 from feedline.images.placement import Box, Placement
 from feedline.images.resample_filter import Filter
 from feedline.images.resize import fill
-from feedline.stores.store import Pixels
+from feedline.sources.store import Pixels
 
 __all__ = ["ResizeMode", "fill_as"]
 

@@ -22,13 +22,13 @@ from feedline.images.placement import Placement, cut
 from feedline.images.resize import fill
 from feedline.images.stable_repr import without_addresses
 from feedline.order.batch_spec import Field, Item
-from feedline.stores.cache_layout import level_size, repair_command
-from feedline.stores.cache_store import CacheStore
-from feedline.stores.cached_files import CachedFiles, cache_within
-from feedline.stores.chosen_store import ChosenStore
-from feedline.stores.file_store import FileStore
-from feedline.stores.reading import reading
-from feedline.stores.store import Pixels, SampleStore
+from feedline.sources.cache_layout import level_size, repair_command
+from feedline.sources.cache_store import CacheStore
+from feedline.sources.cached_files import CachedFiles, cache_within
+from feedline.sources.chosen_store import ChosenStore
+from feedline.sources.file_store import FileStore
+from feedline.sources.reading import reading
+from feedline.sources.store import Pixels, SampleStore
 from feedline.trace import stage_timer
 
 Store = TypeVar("Store", bound=SampleStore)

@@ -35,21 +35,21 @@ from feedline import errors
 from feedline.engine.payload import search_path
 from feedline.engine.process import WORKER_ENVIRONMENT
 from feedline.errors import ResourceError, StateError, UsageError
+from feedline.images.compile.folders import Chosen, folders_of
+from feedline.images.compile.samples import class_names, root_of, store_of
 from feedline.loader.dataset_kind import own_source
 from feedline.loader.options import Options
 from feedline.loader.position import LoaderPosition
 from feedline.loader.ranks import RankAgreement
 from feedline.order.sample_order import Order
 from feedline.order.schedule import is_count
-from feedline.recognition.folders import Chosen, folders_of
-from feedline.recognition.samples import class_names, root_of, store_of
 from feedline.remote.filesystem import is_url
 from feedline.remote.image_files import RemoteImages
-from feedline.stores.cache_layout import AWAITED, UNFINISHED, is_finished
-from feedline.stores.cache_lock import is_locked
-from feedline.stores.cache_place import check_place
-from feedline.stores.file_store import FileStore
-from feedline.stores.index import FolderIndex
+from feedline.sources.cache_layout import AWAITED, UNFINISHED, is_finished
+from feedline.sources.cache_lock import is_locked
+from feedline.sources.cache_place import check_place
+from feedline.sources.file_store import FileStore
+from feedline.sources.index import FolderIndex
 from feedline.system import readable
 
 __all__ = [

@@ -9,8 +9,8 @@ from numbers import Integral
 from typing import Any
 
 from feedline.errors import DatasetError, UsageError
-from feedline.recognition.folders import has_images, unwrapped
-from feedline.recognition.steps import NotRecognised
+from feedline.images.compile.folders import has_images, unwrapped
+from feedline.images.compile.steps import NotRecognised
 
 __all__ = [
     "check_kind_unchanged",

@@ -5,8 +5,9 @@ reasons. `CurrentChoice` chooses again after `forget`, or if `AttributeSnapshot`
 attribute of the dataset or the loader was set. It opens the loader's cache only once, because the
 dataset may change while the machine with the cache is unreachable.
 
-Relies on: `recognition`, which decides if feedline's code is equivalent to a dataset's torchvision
-or timm transforms, or to a TensorDataset; `cache_filling`, which decides if copies are read.
+Relies on: `images.compile`, which decides if feedline's code is equivalent to a dataset's
+torchvision or timm transforms, or to a TensorDataset; `cache_filling`, which decides if copies are
+read.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from feedline.engine.buffers import batch_bytes
 from feedline.engine.normalise import DeviceTransforms, ValueTable
 from feedline.engine.worker import Source
 from feedline.errors import UsageError
+from feedline.images.compile.folders import is_folder
+from feedline.images.compile.steps import NotRecognised
+from feedline.images.compile.tensors import BatchedTensors, batched_tensors
 from feedline.loader.cache_filling import CacheContents, CacheFilling, cache_contents
 from feedline.loader.dataset_kind import check_kind_unchanged, own_source
 from feedline.loader.options import Options
 from feedline.loader.state import fingerprint_of, identity_of
-from feedline.recognition.folders import is_folder
-from feedline.recognition.steps import NotRecognised
-from feedline.recognition.tensors import BatchedTensors, batched_tensors
 from feedline.remote.open_location import open_cache
-from feedline.stores.cache_store import CacheStore
-from feedline.stores.cached_files import cache_within
+from feedline.sources.cache_store import CacheStore
+from feedline.sources.cached_files import cache_within
 
 __all__ = [
     "REFRESH",
@@ -240,7 +241,7 @@ def _row_source(dataset: Any) -> Any:
     """
     if own_source(dataset) is dataset:
         return dataset
-    from feedline.recognition.recognise import source_within  # loads decoders
+    from feedline.images.compile.recognise import source_within  # loads decoders
 
     try:
         return source_within(dataset)
@@ -258,7 +259,7 @@ def _compile(options: Options) -> EngineChoice:
     if "torchvision" not in sys.modules and own_source(options.dataset) is None:
         return EngineChoice(engine="dataset")
     try:
-        from feedline.recognition.recognise import recognise
+        from feedline.images.compile.recognise import recognise
     except ImportError as error:
         return EngineChoice(engine="dataset", reasons=(f"Images cannot be decoded here: {error}.",))
     result = recognise(options.dataset, options.phases.image_sizes)

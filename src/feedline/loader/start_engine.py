@@ -32,13 +32,13 @@ from feedline.engine.tasks import BatchTasks, InFlightBatch, RowTasks
 from feedline.engine.worker import Source
 from feedline.engine.worker_errors import describe_sample
 from feedline.errors import ImageError, SampleError
+from feedline.images.compile.tensors import batched_tensors
 from feedline.loader.engine_choice import EngineChoice
 from feedline.loader.engines import Engine, InProcessEngine, Skipped, WorkerEngine
 from feedline.loader.iterable_engine import IterableEngine
 from feedline.loader.options import Options
 from feedline.loader.position import IterablePosition, LoaderPosition
 from feedline.order.batch_spec import BatchSpec
-from feedline.recognition.tensors import batched_tensors
 from feedline.trace.split import Timing
 
 __all__ = [
@@ -202,7 +202,7 @@ def _needs_formats_of_the_script(choice: EngineChoice) -> bool:
     """Return True if workers read images with formats that were added to Pillow."""
     if not choice.compiled:
         return False
-    from feedline.recognition.reading import has_added_formats
+    from feedline.images.compile.reading import has_added_formats
 
     return has_added_formats()
 

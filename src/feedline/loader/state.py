@@ -25,11 +25,11 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from feedline.errors import StateError, UsageError
+from feedline.images.compile.steps import NotRecognised
 from feedline.loader.dataset_kind import own_source
 from feedline.loader.options import Options
 from feedline.loader.torch_samplers import describe, share_of
 from feedline.order.schedule import is_count, is_image_size
-from feedline.recognition.steps import NotRecognised
 
 __all__ = [
     "Position",
@@ -193,7 +193,7 @@ def fingerprint_of(dataset: object) -> str:
     """
     source = own_source(dataset)
     if source is not None and source is not dataset:  # a Subset
-        from feedline.recognition.recognise import source_within  # loads decoders
+        from feedline.images.compile.recognise import source_within  # loads decoders
 
         with contextlib.suppress(NotRecognised):
             dataset = source_within(dataset)
@@ -201,7 +201,7 @@ def fingerprint_of(dataset: object) -> str:
     if callable(own) and not isinstance(dataset, IterableDataset):
         return str(own())
     if "torchvision" in sys.modules:
-        from feedline.recognition.samples import folder_fingerprint  # loads decoders
+        from feedline.images.compile.samples import folder_fingerprint  # loads decoders
 
         folder = folder_fingerprint(dataset)
         if folder is not None:

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from feedline.remote.folder import RemoteFile, RemoteFolder
-from feedline.stores.index import (
+from feedline.sources.index import (
     FolderIndex,
     check_classes,
     folder_index,

@@ -27,9 +27,9 @@ from feedline.remote.folder import AT_ONCE, RemoteFolder
 from feedline.remote.kept_images import KeptImages
 from feedline.remote.parts import requests_at_a_time
 from feedline.remote.whole_files import WholeFiles, store_of
-from feedline.stores.file_store import FileStore
-from feedline.stores.index import FolderIndex
-from feedline.stores.path_table import LabelledPaths
+from feedline.sources.file_store import FileStore
+from feedline.sources.index import FolderIndex
+from feedline.sources.path_table import LabelledPaths
 
 __all__ = ["RemoteImages", "images_in", "remote_images"]
 

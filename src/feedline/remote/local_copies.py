@@ -17,7 +17,7 @@ import time
 from feedline.errors import ImageError
 from feedline.remote.disk_room import PART_ENDING, DiskRoom
 from feedline.remote.joined_parts import Part
-from feedline.stores.read_file import read_part
+from feedline.sources.read_file import read_part
 from feedline.system import BINARY, write_at
 
 __all__ = ["LocalCopies"]

@@ -28,8 +28,8 @@ from feedline.remote.joined_parts import BLOCK_BYTES, Part
 from feedline.remote.local_copies import LocalCopies
 from feedline.remote.parts import RemoteParts
 from feedline.remote.shards import RemoteShards
-from feedline.stores.cache_index import COLUMNS, ENTRY, CacheIndex, digest_of, load_column
-from feedline.stores.cache_layout import (
+from feedline.sources.cache_index import COLUMNS, ENTRY, CacheIndex, digest_of, load_column
+from feedline.sources.cache_layout import (
     INDEX,
     MANIFEST,
     MOST_MANIFEST_BYTES,
@@ -38,7 +38,7 @@ from feedline.stores.cache_layout import (
     parse_manifest,
     repair_command,
 )
-from feedline.stores.cache_level import LevelReader
+from feedline.sources.cache_level import LevelReader
 
 __all__ = ["RemoteLocation"]
 

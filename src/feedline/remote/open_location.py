@@ -10,8 +10,8 @@ from typing import Any
 from feedline.errors import UsageError
 from feedline.remote.filesystem import is_url
 from feedline.remote.location import RemoteLocation
-from feedline.stores.cache_location import CacheLocation, FolderLocation
-from feedline.stores.cache_store import CacheStore
+from feedline.sources.cache_location import CacheLocation, FolderLocation
+from feedline.sources.cache_store import CacheStore
 
 __all__ = ["check_local", "location_of", "open_cache", "was_url"]
 

@@ -15,9 +15,9 @@ from feedline.remote.error import RemoteError
 from feedline.remote.joined_parts import Part
 from feedline.remote.local_copies import LocalCopies
 from feedline.remote.parts import RemoteParts
-from feedline.stores.cache_index import CacheIndex
-from feedline.stores.cache_layout import Level, Manifest, shard_name
-from feedline.stores.cache_level import Held, LevelReader
+from feedline.sources.cache_index import CacheIndex
+from feedline.sources.cache_layout import Level, Manifest, shard_name
+from feedline.sources.cache_level import Held, LevelReader
 
 __all__ = ["RemoteShards"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from feedline.errors import StateError, UsageError
-from feedline.stores.read_file import read_small
+from feedline.sources.read_file import read_small
 from feedline.train.checkpoint import (
     BEST_NAME,
     CHECKPOINT_NAME,

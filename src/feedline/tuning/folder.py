@@ -20,7 +20,7 @@ from feedline.images.drawn import ENOUGH_IMAGES, drawn
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.order.schedule import Schedule
-from feedline.stores.cache_layout import is_cache
+from feedline.sources.cache_layout import is_cache
 from feedline.system import available_memory_bytes
 from feedline.tuning.alternative import Alternative, try_alternative
 from feedline.tuning.training_step import Step

@@ -1,0 +1,301 @@
+"""Pipelines run unchanged if library code was replaced, or if a library's version is unknown."""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import timm
+import torch
+import torchvision
+from PIL import Image, ImageEnhance, ImageFile, JpegImagePlugin
+from torch import nn
+from torchvision import transforms as v1
+from torchvision import tv_tensors
+from torchvision.datasets import DatasetFolder, ImageFolder, folder
+from torchvision.transforms import _functional_pil, _functional_tensor, autoaugment, functional, v2
+from torchvision.transforms.v2 import _transform
+from torchvision.transforms.v2.functional import _geometry
+
+import feedline
+from feedline.images.compile.library_code import (
+    CHECKED_VERSIONS,
+    replaced_function,
+    replaced_method,
+    unchecked_version,
+)
+from feedline.images.compile.recognise import recognise
+from feedline.trace import transform_timing
+from torchvision_folder import image, write_images
+
+STEPS = [v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_images(tmp_path_factory.mktemp("images")))
+
+
+def own(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("replaced code ran")
+
+
+def wrapped(original: Any) -> Any:
+    return functools.wraps(original)(lambda *args, **kwargs: own())
+
+
+def without_gradients(original: Any) -> Any:
+    return torch.no_grad()(wrapped(original))
+
+
+def renamed(original: Any) -> Any:
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        own()
+
+    replacement.__module__, replacement.__name__, replacement.__qualname__ = (
+        *(original.__module__, original.__name__, original.__qualname__),
+    )
+    return replacement
+
+
+def compiled_in_its_module(original: Any) -> Any:
+    """A function with the library's globals, compiled from other text."""
+    within = vars(sys.modules[original.__module__])
+    made: dict[str, Any] = {}
+    exec(compile(f"def {original.__name__}(*args): raise KeyError", "patch", "exec"), within, made)
+    return made[original.__name__]
+
+
+def mocked(original: Any) -> Any:
+    return mock.MagicMock(side_effect=AssertionError("replaced code ran"))
+
+
+REPLACEMENTS = [wrapped, without_gradients, renamed, compiled_in_its_module, mocked]
+FUNCTIONS = [
+    *((folder, "pil_loader"), (folder, "default_loader"), (torchvision, "get_image_backend")),
+    *((Image, "open"), (Image, "blend"), (Image, "merge"), (ImageEnhance._Enhance, "enhance")),
+    *((ImageEnhance, "Brightness"), (ImageFile.ImageFile, "load")),
+    *((Image.Image, name) for name in ("convert", "crop", "resize", "transform", "transpose")),
+    *((functional, name) for name in ("resized_crop", "hflip", "to_tensor", "resize")),
+    *((_functional_pil, "resize"), (_functional_tensor, "resize"), (autoaugment, "_apply_op")),
+    *((v2.functional, name) for name in ("resized_crop", "horizontal_flip", "to_image")),
+    *((_geometry, "_crop_image_pil"), (_transform, "_get_kernel"), (tv_tensors, "wrap")),
+    *((timm.data.auto_augment, "rotate"), (timm.data.transforms, "_setup_size")),
+]
+
+
+@pytest.mark.parametrize("replacement", REPLACEMENTS)
+@pytest.mark.parametrize(("owner", "name"), FUNCTIONS)
+def test_a_replaced_function_is_named_and_not_called(
+    root: str, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, replacement: Any
+) -> None:
+    dataset = ImageFolder(root, v1.Compose(STEPS), loader=folder.default_loader)
+    monkeypatch.setattr(owner, name, replacement(getattr(owner, name)))
+    recognition = recognise(dataset)
+    assert recognition.pipeline is None
+    assert f"{owner.__name__}.{name} was replaced by " in recognition.refused[0]
+    explanation = feedline.compile(v1.Compose(STEPS)).explain()
+    assert explanation.startswith("unchanged")
+    assert f"{name} was replaced by " in explanation
+
+
+def test_the_reason_names_the_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functional, "hflip", own)
+    assert replaced_function() == (
+        f"torchvision.transforms.functional.hflip was replaced by {__name__}.own"
+    )
+    monkeypatch.setattr(functional, "hflip", functools.partial(own))
+    assert replaced_function().endswith("hflip was replaced by an object of functools.partial")
+
+
+class Darker:
+    def __init__(self, image: Image.Image) -> None:
+        self.image = image
+
+    def enhance(self, factor: float) -> Image.Image:
+        return self.image.point(lambda value: value // 2)
+
+
+def made(transform: Callable[[Image.Image], Any]) -> list[Any]:
+    torch.manual_seed(3)
+    random.seed(3)
+    return [transform(image(seed, 41, 40)) for seed in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "by"),
+    [
+        (functional, "hflip", lambda image: image.transpose(Image.Transpose.ROTATE_180)),
+        (ImageEnhance._Enhance, "enhance", lambda self, factor: self.image),
+        (ImageEnhance, "Brightness", Darker),
+        (Image, "blend", lambda one, other, factor: other),
+        (Image.Image, "split", lambda image: [image.convert("L")] * 3),
+        (Image, "merge", lambda mode, bands: Image.new(mode, bands[0].size)),
+    ],
+)
+def test_a_compiled_pipeline_has_the_pixels_of_the_replaced_function(
+    owner: Any, name: str, by: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jitter = v1.ColorJitter(0.5, 0.5, 0.5, 0.3)
+    pipeline = v1.Compose(
+        [v1.Resize((40, 41)), v1.RandomHorizontalFlip(0.5), jitter, v1.ToTensor()]
+    )
+    before = made(pipeline)
+    monkeypatch.setattr(owner, name, by)
+    expected = made(pipeline)
+    assert not all(map(torch.equal, expected, before))
+    assert all(map(torch.equal, made(feedline.compile(pipeline)), expected))
+
+
+@pytest.mark.parametrize("step", [v1.RandomResizedCrop, v2.RandomResizedCrop])
+@pytest.mark.parametrize("replacement", REPLACEMENTS)
+def test_a_replaced_method_is_named(
+    root: str, monkeypatch: pytest.MonkeyPatch, step: Any, replacement: Any
+) -> None:
+    dataset = ImageFolder(root, v1.Compose([step(32), v1.ToTensor()]))
+    assert recognise(dataset).pipeline is not None
+    monkeypatch.setattr(step, "forward", replacement(step.forward))
+    recognition = recognise(dataset)
+    assert recognition.pipeline is None
+    assert "forward was replaced by " in recognition.refused[0]
+
+
+def test_a_replaced_method_concerns_its_own_step_alone(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(v1.RandomHorizontalFlip, "forward", own)
+    recognition = recognise(ImageFolder(root, v1.Compose([STEPS[0], STEPS[2]])))
+    assert recognition.unchanged == ()
+    recognition = recognise(ImageFolder(root, v1.Compose(STEPS)))
+    assert [step.partition("(")[0] for step in recognition.unchanged] == ["RandomHorizontalFlip"]
+    assert "RandomHorizontalFlip.forward was replaced by " in recognition.refused[0]
+
+
+def test_a_method_of_another_step_is_a_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(v1.Resize, "forward", v1.CenterCrop.forward)
+    assert "Resize.forward was replaced by " in replaced_method(v1.Resize)
+
+
+@pytest.mark.parametrize("replacement", REPLACEMENTS)
+@pytest.mark.parametrize(
+    ("kind", "name"), [(DatasetFolder, "__getitem__"), (nn.Module, "__call__")]
+)
+def test_a_replaced_method_of_a_base_class_is_named(
+    root: str, monkeypatch: pytest.MonkeyPatch, kind: Any, name: str, replacement: Any
+) -> None:
+    monkeypatch.setattr(kind, name, replacement(getattr(kind, name)))
+    recognition = recognise(ImageFolder(root, v1.Compose(STEPS)))
+    assert recognition.pipeline is None
+    assert f"{kind.__name__}.{name} was replaced by " in recognition.refused[0]
+
+
+def test_a_class_that_replaces_a_step_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    class RandomResizedCrop:
+        def __init__(self, size: int) -> None:
+            self.size = size
+
+        def __call__(self, image: Image.Image) -> Image.Image:
+            return image
+
+    monkeypatch.setattr(v1, "RandomResizedCrop", RandomResizedCrop)
+    compiled = feedline.compile(v1.Compose([v1.RandomResizedCrop(32), v1.ToTensor()]))
+    assert compiled.explain().startswith("unchanged")
+
+
+@pytest.mark.parametrize("of", ["forward_hook", "forward_pre_hook"])
+@pytest.mark.parametrize("library", [v1, v2])
+def test_hooks_on_all_modules_are_detected(root: str, library: Any, of: str) -> None:
+    dataset = ImageFolder(root, library.Compose([library.RandomResizedCrop(32), v2.ToImage()]))
+    hooks = getattr(nn.modules.module, f"register_module_{of}")(own)
+    try:
+        recognition = recognise(dataset)
+    finally:
+        hooks.remove()
+    assert recognition.pipeline is None
+    assert "hooks" in recognition.refused[0]
+    assert recognise(dataset).pipeline is not None
+
+
+def test_a_jpeg_opener_registered_by_the_user_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(Image.OPEN, "JPEG", (lambda *args: image(1, 40, 40), None))
+    assert "JpegImagePlugin.jpeg_factory was replaced by" in replaced_function()
+    monkeypatch.setitem(Image.OPEN, "JPEG", (JpegImagePlugin.jpeg_factory, None))
+    assert replaced_function() == ""
+
+
+def test_attributes_that_other_packages_add_are_no_replacement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """fastai adds and replaces properties of images, transformers adds a method to modules."""
+    monkeypatch.setattr(Image.Image, "size", property(lambda image: (*image._size,)))
+    monkeypatch.setattr(Image.Image, "shape", property(lambda image: image.size), raising=False)
+    monkeypatch.setattr(torch.Tensor, "show", lambda tensor: None, raising=False)
+    monkeypatch.setattr(nn.Module, "smart_apply", lambda module, function: None, raising=False)
+    monkeypatch.setattr(folder, "find_classes", own)
+    pipeline = v1.Compose([v1.RandomResizedCrop(32), v1.ColorJitter(0.4), v1.ToTensor()])
+    assert "unchanged" not in feedline.compile(pipeline).explain()
+
+
+def test_feedlines_own_timer_is_no_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind, module, method, timed in (
+        (v1.Compose, "torchvision.transforms", "__call__", transform_timing._time_compose),
+        (v2.Compose, "torchvision.transforms.v2", "forward", transform_timing._time_compose),
+        (ImageFile.ImageFile, "PIL.ImageFile", "load", transform_timing._time_image_load),
+    ):
+        monkeypatch.setattr(kind, method, vars(kind)[method])  # restored after the test
+        transform_timing._wrap_method(module, kind.__name__, method, timed)
+        assert "__wrapped__" in vars(vars(kind)[method])
+    for library in (v1, v2):
+        assert feedline.compile(library.Compose(STEPS)).explain().startswith("fused")
+
+
+@pytest.mark.parametrize("version", ["0.16.2", "0.999.0", "1.0", "0.30.0a0+5f2d4f4", ""])
+def test_steps_of_a_torchvision_version_that_was_not_checked_run_unchanged(
+    root: str, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(torchvision, "__version__", version)
+    (reason,) = recognise(ImageFolder(root, v1.Compose(STEPS))).refused
+    assert f"torchvision {version}" in reason
+    assert all(bound in reason for bound in CHECKED_VERSIONS["torchvision"])
+    assert f"torchvision {version}" in feedline.compile(v1.Compose(STEPS)).explain()
+
+
+def test_an_unchecked_version_of_timm_concerns_timms_steps_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pipelines = timm.data.create_transform(32), v1.Compose(STEPS)
+    monkeypatch.setattr(timm, "__version__", "0.9.16")
+    reasons = [feedline.compile(each).explain() for each in pipelines]
+    assert "timm 0.9.16" in reasons[0]
+    assert "unchanged" not in reasons[1]
+
+
+def test_an_unchecked_version_of_pillow_concerns_all_pipelines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for version in ("9.5.0.post1", "999.0"):
+        monkeypatch.setattr("PIL.__version__", version)
+        explanation = feedline.compile(v1.Compose(STEPS)).explain()
+        assert explanation.startswith("unchanged")
+        assert f"Pillow {version}" in explanation
+
+
+ALL = {
+    kind
+    for module in (v1, v2, timm.data.transforms, timm.data.auto_augment)
+    for kind in vars(module).values()
+    if type(kind) is type and kind.__module__.startswith(("torchvision.transforms", "timm.data"))
+}
+
+
+def test_the_installed_libraries_are_checked_and_original() -> None:
+    Image.init()
+    assert [unchecked_version(library) for library in CHECKED_VERSIONS] == [""] * 3
+    assert replaced_function() == ""
+    assert len(ALL) > 60
+    assert [why for kind in ALL if (why := replaced_method(kind))] == []

@@ -1,0 +1,460 @@
+"""A recognised dataset as a source: its samples, its files, its errors."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import subprocess
+import sys
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFile
+from torch.utils.data import DataLoader, Dataset, Subset, random_split
+from torchvision import transforms as v1
+from torchvision.datasets import DatasetFolder, ImageFolder
+from torchvision.datasets.folder import pil_loader
+
+from feedline.errors import ImageError
+from feedline.images.compile.recognise import recognise
+from feedline.images.compile.samples import folder_fingerprint
+from feedline.order.batch_spec import Item
+from slow import slow
+from torchvision_folder import IMAGES, image, item_row, pixel_error, write_images
+
+FIXED = v1.Compose([v1.Resize((32, 32)), v1.ToTensor()])
+RANDOM = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
+
+
+@pytest.fixture
+def root(tmp_path):
+    return write_images(tmp_path / "images")
+
+
+def source_of(dataset):
+    recognition = recognise(dataset)
+    assert recognition.pipeline is not None, recognition.refused
+    return recognition.pipeline
+
+
+def assert_same(source, dataset):
+    assert len(source) == len(dataset)
+    for sample in range(len(dataset)):
+        theirs, label = dataset[sample]
+        ours, number = item_row(source, sample)
+        assert number == label
+        assert pixel_error(ours, theirs) * 255 <= 0.06
+    assert source.targets.dtype == np.int64
+    assert source.targets.tolist() == [label for _, label in dataset]
+
+
+def test_samples_that_were_filtered_and_reordered_are_the_truth(root):
+    dataset = ImageFolder(str(root), FIXED)
+    kept = [sample for sample in dataset.samples if sample[0].endswith("png")][::-1]
+    dataset.samples = [(path, label + 40) for path, label in kept]
+    source = source_of(dataset)
+    assert_same(source, dataset)
+    assert [source.name(sample) for sample in range(len(source))] == [path for path, _ in kept]
+
+
+def test_samples_changed_in_place_are_the_truth(root):
+    dataset = ImageFolder(str(root), FIXED)
+    del dataset.samples[1:4]
+    dataset.samples.append(dataset.samples[0])
+    assert_same(source_of(dataset), dataset)
+
+
+def test_no_samples_are_no_samples(root):
+    dataset = ImageFolder(str(root), FIXED)
+    dataset.samples = []
+    source = source_of(dataset)
+    assert len(source) == 0
+    assert source.fingerprint()
+    with pytest.raises(IndexError):
+        source.load(Item(0, 32, 1, 1.0), ())
+
+
+@pytest.mark.parametrize("sample", [7, -8, 10**12])
+def test_there_are_no_samples_beyond_the_last(root, sample):
+    source = source_of(ImageFolder(str(root), FIXED))
+    with pytest.raises(IndexError):
+        item_row(source, sample)
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [
+        [3, 0, 3],
+        range(6, -1, -2),
+        (1, -1, -7),
+        [],
+        np.array([2, 5]),
+        np.array([2, 5], np.uint8),
+        torch.tensor([2, 5]),
+    ],
+)
+def test_a_subset_has_its_own_numbers(root, indices):
+    dataset = Subset(ImageFolder(str(root), FIXED), indices)
+    assert_same(source_of(dataset), dataset)
+
+
+def test_small_numbers_choose_among_many_samples(root):
+    dataset = ImageFolder(str(root), FIXED)
+    dataset.samples = dataset.samples * 50
+    assert_same(source_of(Subset(dataset, np.array([255, 3], np.uint8))), Subset(dataset, [255, 3]))
+    assert_same(source_of(Subset(dataset, np.array([-128], np.int8))), Subset(dataset, [-128]))
+
+
+def test_subsets_of_subsets_are_followed(root):
+    inner = Subset(ImageFolder(str(root), FIXED), [6, 4, 2, 0, 1])
+    outer = Subset(Subset(inner, [-1, 0, 3]), [2, 1, 0, 0])
+    assert_same(source_of(outer), outer)
+
+
+def test_a_random_split_gives_two_sources(root):
+    folder = ImageFolder(str(root), FIXED)
+    parts = random_split(folder, [4, 3], torch.Generator().manual_seed(1))
+    sources = [source_of(part) for part in parts]
+    for part, source in zip(parts, sources, strict=True):
+        assert_same(source, part)
+    names = {source.name(k) for source in sources for k in range(len(source))}
+    assert names == {path for path, _ in folder.samples}
+    assert len({source.fingerprint() for source in [*sources, source_of(folder)]}) == 3
+
+
+def test_a_batch_is_what_torchs_own_loader_gives(root):
+    dataset = ImageFolder(str(root), FIXED)
+    images, labels = next(iter(DataLoader(dataset, batch_size=7)))
+    source = source_of(dataset)
+    fields = source.fields(32)
+    batch = [np.zeros((7, *field.shape), field.dtype) for field in fields]
+    for sample in range(7):
+        source.load(Item(sample, 32, 1, 1.0), tuple(array[sample, ...] for array in batch))
+    ours = [torch.from_numpy(array) for array in batch]
+    for own, theirs in zip(ours, (images, labels), strict=True):
+        assert (own.dtype, own.shape, own.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
+    assert torch.equal(ours[1], labels)
+
+
+def test_rows_are_written_where_they_lie_and_nowhere_else(root):
+    source = source_of(ImageFolder(str(root), RANDOM))
+    images, labels = np.full((3, 3, 32, 32), 9, np.float32), np.full(3, -1, np.int64)
+    source.load(Item(4, 32, 5, 1.0), (images[1], labels[1, ...]))
+    assert (images[[0, 2]] == 9).all()
+    assert labels.tolist() == [-1, 1, -1]
+    assert 0 <= images[1].min() < images[1].max() <= 1
+
+
+def test_a_pickle_carries_the_paths_out_of_band_and_no_buffers(root):
+    dataset = ImageFolder(str(root), RANDOM)
+    dataset.samples = dataset.samples * 3000
+    source = source_of(dataset)
+    item_row(source, 0, 224)
+    buffers = []
+    body = pickle.dumps(source, protocol=5, buffer_callback=buffers.append)
+    assert len(body) < 16_000
+    names = sum(len(path) - len(str(root)) for path, _ in dataset.samples)
+    assert sum(buffer.raw().nbytes for buffer in buffers) < names + 16 * 21_001 + 16_000
+    frozen = [bytes(buffer.raw()) for buffer in buffers]
+    other = pickle.loads(body, buffers=frozen)
+    assert np.array_equal(item_row(source, 8, seed=4)[0], item_row(other, 8, seed=4)[0])
+    assert (other.fingerprint(), repr(other), len(other)) == (
+        source.fingerprint(),
+        repr(source),
+        21_000,
+    )
+
+
+def test_no_python_object_is_kept_for_a_file(root):
+    dataset = ImageFolder(str(root), RANDOM)
+    dataset.samples = [(f"{root}/cats/{number}.jpg", number) for number in range(50_000)]
+    tracemalloc.start()
+    try:
+        source = source_of(dataset)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(source) == 50_000
+    decoder = 1 << 20
+    assert kept < 50_000 * (len("cats/12345.jpg") + 1 + 16) + decoder + 300_000
+
+
+def test_the_fingerprint_tells_samples_order_and_labels_but_not_place_and_pipeline(root, tmp_path):
+    moved = tmp_path / "elsewhere"
+    plain = source_of(ImageFolder(str(root), FIXED)).fingerprint()
+    assert source_of(ImageFolder(str(root), RANDOM)).fingerprint() == plain
+    assert source_of(ImageFolder(str(root) + "/", RANDOM)).fingerprint() == plain
+    assert source_of(ImageFolder(write_images(moved), RANDOM)).fingerprint() == plain
+    prints = {plain}
+    for change in (
+        lambda samples: samples[1:],
+        lambda samples: [samples[1], samples[0], *samples[2:]],
+        lambda samples: [(samples[0][0], 1), *samples[1:]],
+        lambda samples: [*samples, samples[-1]],
+        lambda samples: [(samples[0][0] + "x", 0), *samples[1:]],
+    ):
+        dataset = ImageFolder(str(root), FIXED)
+        dataset.samples = change(dataset.samples)
+        prints.add(source_of(dataset).fingerprint())
+    assert len(prints) == 6
+    assert source_of(Subset(ImageFolder(str(root), FIXED), range(7))).fingerprint() == plain
+
+
+def test_a_folder_has_its_fingerprint_whatever_its_transform(root, tmp_path):
+    class Own(ImageFolder):
+        def __getitem__(self, index):
+            return index
+
+    plain = ImageFolder(str(root), FIXED)
+    expected = source_of(plain).fingerprint()
+    for dataset in (
+        *(plain, ImageFolder(str(root)), ImageFolder(str(root), len, loader=len), Own(str(root))),
+        *(Subset(ImageFolder(root), range(7)), ImageFolder(write_images(tmp_path / "moved"))),
+    ):
+        assert folder_fingerprint(dataset) == expected
+    some = Subset(ImageFolder(str(root), len), [4, -1])
+    assert folder_fingerprint(some) == source_of(Subset(plain, [4, 6])).fingerprint() != expected
+    elsewhere = ImageFolder(str(root), FIXED)
+    elsewhere.samples = [("/other/a.png", 1), *plain.samples]
+    assert folder_fingerprint(elsewhere) == source_of(elsewhere).fingerprint()
+    elsewhere.samples = [("a", 0.5)]
+    for other in (elsewhere, Subset([1, 2], [0]), [], None, ImageFolder, Subset(plain, [9])):
+        assert folder_fingerprint(other) is None
+
+
+def test_the_identity_of_a_transform_tells_all_that_decides_the_pixels(root):
+    crop, floats = v1.RandomResizedCrop(32), v1.ToTensor()
+    own = type("Own", (), {"__call__": lambda self, image: image})
+    pipelines = [
+        [crop, floats],
+        [v1.RandomResizedCrop(32, scale=(0.1, 1)), floats],
+        [v1.RandomResizedCrop(48), floats],
+        [crop, v1.RandomHorizontalFlip(), floats],
+        [v1.Resize(32), v1.CenterCrop(32), floats],
+        [v1.Resize(40), v1.CenterCrop(32), floats],
+        [v1.Resize(40), v1.RandomCrop(32), floats],
+        [v1.PILToTensor(), crop, v1.ConvertImageDtype(torch.float32)],
+        [crop, floats, v1.Normalize([0.5] * 3, [0.5] * 3)],
+        [crop, floats, v1.Normalize([0.5] * 3, [0.5001] * 3)],
+        [crop, floats, v1.RandomErasing(0.5)],
+        [crop, floats, v1.RandomErasing(0.25)],
+        [crop, floats, v1.RandomErasing(0.5), v1.Normalize([0.5] * 3, [0.5] * 3)],
+        [crop],
+        [crop, own()],
+        [crop, np.asarray],
+        [crop, v1.ColorJitter(0.1)],
+        [crop, v1.RandomApply([v1.ColorJitter(*[0.123456] * 3), *[v1.RandomInvert()] * 9])],
+        [crop, v1.RandomApply([v1.ColorJitter(*[0.123456] * 3), *[v1.RandomInvert()] * 10])],
+    ]
+
+    def told():
+        made = (source_of(ImageFolder(str(root), v1.Compose(steps))) for steps in pipelines)
+        return [pipeline.transform_identity() for pipeline in made]
+
+    first = told()
+    assert len(set(first)) == len(pipelines)
+    pipelines[pipelines.index([crop, pipelines[14][1]])] = [crop, own()]  # at another address
+    assert told() == first
+    assert not any(" at 0x" in text for text in first)
+    assert re.fullmatch(r"RandomResizedCrop\(.*\), ToTensor\(\) \[[0-9a-f]{16}\]", first[0])
+
+
+SAME_ELSEWHERE = """
+import sys
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
+from feedline.images.compile.recognise import recognise
+from feedline.images.compile.samples import folder_fingerprint
+steps = [v1.RandomResizedCrop(32), v1.ToTensor(), v1.RandomErasing(), abs]
+print(recognise(ImageFolder(sys.argv[1], v1.Compose(steps))).pipeline.transform_identity())
+"""
+
+
+def test_the_identity_of_a_transform_is_the_same_in_another_process(root):
+    steps = [v1.RandomResizedCrop(32), v1.ToTensor(), v1.RandomErasing(), abs]
+    ours = source_of(ImageFolder(str(root), v1.Compose(steps))).transform_identity()
+    command = [sys.executable, "-c", SAME_ELSEWHERE, str(root)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (told.stdout, told.returncode) == (f"{ours}\n", 0), told.stderr
+
+
+class Recognising(Dataset):
+    """Recognises a dataset wherever a sample is asked for."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        pipeline = source_of(self.dataset)
+        return (
+            *pipeline.sample(Item(index, None, 5, 1.0)),
+            pipeline.transform_identity(),
+            os.getpid(),
+        )
+
+
+@pytest.mark.parametrize("method", ["fork", *slow("spawn")])
+def test_a_worker_recognises_its_own_copy_of_a_dataset(root, method):
+    steps = [v1.RandomResizedCrop(32), v1.ToTensor(), v1.RandomErasing(1.0), v1.Lambda(torch.neg)]
+    data = Recognising(ImageFolder(str(root), v1.Compose(steps)))
+    loader = DataLoader(data, None, num_workers=1, multiprocessing_context=method)
+    for index, (value, label, identity, process) in enumerate(loader):
+        expected = data[index]
+        assert torch.equal(value, expected[0])
+        assert (label, identity) == expected[1:3]
+        assert process != os.getpid()
+
+
+def test_a_pipeline_says_whether_strength_changes_its_crop(root):
+    for crop, uses in ((v1.RandomResizedCrop(32), True), (v1.Resize((32, 32)), False)):
+        dataset = ImageFolder(str(root), v1.Compose([crop, v1.ToTensor()]))
+        assert source_of(dataset).uses_strength is uses
+
+
+@pytest.mark.parametrize("form", [str, Path])
+def test_relative_paths_are_found_from_elsewhere(root, tmp_path, monkeypatch, form):
+    monkeypatch.chdir(root.parent)
+    dataset = ImageFolder(form("images"), FIXED)
+    source = source_of(dataset)
+    expected = [dataset[k][0] for k in range(7)]
+    monkeypatch.chdir("/")
+    assert source.name(0) == str(root / "cats/a.jpg")
+    for sample in range(7):
+        assert pixel_error(item_row(source, sample)[0], expected[sample]) * 255 <= 0.06
+
+
+def test_samples_may_lie_outside_the_datasets_folder(root, tmp_path, monkeypatch):
+    image(9, 50, 60).save(tmp_path / "other.png")
+    monkeypatch.chdir(tmp_path)
+    dataset = ImageFolder(str(root), FIXED)
+    dataset.samples = [(Path("other.png"), 5), dataset.samples[0], (b"other.png", 6)]
+    source = source_of(dataset)
+    assert_same(source, dataset)
+    assert source.name(2) == str(tmp_path / "other.png")
+
+
+def test_names_that_are_no_text_are_found(root):
+    odd = os.fsdecode(b"cats/\xff\xfe.png")
+    image(3, 40, 50).save(os.path.join(root, odd))
+    dataset = ImageFolder(str(root), FIXED)
+    source = source_of(dataset)
+    assert_same(source, dataset)
+    assert any(name.endswith("\\xff\\xfe.png") for name in map(source.name, range(8)))
+
+
+def test_the_label_of_the_folder_is_not_asked_for(root):
+    dataset = ImageFolder(str(root), FIXED)
+    dataset.classes = dataset.class_to_idx = dataset.targets = None
+    dataset.samples = [(path, -number) for number, (path, _) in enumerate(dataset.samples)]
+    source = source_of(dataset)
+    assert [int(item_row(source, sample)[1]) for sample in range(7)] == [0, -1, -2, -3, -4, -5, -6]
+
+
+BROKEN = {
+    "empty": (lambda path: path.write_bytes(b""), "is empty"),
+    "no image": (lambda path: path.write_bytes(b"<html>"), "not a supported image"),
+    "missing": (lambda path: path.unlink(), "No such file"),
+    "cut": (
+        lambda path: path.write_bytes(path.read_bytes()[:700]),
+        "ends before its last pixel|trunc",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_file_is_an_error_that_names_it_and_the_next_row_is_fine(root, case):
+    dataset = ImageFolder(str(root), RANDOM)
+    source = source_of(dataset)
+    good = item_row(source, 1)[0]
+    spoil, reason = BROKEN[case]
+    spoil(root / "cats/a.jpg")
+    with pytest.raises(ImageError, match=reason) as caught:
+        item_row(source, 0)
+    assert f"sample 0, {root}/cats/a.jpg, cannot be loaded: " in str(caught.value)
+    assert np.array_equal(item_row(source, 1)[0], good)
+
+
+def cut_in_the_middle(path):
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2] + b"\xff\xd9")
+
+
+def test_what_torchvision_reads_is_read_also_where_the_own_decoder_is_stricter(root):
+    # An end where there is none: Pillow fills up with grey.
+    cut_in_the_middle(root / "cats/a.jpg")
+    image(5, 60, 50).save(root / "cats" / "b.png", "TGA")  # told by no first bytes
+    dataset = ImageFolder(str(root), FIXED)
+    assert_same(source_of(dataset), dataset)
+
+
+def test_other_endings_are_read_as_torchvision_reads_them(root):
+    image(5, 60, 50).save(root / "cats" / "0.gif")
+    image(6, 60, 50).save(root / "cats" / "1.jp2")
+    image(7, 60, 50).save(root / "dogs" / "2.tga")
+    image(8, 60, 50).save(root / "dogs" / "3.dds")
+    dataset = DatasetFolder(str(root), pil_loader, (".gif", ".jp2", ".tga", ".dds"), FIXED)
+    assert len(dataset) == 4
+    assert_same(source_of(dataset), dataset)
+
+
+def test_truncated_images_are_read_where_the_script_asked_pillow_to(root, monkeypatch):
+    for name in ("cats/a.jpg", "cats/b.png"):
+        data = (root / name).read_bytes()
+        (root / name).write_bytes(data[: len(data) * 2 // 3])
+    dataset = ImageFolder(str(root), FIXED)
+    strict = source_of(dataset)
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    source = source_of(dataset)
+    expected = [dataset[k][0] for k in range(7)]
+    # As a worker has it, which does not run the script.
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", False)
+    for sample in range(7):
+        assert pixel_error(item_row(source, sample)[0], expected[sample]) * 255 <= 0.06
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is False
+    for sample in (0, 1):
+        with pytest.raises(ImageError):
+            item_row(strict, sample)
+
+
+def test_as_many_pixels_are_read_as_pillow_reads(root, monkeypatch):
+    dataset = ImageFolder(str(root), FIXED)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    unlimited = source_of(dataset)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 97 * 131 // 2 - 1)
+    limited = source_of(dataset)
+    monkeypatch.undo()
+    assert unlimited._reading.max_pixels > 10**15
+    assert source_of(dataset)._reading.max_pixels == 2 * Image.MAX_IMAGE_PIXELS
+    item_row(unlimited, 1)
+    item_row(limited, 0)
+    with pytest.raises(ImageError, match="97 x 131 = 12707 pixels"):
+        item_row(limited, 1)
+
+
+def test_several_threads_load_at_once(root):
+    source = source_of(ImageFolder(str(root), RANDOM))
+    work = [(seed % len(IMAGES), size, seed) for seed in range(40) for size in (16, 48)]
+    expected = [item_row(source, *each)[0].tobytes() for each in work]
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(3):
+            made = threads.map(lambda each: item_row(source, *each)[0].tobytes(), work)
+            assert list(made) == expected
+
+
+def test_strength_weakens_the_crop(tmp_path):
+    (tmp_path / "a").mkdir()
+    image(1, 32, 32).save(tmp_path / "a" / "1.png")
+    steps = [v1.RandomResizedCrop(32, ratio=(1.0, 1.0)), v1.PILToTensor()]
+    dataset = ImageFolder(str(tmp_path), v1.Compose(steps))
+    weak, _ = item_row(source_of(dataset), 0, strength=0.0)
+    assert np.array_equal(weak, np.asarray(image(1, 32, 32)).transpose(2, 0, 1))
+    strong, _ = item_row(source_of(dataset), 0, strength=1.0)
+    assert not np.array_equal(weak, strong)

@@ -1,0 +1,413 @@
+"""Recognised pipelines against torchvision's own, on files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torchvision import transforms as v1
+from torchvision.datasets import DatasetFolder, ImageFolder
+from torchvision.datasets.folder import default_loader, pil_loader
+from torchvision.transforms import v2
+from torchvision.transforms.functional import InterpolationMode
+
+import feedline
+from feedline.images import lut
+from feedline.images.compile.recognise import recognise
+from feedline.images.compile.window_crop import WindowCrop
+from feedline.images.crops import TrainCrop
+from feedline.order.batch_spec import Field, Item
+from torchvision_folder import IMAGES, item_row, pixel_error, write_images
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+V1_FLOATS = [v1.ToTensor(), v1.Normalize(MEAN, STD)]
+V2_FLOATS = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return write_images(tmp_path_factory.mktemp("images"))
+
+
+def recognised(root, *steps):
+    transform = steps[0] if len(steps) == 1 else v1.Compose(list(steps))
+    dataset = ImageFolder(str(root), transform)
+    recognition = recognise(dataset)
+    assert recognition.pipeline is not None, recognition.refused
+    return dataset, recognition
+
+
+# What is fixed: how many floats a grey level is, and the steps.
+FIXED = {
+    "v1 usual": (0.225 * 255, [v1.Resize(40), v1.CenterCrop(32), *V1_FLOATS]),
+    "v1 odd corner": (0.225 * 255, [v1.Resize(41), v1.CenterCrop(32), *V1_FLOATS]),
+    "v1 square": (255, [v1.Resize((32, 32)), v1.ToTensor()]),
+    "v1 square, larger": (255, [v1.Resize((64, 64)), v1.ToTensor()]),
+    "v1 square, centre": (255, [v1.Resize([40, 40]), v1.CenterCrop(32), v1.ToTensor()]),
+    "v1 whole short side": (255, [v1.Resize([32]), v1.CenterCrop([32]), v1.ToTensor()]),
+    "v1 floats before the crop": (255, [v1.Resize(40), v1.ToTensor(), v1.CenterCrop(32)]),
+    "v1 bytes": (1, [v1.Resize(40), v1.CenterCrop(32), v1.PILToTensor()]),
+    "v1 bytes first": (1, [v1.PILToTensor(), v1.Resize(40), v1.CenterCrop(32)]),
+    "v1 bytes, then floats": (
+        0.225 * 255,
+        [
+            *(v1.PILToTensor(), v1.Resize(40), v1.CenterCrop(32)),
+            *(v1.ConvertImageDtype(torch.float32), v1.Normalize(MEAN, STD)),
+        ],
+    ),
+    "v1 Sequential": (
+        255,
+        [nn.Sequential(v1.Resize(40), nn.Sequential(v1.CenterCrop(32))), v1.ToTensor()],
+    ),
+    "v1 Pillow's own name for bilinear": (
+        255,
+        [v1.Resize((32, 32), Image.Resampling.BILINEAR), v1.ToTensor()],
+    ),
+    **{
+        f"v1 {mode.value}": (
+            0.225 * 255,
+            [v1.Resize(40, mode), v1.CenterCrop(32), *V1_FLOATS],
+        )
+        for mode in InterpolationMode
+    },
+    "v1 bicubic, by Pillow's number": (255, [v1.Resize((32, 32), 3), v1.ToTensor()]),
+    "v2 bicubic": (
+        0.225 * 255,
+        [v2.Resize(40, 3), v2.CenterCrop(32), v2.ToImage(), *V2_FLOATS],
+    ),
+    "v2 bicubic bytes": (
+        255,
+        [v2.ToImage(), v2.Resize((32, 32), 3), V2_FLOATS[0]],
+    ),
+    "v1 bicubic bytes": (1, [v1.PILToTensor(), v1.Resize((32, 32), 3)]),
+    "v2 nearest bytes": (
+        1,
+        [v2.ToImage(), v2.Resize((32, 32), 0)],
+    ),
+    "v1 bytes first, larger": (1, [v1.PILToTensor(), v1.Resize((64, 64))]),
+    "v2 bytes first, larger": (1, [v2.PILToTensor(), v2.Resize((64, 64))]),
+    "v1 antialias does not matter to PIL": (
+        255,
+        [v1.Resize((32, 32), antialias=None), v1.ToTensor()],
+    ),
+    "v1 oblong": (0.225 * 255, [v1.Resize((32, 20)), *V1_FLOATS]),
+    "v1 oblong centre": (255, [v1.Resize([24, 40]), v1.CenterCrop((18, 32)), v1.ToTensor()]),
+    "v2 oblong centre": (1, [v2.Resize(40), v2.CenterCrop((24, 32)), v2.PILToTensor()]),
+    "v2 oblong bytes": (1, [v2.ToImage(), v2.Resize((20, 32), 3)]),
+    "v2 usual": (0.225 * 255, [v2.Resize(40), v2.CenterCrop(32), v2.ToImage(), *V2_FLOATS]),
+    "v2 image first": (
+        0.225 * 255,
+        [v2.ToImage(), v2.Resize(40, antialias=True), v2.CenterCrop(32), *V2_FLOATS],
+    ),
+    "v2 nested": (
+        0.225 * 255,
+        [v2.Compose([v2.ToImage(), v2.Compose([v2.Resize((32, 32))])]), v2.Compose(V2_FLOATS)],
+    ),
+    "v2 names": (1, [v2.Resize((32, 32), interpolation="bilinear"), v2.PILToTensor()]),
+    "v2 number": (1, [v2.Resize((32, 32), interpolation=2), v2.PILToTensor()]),
+    "v2 pure": (
+        255,
+        [v2.ToImage(), v2.Resize((32, 32)), V2_FLOATS[0], v2.ToPureTensor(), v2.Identity()],
+    ),
+    "v2 pure first": (1, [v2.ToImage(), v2.ToPureTensor(), v2.Resize((32, 32))]),
+    "v2 unscaled": (1, [v2.Resize((32, 32)), v2.ToImage(), v2.ToDtype(torch.float32)]),
+    "v2 doubles": (
+        255,
+        [v2.Resize((32, 32)), v2.ToImage(), v2.ToDtype(torch.float64, scale=True)],
+    ),
+    "v2 halves": (
+        255,
+        [v2.Resize((32, 32)), v2.ToImage(), v2.ToDtype(torch.float16, scale=True)],
+    ),
+    "v2 integers": (128, [v2.Resize((32, 32)), v2.ToImage(), v2.ToDtype(torch.int16, scale=True)]),
+    "v2 by kind": (
+        255,
+        [
+            *(v2.Resize((32, 32)), v2.ToImage()),
+            v2.ToDtype({torch.Tensor: None, "others": torch.float32}, scale=True),
+        ],
+    ),
+    "v2 old name": (1, [v2.Resize((32, 32)), v2.ToImage(), v2.ConvertImageDtype(torch.uint8)]),
+    "both": (
+        0.225 * 255,
+        [v2.Resize(40), v1.CenterCrop(32), v1.ToTensor(), v2.Normalize(MEAN, STD)],
+    ),
+    "one mean for all": (
+        0.25 * 255,
+        [v1.Resize((32, 32)), v1.ToTensor(), v1.Normalize([0.5], [0.25], inplace=True)],
+    ),
+}
+
+
+RANDOM = {
+    "v1 usual": [v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), *V1_FLOATS],
+    "v1 bicubic": [
+        v1.RandomResizedCrop(32, interpolation=3),
+        v1.RandomHorizontalFlip(),
+        *V1_FLOATS,
+    ],
+    "v2 lanczos": [
+        *(v2.RandomResizedCrop(32, interpolation=1), v2.RandomHorizontalFlip()),
+        *(v2.ToImage(), *V2_FLOATS),
+    ],
+    "v1 oblong": [v1.RandomResizedCrop((32, 20)), v1.RandomHorizontalFlip(), *V1_FLOATS],
+    "v1 flip first": [v1.RandomHorizontalFlip(), v1.RandomResizedCrop(32), *V1_FLOATS],
+    "v1 floats flipped": [v1.RandomResizedCrop(32), *V1_FLOATS, v1.RandomHorizontalFlip()],
+    "v1 own shares": [
+        v1.RandomResizedCrop(32, scale=(0.5, 0.8), ratio=(1, 1.2)),
+        *(v1.RandomHorizontalFlip(), *V1_FLOATS),
+    ],
+    "v1 bytes first": [
+        *(v1.PILToTensor(), v1.RandomResizedCrop(32), v1.RandomHorizontalFlip()),
+        *(v1.ConvertImageDtype(torch.float32), v1.Normalize(MEAN, STD)),
+    ],
+    "v2 usual": [
+        *(v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), v2.ToImage(), *V2_FLOATS),
+    ],
+    "v2 image first": [
+        *(v2.ToImage(), v2.RandomResizedCrop(32, antialias=True), v2.RandomHorizontalFlip()),
+        *V2_FLOATS,
+    ],
+    "v2 flip before the bytes": [
+        *(v2.RandomHorizontalFlip(), v2.PILToTensor(), v2.RandomResizedCrop([32, 32])),
+        *V2_FLOATS,
+    ],
+}
+
+
+@pytest.mark.parametrize("case", FIXED)
+def test_a_fixed_pipeline_gives_torchvisions_pixels_within_a_fifth_of_a_grey_level(root, case):
+    per_unit, steps = FIXED[case]
+    dataset, recognition = recognised(root, *steps)
+    source = recognition.pipeline
+    assert recognition.unchanged == ()
+    assert recognition.refused == ()
+    assert len(source) == len(dataset) == len(IMAGES)
+    for sample, (theirs, label) in enumerate(dataset):
+        ours, number = item_row(source, sample)
+        assert ours.shape == tuple(theirs.shape)
+        assert ours.dtype == theirs.numpy().dtype
+        assert number == label
+        if ours.dtype == np.int16:
+            per_unit = 1 / 128
+        assert pixel_error(ours, theirs) * per_unit <= 0.06
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("case", FIXED)
+def test_what_follows_the_pixels_is_torchs_to_the_bit(root, case, compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(lut, "compiled", None)
+    _, steps = FIXED[case]
+    _, recognition = recognised(root, *steps)
+    shape = recognition.pipeline.recognised.shape_at(32)
+    noise = np.random.default_rng(1).integers(0, 256, (*shape, 3), dtype=np.uint8)
+    field = recognition.pipeline.fields(32)[0]
+    row = np.zeros(field.shape, field.dtype)
+    recognition.pipeline.recognised.tail.write(noise, 0, row)
+    kept = [step for step in flat(steps) if type(step).__name__ != "Resize"]
+    theirs = v1.Compose(kept)(Image.fromarray(noise))
+    assert row.tobytes() == theirs.contiguous().numpy().tobytes()
+
+
+@pytest.mark.parametrize("case", [*FIXED, *RANDOM])
+def test_a_sample_has_the_pixels_of_the_row_and_the_type_of_torchvisions(root, case):
+    dataset, recognition = recognised(root, *(FIXED[case][1] if case in FIXED else RANDOM[case]))
+    kept = []
+    for number in range(3):
+        theirs, label = dataset[number]
+        ours, ours_label = recognition.pipeline.sample(Item(number, None, 5, 1.0))
+        assert (type(ours), type(ours_label)) == (type(theirs), type(label))
+        assert (ours.dtype, ours.shape, ours_label) == (theirs.dtype, theirs.shape, label)
+        row, _ = item_row(recognition.pipeline, number, seed=5)
+        assert ours.contiguous().numpy().tobytes() == row.tobytes()
+        kept.append((ours, row))
+    assert all(np.array_equal(ours.numpy(), row) for ours, row in kept)
+
+
+def test_an_image_size_is_that_of_the_longer_side(root):
+    steps = [v1.Resize((40, 24)), v1.CenterCrop((32, 20)), *V1_FLOATS]
+    _, recognition = recognised(root, *steps)
+    _, smaller = recognised(root, v1.Resize((20, 12)), v1.CenterCrop((16, 10)), *V1_FLOATS)
+    for sample in range(len(IMAGES)):
+        row, _ = item_row(recognition.pipeline, sample, 16)
+        assert row.shape == (3, 16, 10)
+        assert np.array_equal(row, item_row(smaller.pipeline, sample)[0])
+
+
+def test_a_loader_takes_oblong_images_and_their_sizes(root):
+    data = ImageFolder(str(root), v1.Compose([v1.Resize((32, 20)), *V1_FLOATS]))
+    with feedline.DataLoader(data, batch_size=7, num_workers=1) as loader:
+        assert "(32, 20)" in str(loader.explain())
+        images, _ = next(iter(loader))
+        expected = torch.stack([data[k][0] for k in range(7)])
+        assert images.shape == expected.shape == (7, 3, 32, 20)
+        assert pixel_error(images, expected) * 0.225 * 255 <= 0.06
+        loader.set_image_size(16)
+        assert next(iter(loader))[0].shape == (7, 3, 16, 10)
+
+
+def flat(steps):
+    for step in steps:
+        if isinstance(step, (nn.Sequential, v2.Compose)):
+            yield from flat(step if isinstance(step, nn.Sequential) else step.transforms)
+        else:
+            yield step
+
+
+@pytest.mark.parametrize("case", RANDOM)
+def test_a_random_pipeline_gives_what_torchvision_makes_of_the_same_draws(root, case, monkeypatch):
+    dataset, recognition = recognised(root, *RANDOM[case])
+    source = recognition.pipeline
+    assert recognition.unchanged == ()
+    boxes = []
+    monkeypatch.setattr(v1.RandomResizedCrop, "get_params", lambda *_: boxes[-1][:4])
+    monkeypatch.setattr(
+        v2.RandomResizedCrop,
+        "make_params",
+        lambda *_: dict(zip(("top", "left", "height", "width"), boxes[-1][:4], strict=True)),
+    )
+    monkeypatch.setattr(torch, "rand", lambda *_: torch.tensor([0.0 if boxes[-1].flip else 0.999]))
+    first = "flip first" in case or "before" in case
+    for sample, (path, _) in enumerate(dataset.samples):
+        with Image.open(path) as opened:
+            width, height = opened.size
+        for seed in range(6):
+            box = source.recognised.crop.place(height, width, Item(sample, 32, seed, 1.0))
+            # To flip before the crop is to crop on the other side.
+            left = width - box.left - box.width if box.flip and first else box.left
+            boxes.append(box._replace(left=left))
+            theirs, label = dataset[sample]
+            ours, number = item_row(source, sample, seed=seed)
+            assert number == label
+            assert pixel_error(ours, theirs) * 0.225 * 255 <= 0.06
+    assert {box.flip for box in boxes} == {False, True}
+
+
+def test_the_shares_ratios_and_chances_are_the_pipelines(root):
+    crop = v1.RandomResizedCrop(48, scale=[0.3, 0.9], ratio=(0.5, 2))
+    _, recognition = recognised(root, crop, v1.RandomHorizontalFlip(0.25), v1.ToTensor())
+    assert recognition.pipeline.recognised.crop == TrainCrop((0.3, 0.9), (0.5, 2), 0.25)
+    assert recognition.pipeline.image_size == 48
+    _, recognition = recognised(root, crop, v1.ToTensor())
+    assert recognition.pipeline.recognised.crop == TrainCrop((0.3, 0.9), (0.5, 2), 0.0)
+    steps = [v2.Resize(40), v2.RandomHorizontalFlip(0.1), v2.RandomCrop(32), v2.PILToTensor()]
+    _, recognition = recognised(root, *steps)
+    assert recognition.pipeline.recognised.crop == WindowCrop(40, (32, 32), True, 0.1, True)
+    steps = [v1.Resize(40), v1.CenterCrop(32), v1.RandomHorizontalFlip(0.1), v1.ToTensor()]
+    _, recognition = recognised(root, *steps)
+    assert recognition.pipeline.recognised.crop == WindowCrop(40, (32, 32), False, 0.1, False)
+
+
+def test_many_rows_are_distributed_as_torchvisions(root):
+    steps = [v1.RandomResizedCrop(8), v1.RandomHorizontalFlip(0.3), v1.ToTensor()]
+    dataset, recognition = recognised(root, *steps)
+    torch.manual_seed(0)
+    theirs = np.stack([dataset[3][0].numpy() for _ in range(1500)])
+    ours = np.stack(
+        [item_row(recognition.pipeline, 3, seed=s * 0x9E3779B97F4A7C15)[0] for s in range(1500)]
+    )
+    assert np.abs(ours.mean(0) - theirs.mean(0)).max() < 0.04
+    assert np.abs(ours.std(0) - theirs.std(0)).max() < 0.04
+
+
+def test_a_flip_of_a_fixed_pipeline_is_exact_and_as_frequent_as_it_says(root):
+    steps = [v1.Resize(40), v1.CenterCrop(32), v1.RandomHorizontalFlip(0.3), v1.ToTensor()]
+    _, recognition = recognised(root, *steps)
+    rows = [item_row(recognition.pipeline, 1, seed=s * 0x9E3779B97F4A7C15)[0] for s in range(600)]
+    plain = item_row(
+        recognised(root, v1.Resize(40), v1.CenterCrop(32), v1.ToTensor())[1].pipeline, 1
+    )
+    flipped = [np.array_equal(row, plain[0][..., ::-1]) for row in rows]
+    assert all(f or np.array_equal(row, plain[0]) for f, row in zip(flipped, rows, strict=True))
+    assert 0.23 < np.mean(flipped) < 0.37
+
+
+@pytest.mark.parametrize("size", [16, 48])
+def test_an_item_may_ask_for_another_size(root, size):
+    _, recognition = recognised(root, v1.Resize(40), v1.CenterCrop(32), *V1_FLOATS)
+    source = recognition.pipeline
+    other = v1.Compose([v1.Resize(40 * size // 32), v1.CenterCrop(size), *V1_FLOATS])
+    for sample, (theirs, _) in enumerate(ImageFolder(str(root), other)):
+        ours, _ = item_row(source, sample, size)
+        assert pixel_error(ours, theirs) * 0.225 * 255 <= 0.06
+    _, recognition = recognised(root, *RANDOM["v1 usual"])
+    assert item_row(recognition.pipeline, 0, size)[0].shape == (3, size, size)
+
+
+def test_the_fields_describe_the_pipelines_own_output(root):
+    _, recognition = recognised(root, v1.RandomResizedCrop(48), v1.ToTensor())
+    assert recognition.pipeline.fields(48) == (
+        Field("values", "float32", (3, 48, 48)),
+        Field("label", "int64", ()),
+    )
+    _, recognition = recognised(root, v2.RandomResizedCrop(48), v2.ToImage())
+    assert recognition.pipeline.fields(32)[0] == Field("values", "uint8", (3, 32, 32))
+
+
+def test_totensor_follows_torchs_default_dtype(root):
+    torch.set_default_dtype(torch.float64)
+    try:
+        _, recognition = recognised(root, v1.RandomResizedCrop(48), *V1_FLOATS)
+        refused = recognise(
+            ImageFolder(str(root), v1.Compose([v1.RandomResizedCrop(9), v1.ToTensor(), np.sin]))
+        )
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert recognition.pipeline.fields(48)[0].dtype == "float64"
+    assert refused.pipeline is None
+    assert "torch's default dtype is torch.float64" in refused.refused[0]
+
+
+def test_what_is_fast_is_told(root):
+    _, recognition = recognised(root, *RANDOM["v1 usual"])
+    assert [step.partition("(")[0] for step in recognition.fused] == [
+        *("RandomResizedCrop", "RandomHorizontalFlip", "ToTensor", "Normalize")
+    ]
+    assert repr(recognition.pipeline) == (
+        f"ImagePipeline('{root}/', RandomResizedCrop, RandomHorizontalFlip, ToTensor, Normalize): "
+        "7 images to float32, 32 px"
+    )
+
+
+@pytest.mark.parametrize("loader", [default_loader, pil_loader])
+def test_a_dataset_folder_with_torchvisions_loaders_is_recognised(root, loader):
+    transform = v1.Compose([v1.Resize((32, 32)), v1.ToTensor()])
+    dataset = DatasetFolder(str(root), loader, extensions=(".png",), transform=transform)
+    source = recognise(dataset).pipeline
+    assert len(source) == len(dataset) == 4
+    assert pixel_error(item_row(source, 2)[0], dataset[2][0]) * 255 <= 0.06
+
+
+def test_recognising_changes_neither_dataset_nor_pipeline(root):
+    normalize = v1.Normalize(MEAN, STD, inplace=True)
+    steps = [v1.RandomResizedCrop(32, interpolation=InterpolationMode.BILINEAR), v1.ToTensor()]
+    dataset = ImageFolder(str(root), v1.Compose([*steps, normalize]))
+    before = dict(vars(dataset)), list(dataset.samples), repr(dataset)
+    torch.manual_seed(4)
+    state = torch.get_rng_state()
+    assert recognise(dataset).pipeline is not None
+    assert (dict(vars(dataset)), list(dataset.samples), repr(dataset)) == before
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+NO_TORCHVISION = """
+import sys
+from feedline.images.compile.recognise import recognise
+class ImageFolder: pass
+for thing in (ImageFolder(), ImageFolder, [], None, 3, sys):
+    assert recognise(thing).pipeline is None
+assert "torchvision" not in sys.modules
+"""
+
+
+def test_torchvision_is_not_imported():
+    done = subprocess.run(
+        [sys.executable, "-c", NO_TORCHVISION], capture_output=True, text=True, timeout=100
+    )
+    assert (done.returncode, done.stderr) == (0, "")

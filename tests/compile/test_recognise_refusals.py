@@ -1,0 +1,312 @@
+"""What is not recognised, each with its reason; recognising never raises."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torch import nn
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from torchvision import transforms as v1
+from torchvision.datasets import DatasetFolder, ImageFolder
+from torchvision.datasets.folder import pil_loader
+from torchvision.transforms import InterpolationMode, v2
+
+from feedline.images.compile.pixel_lut import PixelLut
+from feedline.images.compile.recognise import recognise
+from feedline.images.compile.steps import NotRecognised
+from torchvision_folder import write_images
+
+CROP = v1.RandomResizedCrop(32)
+FLOATS = v1.ToTensor()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return str(write_images(tmp_path_factory.mktemp("images")))
+
+
+def refused(dataset):
+    recognition = recognise(dataset)
+    assert recognition.pipeline is None
+    assert (recognition.fused, recognition.unchanged) == ((), ())
+    (reason,) = recognition.refused
+    assert reason.endswith(".")
+    return reason
+
+
+class OwnCrop(v1.RandomResizedCrop):
+    pass
+
+
+class Strange:
+    def __getattribute__(self, name):
+        raise RuntimeError(name)
+
+    def __repr__(self):
+        raise RuntimeError
+
+
+def hooked(step):
+    step.register_forward_hook(lambda *_: None)
+    return step
+
+
+def with_own_method(step, name):
+    setattr(step, name, lambda *_: None)
+    return step
+
+
+PIPELINES = {
+    "no crop at all": (
+        [FLOATS],
+        "does not crop or resize all images to one size, as RandomResizedCrop",
+    ),
+    "one side only": ([v1.Resize(32), FLOATS], "does not crop or resize all images to one size"),
+    "nothing in it": ([v1.Compose([])], "does not crop or resize all images to one size"),
+    "colours first": ([v1.ColorJitter(0.1), CROP, FLOATS], "ColorJitter.* cannot be fused"),
+    "a function first": (
+        [np.asarray, CROP, FLOATS],
+        "^asarray cannot be fused. Move it",
+    ),
+    "a subclass": ([OwnCrop(32), FLOATS], r"^OwnCrop\(.* cannot be fused"),
+    "a subclass of that name": (
+        [type("RandomResizedCrop", (v1.RandomResizedCrop,), {})(32), FLOATS],
+        "RandomResizedCrop.* cannot be fused",
+    ),
+    "hooks": ([hooked(v1.RandomResizedCrop(32)), FLOATS], "cannot be fused"),
+    "own forward": (
+        [with_own_method(v1.RandomResizedCrop(32), "forward"), FLOATS],
+        "RandomResizedCrop.* cannot be fused",
+    ),
+    "own draws": (
+        [with_own_method(v2.RandomResizedCrop(32), "make_params"), v2.ToImage()],
+        "RandomResizedCrop.* cannot be fused",
+    ),
+    "bicubic tensors without antialias": (
+        [v2.ToImage(), v2.Resize((32, 32), InterpolationMode.BICUBIC, antialias=False)],
+        "resizes tensors without antialiasing",
+    ),
+    "exact nearest of tensors": (
+        [v2.ToImage(), v2.Resize((32, 32), InterpolationMode.NEAREST_EXACT)],
+        "resizes with 'nearest-exact'",
+    ),
+    "lanczos of tensors": (
+        [v2.ToImage(), v2.Resize((32, 32), InterpolationMode.LANCZOS)],
+        "resizes with 'lanczos'",
+    ),
+    "no antialias": (
+        [v2.ToImage(), v2.RandomResizedCrop(32, antialias=False)],
+        "resizes tensors without antialiasing",
+    ),
+    "no antialias said": (
+        [v1.PILToTensor(), v1.Resize((32, 32), antialias=None)],
+        r"Resize\(.* resizes tensors without antialiasing",
+    ),
+    "resized floats": ([FLOATS, v1.Resize((32, 32))], r"Resize\(.*resizes floats.*move it before"),
+    "cropped unscaled floats": (
+        [v2.ToImage(), v2.ToDtype(torch.float32), v2.RandomResizedCrop(32)],
+        "RandomResizedCrop.*resizes floats",
+    ),
+    "cropped floats": (
+        [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.RandomResizedCrop(32)],
+        "RandomResizedCrop.*resizes floats",
+    ),
+    "max_size": ([v1.Resize(32, max_size=40), v1.CenterCrop(16), FLOATS], "has a max_size"),
+    "no size": ([v2.Resize(None, max_size=40), v2.CenterCrop(16), FLOATS], "has a max_size"),
+    "no number of pixels": ([v2.RandomResizedCrop(("32", 32)), FLOATS], "whole number of pixels"),
+    "a larger oblong": (
+        [v1.Resize(36), v1.CenterCrop((40, 20)), FLOATS],
+        "CenterCrop.* is larger than the 36 px.*pads",
+    ),
+    "half a pixel": ([v2.RandomResizedCrop((32.5, 32.5)), FLOATS], "whole number of pixels"),
+    "no pixels": ([v1.RandomResizedCrop(0), FLOATS], "whole number of pixels above 0"),
+    "a centre alone": (
+        [v1.CenterCrop(32), FLOATS],
+        "CenterCrop.*only supported once, after a Resize",
+    ),
+    "a larger centre": ([v1.Resize(32), v1.CenterCrop(40), FLOATS], "larger than the 32 px.*pads"),
+    "a random part alone": (
+        [v1.RandomCrop(32), FLOATS],
+        "RandomCrop.*only supported once, after a Resize",
+    ),
+    "a padded part": ([v1.Resize(36), v1.RandomCrop(32, padding=4), FLOATS], "RandomCrop.* pads"),
+    "padded if needed": (
+        [v2.Resize(36), v2.RandomCrop(32, pad_if_needed=True), FLOATS],
+        "RandomCrop.* pads",
+    ),
+    "too large a share": (
+        [v1.RandomResizedCrop(32, scale=(0.5, 1.5)), FLOATS],
+        "invalid parameters: scale must be",
+    ),
+    "no share": (
+        [v1.RandomResizedCrop(32, scale=(0.0, 1.0)), FLOATS],
+        "RandomResizedCrop.*invalid parameters: scale must be",
+    ),
+    "no ratio": ([v1.RandomResizedCrop(32, ratio=(0.0, 1.0)), FLOATS], "parameters: ratio must be"),
+    "an odd chance": ([CROP, v1.RandomHorizontalFlip(1.5), FLOATS], "parameters: flip must be"),
+    "an odd chance of a square": (
+        [v1.Resize((32, 32)), v1.RandomHorizontalFlip(-1), FLOATS],
+        r"RandomHorizontalFlip\(p=-1\): p must be",
+    ),
+    "a mean image": (
+        [CROP, FLOATS, v1.Normalize(torch.rand(3, 16, 16), torch.ones(3, 1, 1))],
+        r"Normalize\(.* fails on an RGB image: RuntimeError",
+    ),
+    "bfloat16": (
+        [CROP, v2.ToImage(), v2.ToDtype(torch.bfloat16)],
+        "torch.bfloat16, which numpy does not support",
+    ),
+    "a generator": ([v1.Compose(step for step in [CROP, FLOATS])], "cannot be fused"),
+    "a strange step": ([Strange()], "Strange cannot be fused"),
+}
+
+
+@pytest.mark.parametrize("case", PIPELINES)
+def test_a_pipeline_is_refused_with_its_reason(root, case):
+    steps, reason = PIPELINES[case]
+    dataset = ImageFolder(root, v1.Compose(steps))
+    given = refused(dataset)
+    assert re.search(reason, given), given
+
+
+class OwnFolder(ImageFolder):
+    def __getitem__(self, index):
+        return super().__getitem__(index)
+
+
+def own_loader(path):
+    return Image.open(path)
+
+
+def changed(root, **attributes):
+    dataset = ImageFolder(root, v1.Compose([CROP, FLOATS]))
+    for name, value in attributes.items():
+        setattr(dataset, name, value)
+    return dataset
+
+
+def circular(root):
+    subset = Subset(changed(root), [0])
+    subset.dataset = subset
+    return subset
+
+
+def self_containing(root):
+    compose = v1.Compose([])
+    compose.transforms.append(compose)
+    return ImageFolder(root, compose)
+
+
+class OwnSubset(Subset):
+    pass
+
+
+PLAIN = v1.Compose([CROP, FLOATS])
+DATASETS = {
+    "a subclass": (
+        lambda root: OwnFolder(root, PLAIN),
+        "OwnFolder is a subclass .* overrides __getitem__",
+    ),
+    "another dataset": (lambda _: TensorDataset(torch.zeros(3)), "^TensorDataset is not torchvisi"),
+    "several, with another": (lambda root: ConcatDataset([changed(root), [1]]), "^list is not tor"),
+    "a subset of its own": (lambda root: OwnSubset(changed(root), [0]), "^OwnSubset is not"),
+    "a subset of something": (lambda _: Subset([1, 2], [0]), "^list is not torchvision's"),
+    "the class": (lambda _: ImageFolder, "^type is not torchvision's"),
+    "nothing": (lambda _: None, "^NoneType is not torchvision's"),
+    "something strange": (lambda _: Strange(), "^Strange is not torchvision's"),
+    "a loader of its own": (
+        lambda root: ImageFolder(root, PLAIN, loader=own_loader),
+        "The loader own_loader is not torchvision's own",
+    ),
+    "a loader around torchvision's": (
+        lambda root: DatasetFolder(root, partial(pil_loader), (".png",), PLAIN),
+        r"The loader functools\.partial",
+    ),
+    "no transform": (lambda root: ImageFolder(root), "no transform, so it returns PIL images"),
+    "a method put in": (
+        lambda root: changed(root, __getitem__=len),
+        "method of ImageFolder was re",
+    ),
+    "whole batches": (
+        lambda root: changed(root, __getitems__=lambda indices: []),
+        "method of ImageFolder was replaced",
+    ),
+    "fractions for labels": (
+        lambda root: changed(root, samples=[(root + "/cats/a.jpg", 0.5)]),
+        "Labels are of type float",
+    ),
+    "truths for labels": (
+        lambda root: changed(root, samples=[("a", 1), ("b", True)]),
+        "Labels are of type bool",
+    ),
+    "labels too large": (
+        lambda root: changed(root, samples=[("a", 2**70)]),
+        "cannot be inspected",
+    ),
+    "samples of three": (
+        lambda root: changed(root, samples=[("a", 1, 2)]),
+        "cannot be inspected",
+    ),
+    "samples from nowhere": (lambda root: changed(root, samples=iter([])), "not a list"),
+    "open files": (lambda root: changed(root, samples=[(3, 1)]), "cannot be inspected"),
+    "a zero byte": (lambda root: changed(root, samples=[("a\0b", 1)]), "zero byte"),
+    "indices beyond": (lambda root: Subset(changed(root), [0, 7]), "exceed its 7 samples"),
+    "indices before": (lambda root: Subset(changed(root), [-8]), "exceed its 7 samples"),
+    "truths for indices": (
+        lambda root: Subset(changed(root), [True]),
+        "not a list of whole numbers",
+    ),
+    "names for indices": (
+        lambda root: Subset(changed(root), {"a": 1}),
+        "not a list of whole numbers",
+    ),
+    "a subset of itself": (circular, "more than 100"),
+    "a pipeline within itself": (
+        self_containing,
+        "ImageFolder cannot be inspected: RecursionErr",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DATASETS)
+def test_a_dataset_is_refused_with_its_reason(root, case):
+    made, reason = DATASETS[case]
+    dataset = made(root)
+    given = refused(dataset)
+    assert re.search(reason, given), given
+
+
+def test_steps_that_look_at_the_place_of_a_pixel_have_no_table():
+    greys = PixelLut()
+    greys.take(FLOATS)
+    greys.take(lambda image: image + torch.linspace(0, 1, image.shape[-1]))
+    with pytest.raises(NotRecognised, match="does more than map each grey level"):
+        greys.table()
+
+
+def test_another_image_backend_is_refused(root, monkeypatch):
+    monkeypatch.setattr(torchvision, "_image_backend", "accimage")
+    assert "backend is not PIL" in refused(changed(root))
+
+
+def test_a_method_replaced_on_the_class_is_refused(root, monkeypatch):
+    monkeypatch.setattr(DatasetFolder, "__getitem__", lambda self, index: None)
+    assert "method of ImageFolder was replaced" in refused(changed(root))
+
+
+def test_a_step_changed_on_the_class_is_refused(root, monkeypatch):
+    monkeypatch.setattr(v1.RandomResizedCrop, "get_params", staticmethod(lambda *_: (0, 0, 9, 9)))
+    assert "cannot be fused" in refused(changed(root))
+
+
+def test_a_sequential_with_hooks_is_one_step_of_which_nothing_is_known(root):
+    whole = nn.Sequential(v1.RandomResizedCrop(32))
+    assert recognise(ImageFolder(root, v1.Compose([whole, FLOATS]))).pipeline is not None
+    whole.register_forward_pre_hook(lambda *_: None)
+    assert "Sequential" in refused(ImageFolder(root, v1.Compose([whole, FLOATS])))

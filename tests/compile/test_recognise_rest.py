@@ -1,0 +1,499 @@
+"""Steps that run as they are, after the fast ones: what they get, and their random numbers."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import re
+import threading
+from itertools import takewhile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import transforms as v1
+from torchvision import tv_tensors
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+import feedline
+from feedline.errors import SampleError, UsageError
+from feedline.images.compile import pixel_steps
+from feedline.images.compile.pipeline import STEPS
+from feedline.images.compile.recognise import recognise
+from feedline.images.compile.steps import step_text, well_behaved
+from feedline.images.compile.transform_tail import TransformTail
+from feedline.order.batch_spec import Field, Item
+from feedline.order.seeds import extend
+from feedline.randomness import seeded
+from torchvision_folder import item_row, pixel_error, write_images
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+FLOATS = [v1.ToTensor(), v1.Normalize(MEAN, STD)]
+CROP = [v1.Resize(40), v1.CenterCrop(32)]
+
+
+@pytest.fixture(autouse=True)
+def _steps_run_themselves(monkeypatch):
+    """Also those that feedline has code of its own for; test_pixel_steps.py is about that."""
+    monkeypatch.setattr(pixel_steps, "compiled", None)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return str(write_images(tmp_path_factory.mktemp("images")))
+
+
+def recognised(root, *steps):
+    dataset = ImageFolder(root, v1.Compose(list(steps)))
+    recognition = recognise(dataset)
+    assert recognition.pipeline is not None, recognition.refused
+    return dataset, recognition
+
+
+TO_FLOATS = v1.ConvertImageDtype(torch.float32)
+V2_FLOATS = [v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.2])]
+POINTWISE = {"ToTensor", "Normalize", "ToDtype", "PILToTensor", "ConvertImageDtype"}
+
+
+class Seen:
+    """Notes what it gets and gives a tensor."""
+
+    def __init__(self):
+        self.values = []
+
+    def __call__(self, value):
+        self.values.append(value)
+        return torch.zeros(3, 32, 32)
+
+
+def torchs_random(image):
+    return image + torch.rand(())
+
+
+def pythons_random(image):
+    return image + random.random()
+
+
+def numpys_random(image):
+    return image + float(np.random.rand())
+
+
+# The steps, and how many of them are fast before the first that runs as it is.
+AS_THEY_ARE = {
+    "v1 erasing": (4, [*CROP, *FLOATS, v1.RandomErasing(1.0)]),
+    "v1 erasing by noise": (4, [*CROP, *FLOATS, v1.RandomErasing(1.0, value="random")]),
+    "v1 erasing in place": (4, [*CROP, *FLOATS, v1.RandomErasing(1.0, value=2, inplace=True)]),
+    "v1 erasing by colours": (4, [*CROP, *FLOATS, v1.RandomErasing(0.5, value=(1, 2, 3))]),
+    "v1 colours": (2, [*CROP, v1.ColorJitter(0.4, 0.4, 0.4, 0.1), *FLOATS]),
+    "v1 colours, then a flip": (
+        2,
+        [*CROP, v1.ColorJitter(0.4), v1.RandomHorizontalFlip(), *FLOATS],
+    ),
+    "v1 grey": (2, [*CROP, v1.RandomGrayscale(0.5), *FLOATS]),
+    "v1 in any order": (
+        2,
+        [*CROP, v1.RandomOrder([v1.ColorJitter(0.4), v1.GaussianBlur(3)]), *FLOATS],
+    ),
+    "v1 one of them": (
+        2,
+        [*CROP, v1.RandomChoice([v1.ColorJitter(0.4), v1.GaussianBlur(3)]), *FLOATS],
+    ),
+    "v1 augmented": (2, [*CROP, v1.RandAugment(), *FLOATS]),
+    "v1 augmented bytes": (3, [v1.PILToTensor(), *CROP, v1.TrivialAugmentWide(), TO_FLOATS]),
+    "v2 augmented bytes": (3, [v2.ToImage(), *CROP, v2.RandAugment(), *V2_FLOATS]),
+    "v2 augmented, then bytes": (2, [*CROP, v2.TrivialAugmentWide(), v2.PILToTensor()]),
+    "v1 bytes": (3, [*CROP, v1.PILToTensor(), v1.RandomInvert(0.5)]),
+    "v2 noise": (
+        4,
+        [*CROP, v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.GaussianNoise()],
+    ),
+    "v2 erasing": (3, [v2.ToImage(), *CROP, v2.RandomErasing(1.0, value="random")]),
+    "v2 perhaps": (
+        3,
+        [v2.ToImage(), *CROP, v2.RandomApply([v2.ColorJitter(0.5)]), v2.ToDtype(torch.float32)],
+    ),
+    "a function of torch's generator": (4, [*CROP, *FLOATS, torchs_random]),
+    "a function of Python's generator": (4, [*CROP, *FLOATS, pythons_random]),
+    "a function of numpy's generator": (4, [*CROP, *FLOATS, numpys_random]),
+}
+
+
+def as_sample(pipeline, sample, seed=1, size=None):
+    return pipeline.sample(Item(sample, size, seed, 1.0))[0]
+
+
+@pytest.mark.parametrize("case", AS_THEY_ARE)
+def test_a_sample_is_what_the_steps_make_of_the_fast_ones_pixels(root, case):
+    fast, steps = AS_THEY_ARE[case]
+    _, recognition = recognised(root, *steps)
+    pipeline = recognition.pipeline
+    between = tuple(
+        map(step_text, takewhile(lambda step: type(step).__name__ not in POINTWISE, steps[fast:]))
+    )
+    if len(between) == len(steps) - fast:
+        unchanged = f"So {', '.join(between)} runs unchanged, after the fused steps."
+    else:
+        unchanged = f"So {', '.join(between)} runs unchanged, between the fused steps."
+    assert recognition.unchanged == between
+    assert len(recognition.fused) == len(steps) - len(between)
+    assert unchanged in recognition.refused
+    assert pipeline.writes_rows == ("function" not in case)
+    assert pipeline.recognised.tail.well_behaved == (
+        not any(word in case for word in ("any", "one of", "func"))
+    )
+    # The same without the rest: what the first of them would get, and the same random numbers.
+    _, before = recognised(root, *steps[:fast])
+    for sample in range(4):
+        value = as_sample(before.pipeline, sample, sample)
+        with seeded(extend(sample, STEPS)):
+            for step in steps[fast:]:
+                value = step(value)
+        ours = as_sample(pipeline, sample, sample)
+        assert type(ours) is type(value)
+        assert ours.numpy().tobytes() == value.numpy().tobytes()
+        if pipeline.writes_rows:
+            row, _ = item_row(pipeline, sample, seed=sample)
+            assert row.tobytes() == value.contiguous().numpy().tobytes()
+
+
+@pytest.mark.parametrize("case", AS_THEY_ARE)
+def test_a_sample_follows_from_its_item_alone(root, case):
+    pipeline = recognised(root, *AS_THEY_ARE[case][1])[1].pipeline
+    other = pickle.loads(pickle.dumps(pipeline, protocol=5))
+    made = []
+    for seed in range(12):
+        torch.rand(3), random.random(), np.random.rand(2)
+        sample = as_sample(pipeline, 0, seed)
+        as_sample(pipeline, 1, seed + 1)
+        assert torch.equal(sample, as_sample(other, 0, seed))
+        assert torch.equal(sample, as_sample(pipeline, 0, seed))
+        made.append(sample.numpy().tobytes())
+    assert len(set(made)) > 1
+
+
+@pytest.mark.parametrize("case", AS_THEY_ARE)
+def test_the_users_random_states_are_not_changed(root, case):
+    def states():
+        torchs = torch.get_rng_state().numpy().tobytes()
+        return torchs, random.getstate(), repr(np.random.get_state(legacy=False))
+
+    torch.manual_seed(3), random.seed(4), np.random.seed(5)
+    torch.randn(3), random.gauss(0, 1), np.random.randn(2)  # of numpy's normal deviates, a pair
+    before = states()
+    pipeline = recognised(root, *AS_THEY_ARE[case][1])[1].pipeline
+    assert states() == before
+    as_sample(pipeline, 0)
+    assert states() == before
+
+
+def test_the_users_random_states_are_not_changed_by_a_step_that_fails(root):
+    def fails(image):
+        torch.rand(1), random.random(), np.random.rand()
+        raise KeyError("not today")
+
+    _, recognition = recognised(root, *CROP, *FLOATS, fails)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    with pytest.raises(KeyError, match="not today"):
+        as_sample(recognition.pipeline, 0)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+    assert np.array_equal(before[2], np.random.get_state()[1])
+
+
+def test_steps_are_well_behaved_only_where_that_is_sure():
+    sure = [v1.RandomErasing(), v1.ColorJitter(), v2.RandAugment(), v1.ToTensor()]
+    assert well_behaved(sure)
+    for step in (v1.RandomChoice([]), v2.RandomApply([len]), v2.Lambda(len), print, Seen()):
+        assert not well_behaved([*sure, step])
+
+
+def test_threads_do_not_draw_from_each_others_states(root):
+    _, recognition = recognised(root, *CROP, *FLOATS, v1.RandomErasing(1.0, value="random"))
+    source = recognition.pipeline
+    expected = [item_row(source, seed % 3, seed=seed)[0].tobytes() for seed in range(12)]
+    wrong = []
+
+    def work(first):
+        for turn in range(24):
+            seed = (first + turn) % 12
+            if item_row(source, seed % 3, seed=seed)[0].tobytes() != expected[seed]:
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def are_alike(ours, theirs):
+    assert type(ours) is type(theirs)
+    if isinstance(ours, Image.Image):
+        assert (ours.mode, ours.size) == (theirs.mode, theirs.size)
+        assert pixel_error(ours, theirs) <= 0.06
+    else:
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        scale = 1 if theirs.max() > 1 else 255
+        assert pixel_error(ours, theirs) * scale <= 0.06
+
+
+FORMS = {
+    "image of unscaled floats": [
+        *(v2.Resize(40), v2.CenterCrop(32), v2.ToImage(), v2.ToDtype(torch.float32)),
+    ],
+    "pil": CROP,
+    "tensor of bytes": [*CROP, v1.PILToTensor()],
+    "tensor of bytes early": [v2.PILToTensor(), *(v2.Resize(40), v2.CenterCrop(32))],
+    "image of bytes": [v2.ToImage(), v2.Resize(40), v2.CenterCrop(32)],
+    "pure image": [v2.ToImage(), v2.Resize(40), v2.CenterCrop(32), v2.ToPureTensor()],
+    "tensor of floats": [*CROP, v1.ToTensor()],
+    "image of floats": [
+        v2.Resize(40),
+        v2.CenterCrop(32),
+        v2.ToImage(),
+        v2.ToDtype(torch.float32, scale=True),
+    ],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_step_gets_what_it_would_get_from_torchvision(root, form):
+    seen = Seen()
+    dataset, recognition = recognised(root, *FORMS[form], seen)
+    for sample in range(len(dataset)):
+        seen.values.clear()
+        dataset[sample]
+        as_sample(recognition.pipeline, sample)
+        theirs, ours = seen.values
+        are_alike(ours, theirs)
+    assert isinstance(ours, tv_tensors.Image) == form.startswith("image")
+
+
+def test_what_a_step_keeps_is_not_overwritten(root):
+    for form in FORMS:
+        seen = Seen()
+        _, recognition = recognised(root, *FORMS[form], seen)
+        as_sample(recognition.pipeline, 0)
+        before = pixels(seen.values[-1]).copy()
+        as_sample(recognition.pipeline, 3)
+        assert before.any()
+        assert np.array_equal(pixels(seen.values[-2]), before)
+
+
+def pixels(value):
+    return np.asarray(value) if isinstance(value, Image.Image) else value.numpy()
+
+
+@pytest.mark.parametrize(
+    ("step", "field"),
+    [
+        (v1.Grayscale(), Field("values", "float32", (1, 32, 32))),
+        (v2.ToDtype(torch.float64), Field("values", "float64", (3, 32, 32))),
+        (v2.RandomChannelPermutation(), Field("values", "float32", (3, 32, 32))),
+        (v1.RandomApply([v1.ColorJitter(0.1)]), Field("values", "float32", (3, 32, 32))),
+    ],
+)
+def test_the_rows_dtype_and_shape_are_those_that_come_out(root, step, field):
+    erase = v1.RandomErasing(0.0)
+    _, recognition = recognised(root, *CROP, v1.ToTensor(), erase, step)
+    assert recognition.pipeline.fields(32)[0] == field
+    for sample in range(3):
+        row, value = (
+            item_row(recognition.pipeline, sample)[0],
+            as_sample(recognition.pipeline, sample),
+        )
+        assert np.array_equal(row, value.numpy())
+
+
+def forbidden(*_):
+    raise AssertionError("code of a user's ran")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        *(v1.Lambda(len), v2.Lambda(len), len, lambda x: x, v1.RandomApply([len])),
+        *(v1.RandomOrder([v1.ColorJitter(), len]), v2.RandomChoice([v1.RandomApply([len])])),
+        type("ColorJitter", (v1.ColorJitter,), {})(0.1),
+        v2.SanitizeBoundingBoxes(labels_getter=forbidden),
+        v1.RandomApply([v2.SanitizeBoundingBoxes(labels_getter=forbidden)]),
+        Seen(),
+    ],
+)
+def test_code_of_a_users_is_not_run_to_recognise_it(root, step, monkeypatch):
+    seen = Seen()
+    for steps in ([*CROP, step, seen], [*CROP, *FLOATS, seen, step], [*CROP, step]):
+        _, recognition = recognised(root, *steps)
+        assert not recognition.pipeline.writes_rows
+        assert seen.values == []
+        assert "is known only to its own code. So samples are made" in recognition.refused[-1]
+
+
+# Pipelines that cannot write rows, and why: the text, and what `sample` gives.
+NO_ROWS = {
+    "PIL images": ([*CROP, v1.RandomHorizontalFlip()], "returns PIL images"),
+    "PIL images, jittered": ([*CROP, v1.ColorJitter(0.1)], "returns Image, not a tensor"),
+    "another size": ([*CROP, *FLOATS, v1.Resize((16, 16))], r"shape \(3, 16, 16\)"),
+    "another dtype": (
+        [*CROP, v2.ToImage(), v1.RandomErasing(), v2.ToDtype(torch.bfloat16)],
+        "bfloat16, which numpy",
+    ),
+    "bytes normalised": ([*CROP, v1.PILToTensor(), v1.Normalize([0], [1])], "cannot.*TypeError"),
+    "two means": ([*CROP, *FLOATS, v1.Normalize([0, 0], [1, 1])], "cannot be run.*RuntimeError"),
+    "five crops": ([*CROP, v1.FiveCrop(8)], "returns tuple, not a tensor"),
+    "a dictionary": ([*CROP, lambda x: {"x": x}], "output of <lambda> is known only"),
+    "a gradient": ([*CROP, v1.ToTensor(), lambda x: x.requires_grad_()], "<lambda>"),
+    "sparse": ([*CROP, v1.ToTensor(), lambda x: x.to_sparse()], "<lambda>"),
+    "another device": ([*CROP, v1.ToTensor(), lambda x: x.to("meta")], "<lambda>"),
+}
+
+
+@pytest.mark.parametrize("case", NO_ROWS)
+def test_what_fits_no_row_is_made_as_samples(root, case):
+    steps, reason = NO_ROWS[case]
+    dataset, recognition = recognised(root, *steps)
+    pipeline = recognition.pipeline
+    assert not pipeline.writes_rows
+    assert re.search(reason, recognition.refused[-1])
+    assert recognition.refused[-1].endswith("So samples are made, and collated afterwards.")
+    try:
+        theirs, label = dataset[3]
+    except Exception as error:
+        with pytest.raises(type(error), match=re.escape(str(error))):
+            pipeline.sample(Item(3, None, 1, 1.0))
+    else:
+        ours, ours_label = pipeline.sample(Item(3, None, 1, 1.0))
+        assert (type(ours), ours_label) == (type(theirs), label)
+        if isinstance(theirs, torch.Tensor):
+            assert ours.shape == theirs.shape
+            assert (ours.dtype, ours.layout, ours.device) == (
+                *(theirs.dtype, theirs.layout, theirs.device),
+            )
+
+
+def test_a_step_is_told_the_size_and_strength_that_its_item_asks_for(root):
+    told = []
+
+    def tell(image):
+        told.append((feedline.image_size(7), feedline.augmentation_strength(), image.shape[-1]))
+        return image
+
+    pipeline = recognised(root, *CROP, v1.ToTensor(), tell)[1].pipeline
+    for size, strength in ((48, 0.5), (None, 0.25)):
+        pipeline.sample(Item(0, size, 1, strength))
+    assert told == [(48, 0.5, 48), (7, 0.25, 32)]
+    assert feedline.image_size(9) == 9
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        *(v1.RandomHorizontalFlip(), v1.CenterCrop(32), v1.RandomCrop(32), v1.Resize((32, 32))),
+        v1.RandomResizedCrop(32),
+    ],
+)
+def test_what_is_done_a_second_time_runs_as_it_is(root, second):
+    steps = [v1.Resize(40), v1.RandomHorizontalFlip(), v1.CenterCrop(32)]
+    _, recognition = recognised(root, *steps, second, v1.ToTensor())
+    assert [step.partition("(")[0] for step in recognition.fused] == [
+        *("Resize", "RandomHorizontalFlip", "CenterCrop", "ToTensor")
+    ]
+    assert [step.partition("(")[0] for step in recognition.unchanged] == [type(second).__name__]
+
+
+def test_a_view_of_the_row_is_copied_as_it_shows():
+    table = np.tile(np.arange(256.0), (3, 1))
+    turned = (lambda x: x.mT,)
+    tail = TransformTail(
+        table=table, form="tensor", after=turned, dtype="float64", channels=3, well_behaved=True
+    )
+    pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    row = np.zeros((3, 4, 4))
+    tail.write(pixels, 1, row)
+    assert np.array_equal(row, pixels.transpose(2, 1, 0))
+
+
+def test_what_does_not_fit_into_the_row_is_an_error_that_names_the_step(root):
+    turned = v1.RandomRotation((0, 0), expand=True)
+    pipeline = recognised(root, *CROP, turned, v1.ToTensor())[1].pipeline
+    item_row(pipeline, 0)
+    turned.degrees = 90.0, 90.0
+    item_row(pipeline, 0)
+    turned.degrees = 45.0, 45.0
+    with pytest.raises(SampleError, match=r"RandomRotation.*float32 of shape .*3, 32, 32"):
+        item_row(pipeline, 0)
+
+
+def test_a_size_that_a_step_behind_does_not_follow_is_an_error(root):
+    steps = *CROP, v1.RandomRotation(9), v1.CenterCrop(32), v1.ToTensor()
+    pipeline = recognised(root, *steps)[1].pipeline
+    item_row(pipeline, 0, 32)
+    with pytest.raises(UsageError, match=r"is 48 px, but CenterCrop\(size=\(32, 32\)\) runs"):
+        item_row(pipeline, 0, 48)
+
+
+def grey(image):
+    return image.convert("L")
+
+
+def with_alpha(image):
+    return image.convert("RGBA")
+
+
+def as_array(image):
+    return np.array(image)[:, ::2]
+
+
+class Special(Image.Image):
+    """An image that feedline knows nothing of."""
+
+
+def special(image):
+    other = Special()
+    other.im, other._mode, other._size = image.im, "RGB", image.size
+    return other
+
+
+def half(image):
+    return image.resize((16, 20))
+
+
+@pytest.mark.parametrize("step", [grey, with_alpha, as_array, special, half])
+def test_what_a_step_of_the_users_own_leaves_is_given_to_the_steps_behind_it(root, step):
+    steps = [*CROP, step, v1.ToTensor()]
+    if step in (special, half):
+        steps.append(v1.Normalize(MEAN, STD))
+    pipeline = recognised(root, *steps)[1].pipeline
+    before = recognised(root, *CROP)[1].pipeline
+    assert pipeline.recognised.tail.table is not None
+    for sample in range(3):
+        value = step(as_sample(before, sample))
+        for following in steps[3:]:
+            value = following(value)
+        assert torch.equal(as_sample(pipeline, sample), value)
+
+
+def test_steps_that_do_more_than_give_values_come_behind_the_unchanged_ones(root):
+    swapped = v1.Normalize([0.5], [0.5])
+    _, recognition = recognised(root, *CROP, v1.ColorJitter(0.4), v1.ToTensor(), grow, swapped)
+    assert [step.partition("(")[0] for step in recognition.fused][2:] == ["ToTensor"]
+    assert [step.partition("(")[0] for step in recognition.unchanged] == [
+        *("ColorJitter", "grow", "Normalize")
+    ]
+    ours = as_sample(recognition.pipeline, 1)
+    assert ours.shape == (3, 40, 32)
+
+
+def grow(image):
+    return torch.nn.functional.pad(image, (0, 0, 4, 4))
+
+
+def test_repr_tells_what_runs_as_it_is(root):
+    _, recognition = recognised(root, *CROP, v1.ColorJitter(0.1), v1.ToTensor())
+    assert repr(recognition.pipeline) == (
+        f"ImagePipeline('{root}/', Resize, CenterCrop, ToTensor; unchanged: ColorJitter): "
+        "7 images to float32, 32 px"
+    )

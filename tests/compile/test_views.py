@@ -1,0 +1,255 @@
+"""`feedline.views`: several pipelines of one image, which is decoded once."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+import feedline
+from feedline.errors import ImageError, UsageError
+from feedline.images.compile.recognise import recognise
+from feedline.images.compile.transform_reader import read
+from feedline.images.compile.view_crops import PlacedViews, ViewCrops
+from feedline.images.decode import Decoder
+from feedline.images.placement import Box, Window
+from feedline.order.batch_spec import Item
+from feedline.order.seeds import extend
+from image_inputs import opened, own_step, random_pipeline, usual_pipeline, write_pictures
+from torchvision_folder import image, pixel_error, write_images
+
+FLOAT = 0.225 * 255
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return write_pictures(tmp_path_factory.mktemp("pictures"))
+
+
+def seeded(seed, make):
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    return make()
+
+
+@pytest.mark.parametrize("name", ["plain.jpg", "wide.jpg", "plain.png", "grey.jpg"])
+def test_each_view_is_what_its_pipeline_makes_of_the_same_draws(pictures, name, monkeypatch):
+    pipelines = [random_pipeline(32), random_pipeline(32), random_pipeline(12)]
+    views, picture = feedline.views(*pipelines), opened(pictures[name])
+    crops = [read(pipeline) for pipeline in pipelines]
+    for seed in range(5):
+        made = seeded(seed, lambda: views(pictures[name]))
+        drawn = seeded(seed, lambda: int(torch.empty((), dtype=torch.int64).random_()))
+        assert type(made) is list
+        for number, (pipeline, crop, ours) in enumerate(zip(pipelines, crops, made, strict=True)):
+            item = Item(0, crop.image_size, extend(drawn, number), 1.0)
+            box = crop.crop.place(picture.height, picture.width, item)
+            with monkeypatch.context() as patch:
+                params = dict(zip(("top", "left", "height", "width"), box[:4], strict=True))
+                patch.setattr(v2.RandomResizedCrop, "make_params", lambda *_, p=params: p)
+                flip = torch.tensor([0.0 if box.flip else 0.999])
+                patch.setattr(torch, "rand", lambda *_, flip=flip: flip)
+                theirs = pipeline(picture)
+            assert (type(ours), ours.shape) == (type(theirs), theirs.shape)
+            assert pixel_error(ours, theirs) * FLOAT <= 0.1
+
+
+def test_all_forms_of_an_image_give_the_same(pictures):
+    views = feedline.views(*2 * [random_pipeline(32, own_step)], random_pipeline(12))
+    path = pictures["plain.jpg"]
+    forms = [str(path), path.read_bytes(), Image.open(path), opened(path)]
+    made = [seeded(5, lambda given=given: views(given)) for given in forms]
+    for other in made[1:]:
+        assert all(map(torch.equal, made[0], other))
+    assert not torch.equal(made[0][0], made[0][1])
+
+
+def test_an_image_is_decoded_once_and_no_more_than_is_shown(pictures, monkeypatch):
+    parts = []
+
+    def read_part(self, by=1, part=None):
+        parts.append(part)
+        return original(self, by, part)
+
+    original = Decoder.read
+    monkeypatch.setattr(Decoder, "read", read_part)
+    small = v2.Compose([v2.RandomResizedCrop(8, scale=(0.01, 0.02)), v2.ToImage()])
+    feedline.views(small, small)(pictures["wide.jpg"])
+    ((_, _, height, width),) = parts
+    assert height * width < 300 * 81
+    parts.clear()
+    feedline.views(small, usual_pipeline())(pictures["wide.jpg"])
+    assert parts == [None], "a resize of the whole wants all of it"
+
+
+def test_steps_that_run_as_they_are_run_view_by_view(pictures):
+    crop = [v1.RandomResizedCrop(24), v1.RandomHorizontalFlip()]
+    rest = [own_step, v1.ColorJitter(0.4, 0.4, 0.4, 0.1), v1.ToTensor()]
+    whole, first = (feedline.views(*2 * [v1.Compose(s)]) for s in (crop + rest, crop))
+    made = seeded(1, lambda: whole(pictures["plain.jpg"]))
+    values = seeded(1, lambda: first(pictures["plain.jpg"]))
+    for ours, value in zip(made, values, strict=True):
+        for step in rest:
+            value = step(value)
+        assert torch.equal(ours, value)
+
+
+def test_views_that_run_as_they_are_get_the_image_and_their_turn(pictures):
+    unknown = v1.Compose([v1.RandomRotation(20), v1.RandomResizedCrop(16), v1.ToTensor()])
+    path = pictures["plain.jpg"]
+    for transforms in ((unknown, unknown), (usual_pipeline(), unknown), (unknown, np.asarray)):
+        views = feedline.views(*transforms)
+        picture = opened(path)
+        ours = seeded(3, lambda views=views: views(path))
+        theirs = seeded(3, lambda ts=transforms, p=picture: [transform(p) for transform in ts])
+        for one, other in zip(ours, theirs, strict=True):
+            assert pixel_error(one, other) <= 0.1
+    mixed = feedline.views(random_pipeline(32), unknown)
+    given = [path, opened(path), Image.open(path)]
+    made = [seeded(4, lambda each=each: mixed(each)) for each in given]
+    for other in made[1:]:
+        assert all(map(torch.equal, made[0], other))
+    grey = image(1, 60, 50, "L")
+    fixed = v1.Compose([v1.Resize((16, 16)), v1.ToTensor()])
+    ours = seeded(3, lambda: feedline.views(fixed, unknown)(grey))
+    theirs = seeded(3, lambda: [fixed(grey), unknown(grey)])
+    assert all(map(torch.equal, ours, theirs))
+
+
+class Counter:
+    """Keeps state, and sees every image of Pillow's once, in order."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, picture):
+        self.seen.append(picture.size)
+        return len(self.seen)
+
+
+def test_a_view_that_keeps_state_is_called_once_an_image(pictures):
+    counter = Counter()
+    views = feedline.views(counter, usual_pipeline(), counter)
+    first, _, third = views(pictures["plain.jpg"])
+    assert (first, third) == (1, 2)
+    assert views(pictures["wide.jpg"])[0] == 3
+    assert counter.seen == [(120, 90), (120, 90), (300, 81), (300, 81)]
+
+
+def test_a_step_that_has_another_image_decoded_disturbs_no_view(pictures):
+    inner = feedline.compile(usual_pipeline(48))
+
+    def nested(picture):
+        inner(pictures["wide.jpg"])
+        return picture
+
+    plain, own = ([v2.RandomResizedCrop(32), *step, v2.ToImage()] for step in ([], [nested]))
+    views = [feedline.views(*3 * [v2.Compose(steps)]) for steps in (plain, own)]
+    both = [seeded(2, lambda each=each: each(pictures["plain.jpg"])) for each in views]
+    # The resize draws nothing more, and `nested` neither.
+    assert all(map(torch.equal, *both))
+
+
+def test_bad_files_are_named(pictures, tmp_path):
+    views = feedline.views(random_pipeline(), usual_pipeline())
+    cut = tmp_path / "cut.jpg"
+    cut.write_bytes(pictures["plain.jpg"].read_bytes()[:700])
+    for given in (cut, tmp_path / "missing.jpg"):
+        for each in (views, feedline.views(own_step)):
+            with pytest.raises(ImageError) as raised:
+                each(given)
+            assert str(given) in str(raised.value)
+
+
+def test_it_says_what_it_does():
+    same = random_pipeline(32)
+    said = feedline.views(same, same, random_pipeline(12, own_step), own_step).explain()
+    lines = [line.partition(" ")[0] for line in said.splitlines()]
+    assert lines == [
+        *("views", "fused", "size", "view", "fused", "unchanged", "because", "size"),
+        *("view", "unchanged", "because", "decoded", "inputs"),
+    ]
+    assert "1, 2" in said.splitlines()[0]
+    assert "once, whole" in said
+    assert "smallest rectangle" in feedline.views(same).explain()
+    assert repr(feedline.views(usual_pipeline(), own_step)) == (
+        "feedline.views(Resize, CenterCrop, ToTensor, Normalize; unchanged: own_step)"
+    )
+
+
+def test_none_or_no_transforms_are_refused():
+    with pytest.raises(UsageError, match="no transform given"):
+        feedline.views()
+    with pytest.raises(UsageError, match="expects a function"):
+        feedline.views([usual_pipeline(), usual_pipeline()])
+
+
+def test_compiled_pipelines_are_taken_as_they_were(pictures):
+    pipeline = random_pipeline()
+    views = feedline.views(feedline.compile(pipeline), pipeline)
+    assert views.transforms == (pipeline, pipeline)
+    other = pickle.loads(pickle.dumps(views))
+    both = [seeded(1, lambda each=each: each(pictures["plain.jpg"])) for each in (views, other)]
+    assert all(map(torch.equal, *both))
+
+
+class TwoViews:
+    """A class as SimCLR's implementations have it."""
+
+    def __init__(self, transform, views=2):
+        self.transform, self.views = transform, views
+
+    def __call__(self, image):
+        return tuple(self.transform(image) for _ in range(self.views))
+
+
+def test_a_users_class_that_calls_transforms_runs_unchanged(tmp_path, pictures):
+    wrapper, path = TwoViews(random_pipeline(32)), pictures["plain.jpg"]
+    compiled = feedline.compile(wrapper)
+    made, expected = (seeded(1, lambda c=c: c(opened(path))) for c in (compiled, wrapper))
+    assert type(made) is tuple
+    assert all(map(torch.equal, made, expected))
+    data = ImageFolder(str(write_images(tmp_path)), wrapper)
+    for reason in (compiled.explain(), *recognise(data).refused):
+        assert "TwoViews" in reason
+        assert "feedline.views(" in reason
+    with feedline.DataLoader(data, 4, num_workers=0, seed=1) as loader:
+        assert [view.shape for view in next(iter(loader))[0]] == 2 * [(4, 3, 32, 32)]
+        data.transform.views = 3  # followed from the next iteration on
+        assert len(next(iter(loader))[0]) == 3
+        data.transform.transform = random_pipeline(12)
+        assert next(iter(loader))[0][0].shape == (4, 3, 12, 12)
+
+
+def test_the_part_that_holds_all_views_is_the_smallest_one():
+    boxes = [Box(10, 20, 30, 40, False), Box(5, 50, 10, 30, True), Box(30, 25, 20, 5, False)]
+    placed = PlacedViews(tuple(boxes))
+    assert placed.part == (5, 20, 45, 60)
+    whole = np.arange(60 * 90 * 3, dtype=np.uint32).astype(np.uint8).reshape(60, 90, 3)
+    held = whole[5:50, 20:80]
+    for (part, placement), box in zip(placed.cut(held), boxes, strict=True):
+        top, left, height, width = box.part
+        assert placement is box
+        assert np.array_equal(part, whole[top : top + height, left : left + width])
+    window = PlacedViews((*boxes, Window(20, 20, 1, 1)))
+    assert window.part is None
+    assert [part.shape for part, _ in window.cut(whole)] == [
+        *((30, 40, 3), (10, 30, 3), (20, 5, 3), (60, 90, 3))
+    ]
+    half = placed.on(30, 45, of=(60, 90))
+    assert half.part == (2, 10, 23, 30)
+
+
+def test_sizes_keep_their_proportion():
+    crop = read(usual_pipeline()).crop
+    crops = ViewCrops((crop, crop, crop), (224, 96, 1))
+    assert crops.sides_at(224) == (224, 96, 1)
+    assert crops.sides_at(112) == (112, 48, 1)
+    assert crops.sides_at(100) == (100, 43, 1)
+    assert crops.largest == 224

@@ -1,0 +1,40 @@
+"""Whether files stay in memory: those of a disk do not, those that somebody has mapped do."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+import pytest
+
+from feedline.sources import page_cache
+
+pytestmark = pytest.mark.skipif(not page_cache.can_drop(), reason="no such calls here")
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    with open(path, "wb") as file:
+        file.write(os.urandom(100_000))
+        file.flush()
+        os.fsync(file.fileno())
+    return path
+
+
+def test_a_disk_as_quick_as_the_look_is_still_a_disk(on_disk: Path) -> None:
+    with open(on_disk, "rb", buffering=0) as file:
+        if page_cache.stays_in_memory(file.fileno()) is not False:
+            pytest.skip("temporary files lie in memory here")
+        answers = {page_cache.stays_in_memory(file.fileno(), 0, 100_000) for _ in range(2000)}
+    assert answers == {False}
+
+
+def test_what_is_mapped_stays(on_disk: Path) -> None:
+    with (
+        open(on_disk, "rb", buffering=0) as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+    ):
+        assert len(mapped[:]) == 100_000  # now its pages are in memory, and in use
+        assert page_cache.stays_in_memory(file.fileno()) is not False

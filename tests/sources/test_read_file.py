@@ -1,0 +1,98 @@
+"""Files are read without waiting for a pipe, also while another process holds a lease on them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from caches import FORMATS, images, made
+from feedline import DataLoader, ImageFolder
+from feedline.errors import ImageError
+from feedline.sources.read_file import read_file, read_part, read_small, without_waiting
+
+HOLDER = """
+import fcntl, os, signal, sys
+held = []
+def give_up(*_):
+    for fd in held:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+signal.signal(signal.SIGIO, give_up)
+for path in sys.argv[1:]:
+    held.append(os.open(path, os.O_RDWR))
+    fcntl.fcntl(held[-1], fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def leased(*files: Path) -> Iterator[None]:
+    """Another process holds leases on files, and gives them up when the kernel asks for it."""
+    command = [sys.executable, "-S", "-c", HOLDER, *map(str, files)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as holder:
+        assert holder.stdout is not None
+        try:
+            if holder.stdout.readline() != b"held\n":
+                pytest.skip("no leases on this file system")
+            with pytest.raises(BlockingIOError):
+                os.open(files[0], os.O_RDONLY | os.O_NONBLOCK)
+            yield
+        finally:
+            holder.kill()
+
+
+def opened(path: Path) -> bytes:
+    with open(path, "rb", opener=without_waiting) as file:
+        return file.read()
+
+
+WAYS: dict[str, Callable[[Path], bytes]] = {
+    "file": lambda path: read_file(os.fsencode(path)),
+    "part": lambda path: read_part(os.fsencode(path), 0, 4),
+    "small": lambda path: read_small(path, 100),
+    "opener": opened,
+}
+
+pytestmark = pytest.mark.skipif(not hasattr(fcntl, "F_SETLEASE"), reason="needs leases")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_file_with_a_lease_is_read(way: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"data")
+    with leased(file):
+        assert WAYS[way](file) == b"data"
+
+
+@pytest.mark.parametrize("way", ["file", "part"])
+def test_a_pipe_is_not_waited_for(way: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ImageError):
+        WAYS[way](tmp_path / "pipe")
+
+
+def test_images_with_leases_come_in_batches(jpeg_folder: Path, tmp_path: Path) -> None:
+    root = tmp_path / "images"
+    shutil.copytree(jpeg_folder, root)
+    files = sorted(root.rglob("*.jpg"))
+    with leased(*files), DataLoader(ImageFolder(root), 4, num_workers=1, image_size=16) as loader:
+        assert sum(len(labels) for _, labels in loader) == len(files)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_cache_with_leases_is_read(format: str, jpeg_folder: Path, tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    made(jpeg_folder, root, format)
+    expected = images(root)
+    with leased(*(path for path in root.rglob("*") if path.is_file())):
+        assert images(root) == expected

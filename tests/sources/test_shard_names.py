@@ -1,0 +1,100 @@
+"""Which shards a user means: braces, wildcards, and what is not there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from feedline.errors import DatasetError, UsageError
+from feedline.sources.shard_names import braces_expanded, shard_paths
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("plain.tar", ["plain.tar"]),
+        ("{000..002}.tar", ["000.tar", "001.tar", "002.tar"]),
+        ("{8..11}", ["8", "9", "10", "11"]),
+        ("{08..11}", ["08", "09", "10", "11"]),
+        ("{8..011}", ["008", "009", "010", "011"]),
+        ("{3..1}", ["3", "2", "1"]),
+        ("{-1..1}", ["-1", "0", "1"]),
+        ("{0..9..4}", ["0", "4", "8"]),
+        ("{9..0..4}", ["9", "5", "1"]),
+        ("{a..c}", ["a", "b", "c"]),
+        ("{a,b}-{0..1}", ["a-0", "a-1", "b-0", "b-1"]),
+        ("x{a,b{1,2},}y", ["xay", "xb1y", "xb2y", "xy"]),
+        ("{a}{}{{1..2}}", ["{a}{}{1}", "{a}{}{2}"]),
+        (r"\{a,b\}", ["{a,b}"]),
+        (r"{a\,b,c}", ["a,b", "c"]),
+    ],
+)
+def test_braces_stand_for_several_names(text: str, wanted: list[str]) -> None:
+    assert braces_expanded(text) == wanted
+
+
+def test_they_mean_what_they_mean_to_webdataset() -> None:
+    braceexpand = pytest.importorskip("braceexpand").braceexpand
+    texts = ["d/{0..3}-{a,b}.tar", "{007..010..2}", "{a..e..2}", "{1,{2..3}}", "{}x{a}", r"\{x\}"]
+    for text in texts:
+        assert braces_expanded(text) == list(braceexpand(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{0..3.tar", "unmatched '{'"),
+        ("0}.tar", "unmatched '}'"),
+        ("{0..99999999}", "more than 1000000 names"),
+        ("{0..999}{0..999}{0..999}", "more than 1000000 names"),
+    ],
+)
+def test_braces_that_cannot_be_meant_are_refused(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        braces_expanded(text)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("a-0.tar", "a-1.tar", "b-0.tar", "odd{1}.tar", "c.tar.gz"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "below").mkdir()
+    return tmp_path
+
+
+def test_paths_are_filled_in_in_their_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def names(given: object) -> list[str]:
+        return [os.path.relpath(path, folder) for path in shard_paths(given)]
+
+    assert names(folder / "a-{1..0}.tar") == ["a-1.tar", "a-0.tar"]
+    assert names(str(folder / "?-*.tar")) == ["a-0.tar", "a-1.tar", "b-0.tar"]
+    assert names(str(folder / "{b,a}-*.tar")) == ["b-0.tar", "a-0.tar", "a-1.tar"]
+    assert names([folder / "b-0.tar", folder / "a-0.tar"]) == ["b-0.tar", "a-0.tar"]
+    assert names(folder / "odd{1}.tar") == ["odd{1}.tar"]
+    monkeypatch.chdir(folder)
+    assert names("a-0.tar") == ["a-0.tar"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("a-{0..4}.tar", r"3 of 5 shards are missing or not files: '.*a-2\.tar'"),
+        ("z*.tar", "no files match"),
+        ("c.tar.gz", r"(?s)is compressed, .* `gunzip`"),
+        ("below", r"(?s)1 of 1 shards .* for all shards in a folder use '.*below/\*\.tar'"),
+        ("s3://bucket/a.tar", "download them, or make smaller copies"),
+        ("pipe:curl -s a.tar", "download them, or make smaller copies"),
+        ([], "list of shards is empty"),
+        (7, "shards must be a path, or a list of paths, got 7"),
+        (b"a.tar", "shards must be a path"),
+        ([None], "shards must be a path"),
+    ],
+)
+def test_what_is_no_shard_is_an_error_that_says_what_to_do(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, given: object, said: str
+) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises((DatasetError, UsageError), match=said):
+        shard_paths(given)
