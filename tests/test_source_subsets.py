@@ -1,4 +1,4 @@
-"""Subsets of torch's, of feedline's own sources: what they choose, made as the source makes it."""
+"""Subsets of torch's, of feedline sources: what they choose, made as the source makes it."""
 
 from __future__ import annotations
 

@@ -497,7 +497,7 @@ def test_the_workers_of_torchs_engine_are_torchs_own_objects_also_when_they_have
         (Counting(), {"on_error": "skip"}, "on_error 'skip' .*IterableDataset"),
         ([1, 2], {"device": "cpu"}, 'device "cpu" .*This list uses the dataset engine'),
         (Counting(), {"device": "cpu"}, "device 'cpu' .*IterableDataset"),
-        ([1, 2], {"device": "cpu", "std": 1}, "std 1 is only for feedline's own sources"),
+        ([1, 2], {"device": "cpu", "std": 1}, "std 1 is only for feedline sources"),
         ([1, 2], {"seed": 0.5}, "seed must be a whole number or None"),
         ([1, 2], {"num_workers": -1}, "num_workers must be .* got -1"),
         ([1, 2], {"schedule": "x"}, "cannot read 'x'"),

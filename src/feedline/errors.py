@@ -86,7 +86,7 @@ class FeedlineError(Exception):
 
     @property
     def advice(self) -> str:
-        """Hint with the arguments that would help; "" if there is none."""
+        """Hint with the arguments that would help; "" if no argument would."""
         return self._advice(python_argument)
 
     def text(self, spell: Callable[..., str]) -> str:

@@ -168,7 +168,7 @@ def make_jpeg_copies(
 def _summarise(
     root: Path, side_px: int, files: Sequence[tuple[int, bool]], seconds: float
 ) -> JpegCopies | str:
-    """Copies from (bytes, unchanged) of each file, or the reason if there are none."""
+    """Copies from (bytes, unchanged) of each file, or the reason if none is unchanged."""
     if not files:
         return "no original could be read again"
     return JpegCopies(

@@ -108,7 +108,7 @@ def start_torch(
     workers: int,
     left_out: list[Omission],
 ) -> list[Entry]:
-    """Start both forms of torch's loader on the originals, in the pool of `torch_process`."""
+    """Start both forms of the torch loader on the originals, in the pool of `torch_process`."""
     entries: list[Entry] = []
     for form, name in FORMS.items():
         try:

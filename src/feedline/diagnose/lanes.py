@@ -61,7 +61,7 @@ class WorkerLanes:
     """Means per batch, in ms, over all workers together.
 
     Args:
-        workers: number of workers; 1 if there are none or the number is unknown.
+        workers: number of workers; 1 without workers or if the number is unknown.
         work_ms: time to make one batch.
         cpu_ms: part of `work_ms` on a core.
         queued_ms: part ready without a free core.

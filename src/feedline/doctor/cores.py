@@ -211,7 +211,7 @@ def check_start_method() -> CheckResult:
         return CheckResult(
             id="start-method",
             status="ok",
-            summary=f"forkserver for feedline's own sources, {python} for any other Dataset, the "
+            summary=f"forkserver for feedline sources, {python} for any other Dataset, the "
             f"default of Python {sys.version_info.major}.{sys.version_info.minor}",
             details=details,
         )

@@ -225,13 +225,13 @@ def suggest_settings(
     yield StartingSetting(
         name="start_method",
         value=default_start_method(),
-        reason="the default for feedline's own sources; for any other Dataset Python's default",
+        reason="the default for feedline sources; for any other Dataset Python's default",
     )
     if gpu:
         yield StartingSetting(
             name="device",
             value="cuda",
-            reason="batches of feedline's own sources are pinned and copied one step ahead; for "
+            reason="batches of feedline sources are pinned and copied one step ahead; for "
             "any other Dataset set pin_memory=True",
         )
     else:

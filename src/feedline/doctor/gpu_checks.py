@@ -251,7 +251,7 @@ def check_torch(build: TorchBuild | None, gpus: Gpus) -> CheckResult:
     """Run the check "torch-build".
 
     Args:
-        build: the installed build; None if there is none.
+        build: the installed build; None without torch.
         gpus: of this machine.
     """
     if build is None:

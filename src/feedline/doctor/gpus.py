@@ -46,7 +46,7 @@ class Gpus:
 
     Args:
         nvidia: GPUs that the driver reports.
-        driver: version of NVIDIA's driver; None if there is none.
+        driver: version of the NVIDIA driver; None without one.
         cuda: newest CUDA version that the driver supports, from NVML; None if unknown.
         nvidia_cards, amd_cards: number of cards on the PCI bus, with a driver or without.
         amd_driver: AMD's driver is loaded.

@@ -138,7 +138,7 @@ class AttributeSnapshot:
     __hash__ = None  # type: ignore[assignment]
 
     def change_from(self, before: AttributeSnapshot) -> str | None:
-        """Path of the first difference from an earlier snapshot; None if there is none."""
+        """Path of the first difference from an earlier snapshot; None if they are equal."""
         for path, one, other in zip(self._paths, self._values, before._values, strict=False):
             if not _same(one, other):
                 return _path_text(path)
@@ -319,7 +319,7 @@ _flags = type.__dict__["__flags__"].__get__
 
 
 def is_instance_of_any(thing: object, kinds: tuple[type, ...]) -> bool:
-    """Return True if an object's real class is one of these or derived from one."""
+    """Return True if an object's real class is in `classes` or derived from one."""
     return any(base in kinds for base in _bases(type(thing)))
 
 
@@ -395,7 +395,7 @@ def attributes(thing: object) -> Iterator[tuple[str, Any]]:
     bases = _bases(type(thing))
     own: Any = next((of["__dict__"] for of in map(_members, bases) if "__dict__" in of), None)
     values: dict[str, Any] = {}
-    if type(own) is types.GetSetDescriptorType:  # otherwise a property of the user's class
+    if type(own) is types.GetSetDescriptorType:  # otherwise a property defined by the user
         values = own.__get__(thing)
         yield from list(values.items())
     for base in bases:

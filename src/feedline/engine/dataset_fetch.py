@@ -1,12 +1,13 @@
 """Fetching and collating of whole batches of any torch Dataset, in a worker.
 
-Guarantees: the result of torch's own worker for the same keys: `__getitems__` if it exists,
-`collate_fn`, `worker_init_fn`, `get_worker_info()`. A user's exception reaches the trainer with its
-type, its traceback and the sample's index. All random states are seeded per batch, overriding
-seeds set in `worker_init_fn`, because any worker may load any batch. Compiled datasets use the same
-per-sample seeds as the image-row engine, so the pixels are equal. A batch that ignores the
-requested size or strength raises an error. Tensors are stacked directly into the batch's memory by
-torch's `default_collate`; functions users have registered in `default_collate_fn_map` are called.
+Guarantees: the result of a torch worker for the same keys: `__getitems__` if it exists,
+`collate_fn`, `worker_init_fn`, `get_worker_info()`. An exception in the dataset reaches the trainer
+with its type, its traceback and the sample's index. All random states are seeded per batch,
+overriding seeds set in `worker_init_fn`, because any worker may load any batch. Compiled datasets
+use the same per-sample seeds as the image-row engine, so the pixels are equal. A batch that ignores
+the requested size or strength raises an error. Tensors are stacked directly into the batch's memory
+by torch's `default_collate`; functions users have registered in `default_collate_fn_map` are
+called.
 Relies on: use in one process, from its main thread.
 """
 

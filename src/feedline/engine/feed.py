@@ -252,7 +252,7 @@ class Feed:
         return RowLocation(in_flight.number, span[0] + row, sample, name)
 
     def poll(self, timeout_s: float) -> None:
-        """Process new events of the workers; wait for one if there is none yet."""
+        """Process new events of the workers; wait if there are no events yet."""
         before = time.monotonic()
         for event in self._pool.wait(timeout_s):
             if isinstance(event, Report):

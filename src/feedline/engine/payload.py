@@ -219,7 +219,7 @@ def search_path() -> list[str]:
 
 
 def main_module(*, needed: bool = True) -> dict[str, Any]:
-    """Location of the user's script for a worker, in multiprocessing's form; may be empty.
+    """Location of the main script for a worker, in multiprocessing's form; may be empty.
 
     Raises:
         UsageError: workers cannot start without it (`needed`), but it has no file, so other

@@ -246,7 +246,7 @@ class PortablePool(WorkerPool):
         """Return new events; blocks until there is one, or for `timeout_s` at most.
 
         Raises:
-            UsageError: a worker's import of the user's script started a loader with workers.
+            UsageError: a worker's import of the main script started a loader with workers.
         """
         worker_ids: dict[Any, int] = {w.pipe: worker_id for worker_id, w in self._workers.items()}
         events: list[Report | WorkerDeath] = []

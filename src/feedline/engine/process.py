@@ -35,7 +35,7 @@ WORKER_NAME = "feedline worker"
 """Process name of a worker, set before it imports the user's script."""
 
 MISSING_MAIN_GUARD_STATUS = 78
-"""Exit status of a worker whose import of the user's script started a loader with workers."""
+"""Exit status of a worker whose import of the main script started a loader with workers."""
 
 THREAD_SETTINGS = (
     "OMP_NUM_THREADS",

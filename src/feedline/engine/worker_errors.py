@@ -41,7 +41,7 @@ class SkippedBatch:
 
 @dataclass(frozen=True)
 class WorkerException:
-    """An exception on its way between processes, in the form of torch's workers.
+    """An exception on its way between processes, in the form that torch's workers use.
 
     A UsageError contains the fix: it is raised with its own message, and its origin is the cause.
     """

@@ -66,7 +66,7 @@ class PhasePrediction:
 
     @property
     def text(self) -> str:
-        """Predicted rate, or its limits if they are far apart."""
+        """Predicted rate, or its limits if they differ much."""
         if self.high > _WIDE_RANGE * self.low:
             return f"{self.low:.0f} to {self.high:.0f}"
         return f"{self.then:.0f}"

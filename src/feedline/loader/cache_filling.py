@@ -333,7 +333,7 @@ class CacheFilling:
         self.delivered = 0
         """Number of delivered batches made of originals."""
         self._ended = False  # True if an iteration over originals has ended
-        self._chosen = False  # True if an iteration has begun, or a loaded state has the choice
+        self._chosen = False  # True if an iteration has started, or a loaded state has the choice
         self._filler: CacheFiller | None = None  # filler that `check` waits for
         self._copies = root is None or is_finished(root)
 

@@ -57,10 +57,10 @@ class DataLoader(TorchDataLoader[_T]):
     Accepts every argument of torch.utils.data.DataLoader, in its order and with its meaning, and
     any Dataset. Arguments after `in_order` are feedline's own. Each `iter()` is one epoch.
 
-    feedline's own sources (`ImageFolder`, `ImageList`, `ImageArray`) give batches (images, labels).
+    feedline sources (`ImageFolder`, `ImageList`, `ImageArray`) give batches (images, labels).
     Images have shape (N, 3, H, W), channels_last in memory: uint8 on the CPU, or with `device`
     normalised, of `dtype`, on that device. Labels are int64, shape (N,). Any other Dataset gives
-    the batches of torch's DataLoader.
+    the same batches as torch's DataLoader.
 
     A copy of a loader, or an unpickled one, is a new loader with the same arguments at the
     beginning; `load_state_dict(loader.state_dict())` moves it to this loader's position.
@@ -109,13 +109,13 @@ class DataLoader(TorchDataLoader[_T]):
             WeightedRandomSampler, and they are divided among the ranks.
         replacement: with `weights`, draw with replacement. False draws each sample once, samples of
             high weight early, and needs all weights above 0.
-        image_size: side of the images in pixels, without a schedule. feedline's own sources need
+        image_size: side of the images in pixels, without a schedule. feedline sources need
             one of the two. Compiled torchvision pipelines follow it; any other Dataset calls
             `feedline.image_size()`.
         max_image_size: largest size for `set_image_size`; memory for it is allocated when the
             workers start. Default: any size; if a batch needs more memory, new workers start with
             more, and batches stay the same.
-        prefetch: batches of rows made ahead, of feedline's own sources and compiled pipelines
+        prefetch: batches of rows made ahead, of feedline sources and compiled pipelines
             (default 3); memory for one more is allocated. Whole batches use `prefetch_factor`. The
             attribute can be set at any time, up to this number; None restores this number.
         task_ms: work per task (some rows of a batch) in milliseconds (default 50); see
@@ -125,15 +125,15 @@ class DataLoader(TorchDataLoader[_T]):
             sources, and for torchvision pipelines whose rows feedline makes, see `explain`: if
             nothing follows their ToTensor and Normalize, images travel as uint8 pixels, and the
             same values, bit for bit, are looked up on the device.
-        dtype, mean, std: normalisation for feedline's own sources, with `device` only (default
+        dtype, mean, std: normalisation for feedline sources, with `device` only (default
             float32 and ImageNet's statistics).
-        pixel_transform: for feedline's own sources, with `device` only: `images = f(images, batch)`
+        pixel_transform: for feedline sources, with `device` only: `images = f(images, batch)`
             changes a batch's images on the device, uint8 of shape (N, 3, H, W), before
             normalisation. Like `batch_transform` it runs on a separate stream, in parallel with the
             previous step. `batch` is the batch's specification: seed random generators with
             `batch.batch_seed`, so that a resumed run repeats their values; `batch.phase` is the
             schedule's phase.
-        batch_transform: for feedline's own sources, with `device` only: `images, labels = f(images,
+        batch_transform: for feedline sources, with `device` only: `images, labels = f(images,
             labels, batch=batch)` changes a batch after normalisation, e.g. MixUp.
         cache: folder or URL of a cache with smaller copies of the images, see `build_cache`, or a
             `feedline.ImageFolder` of the cache, with other settings. For datasets that are a
@@ -341,7 +341,7 @@ class DataLoader(TorchDataLoader[_T]):
 
     @property
     def _iterator(self) -> Any:
-        """Iterator of the persistent workers, as in torch; None if there are none.
+        """Iterator of the persistent workers, as in torch; None without them.
 
         To end these workers, set the attribute to None.
         """

@@ -1,4 +1,4 @@
-"""Kinds of datasets: feedline's own sources, torch's map-style datasets, and their checks.
+"""Kinds of datasets: feedline sources, torch's map-style datasets, and their checks.
 
 Guarantees: if a dataset lacks a method that its kind needs, an error names it.
 """
@@ -45,7 +45,7 @@ def own_source(dataset: object) -> Any:
 
 
 def check_source(dataset: Any) -> None:
-    """Check one of feedline's own sources, or a Subset of one.
+    """Check a feedline source, or a Subset of one.
 
     Raises:
         UsageError: a method is missing.
@@ -57,7 +57,7 @@ def check_source(dataset: Any) -> None:
     if missing:
         raise UsageError(
             f"cannot load from a {type(source).__name__}: it has no {', '.join(missing)}; pass a "
-            "feedline.ImageFolder, any object with the methods of feedline's Source, or a torch "
+            "feedline.ImageFolder, any object with the methods of feedline.Source, or a torch "
             "Dataset",
         )
     if len(dataset) == 0:

@@ -105,7 +105,7 @@ class Engine:
     times_steps = True
     """True if the engine reports the times of its steps itself."""
     feed: Feed | None = None
-    """Feed of feedline's workers; None for other engines."""
+    """Feed of the worker pool; None for engines without one."""
 
     def __init__(self) -> None:
         self.batch: BatchSpec | None = None
@@ -160,7 +160,7 @@ class Engine:
         Raises:
             StopIteration: the epoch has no batches left.
             SampleError: a sample of the batch could not be loaded, and must not be skipped.
-            Exception: any error of a user's dataset.
+            Exception: any error in the dataset.
         """
         raise NotImplementedError
 

@@ -185,7 +185,7 @@ class LoaderRuntime:
         return self._loader.persistent_workers and not self.options.iterable
 
     def persistent_iterator(self) -> EpochIterator | None:
-        """Iterator that gives access to running persistent workers; None if there are none.
+        """Iterator that gives access to running persistent workers; None without them.
 
         If no iteration is in progress, the iterator is at its end.
         """
@@ -274,7 +274,7 @@ class EpochIterator(_BaseDataLoaderIter):
     call returns the same batch.
 
     The class derives from torch's iterator, because frameworks check for that class, but inherits
-    no code. It has the private attributes of torch's iterators that public code uses. An iterator
+    no code. It has the private attributes of torch iterators that public code uses. An iterator
     keeps its loader alive.
     """
 
@@ -361,7 +361,7 @@ class EpochIterator(_BaseDataLoaderIter):
             raise
         if timed:
             recording.note_batch(batch, requested_ns, requested_cpu_ns)
-        elif is_newest and recording.rest > 0:  # 0 if an iteration has begun meanwhile
+        elif is_newest and recording.rest > 0:  # 0 if an iteration has started meanwhile
             recording.rest -= 1
         self._num_yielded += 1
         return batch
@@ -409,7 +409,7 @@ class EpochIterator(_BaseDataLoaderIter):
 
 
 def _profile_name(loader: Any) -> str:
-    """Name of torch's profiler entry; "" if torch's own iterator makes that entry."""
+    """Name of the profiler entry, as in torch; "" if torch's own iterator makes that entry."""
     if isinstance(loader.dataset, IterableDataset):
         return ""
     kind = "_MultiProcessing" if loader.num_workers else "_SingleProcess"

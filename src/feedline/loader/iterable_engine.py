@@ -27,7 +27,7 @@ _TIMED_OUT = "DataLoader timed out"
 
 
 class IterableEngine(Engine):
-    """Iterator of torch's DataLoader at a position. The position has the loader."""
+    """Iterator of a torch DataLoader at a position. The position has the loader."""
 
     times_steps = False
 
@@ -53,7 +53,7 @@ class IterableEngine(Engine):
 
     @property
     def handles(self) -> list[Any]:
-        """Process objects of torch's workers."""
+        """Process objects of the torch workers."""
         return self._processes
 
     def begin(self, restart: bool) -> None:
@@ -124,7 +124,7 @@ class IterableEngine(Engine):
                     raise
 
     def next(self) -> Any:
-        """Return the next batch of torch's iterator."""
+        """Return the next batch of the torch iterator."""
         if self._has_batch:
             return self._batch
         if self._iterator is None:  # the position was moved

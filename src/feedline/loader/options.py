@@ -1,7 +1,7 @@
 """Options of a loader: its arguments, checked once, with all defaults and current values.
 
 Guarantees: an invalid argument, or one without effect, raises a UsageError that names it. Rule of
-the defaults: every argument has the default of torch's DataLoader, unless a schedule is given,
+the defaults: every argument has torch's default, unless a schedule is given,
 which means training: then `shuffle` is True, `num_workers` is "auto" and `seed` is 0.
 """
 
@@ -127,13 +127,13 @@ class Options(Arguments):
         cache: folder or URL of a cache with smaller copies of the images, or an ImageFolder of a
             cache.
         start_method: "fork", "forkserver" or "spawn"; "" until the loader is built.
-        native: the dataset is one of feedline's own sources.
+        native: the dataset is a feedline source.
         iterable: the dataset is an IterableDataset.
         sampled: a sampler or batch sampler defines the order.
         phases: the schedule, or one phase of `image_size`, if any.
         adapts: the number of workers adapts while the loader runs.
         allocated_prefetch: batches of rows that memory is allocated for, besides the current one.
-        on_device: transforms on the device, for feedline's own sources; None without a device, and
+        on_device: transforms on the device, for feedline sources; None without a device, and
             for other datasets, for which `choose_engine` creates the transforms.
         batched: keys are lists of sample keys; otherwise one key is fetched and collated.
         index_sampler: yields the keys of each batch, if feedline does not plan the order.
@@ -308,7 +308,7 @@ def check_argument(name: str, value: object) -> None:
 
 
 def check_no_prefetch_factor(factor: object) -> None:
-    """Check that `prefetch_factor` is not set for one of feedline's own sources.
+    """Check that `prefetch_factor` is not set for a feedline source.
 
     Raises:
         UsageError: a value is set.
@@ -347,7 +347,7 @@ def _check_values(arguments: Arguments) -> None:
 
 
 def _check_native(arguments: Arguments) -> None:
-    """Check the arguments for one of feedline's own sources."""
+    """Check the arguments for a feedline source."""
     check_source(arguments.dataset)
     source = own_source(arguments.dataset)
     kind = type(source).__name__
@@ -382,14 +382,14 @@ def _check_effects(arguments: Arguments, *, native: bool, sampled: bool) -> None
 
     Args:
         arguments: arguments of a loader.
-        native: the dataset is one of feedline's own sources.
+        native: the dataset is a feedline source.
         sampled: a sampler defines the samples.
     """
     for name in ("mean", "std", "dtype", "pixel_transform", "batch_transform"):
         value = getattr(arguments, name)
         if value is not None and not native:
             raise UsageError(
-                f"{value!r} is only for feedline's own sources, e.g. feedline.ImageFolder, with a "
+                f"{value!r} is only for feedline sources, e.g. feedline.ImageFolder, with a "
                 "TrainCrop or EvalCrop. With any other dataset or transform, do this in the "
                 "transform or on the batches",
                 argument=name,
@@ -562,5 +562,7 @@ def _sample_order(options: Options) -> str:
     if options.weights is not None:
         return WEIGHTED if options.replacement else WEIGHTED_ONCE
     if isinstance(options.shuffle, str):
-        return str(options.shuffle)  # of numpy's, a state would not be equal to one from JSON
+        return str(
+            options.shuffle
+        )  # with numpy's bool, a state would differ from one read from JSON
     return SHUFFLED if options.shuffle else SEQUENTIAL

@@ -102,7 +102,7 @@ class LoaderPosition:
     def fork(self) -> LoaderPosition | None:
         """Create a position for an iteration that continues independently.
 
-        None if the iteration has not delivered a batch: then it begins the next epoch when it
+        None if no batch was delivered yet: then it begins the next epoch when it
         continues. Afterwards this position must begin another epoch.
         """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""One epoch of torch's samplers: the keys of its batches, the position in it, and its state.
+"""One epoch of torch samplers: the keys of its batches, the position in it, and its state.
 
 Terms: the keys of a batch are the values the sampler yields for it, i.e. indices or other arguments
 of the dataset's `__getitem__`. A pass is one iterator of the sampler, from `iter(sampler)`. A draw

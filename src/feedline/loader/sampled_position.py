@@ -46,7 +46,7 @@ class SampledPosition(LoaderPosition):
         self._source = source
         self._schedule = schedule
         self._rank, self._world_size = share_of(source.sampler)
-        self._is_iterating = False  # an iteration has begun and not ended
+        self._is_iterating = False  # an iteration has started and not ended
         self._epoch: SampledEpoch | None = None
         self._loaded_state: Mapping[str, Any] | None = None  # until a batch is delivered
 

@@ -1,4 +1,4 @@
-"""Properties of torch's samplers, and the samplers in a loader's public attributes.
+"""Properties of torch samplers, and the samplers in a loader's public attributes.
 
 Frameworks read a loader's `sampler` and `batch_sampler`: they ask for a length, set the epoch, and
 replace a sampler that does not distribute samples over ranks (i.e. is not a DistributedSampler).

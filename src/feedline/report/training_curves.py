@@ -80,7 +80,7 @@ class TrainingCurves:
 def training_curves(
     learned: Sequence[EpochMetrics], went_on_at: int | None = None
 ) -> TrainingCurves | None:
-    """Chart of some epochs; None if there are none.
+    """Chart of some epochs; None without epochs.
 
     Args:
         learned: in order.
@@ -167,7 +167,7 @@ def _plot(
     at: Callable[[EpochMetrics], float],
     form: _PlotFormat,
 ) -> Plot | None:
-    """Plot the known values; None if there are none."""
+    """Plot the known values; None without values."""
     values = [value for _, _, of in lines for each in drawn if (value := of(each)) is not None]
     if not values:
         return None

@@ -85,7 +85,7 @@ class ResourceUse:
         gpu_busy: share of the time, 0 to 1, that the device was busy, by its own counter.
         threads: number of threads that torch computes with, in the trainer.
         worker_threads: number of threads of the busiest worker.
-        shared_memory_bytes: size of /dev/shm; None if there is none.
+        shared_memory_bytes: size of /dev/shm; None without it.
         cacheable_bytes: memory available for cached files.
         dataset_bytes: of all samples, estimated from some; None if they are not files.
     """
@@ -120,7 +120,7 @@ def this_machine() -> Machine:
 
 
 def device_name() -> str | None:
-    """Name of the device in use; None if the program has not initialised one."""
+    """Name of the device in use; None if CUDA is not initialised."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None

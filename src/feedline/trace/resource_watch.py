@@ -92,7 +92,7 @@ class DeviceWatch:
 
     @property
     def busy(self) -> float | None:
-        """Mean of all samples, 0 to 1; None if there are none."""
+        """Mean of all samples, 0 to 1; None without samples."""
         return self._busy / self._samples if self._samples else None
 
     def update(self) -> None:

@@ -149,7 +149,7 @@ def read_run(where: str | os.PathLike[str], rank: int = 0) -> Run:
 
 
 def _problem(run: Run) -> str | None:
-    """Describe a value that no recorder can have written; None if there is none.
+    """Describe a value that no recorder can have written; None if all are valid.
 
     Calculations with such values would overflow, or never end.
     """

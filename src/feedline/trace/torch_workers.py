@@ -1,4 +1,4 @@
-"""Stage timings of the workers of torch's own DataLoader.
+"""Stage timings of the workers of a torch DataLoader.
 
 Guarantees: torch's code runs unchanged and makes the same batches. The dataset and `collate_fn` are
 called through functions that record the time. The user's loader gets its own `worker_init_fn` back
@@ -68,7 +68,7 @@ class TorchWorkers:
     def starting(self, loader: Any) -> Iterator[None]:
         """Context manager: record the workers that start within it."""
         before = loader.worker_init_fn
-        if isinstance(before, _TimedWorkerInit):  # of a pass that has not ended its start
+        if isinstance(before, _TimedWorkerInit):  # from a pass that is still starting
             yield
             return
         mine = loader.worker_init_fn = _TimedWorkerInit(before, self._path, self._worker_count)
@@ -118,7 +118,7 @@ class _TimedWorkerInit:
 
 
 def _time_fetcher(fetcher: Any, page: StagePage) -> None:
-    """Record the time of the parts of torch's fetcher."""
+    """Record the time of each part of the torch fetcher."""
     collate = fetcher.collate_fn
     # Held weakly: a fetcher that held itself would stay after a loop, with its dataset's files.
     fetch = weakref.WeakMethod(fetcher.fetch)
@@ -151,7 +151,7 @@ def _time_fetcher(fetcher: Any, page: StagePage) -> None:
 
 
 class _TimedObject:
-    """Wrapper of a user's object in torch's fetcher; delegates attribute access."""
+    """Wrapper of an object in the torch fetcher; delegates attribute access."""
 
     def __init__(self, wrapped: Any) -> None:
         self._wrapped = wrapped

@@ -1,4 +1,4 @@
-"""Timing of the steps of a user's transform, in a worker process.
+"""Timing of the steps of a transform, in a worker process.
 
 Guarantees: results do not change. Library code runs unchanged: in a timed task a step is called
 through a function that records its time. Other tasks only check whether they are timed.

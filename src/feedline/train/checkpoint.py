@@ -169,7 +169,7 @@ class CheckpointWriter:
             self.errors[path.name] = str(error)
             if must:
                 raise
-            kept = "the file before stays" if path.exists() else "there is none yet"
+            kept = "the file before stays" if path.exists() else "no file was written yet"
             self.note(f"{error}. Training continues; {kept}")
             return False
         self.errors.pop(path.name, None)
@@ -177,6 +177,6 @@ class CheckpointWriter:
 
     @property
     def best(self) -> Path | None:
-        """File of the best weights; None if there is none, or an older one."""
+        """File of the best weights; None if it is missing or older."""
         best = self.out / BEST_NAME
         return best if BEST_NAME not in self.errors and best.is_file() else None

@@ -241,7 +241,7 @@ class TrainResult:
         step: optimizer steps done, over all epochs.
         stopped_by: signal that stopped the run; None if the schedule is done.
         best_top1: highest validation accuracy, 0 to 1; None without validation.
-        weights: file of the best weights; None if there is none.
+        weights: file of the best weights; None without one.
         weights_error, checkpoint_error: why the latest ones could not be written, or None.
         skipped: (path, reason) of images that could not be decoded.
     """

@@ -246,7 +246,7 @@ class TrainingLoop:
         with memory_error(f"{batch} (epoch {current.epoch + 1})"):
             for images, labels in self.batches:
                 assert loader.batch is not None, "a batch was returned"
-                if first:  # validation or the start of workers before it is no part of a step
+                if first:  # validation or the start of workers before it does not belong to a step
                     untimed = loader.timing.totals()
                     arrived_s = time.monotonic()
                     current.first_wait_s += arrived_s - began_s

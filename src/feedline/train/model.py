@@ -117,7 +117,7 @@ def _try_sizes(model: nn.Module, name: str, sizes: Sequence[int]) -> None:
 
 
 def freeze(model: nn.Module, prefixes: Sequence[str]) -> int:
-    """Freeze the parameters whose names begin with one of these. Return the number of values."""
+    """Freeze the parameters whose names begin with any of these. Return the number of values."""
     frozen = 0
     for prefix in prefixes:
         found = [value for name, value in model.named_parameters() if name.startswith(prefix)]

@@ -41,7 +41,7 @@ def _efficientnetv2(epochs: int) -> dict[str, Any]:
     """Tan and Le, "EfficientNetV2", 2021, table 6, for its S: four stages, 128 to 300 px.
 
     Dropout from 0.1 to 0.3, no mixup. RandAugment grows threefold, as in the paper from magnitude 5
-    to 15, but from 3 to 9 of torchvision's 30.
+    to 15, but from 3 to 9 on torchvision's scale of 30.
     """
     stages = min(4, epochs)
     stage = [((epoch + 1) * stages - 1) // epochs for epoch in range(epochs)]

@@ -171,7 +171,7 @@ class Recipe:
         schedule: phases as text, `SIZExEPOCHS[@BATCH]`, comma separated; or as `TrainPhase`s or
             tables of their settings.
         batch_size: images in a batch on each rank, unless a phase has its own.
-        opt: "adamw", "sgd" (Nesterov momentum 0.9) or any other optimizer of timm.
+        opt: "adamw", "sgd" (Nesterov momentum 0.9) or any other timm optimizer.
         lr: peak learning rate. None means 0.002 for AdamW and 0.1 x batch_size / 256 for SGD.
         weight_decay: None means 5e-5 for SGD and 0.05 for others.
         sched: learning-rate schedule over the samples of all phases: "onecycle" (up and down along

@@ -58,8 +58,8 @@ def find_checkpoint(
     The file may be missing if the run has other checkpoints.
 
     Args:
-        resume: None; a checkpoint or the folder of a run (StateError if there is none); or "auto":
-            the run in `out`, or the newest run of the model, or of all, if there is any.
+        resume: None; a checkpoint or the folder of a run (StateError if it has no checkpoint); or
+            "auto": the run in `out`, or the newest run of the model, or of all, if there is any.
         out: the folder of the run, if given.
         model: consider runs of this model only; None for any.
     """
@@ -83,7 +83,7 @@ def find_checkpoint(
 
 
 def _newest(folder: Path, *patterns: str) -> float:
-    """Time of the newest file of a folder that matches; 0 if there is none."""
+    """Time of the newest file of a folder that matches; 0 without files."""
     paths = (path for pattern in patterns for path in folder.glob(pattern))
     return max((path.stat().st_mtime for path in paths), default=0.0)
 

@@ -170,7 +170,7 @@ class TrainState:
         recipe = self._recipe
         factor = lr_factor(seen, sched=recipe.sched, warmup=recipe.warmup)
         for group in self.optimizer.param_groups:
-            scale = group.get("lr_scale", 1.0)  # of timm's optimizers
+            scale = group.get("lr_scale", 1.0)  # set by timm optimizers
             group["lr"] = recipe.peak_lr * self.phase.lr * factor * scale
 
     def state_dict(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def feedline_rates(loader: DataLoader[Any], phase: TunedPhase, step_cpu_s: float
 
 
 def torch_rates(phase: TunedPhase, step_cpu_s: float) -> Rates | None:
-    """Return the rates of torch's loader, or None if its workers noted no times.
+    """Return the rates of a torch loader, or None if its workers noted no times.
 
     Args:
         phase: result of the search.

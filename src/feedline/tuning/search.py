@@ -199,7 +199,7 @@ class Search:
             # Trials with other prefetch count, too, unless there were too few workers here.
             others += [other for other in self.trials.values() if other.workers > largest]
         if any(other.steps_per_s >= (1 - _noise(other)) * trial.steps_per_s for other in others):
-            return None  # more have not helped
+            return None  # more did not help
         wanted = max(largest + 1, self._needed_workers(trial))
         if 0 < window.busy < _BUSY and window.own_s > 0:
             # Against uneven batches each worker counts as much as the others.

@@ -226,7 +226,7 @@ class MeteredStep:
 class UserCodeFailure:
     """An exception of the training step or the dataset.
 
-    Its traceback has only frames of the user's code, and a worker's traceback once.
+    Its traceback has only frames of user code, and a worker's traceback once.
 
     Args:
         error: the exception.
@@ -248,7 +248,7 @@ class UserCodeFailure:
 
     @property
     def traceback(self) -> str:
-        """Traceback from the first frame of the user's code."""
+        """Traceback from the first frame of user code."""
         error = self.error
         lines = traceback.format_exception(type(error), error, _user_frames(error.__traceback__))
         return "".join(lines).rstrip()

@@ -175,7 +175,7 @@ def _tune_phase(
     on_trial: TrialCallback | None,
     warmup_batches: int,
 ) -> tuple[TunedPhase, UserCodeFailure | None]:
-    """Search in one phase. Also return the exception of the user's code that ended the search."""
+    """Search in one phase. Also return the exception in user code that ended the search."""
     ceiling, search, repeated, failure = None, None, None, None
     status: SearchStatus = "done"
     benchmark = StepBenchmark(tunable, step, phase.image_size)

@@ -112,7 +112,7 @@ def build_loader(
 
 
 def _code_error(action: str, error: Exception) -> UsageError:
-    """Build the error for an exception of the user's code, with its source lines."""
+    """Build the error for an exception in user code, with its source lines."""
     own = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

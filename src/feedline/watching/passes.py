@@ -131,6 +131,6 @@ class RecordedPass(WatchedPass[_T]):
             self._probe.running -= 1
             self._starting.close()
             self._steps.end(how)
-            with contextlib.suppress(Exception):  # of the user's list of samples
+            with contextlib.suppress(Exception):  # raised by the user's list of samples
                 self._probe.remember_names()
             self._on_end()

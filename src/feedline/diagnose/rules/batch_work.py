@@ -66,7 +66,7 @@ def uncompiled_transform(facts: RunFacts) -> Finding | None:
         return None
     return Finding(
         rule="uncompiled-transform",
-        cause="feedline has not compiled the transform: it runs unchanged, image by image.",
+        cause="feedline did not compile the transform: it runs unchanged, image by image.",
         evidence=loader.because + (f" A batch takes {ms(lanes.own_ms)} of work." if lanes else ""),
         fix="Change the part that the reason names. A plain Compose follows the sizes of schedule= "
         "without per_size; a feedline.per_size function must return torchvision transforms of the "
