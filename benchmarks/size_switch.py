@@ -8,7 +8,12 @@ of an epoch at the last size in the progressive run over the same epoch alone. E
 switch or the start falls into count from their second batch on for the median, and whole for
 the epoch's time. Process ids are compared: none may start or stop.
 
+With `--paced` the progressive run alone is measured, with a step that sleeps: at each size as long
+as the loader needs per batch (the mean of a run without steps), times the given factor. Printed:
+the time that `next` waits, over the step, at switches, at epochs' edges and elsewhere.
+
     python benchmarks/size_switch.py FOLDER --schedule 112x3,160x3,224x3
+    python benchmarks/size_switch.py FOLDER --paced 1.0
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from statistics import median
+from statistics import fmean, median
 
 from feedline import DataLoader, ImageFolder, Schedule, TrainCrop
 
@@ -43,6 +48,36 @@ def spread(values: list[float]) -> str:
     return f"{median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
+def paced(loader: DataLoader, factor: float) -> None:
+    """Print the waits of a training whose step takes `factor` times the loader's time per batch."""
+    means: dict[int, float] = {}
+    for size, group in itertools.groupby(intervals(loader, 0), lambda epoch: epoch[0]):
+        times = [t for _, ts in group for t in ts[1:]]
+        means[size] = sum(times) / len(times)
+    loader.set_epoch(0)
+    waits: dict[str, list[float]] = {"a switch": [], "an epoch's edge": [], "other batches": []}
+    before = None
+    for _ in range(loader.epochs or 0):
+        batches = iter(loader)
+        size = loader.phase.image_size
+        for number in range(len(loader)):
+            started = time.perf_counter()
+            next(batches)
+            step = means[size] * factor
+            wait = (time.perf_counter() - started) / step
+            if number:
+                waits["other batches"].append(wait)
+            elif before is not None:
+                waits["a switch" if size != before else "an epoch's edge"].append(wait)
+            time.sleep(step)
+        for _ in batches:
+            raise AssertionError("more batches than len()")
+        before = size
+    print("step, ms: " + ", ".join(f"{s} px {1000 * m * factor:.1f}" for s, m in means.items()))
+    for name, values in waits.items():
+        print(f"wait at {name + ' / step:':25} {spread(values)}, mean {fmean(values):.3f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", help="a folder with one sub-folder a class")
@@ -51,11 +86,25 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--step-ms", type=float, default=0, help="a step that costs no CPU")
+    parser.add_argument("--paced", type=float, metavar="FACTOR", help="measure waits, see above")
     options = parser.parse_args()
 
     data = ImageFolder(options.folder, TrainCrop(scale=(0.25, 1.0)))
     schedule = Schedule.parse(options.schedule)
     last = schedule.phases[-1]
+    if options.paced:
+        for _ in range(options.rounds):
+            with DataLoader(
+                data,
+                options.batch_size,
+                schedule=options.schedule,
+                num_workers=options.workers,
+                drop_last=True,
+            ) as loader:
+                next(iter(loader))  # the workers are up
+                loader.set_epoch(0)
+                paced(loader, options.paced)
+        return
     switches: list[float] = []
     edges: list[float] = []
     ratios: list[float] = []
