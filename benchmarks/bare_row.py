@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import simplejpeg
 
+from feedline.images.crops import Box, cut
 from feedline.images.jpeg import compiled_decoder
-from feedline.images.placement import Box, cut
 
 __all__ = ["Kept", "decoded", "decoded_by_libraries"]
 

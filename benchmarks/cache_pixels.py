@@ -35,8 +35,7 @@ from PIL import Image
 from report import machine, save, versions
 
 from feedline import EvalCrop, ImageFolder, TrainCrop, build_cache
-from feedline.images.crops import wanted_side
-from feedline.images.placement import Box, Placement
+from feedline.images.crops import Box, Placement, wanted_side
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import mix
 from feedline.remote.open_location import open_cache

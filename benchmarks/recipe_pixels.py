@@ -27,7 +27,7 @@ import feedline
 from feedline.images.compile.compiled import Compiled
 from feedline.images.compile.pair import Pair
 from feedline.images.compile.views import Views
-from feedline.images.placement import Box, Placement
+from feedline.images.crops import Box, Placement
 
 __all__ = ["difference"]
 

@@ -25,7 +25,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from feedline.images.compile.recognise import recognise
-from feedline.images.lut import apply_lut
+from feedline.images.resize import apply_lut
 from feedline.order.batch_spec import Item
 
 ROUNDS = 10

@@ -98,7 +98,7 @@ def _run(pipe: Any, steps: list[Step], work: Work, own: bool) -> None:
     import torch
     from bare_row import Kept, decoded, decoded_by_libraries
 
-    from feedline.images.placement import cut
+    from feedline.images.crops import cut
     from feedline.images.resize import fill
 
     torch.set_num_threads(1)

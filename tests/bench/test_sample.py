@@ -11,13 +11,12 @@ import pytest
 from feedline import DataLoader
 from feedline.bench.survey import ImageSample
 from feedline.errors import ImageError
-from feedline.images.drawn import drawn
-from feedline.images.folder import ImageFolder
+from feedline.images.folder import ImageFolder, sample_folder
 from feedline.order.batch_spec import Item
 
 
 def test_drawing_gives_each_image_once_with_its_own_label(folder: ImageFolder) -> None:
-    some = drawn(folder, seed=3)
+    some = sample_folder(folder, seed=3)
     label = {folder.path(k): folder.targets[k] for k in range(len(folder))}
     assert sorted(map(some.path, range(len(some)))) == sorted(label)
     assert [label[some.path(k)] for k in range(len(some))] == some.targets.tolist()
@@ -27,16 +26,16 @@ def test_drawing_gives_each_image_once_with_its_own_label(folder: ImageFolder) -
 
 def test_the_seed_decides_what_is_drawn(folder: ImageFolder) -> None:
     def names(seed: int) -> list[str]:
-        return [few.name(k) for few in [drawn(folder, seed, most=6)] for k in range(6)]
+        return [few.name(k) for few in [sample_folder(folder, seed, most=6)] for k in range(6)]
 
     assert names(1) == names(1)
     assert names(1) != names(2)
-    assert len(drawn(folder, 1, most=6)) == 6
-    assert len(drawn(folder, 1, most=600)) == 20
+    assert len(sample_folder(folder, 1, most=6)) == 6
+    assert len(sample_folder(folder, 1, most=600)) == 20
 
 
 def test_a_sample_comes_over_and_over_with_other_crops(folder: ImageFolder) -> None:
-    sample = pickle.loads(pickle.dumps(ImageSample(drawn(folder, 0), [4, 2, 7])))
+    sample = pickle.loads(pickle.dumps(ImageSample(sample_folder(folder, 0), [4, 2, 7])))
     assert len(sample) > 1_000_000
     assert [sample.name(k) for k in range(6)] == [sample.folder.name(k) for k in (4, 2, 7)] * 2
 

@@ -10,8 +10,7 @@ import pytest
 from feedline.bench.pool import ProcessPool
 from feedline.bench.survey import survey_images
 from feedline.errors import DatasetError
-from feedline.images.drawn import drawn
-from feedline.images.folder import ImageFolder
+from feedline.images.folder import ImageFolder, sample_folder
 
 
 def test_images_are_measured_and_broken_ones_named(
@@ -22,7 +21,7 @@ def test_images_are_measured_and_broken_ones_named(
     whole = (root / "cats" / "3.jpg").read_bytes()
     (root / "cats" / "3.jpg").write_bytes(whole[: len(whole) // 2])
     (root / "dogs" / "5.jpg").write_bytes(b"")
-    folder = drawn(ImageFolder(root), seed=0)
+    folder = sample_folder(ImageFolder(root), seed=0)
     heard: list[int] = []
     found = survey_images(image_pool, folder, seconds=60, advance=heard.append)
 

@@ -325,7 +325,7 @@ def test_one_level_is_read_whatever_the_size(built: Callable[..., Path]) -> None
 
 
 def _decoded(data: Any) -> Any:
-    from feedline.images.decode import Decoder
+    from feedline.images.codecs import Decoder
 
     decoder = Decoder()
     decoder.open(data)

@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.functional import InterpolationMode
 
 import feedline
-from feedline.images import lut
+from feedline.images import resize
 from feedline.images.compile.recognise import recognise
 from feedline.images.compile.window_crop import WindowCrop
 from feedline.images.crops import TrainCrop
@@ -202,7 +202,7 @@ def test_a_fixed_pipeline_gives_torchvisions_pixels_within_a_fifth_of_a_grey_lev
 @pytest.mark.parametrize("case", FIXED)
 def test_what_follows_the_pixels_is_torchs_to_the_bit(root, case, compiled, monkeypatch):
     if not compiled:
-        monkeypatch.setattr(lut, "compiled", None)
+        monkeypatch.setattr(resize, "compiled_lut", None)
     _, steps = FIXED[case]
     _, recognition = recognised(root, *steps)
     shape = recognition.pipeline.recognised.shape_at(32)

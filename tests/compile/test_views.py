@@ -14,11 +14,11 @@ from torchvision.transforms import v2
 
 import feedline
 from feedline.errors import ImageError, UsageError
+from feedline.images.codecs import Decoder
 from feedline.images.compile.recognise import recognise
 from feedline.images.compile.transform_reader import read
 from feedline.images.compile.view_crops import PlacedViews, ViewCrops
-from feedline.images.decode import Decoder
-from feedline.images.placement import Box, Window
+from feedline.images.crops import Box, Window
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import extend
 from image_inputs import opened, own_step, random_pipeline, usual_pipeline, write_pictures

@@ -10,10 +10,8 @@ from torchvision.transforms import CenterCrop, RandomCrop, Resize
 from torchvision.transforms.functional import hflip
 
 from feedline.images.compile.window_crop import WindowCrop
-from feedline.images.crops import EvalCrop
-from feedline.images.placement import Box, Window
+from feedline.images.crops import Box, EvalCrop, Window, scaled
 from feedline.images.resize import fill
-from feedline.images.shape import scaled
 from feedline.order.batch_spec import Item
 
 SIZES = [(90, 120), (131, 97), (33, 33), (201, 40), (57, 300)]

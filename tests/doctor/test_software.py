@@ -17,7 +17,7 @@ from feedline.doctor.cores import check_start_method
 from feedline.doctor.gpu_checks import TorchBuild, check_torch, read_torch_build
 from feedline.doctor.gpus import Gpu, Gpus
 from feedline.doctor.software import check_decoder, check_libraries
-from feedline.images import jpeg, lut, resize
+from feedline.images import jpeg, resize
 
 # The decoder
 
@@ -27,7 +27,7 @@ def test_the_parts_in_use_are_those_that_the_pipeline_uses() -> None:
     assert decoder.details["pillow"] == PIL.__version__
     assert parts.details["jpeg"] == (jpeg.compiled_decoder() is not None)
     assert parts.details["resample"] == (resize.compiled is not None)
-    assert parts.details["lut"] == (lut.compiled is not None)
+    assert parts.details["lut"] == (resize.compiled_lut is not None)
     assert decoder.details["crop_only"] == parts.details["jpeg"]
     assert decoder.details["reads_codes"] == parts.details["jpeg"]
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from feedline.images.canvas import Axis, Canvas
-from feedline.images.canvas_pixels import image_on, mask_on
-from feedline.images.placement import Window, cut
-from feedline.images.resample_filter import FILTERS, nearest_pixels
-from feedline.images.resize_mode import fill_as
+from feedline.images.canvas import Axis, Canvas, image_on, mask_on
+from feedline.images.crops import Window, cut
+from feedline.images.resize import FILTERS, fill_as, nearest_pixels
 
 FILLED = -1
 

@@ -13,8 +13,7 @@ from PIL import Image
 from torchvision.transforms import CenterCrop, RandomResizedCrop, Resize
 
 from feedline.errors import UsageError
-from feedline.images.crops import EvalCrop, TrainCrop
-from feedline.images.placement import Box, cut
+from feedline.images.crops import Box, EvalCrop, TrainCrop, cut
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import RandomStream
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from feedline.images import lut
+from feedline.images import resize
 
 DTYPES = ("uint8", "int16", "float16", "float32", "int32", "float64", "int64")
 WAYS = ("compiled", "numpy")
@@ -14,8 +14,8 @@ WAYS = ("compiled", "numpy")
 @pytest.fixture(params=WAYS)
 def way(request, monkeypatch):
     if request.param == "numpy":
-        monkeypatch.setattr(lut, "compiled", None)
-    elif lut.compiled is None:
+        monkeypatch.setattr(resize, "compiled_lut", None)
+    elif resize.compiled_lut is None:
         pytest.skip("not compiled")
 
 
@@ -34,7 +34,7 @@ def test_every_pixel_has_its_channels_value_and_nothing_else_is_written(height, 
     size = 3 * height * width
     memory = np.full(size + 32, 77).astype(dtype)
     target = memory[16 : 16 + size].reshape(3, height, width)
-    lut.apply_lut(image, tables, target)
+    resize.apply_lut(image, tables, target)
     for channel in range(3):
         assert np.array_equal(target[channel], tables[channel][image[..., channel]])
     assert (memory[:16] == 77).all()
@@ -47,7 +47,7 @@ def test_every_bit_of_a_value_is_kept():
     tables.view(np.uint32)[:] |= np.arange(768, dtype=np.uint32).reshape(3, 256)
     image = np.arange(256, dtype=np.uint8).repeat(3).reshape(16, 16, 3)
     target = np.zeros((3, 16, 16), np.float32)
-    lut.apply_lut(image, tables, target)
+    resize.apply_lut(image, tables, target)
     assert target.tobytes() == tables.tobytes()
 
 
@@ -56,7 +56,7 @@ def test_read_only_pixels_and_tables_are_taken():
     image, tables = given(6, 5, "float32")
     image.flags.writeable = tables.flags.writeable = False
     target = np.zeros((3, 6, 5), np.float32)
-    lut.apply_lut(image, tables, target)
+    resize.apply_lut(image, tables, target)
     assert target[2, 5, 4] == tables[2, image[5, 4, 2]]
 
 
@@ -86,20 +86,21 @@ def test_what_does_not_fit_is_an_error_and_nothing_is_written(case):
     target = np.zeros((3, 6, 5), np.float32)
     image, tables, target = UNFIT[case](image, tables, target)
     with pytest.raises((ValueError, BufferError)):
-        lut.apply_lut(image, tables, target)
+        resize.apply_lut(image, tables, target)
     assert not target.any()
 
 
-@pytest.mark.skipif(lut.compiled is None, reason="not compiled")
+@pytest.mark.skipif(resize.compiled_lut is None, reason="not compiled")
 def test_the_compiled_one_takes_no_odd_arguments():
     image, tables = given(6, 5, "float32")
     target = np.zeros((3, 6, 5), np.float32)
     with pytest.raises(TypeError, match="3 arguments"):
-        lut.compiled.apply_lut(image, tables)
+        resize.compiled_lut.apply_lut(image, tables)
     with pytest.raises(TypeError):
-        lut.compiled.apply_lut(image, tables, None)
+        resize.compiled_lut.apply_lut(image, tables, None)
+    complex_tables = tables.astype("complex128")
     with pytest.raises(ValueError, match="1, 2, 4 or 8 bytes"):
-        lut.compiled.apply_lut(image, tables.astype("complex128"), target.astype("complex128"))
+        resize.compiled_lut.apply_lut(image, complex_tables, target.astype("complex128"))
     target.flags.writeable = False
     with pytest.raises((ValueError, BufferError)):
-        lut.compiled.apply_lut(image, tables, target)
+        resize.compiled_lut.apply_lut(image, tables, target)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from feedline.images import resize
-from feedline.images.placement import Box
-from feedline.images.resample_filter import FILTERS
+from feedline.images.crops import Box
+from feedline.images.resize import FILTERS
 
 pytestmark = pytest.mark.skipif(resize.compiled is None, reason="not compiled")
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from feedline.images import resize
-from feedline.images.placement import Box, Window
-from feedline.images.resample_filter import FILTERS
-from feedline.images.resize_mode import fill_as
+from feedline.images.crops import Box, Window
+from feedline.images.resize import FILTERS, fill_as
 
 PILLOWS = {
     "nearest-exact": Image.Resampling.NEAREST,

@@ -14,8 +14,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as reference
 
 from feedline.images import resize
-from feedline.images.crops import EvalCrop
-from feedline.images.placement import Box, Window, cut
+from feedline.images.crops import Box, EvalCrop, Window, cut
 from feedline.images.resize import fill
 
 BILINEAR = InterpolationMode.BILINEAR

@@ -9,8 +9,8 @@ from torchvision.transforms.functional import pil_to_tensor, resize
 from torchvision.transforms.v2 import functional as v2
 
 from feedline.images import resize as module
-from feedline.images.placement import Box, Window
-from feedline.images.resize_mode import fill_as
+from feedline.images.crops import Box, Window
+from feedline.images.resize import fill_as
 
 SHAPES = [(40, 60), (90, 40), (300, 110), (110, 300), (131, 97), (64, 64), (30, 25), (64, 90)]
 

@@ -22,7 +22,7 @@ from feedline.cache.choice import LevelCost
 from feedline.cache.level_encoder import LevelEncoder
 from feedline.cache.source import CacheSource
 from feedline.errors import DatasetError, ImageError
-from feedline.images.decode import DEFAULT_MAX_PIXELS
+from feedline.images.codecs import DEFAULT_MAX_PIXELS
 from feedline.loader import DataLoader
 from feedline.sources.cache_layout import Level
 

@@ -29,8 +29,7 @@ from feedline.bench.survey import ImageSample, survey_images
 from feedline.engine.buffers import batch_bytes
 from feedline.engine.settings import WORKER_BYTES, worker_count
 from feedline.engine.shared_memory import require_memory
-from feedline.images.drawn import drawn
-from feedline.images.folder import ImageFolder
+from feedline.images.folder import ImageFolder, sample_folder
 from feedline.system import usable_cores
 
 __all__ = ["ProgressListener", "run_benchmark"]
@@ -65,7 +64,7 @@ def run_benchmark(settings: BenchmarkOptions, report: ProgressListener) -> Bench
     report.begin("listing the images", 1)
     everything = ImageFolder(settings.folder)
     _require_memory(everything, settings, workers)
-    folder = drawn(everything, settings.seed)
+    folder = sample_folder(everything, settings.seed)
     left_out: list[Omission] = []
 
     with contextlib.ExitStack() as stack:

@@ -14,7 +14,7 @@ from feedline.cache.level_encoder import LevelEncoder
 from feedline.cache.settings import ShardRange
 from feedline.cache.source import CacheSource
 from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.images.decode import DEFAULT_MAX_PIXELS
+from feedline.images.codecs import DEFAULT_MAX_PIXELS
 from feedline.sources.cache_layout import Level
 
 __all__ = [

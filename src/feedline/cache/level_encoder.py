@@ -23,8 +23,8 @@ import torch
 from PIL import Image
 
 from feedline.errors import ImageError
-from feedline.images.decode import Decoder
-from feedline.images.headers import jpeg_orientation
+from feedline.images.codecs import Decoder
+from feedline.images.jpeg import jpeg_orientation
 from feedline.sources.cache_layout import Level, level_size
 from feedline.sources.store import Pixels
 

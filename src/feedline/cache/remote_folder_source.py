@@ -14,7 +14,7 @@ from typing import Any
 from feedline.cache.source import Stamp, make_stamp, spread_evenly
 from feedline.cache.source_files import ImagePrefetcher
 from feedline.errors import ImageError
-from feedline.images.headers import sniff
+from feedline.images.codecs import codec_of
 from feedline.order.batch_spec import Field
 from feedline.remote.class_folders import class_folders
 from feedline.remote.error import Altered, RemoteError
@@ -126,7 +126,7 @@ class RemoteFilesSource(_PrefetchedSource):
     def _read(self, sample: int) -> bytes:
         try:
             data = self._images.had(sample)
-            if sniff(data) is None:  # such as a proxy's error page, which would be cached
+            if codec_of(data) is None:  # such as a proxy's error page, which would be cached
                 data = self._images.anew(sample, data) or data
             return data
         except RemoteError as error:

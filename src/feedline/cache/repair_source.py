@@ -15,7 +15,7 @@ from feedline.cache.level_encoder import LevelEncoder
 from feedline.cache.records import encode_name
 from feedline.cache.source import CacheSource, Stamp, spread_evenly
 from feedline.errors import DatasetError, ImageError
-from feedline.images.decode import DEFAULT_MAX_PIXELS
+from feedline.images.codecs import DEFAULT_MAX_PIXELS
 from feedline.order.batch_spec import Field
 from feedline.sources.cache_index import CacheIndex, checksum
 from feedline.sources.cache_layout import Level, Manifest

@@ -24,7 +24,7 @@ from feedline.cache.settings import ShardRange, Spec
 from feedline.cache.source import CacheSource
 from feedline.cache.writers import WRITERS, CacheSample
 from feedline.errors import FeedlineError, ImageError
-from feedline.images.decode import DEFAULT_MAX_PIXELS
+from feedline.images.codecs import DEFAULT_MAX_PIXELS
 from feedline.sources.cache_index import COLUMNS, ENTRY, CacheIndex, checksum
 from feedline.sources.cache_layout import Manifest
 from feedline.sources.cache_level import reader_of

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from feedline.engine.settings import worker_count
 from feedline.errors import DatasetError, FeedlineError, ImageError, SampleError
-from feedline.images.decode import DEFAULT_MAX_PIXELS, Decoder
+from feedline.images.codecs import DEFAULT_MAX_PIXELS, Decoder
 from feedline.loader import DataLoader
 from feedline.remote.open_location import location_of
 from feedline.sources.cache_index import CacheIndex, index_damage, load_entries

@@ -61,7 +61,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def _in_layout(rows: torch.Tensor, field: Field) -> torch.Tensor:
-    """Rows as they are returned: pixels as (N, 3, H, W), channels_last in memory."""
+    """Rows as they are returned: pixels as (N, channels, H, W), channels_last in memory."""
     return rows.permute(0, 3, 1, 2) if is_image(field) else rows
 
 

@@ -17,6 +17,7 @@ import torch
 
 from feedline.errors import UsageError
 from feedline.order.batch_spec import BatchSpec, Field
+from feedline.order.pixel_layout import RGB, PixelLayout, layout_of
 
 __all__ = [
     "IMAGENET_MEAN",
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 PixelTransform = Callable[[torch.Tensor, BatchSpec], torch.Tensor]
-"""Function of a batch's images, uint8 (N, 3, H, W) on the device, and its `BatchSpec`. Returns
+"""Function of a batch's images, (N, channels, H, W) on the device, and its `BatchSpec`. Returns
 images."""
 
 BatchTransform = Callable[..., "tuple[torch.Tensor, ...]"]
@@ -44,8 +45,8 @@ Constants = tuple[torch.Tensor, ...]
 
 
 def is_image(field: Field) -> bool:
-    """Return True if a field holds RGB pixels: rows of shape (H, W, 3), uint8."""
-    return field.name == "image" and field.dtype == "uint8" and field.shape[2:] == (3,)
+    """Return True if a field holds pixels: rows of shape (H, W, channels)."""
+    return layout_of(field) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +111,11 @@ class DeviceTransforms:
         transform: PixelTransform, images: torch.Tensor, batch: BatchSpec
     ) -> torch.Tensor:
         result = transform(images, batch)
-        is_uint8 = isinstance(result, torch.Tensor) and result.dtype == torch.uint8
-        if not is_uint8 or result.ndim != 4 or result.shape[:2] != images.shape[:2]:
+        is_alike = isinstance(result, torch.Tensor) and result.dtype == images.dtype
+        if not is_alike or result.ndim != 4 or result.shape[:2] != images.shape[:2]:
             raise UsageError(
-                "must return the same number of images, uint8 of shape (N, 3, H, W); it received "
-                f"shape {tuple(images.shape)} and returned {_describe(result)}",
+                "must return the same number of images, with the same channels and dtype; it "
+                f"received {_describe(images)} and returned {_describe(result)}",
                 argument="pixel_transform",
             )
         return result
@@ -136,44 +137,48 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, kw_only=True)
 class Normalise:
-    """(x / 255 - mean) / std per channel, in float32, then cast.
+    """(x / white - mean) / std per channel, in float32, then cast; white is 255 for uint8.
 
     Args:
-        mean: mean of each channel, for pixels in 0 .. 1, RGB.
-        std: standard deviation of each channel, for pixels in 0 .. 1, RGB.
+        mean: mean of each channel, for pixels in 0 .. 1.
+        std: standard deviation of each channel, for pixels in 0 .. 1.
         dtype: floating-point type of the result.
+        layout: channels and dtype of the pixels.
 
     Raises:
-        UsageError: not three values, a std that is not positive, or a dtype that is not
+        UsageError: not one value per channel, a std that is not positive, or a dtype that is not
             floating-point.
     """
 
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
     dtype: torch.dtype = torch.float32
+    layout: PixelLayout = RGB
 
     def __post_init__(self) -> None:
+        channels = self.layout.channels
         try:
-            is_valid = len(self.mean) == len(self.std) == 3 and all(std > 0 for std in self.std)
+            lengths = len(self.mean), len(self.std)
+            is_valid = lengths == (channels, channels) and all(std > 0 for std in self.std)
         except TypeError:
             is_valid = False
         if not is_valid:
             raise UsageError(
-                "mean and std must have three numbers each (RGB, for pixels in 0 .. 1), with std "
-                f"above 0; got mean={self.mean!r}, std={self.std!r}"
+                f"mean and std must have one number per channel, for pixels in 0 .. 1, with std "
+                f"above 0; got mean={self.mean!r}, std={self.std!r} for {self.layout}"
             )
         if not self.dtype.is_floating_point:
             raise UsageError(f"must be a floating-point type, got {self.dtype}", argument="dtype")
 
     def constants(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scale and shift, shape (1, 3, 1, 1), float32: result = pixel * scale + shift."""
-        mean = torch.tensor(self.mean, dtype=torch.float64, device="cpu").view(1, 3, 1, 1)
-        std = torch.tensor(self.std, dtype=torch.float64, device="cpu").view(1, 3, 1, 1)
-        scale, shift = 1 / (255 * std), -mean / std
+        """Scale and shift, shape (1, channels, 1, 1), float32: result = pixel * scale + shift."""
+        mean = torch.tensor(self.mean, dtype=torch.float64, device="cpu").view(1, -1, 1, 1)
+        std = torch.tensor(self.std, dtype=torch.float64, device="cpu").view(1, -1, 1, 1)
+        scale, shift = 1 / (self.layout.white * std), -mean / std
         return scale.float().to(device), shift.float().to(device)
 
     def __call__(self, images: torch.Tensor, constants: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Normalise images of shape (N, 3, H, W), uint8; keeps their memory layout."""
+        """Normalise images of shape (N, channels, H, W); keeps their memory layout."""
         scale, shift = constants
         return images.to(torch.float32).mul_(scale).add_(shift).to(self.dtype)
 

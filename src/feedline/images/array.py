@@ -11,9 +11,13 @@ from typing import Any
 import numpy as np
 import torch  # noqa: F401  # mirrors rows; so it is loaded once, before workers are forked
 
-from feedline.images.given_transform import GivenTransform, given_transform
-from feedline.images.image_source import ImageSource
-from feedline.images.stable_repr import without_addresses
+from feedline.images.rows import (
+    ImageSource,
+    ImageTransform,
+    check_transform,
+    without_addresses,
+)
+from feedline.order.pixel_layout import RGB
 from feedline.sources.array_store import ArrayStore
 from feedline.sources.store import Pixels
 
@@ -23,11 +27,13 @@ __all__ = ["ImageArray"]
 class ImageArray(ImageSource[ArrayStore]):
     """Decoded images of one size in one array, e.g. a smaller copy of a dataset.
 
-    A row is "image", uint8 (size, size, 3), and "label", of the labels' dtype and shape.
+    A row is "image", (size, size, channels) of the images' dtype, and "label", of the labels' dtype
+    and shape.
 
     Args:
-        images: uint8 (n, height, width, 3), RGB, C-contiguous; or the path of an .npy file with
-            such an array, which is memory-mapped and may be larger than memory.
+        images: (n, height, width, channels), C-contiguous, e.g. RGB, grey or multispectral, of
+            dtype uint8, uint16, int16, float16 or float32; or the path of an .npy file with such an
+            array, which is memory-mapped and may be larger than memory.
         labels: numbers (n, ...), or the path of an .npy file of them. Whole numbers of shape (n,)
             become int64, e.g. class indices; all others keep their dtype and shape, e.g. float32
             (n, 4) for boxes or bool (n, classes) for multi-label.
@@ -43,13 +49,14 @@ class ImageArray(ImageSource[ArrayStore]):
         self,
         images: Pixels | str | os.PathLike[str],
         labels: Any,
-        transform: GivenTransform | None = None,
+        transform: ImageTransform | None = None,
     ) -> None:
-        super().__init__(ArrayStore(images, labels), given_transform(transform))
+        store = ArrayStore(images, labels)
+        super().__init__(store, check_transform(transform), layout=store.layout)
 
     @property
     def images(self) -> Pixels:
-        """All images, uint8 (n, height, width, 3)."""
+        """All images, (n, height, width, channels)."""
         return self.store.images
 
     @property
@@ -69,4 +76,6 @@ class ImageArray(ImageSource[ArrayStore]):
     def __repr__(self) -> str:
         count, height, width, _ = self.images.shape
         where = repr(self.path) if self.path else "array in memory"
-        return f"ImageArray({where}, {self.transform!r}): {count} images of {width} x {height} px"
+        layout = "" if self.layout == RGB else f", {self.layout}"
+        images = f"{count} images of {width} x {height} px{layout}"
+        return f"ImageArray({where}, {self.transform!r}): {images}"

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from feedline.errors import DatasetError
+from feedline.images.codecs import DEFAULT_MAX_PIXELS
 from feedline.images.crops import Transform, checked_transform
-from feedline.images.decode import DEFAULT_MAX_PIXELS
 from feedline.images.folder import ImageFolder
 from feedline.images.rows import RowPipeline
 from feedline.sources.file_store import FileStore

@@ -13,13 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from feedline.errors import UsageError
-from feedline.images.decode import DEFAULT_MAX_PIXELS, checked_decoding
-from feedline.images.given_transform import GivenTransform, given_transform
-from feedline.images.image_source import ImageSource
+from feedline.images.codecs import DEFAULT_MAX_PIXELS, check_decoding
 from feedline.images.labels import Labels, labels_of, ordered
 from feedline.images.listed_entries import lmdb_entries
 from feedline.images.listed_shards import sharded_samples
-from feedline.images.rows import RowPipeline
+from feedline.images.rows import ImageSource, ImageTransform, RowPipeline, check_transform
 from feedline.sources.file_store import FileStore
 from feedline.sources.lmdb_store import LmdbStore
 from feedline.sources.path_table import LabelledPaths
@@ -49,7 +47,7 @@ class FromStores(ImageSource[ListStore]):
         image: str = "image",
         label: str = "label",
         *,
-        transform: GivenTransform | None = None,
+        transform: ImageTransform | None = None,
         classes: Sequence[str] | None = None,
         decode: Literal["exact", "scaled"] = "exact",
         exif: bool = True,
@@ -72,8 +70,8 @@ class FromStores(ImageSource[ListStore]):
             UsageError: it is not such a dataset, has no such column, or other classes; and as
                 `ImageList`.
         """
-        scaled = checked_decoding(decode, max_pixels)
-        crop = given_transform(transform)
+        scaled = check_decoding(decode, max_pixels)
+        crop = check_transform(transform)
         rows, listed, names = rows_of(dataset, image, label)
         if names is not None and classes is not None and ordered(classes) != names:
             raise UsageError(
@@ -96,7 +94,7 @@ class FromStores(ImageSource[ListStore]):
         label: str | None = "cls",
         *,
         incomplete: Literal["raise", "skip"] = "raise",
-        transform: GivenTransform | None = None,
+        transform: ImageTransform | None = None,
         classes: Sequence[str] | None = None,
         decode: Literal["exact", "scaled"] = "exact",
         exif: bool = False,
@@ -126,8 +124,8 @@ class FromStores(ImageSource[ListStore]):
                 duplicate key or a name that leads out of it; a sample lacks its image or label.
             UsageError: an argument is invalid; and as `ImageList`.
         """
-        scaled = checked_decoding(decode, max_pixels)
-        crop = given_transform(transform)
+        scaled = check_decoding(decode, max_pixels)
+        crop = check_transform(transform)
         store, found, left_out = sharded_samples(shards, image, label, incomplete, classes)
         made = cls._of_store(store, found, store.folder.rstrip(os.sep) or os.sep)
         made.left_out = tuple(left_out)
@@ -144,7 +142,7 @@ class FromStores(ImageSource[ListStore]):
         labels: Any | str | Callable[[str], Any] = None,
         *,
         check: bool = False,
-        transform: GivenTransform | None = None,
+        transform: ImageTransform | None = None,
         classes: Sequence[str] | None = None,
         decode: Literal["exact", "scaled"] = "exact",
         exif: bool = False,
@@ -171,8 +169,8 @@ class FromStores(ImageSource[ListStore]):
                 are not images; a key has two labels; with `check`, a key is missing.
             UsageError: an argument is invalid; and as `ImageList`.
         """
-        scaled = checked_decoding(decode, max_pixels)
-        crop = given_transform(transform)
+        scaled = check_decoding(decode, max_pixels)
+        crop = check_transform(transform)
         store, found = lmdb_entries(path, keys, labels, classes, check=check)
         made = cls._of_store(store, found, store.path)
         RowPipeline.__init__(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from feedline.errors import UsageError
-from feedline.images.given_transform import GivenTransform
+from feedline.images.rows import ImageTransform
 from feedline.images.tables import Table, of_csv, of_frame, of_parquet
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class FromTables:
     """
 
     def __init__(
-        self, paths: Any, labels: Any, transform: GivenTransform | None = None, **options: Any
+        self, paths: Any, labels: Any, transform: ImageTransform | None = None, **options: Any
     ) -> None:
         raise NotImplementedError
 
@@ -38,7 +38,7 @@ class FromTables:
         image: str = "path",
         label: str | Sequence[str] = "label",
         *,
-        transform: GivenTransform | None = None,
+        transform: ImageTransform | None = None,
         root: str | os.PathLike[str] | None = None,
         sep: str = ",",
         **options: Any,
@@ -71,7 +71,7 @@ class FromTables:
         image: str = "path",
         label: str | Sequence[str] = "label",
         *,
-        transform: GivenTransform | None = None,
+        transform: ImageTransform | None = None,
         root: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> Self:
@@ -89,7 +89,7 @@ class FromTables:
         image: str = "path",
         label: str | Sequence[str] = "label",
         *,
-        transform: GivenTransform | None = None,
+        transform: ImageTransform | None = None,
         root: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> Self:
@@ -105,7 +105,7 @@ class FromTables:
     def _of(
         cls,
         table: Table,
-        transform: GivenTransform | None,
+        transform: ImageTransform | None,
         root: str | os.PathLike[str] | None,
         options: dict[str, Any],
     ) -> Self:

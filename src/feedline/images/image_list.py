@@ -15,13 +15,12 @@ from typing import Any, Literal
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.images.decode import DEFAULT_MAX_PIXELS, checked_decoding
+from feedline.images.codecs import DEFAULT_MAX_PIXELS, check_decoding
 from feedline.images.from_stores import FromStores
 from feedline.images.from_tables import FromTables
-from feedline.images.given_transform import GivenTransform, given_transform
 from feedline.images.labels import check_repeats, labels_of
 from feedline.images.listed_files import checked_paths, listed_images
-from feedline.images.rows import RowPipeline
+from feedline.images.rows import ImageTransform, RowPipeline, check_transform
 from feedline.remote.image_files import RemoteImages, no_files_here
 from feedline.sources.file_store import FileStore
 from feedline.sources.path_table import LabelledPaths
@@ -64,7 +63,7 @@ class ImageList(FromStores, FromTables):
         self,
         paths: Sequence[str | os.PathLike[str]],
         labels: Any,
-        transform: GivenTransform | None = None,
+        transform: ImageTransform | None = None,
         *,
         root: str | os.PathLike[str] | None = None,
         classes: Sequence[str] | None = None,
@@ -76,7 +75,7 @@ class ImageList(FromStores, FromTables):
         local_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        scaled = checked_decoding(decode, max_pixels)
+        scaled = check_decoding(decode, max_pixels)
         names = checked_paths(paths)
 
         def called(sample: int) -> str:
@@ -93,7 +92,7 @@ class ImageList(FromStores, FromTables):
             local_bytes=local_bytes,
             storage_options=storage_options,
         )
-        crop = given_transform(transform)
+        crop = check_transform(transform)
         RowPipeline.__init__(
             self, store, crop, scaled=scaled, exif=bool(exif), max_pixels=max_pixels
         )

@@ -1,4 +1,4 @@
-"""JPEG bytes to RGB: only the required part, if the rest need not be decoded.
+"""JPEG bytes to pixels: only the required part, if the rest need not be decoded.
 
 Guarantees: the pixels of a complete decode, bit for bit, by any of the decoders; the header's pixel
 count is checked before memory of that size is allocated. A file without an end raises an
@@ -7,22 +7,30 @@ below the part, or restart markers lie between them, and `_jpeg` decodes that.
 
 Relies on: `_jpeg`, compiled, which decodes a part with Pillow's libjpeg-turbo. simplejpeg decodes
 the rest completely: if `_jpeg` was not compiled or Pillow has no libjpeg-turbo 3, images to be
-rotated, files without an end, and whatever libjpeg warns of. Pillow decodes what remains, and
-lossless files at a reduced size.
+rotated, files without an end, and whatever libjpeg warns of. Pillow decodes what remains, e.g.
+CMYK, and lossless files at a reduced size. On ITU T.81 annex B for the positions of numbers.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import numpy as np
 from PIL import Image, _imaging
 from simplejpeg import decode_jpeg, decode_jpeg_header
 
 from feedline.errors import ImageError
-from feedline.images.headers import jpeg_is_lossless, jpeg_orientation
-from feedline.images.pillow import check_pixels, decode_with_pillow, upright
-from feedline.images.placement import Part, cut
+from feedline.images.crops import Part, cut
+from feedline.images.pillow import (
+    PILLOW_JPEG,
+    Codec,
+    DecodeOptions,
+    ImageDecoder,
+    check_pixels,
+    exif_orientation,
+    upright,
+)
 from feedline.sources.store import Pixels
 
 try:
@@ -30,10 +38,11 @@ try:
 except ImportError:
     compiled = None  # type: ignore[assignment]
 
-__all__ = ["JpegDecoder", "compiled_decoder"]
+__all__ = ["JPEG", "JpegDecoder", "compiled_decoder", "jpeg_is_lossless", "jpeg_orientation"]
 
 _KEPT_BYTES = 64 << 20
 _FAST_COLOURS = frozenset(("YCbCr", "Gray", "RGB"))
+_STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
 _TRUNCATED = ("Premature end of JPEG file", "premature end of data segment")
 
 
@@ -51,49 +60,62 @@ class JpegDecoder:
 
     Reusing memory saves the page faults of fresh memory, 18% of a decode. It grows to the largest
     part, or image, up to 64 MiB; larger ones get their own memory.
-
-    The arguments are `Decoder`'s.
     """
 
-    def __init__(self, *, max_pixels: int, exif: bool) -> None:
-        self._max_pixels = max_pixels
-        self._exif = exif
+    is_clipped = False
+
+    def __init__(self, options: DecodeOptions) -> None:
+        self._options = options
+        self._is_grey = options.mode == "L"
         self._buffer = np.empty(1 << 20, np.uint8)
-        self._quick = compiled_decoder()
-        self._is_quick = False  # the opened image is with it
+        self._compiled = compiled_decoder()
+        self._is_compiled = False  # the opened image is with it
         self._data = b""
         self._size = 0, 0
-        self.orientation = 1
-        """Exif orientation of the opened image, 1 to 8; 1 is upright."""
+        self._orientation = 1
+        self._whole: Pixels | None = None  # by Pillow, if only it can decode the opened image
+        self.reducible = False
 
-    def open(self, data: bytes) -> tuple[int, int] | None:
-        """Read the header of a file's bytes; None if only Pillow can decode it.
-
-        Otherwise as in `decode.Decoder.open`.
-        """
-        self._data = b""
-        self.orientation = jpeg_orientation(data) if self._exif else 1
-        # What is to be turned is decoded whole: which part is known when it stands upright.
-        size = self._quick.open(data) if self._quick and self.orientation == 1 else None
-        self._is_quick = size is not None
+    def open(self, data: bytes) -> tuple[int, int]:
+        """Read the header of a file's bytes."""
+        options = self._options
+        self._data, self._whole = b"", None
+        orientation = self._orientation = jpeg_orientation(data) if options.exif else 1
+        # An image to be rotated is decoded completely: only then the part is known.
+        size = self._compiled.open(data) if self._compiled and orientation == 1 else None
+        self._is_compiled = size is not None
         height, width = self._size = size or _read_header(data)
-        if not height:
-            return None
-        check_pixels(width, height, self._max_pixels)
-        self._data = data
-        return (width, height) if self.orientation >= 5 else (height, width)
+        self.reducible = bool(height) and options.mode != "I;16"
+        if self.reducible:
+            check_pixels(height, width, options.max_pixels)
+            self._data = data
+        else:
+            unturned = DecodeOptions(options.max_pixels, False, options.mode)
+            self._whole = upright(PILLOW_JPEG.decode(data, unturned).pixels, orientation)
+            return self._whole.shape[0], self._whole.shape[1]
+        return (width, height) if orientation >= 5 else (height, width)
 
     def read(self, by: int, part: Part | None) -> Pixels:
-        """Decode the opened image, once, as in `decode.Decoder.read`."""
+        """Decode the opened image, once, as in `codecs.Decoder.read`."""
+        whole, self._whole = self._whole, None
+        if whole is not None:
+            return cut(whole, part)
+        pixels = self._read(by, part)
+        if self._is_grey:
+            return np.array(Image.fromarray(np.ascontiguousarray(pixels)).convert("L"))[..., None]
+        return pixels
+
+    def _read(self, by: int, part: Part | None) -> Pixels:
+        """Decode the opened image to RGB."""
         data, self._data = self._data, b""
         height, width = self._size
         # libjpeg-turbo 3 decodes lossless files, and falsely claims to scale them.
         lossless = by > 1 and jpeg_is_lossless(data)
-        if self._quick and self._is_quick and not lossless:
+        if self._compiled and self._is_compiled and not lossless:
             top, left, rows, columns = part or (0, 0, -(-height // by), -(-width // by))
             more_rows, more_columns = compiled.MARGINS
             buffer = self._reserve((rows + more_rows) * (columns + more_columns) * 3)
-            place = self._quick.read(buffer, by, top, left, rows, columns)
+            place = self._compiled.read(buffer, by, top, left, rows, columns)
             if place:
                 first, stride = place
                 pixels: Pixels = np.ndarray(
@@ -104,14 +126,14 @@ class JpegDecoder:
         if not lossless:
             whole = _decode_fast(data, height, width, by, self._reserve(height * width * 3))
         if whole is None:
-            whole = decode_with_pillow(data, "JPEG", max_pixels=self._max_pixels, exif=False)
+            whole = PILLOW_JPEG.decode(data, DecodeOptions(self._options.max_pixels)).pixels
             if by > 1:
                 whole = np.array(Image.fromarray(whole).reduce(by), np.uint8)
         if whole.shape[:2] != (-(-height // by), -(-width // by)):
             raise ImageError(
                 f"its header announces {width} x {height} pixels, but the data has fewer"
             )
-        return cut(upright(whole, self.orientation), part)
+        return cut(upright(whole, self._orientation), part)
 
     def _reserve(self, size_bytes: int) -> Pixels:
         """Return memory of at least `size_bytes`."""
@@ -151,3 +173,41 @@ def _decode_fast(data: bytes, height: int, width: int, by: int, buffer: Pixels) 
                 "download, or a damaged disk"
             ) from None
         return None
+
+
+def jpeg_orientation(data: bytes) -> int:
+    """Exif orientation, 1 to 8, of a JPEG; 1 (upright) if it has none."""
+    for marker, start, stop in _segments(data):
+        if marker == 0xE1 and data[start : start + 6] == b"Exif\0\0":
+            return exif_orientation(data[start:stop])
+    return 1
+
+
+def jpeg_is_lossless(data: bytes) -> bool:
+    """Return True if a JPEG's frame header is lossless (ITU T.81, table B.1: SOF3)."""
+    return any(marker == 0xC3 for marker, _, _ in _segments(data))
+
+
+def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Segments before the pixels of a JPEG: markers, and the positions of their content."""
+    at = 2
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xFF:  # padding
+            at += 1
+        elif marker in _STANDALONE:
+            at += 2
+        elif marker in (0xD9, 0xDA):  # the pixels begin
+            return
+        else:
+            stop = at + 2 + (data[at + 2] << 8 | data[at + 3])
+            yield marker, at + 4, stop
+            at = stop
+
+
+class _JpegCodec(Codec):
+    def decoder(self, options: DecodeOptions) -> ImageDecoder:
+        return JpegDecoder(options)
+
+
+JPEG = _JpegCodec(PILLOW_JPEG.name, PILLOW_JPEG.extensions, PILLOW_JPEG.signatures)

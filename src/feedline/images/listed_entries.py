@@ -18,7 +18,7 @@ import numpy as np
 
 from feedline import errors
 from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.images.headers import sniff
+from feedline.images.codecs import codec_of
 from feedline.images.labels import Labels, check_repeats, labels_of, ordered
 from feedline.images.listed_shards import texts_typed
 from feedline.sources.lmdb_keys import as_text, keys_of, opened, texts_at
@@ -122,7 +122,7 @@ def _look_at_some(lmdb: OpenLmdb, path: str, names: list[bytes], *, sure: bool) 
     others = []
     for sample in picked:
         value = _value(lmdb, names[sample])
-        if value is None or sniff(bytes(value[:16])) is not None:
+        if value is None or codec_of(bytes(value[:16])) is not None:
             if sure:
                 return
             continue

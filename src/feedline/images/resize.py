@@ -1,25 +1,29 @@
-"""Resize of a part of an image into a row, in one pass.
+"""Resize of a part of an image into a row, in one pass, and table lookup of its values.
 
 Guarantees: writes the row (height, width, 3) in place, also in shared memory, and nothing else; the
 bytes of torch's antialiased bilinear or bicubic resize of uint8, whose arithmetic is Pillow's with
 16-bit weights: within 0.2 grey levels on average of torchvision's pipeline on Pillow images;
 Pillow's box, Hamming and Lanczos filters within 0.02; nearest pixels as in Pillow and torch; no
-warning for read-only or oddly strided images.
+warning for read-only or oddly strided images. With a `ResizeMode`, the bytes of torchvision's own
+resize, and of Pillow's within a hundredth of a grey level on average.
 
 Relies on: `_resample`, compiled, which makes those bytes in about half of torch's time. If it was
 not compiled, or does not support the resize (steeper than 16 : 1, bicubic 8 : 1), torch itself does
 it (its `out=` form saves the copy that `interpolate` needs); filters that torch lacks are then
-numpy's, with the same bytes.
+numpy's, with the same bytes. `_lut`, compiled, takes a fraction of numpy's time. Pillow's order of
+passes, as since version 13.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
+import PIL
+from numpy.typing import NDArray
 
-from feedline.images.placement import Box, Placement, Window
-from feedline.images.resample_filter import FILTERS, Filter, nearest_pixels, support, weights
+from feedline.images.crops import Box, Filter, Placement, Window
 from feedline.sources.store import Pixels
 
 try:
@@ -27,13 +31,107 @@ try:
 except ImportError:
     compiled = None  # type: ignore[assignment]
 
-__all__ = ["fill"]
+try:
+    from feedline.images import _lut as compiled_lut
+except ImportError:
+    compiled_lut = None  # type: ignore[assignment]
+
+__all__ = [
+    "FILTERS",
+    "ResizeMode",
+    "apply_lut",
+    "fill",
+    "fill_as",
+    "nearest_pixels",
+    "support",
+    "weights",
+]
+
+Floats: TypeAlias = NDArray[np.float64]
+
+FILTERS: tuple[Filter, ...] = get_args(Filter)[:5]
+"""Filters that weigh pixels, in the order of `_resample.c`."""
+
+
+def _bilinear(x: Floats) -> Floats:
+    return np.maximum(1.0 - np.abs(x), 0.0)
+
+
+def _bicubic(x: Floats) -> Floats:
+    """Keys' cubic convolution with a = -0.5."""
+    a, x = -0.5, np.abs(x)
+    near = ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
+    far = (((x - 5.0) * x + 8.0) * x - 4.0) * a
+    return np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0))
+
+
+def _box(x: Floats) -> Floats:
+    return ((x > -0.5) & (x <= 0.5)).astype(np.float64)
+
+
+def _hamming(x: Floats) -> Floats:
+    x = np.abs(x)
+    return np.where(x < 1.0, np.sinc(x) * (0.54 + 0.46 * np.cos(np.pi * x)), 0.0)
+
+
+def _lanczos(x: Floats) -> Floats:
+    return np.where((x >= -3.0) & (x < 3.0), np.sinc(x) * np.sinc(x / 3.0), 0.0)
+
+
+_SUPPORT_AND_WEIGHT: dict[str, tuple[float, Callable[[Floats], Floats]]] = {
+    "bilinear": (1.0, _bilinear),
+    "bicubic": (2.0, _bicubic),
+    "box": (0.5, _box),
+    "hamming": (1.0, _hamming),
+    "lanczos": (3.0, _lanczos),
+}
+
+
+def support(filter: Filter) -> float:
+    """Reach of a filter to both sides, in pixels of the smaller of the two images."""
+    return _SUPPORT_AND_WEIGHT[filter][0]
+
+
+def weights(filter: Filter, distances: Floats) -> Floats:
+    """Weights of source pixels at these distances, not normalised."""
+    return _SUPPORT_AND_WEIGHT[filter][1](distances)
+
+
+def nearest_pixels(
+    filter: Filter, source: int, first: float, extent: float, made: int
+) -> NDArray[np.int64]:
+    """Source pixel of each output pixel, int64 (made).
+
+    Args:
+        filter: "nearest" or "nearest-exact".
+        source: number of source pixels.
+        first, extent: resized part of them.
+        made: number of output pixels.
+    """
+    scale = extent / made
+    if filter == "nearest":
+        # torch's arithmetic is in float32.
+        places = np.floor(np.arange(made, dtype=np.float32) * np.float32(scale)) + first
+    else:
+        # Pillow adds step by step, so its roundings are those of a running sum.
+        steps = np.full(made, scale)
+        steps[0] = first + 0.5 * scale
+        places = np.cumsum(steps)
+    within: NDArray[np.int64] = np.clip(places.astype(np.int64), 0, source - 1)
+    return within
+
 
 if compiled is None:
     import torch  # noqa: F401  # for every row; otherwise imported when first needed: it takes 1 s
 
-# Beyond this many times the row's pixels, the resized whole of an elongated image is not made.
-_WHOLE_LIMIT = 16
+_WHOLE_LIMIT = 64
+"""Largest resized whole of an elongated image, in multiples of the row's pixels."""
+
+ResizeMode: TypeAlias = Literal["pillow", "bytes", "floats"]
+"""`pillow`: as torchvision resizes PIL images. `bytes`: as version 2 of its transforms resizes
+uint8 tensors. `floats`: as version 1 resizes them, in floats that are rounded once."""
+
+_PILLOW_CHOOSES = int(PIL.__version__.partition(".")[0]) >= 13
 
 Edges = tuple[float, float, float, float]
 """Top, left, height and width of the resized area."""
@@ -43,14 +141,15 @@ def fill(row: Pixels, image: Pixels, placement: Placement, *, down_first: bool =
     """Resize a part of an image into a row.
 
     Args:
-        row: uint8 (height, width, 3), C-contiguous, overwritten.
-        image: uint8 (height, width, 3), any strides, read only: the placement's `part` of an image,
-            so the whole for a window.
+        row: (height, width, channels), C-contiguous, overwritten. Other dtypes than uint8 are
+            resized in float32, by the definition of the filter.
+        image: the same dtype and channels, any strides, read only: the placement's `part` of an
+            image, so the whole for a window.
         placement: geometry and filter.
-        down_first: the vertical pass comes before the horizontal one, not after it as in torch: the
-            bytes between them are rounded, so a fifth of the row's bytes differ by 1.
+        down_first: for uint8, the vertical pass comes before the horizontal one, not after it as in
+            torch: the bytes between them are rounded, so a fifth of the row's bytes differ by 1.
     """
-    rows, columns = row.shape[:2]
+    rows, columns, channels = row.shape
     from_height, from_width = image.shape[:2]
     filter, flip, edges = placement.filter, placement.flip, None
     if isinstance(placement, Box):
@@ -63,9 +162,16 @@ def fill(row: Pixels, image: Pixels, placement: Placement, *, down_first: bool =
         return
     if edges is None and (from_height, from_width) == (height, width):
         np.copyto(row, image[top : top + rows, left : left + columns])
-    elif compiled is not None and compiled.resample(
-        *(image, row, height, width, top, left, flip, down_first, FILTERS.index(filter)),
-        *(() if edges is None else (edges,)),
+    elif row.itemsize > 1:
+        whole = edges or (0.0, 0.0, from_height, from_width)
+        _resize_floats(image, whole, Window(height, width, top, left, filter=filter), row)
+    elif (
+        channels == 3
+        and compiled is not None
+        and compiled.resample(
+            *(image, row, height, width, top, left, flip, down_first, FILTERS.index(filter)),
+            *(() if edges is None else (edges,)),
+        )
     ):
         return
     elif edges is not None:
@@ -74,16 +180,31 @@ def fill(row: Pixels, image: Pixels, placement: Placement, *, down_first: bool =
         _resize(image, row, filter, down_first)
     elif height * width <= _WHOLE_LIMIT * rows * columns:
         # The filter looks beyond the window's edge, so the whole is resized first.
-        whole = np.empty((height, width, 3), np.uint8)
-        _resize(image, whole, filter, down_first)
-        np.copyto(row, whole[top : top + rows, left : left + columns])
-    else:
-        _resize_window(image, Window(height, width, top, left, filter=filter), row)
+        resized = np.empty((height, width, channels), np.uint8)
+        _resize(image, resized, filter, down_first)
+        np.copyto(row, resized[top : top + rows, left : left + columns])
+    else:  # a 1 x 3000 image would be resized to 256 x 768,000 pixels
+        whole = (0.0, 0.0, from_height, from_width)
+        _resize_floats(image, whole, Window(height, width, top, left, filter=filter), row)
     if flip:
-        import torch
+        np.copyto(row, row[:, ::-1].copy())
 
-        mirrored = torch.from_numpy(row)
-        mirrored.copy_(mirrored.flip(1))
+
+def fill_as(mode: ResizeMode, row: Pixels, image: Pixels, placement: Placement) -> None:
+    """Resize a part of an image into a row, in a given mode; otherwise like `fill`."""
+    rows, columns = row.shape[:2]
+    height, width = (rows, columns) if isinstance(placement, Box) else placement[:2]
+    edges = isinstance(placement, Box) and placement.edges is not None
+    in_floats = mode == "floats" and placement.filter in ("bilinear", "bicubic") and not edges
+    if in_floats and height * width <= _WHOLE_LIMIT * rows * columns:
+        top, left = (0, 0) if isinstance(placement, Box) else (placement.top, placement.left)
+        whole = _resized_in_floats(image, height, width, placement.filter)
+        whole = whole[top : top + rows, left : left + columns]
+        np.copyto(row, whole[:, ::-1] if placement.flip else whole)
+        return
+    less_height, less_width = image.shape[0] - height, image.shape[1] - width
+    down_first = _PILLOW_CHOOSES and less_height > max(0, 2 * less_width)
+    fill(row, image, placement, down_first=mode == "pillow" and down_first)
 
 
 def _pick(image: Pixels, row: Pixels, window: Window, edges: Edges) -> None:
@@ -115,7 +236,7 @@ def _resize_edges(
 
 def _whole_weights(
     filter: Filter, source: int, first: float, extent: float, resized: int
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, np.dtype[np.int32]], int]:
+) -> tuple[NDArray[Any], NDArray[np.int32], int]:
     """Source pixels that `_resample.c` weighs, shape (resized, taps), and their weights.
 
     Returns:
@@ -165,34 +286,93 @@ def _resize(source: Pixels, target: Pixels, filter: Filter, down_first: bool) ->
     )
 
 
-def _resize_window(image: Pixels, window: Window, row: Pixels) -> None:
-    """Make only the window of a resized image, by the definition of the filter.
-
-    Slower than resizing the whole, unless the whole would be enormous: a 1 x 3000 image is resized
-    to 256 x 768,000 pixels.
-    """
+def _resize_floats(image: Pixels, edges: Edges, window: Window, row: Pixels) -> None:
+    """Make only the window of a resized area, in floats that are rounded once for whole numbers."""
     height, width, top, left, _, filter = window
-    down, rows = _shares(filter, image.shape[0], height, top, row.shape[0])
-    across, columns = _shares(filter, image.shape[1], width, left, row.shape[1])
+    down, rows = _shares(filter, image.shape[0], edges[0], edges[2], height, top, row.shape[0])
+    across, columns = _shares(filter, image.shape[1], edges[1], edges[3], width, left, row.shape[1])
     part = image[rows, columns].astype(np.float32)
-    part = np.einsum("ij,jkc->ikc", down, part, optimize=True)
-    part = np.einsum("ij,kjc->kic", across, part, optimize=True)
-    np.copyto(row, np.clip(part + 0.5, 0, 255).astype(np.uint8))
+    shape = (len(down), *part.shape[1:])
+    values = np.matmul(across, (down @ part.reshape(len(part), -1)).reshape(shape))
+    if row.dtype.kind != "f":
+        limits = np.iinfo(row.dtype)
+        values = np.clip(np.floor(values + 0.5), limits.min, limits.max)
+    np.copyto(row, values, casting="unsafe")
 
 
 def _shares(
-    filter: Filter, source: int, resized: int, first: int, count: int
-) -> tuple[np.ndarray[Any, np.dtype[np.float32]], slice]:
+    filter: Filter,
+    source: int,
+    edge: float,
+    extent: float,
+    resized: int,
+    first: int,
+    count: int,
+) -> tuple[NDArray[np.float32], slice]:
     """Weights of a filter for `count` of `resized` pixels from `first`.
+
+    Args:
+        filter: resize filter.
+        source: number of source pixels.
+        edge, extent: area of them that is resized.
+        resized: number of pixels it is resized to.
+        first, count: range of the resized pixels.
 
     Returns:
         weights (count, n) and their n source pixels.
     """
-    scale = source / resized
+    scale = extent / resized
     reach = support(filter) * max(scale, 1.0)
-    centres = (np.arange(first, first + count) + 0.5) * scale
+    centres = edge + (np.arange(first, first + count) + 0.5) * scale
     low = max(int(centres[0] - reach), 0)
     high = min(int(centres[-1] + reach) + 1, source)
     shares = weights(filter, (np.arange(low, high) + 0.5 - centres[:, None]) / max(scale, 1.0))
     shares /= shares.sum(axis=1, keepdims=True)
     return shares.astype(np.float32), slice(low, high)
+
+
+def _resized_in_floats(image: Pixels, height: int, width: int, filter: Filter) -> Pixels:
+    if image.shape[:2] == (height, width):
+        return image
+    import torch  # heavy, and rarely needed
+
+    resized = torch.nn.functional.interpolate(
+        # The image may be read-only, of which torch would warn: convert before.
+        torch.from_numpy(image.astype(np.float32)).permute(2, 0, 1)[None],
+        size=(height, width),
+        mode=filter,
+        antialias=True,
+    )
+    made: Pixels = resized[0].round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
+    return made
+
+
+def apply_lut(image: Pixels, tables: NDArray[Any], target: NDArray[Any]) -> None:
+    """Write tables[c, image[y, x, c]] to target[c, y, x].
+
+    Args:
+        image: uint8 (height, width, 3), C-contiguous.
+        tables: (3, 256), C-contiguous.
+        target: (3, height, width) of the tables' dtype, C-contiguous, not overlapping the image.
+
+    Raises:
+        ValueError: wrong shape, dtype or layout.
+    """
+    if compiled_lut is not None:
+        compiled_lut.apply_lut(image, tables, target)
+        return
+    height, width = target.shape[-2:]
+    shapes = (height, width, 3), (3, height, width)
+    if image.dtype != np.uint8 or (image.shape, target.shape) != shapes:
+        raise ValueError(
+            f"image of {image.dtype} {image.shape} does not match target of {target.shape}"
+        )
+    if tables.shape != (3, 256) or tables.dtype != target.dtype:
+        raise ValueError(
+            f"tables of {tables.dtype} {tables.shape} do not match target of {target.dtype}"
+        )
+    if not (image.flags.c_contiguous and tables.flags.c_contiguous and target.flags.c_contiguous):
+        raise ValueError("image, tables and target must be C-contiguous")
+    for channel, table in enumerate(tables):
+        # A uint8 is never out of the table's bounds, and "raise" would make numpy buffer.
+        np.take(table, image[..., channel], out=target[channel], mode="clip")

@@ -1,43 +1,96 @@
-"""From a store of images to rows: decode, place the crop, resize, write.
+"""Image sources: from a store of images to rows: decode, place the crop, resize, write.
 
 Guarantees: a row depends on the image, the transform and the item alone; an image that cannot be
 read or decoded raises an ImageError that names the sample; only the part of a JPEG that the crop
-needs is decoded; a pickle carries no buffers; several threads may load at once.
+needs is decoded; a pickle carries no buffers; several threads may load at once. A transform of
+another library, or any function of an image, is kept unchanged: the loader compiles it, or the
+source is a map-style Dataset, whose samples are the transform's output and a label.
 
-Relies on: a `store` for bytes or pixels, `decode`, `crops` and `resize` for the rest.
+Relies on: a `store` for bytes or pixels, `codecs`, `crops` and `resize` for the rest.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from operator import index
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
+from PIL import Image
 
-from feedline.errors import ImageError, UsageError
-from feedline.images.crops import Transform, wanted_side
-from feedline.images.decode import DEFAULT_MAX_PIXELS, ThreadsDecoder
-from feedline.images.placement import Placement, cut
+from feedline.errors import ImageError, UsageError, note
+from feedline.images.codecs import (
+    DEFAULT_MAX_PIXELS,
+    ThreadsDecoder,
+    added_codecs,
+    register_codecs,
+)
+from feedline.images.crops import Placement, TrainCrop, Transform, Window, cut, wanted_side
 from feedline.images.resize import fill
-from feedline.images.stable_repr import without_addresses
 from feedline.order.batch_spec import Field, Item
+from feedline.order.pixel_layout import RGB, PixelLayout
 from feedline.sources.cache_layout import level_size, repair_command
 from feedline.sources.cache_store import CacheStore
 from feedline.sources.cached_files import CachedFiles, cache_within
-from feedline.sources.chosen_store import ChosenStore
+from feedline.sources.chosen_store import ChosenStore, Numbers
 from feedline.sources.file_store import FileStore
 from feedline.sources.reading import reading
 from feedline.sources.store import Pixels, SampleStore
 from feedline.trace import stage_timer
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = [
+    "ImageSource",
+    "ImageSubset",
+    "ImageTransform",
+    "RowPipeline",
+    "Store",
+    "check_transform",
+    "is_crop",
+    "sample_label",
+    "without_addresses",
+]
+
 Store = TypeVar("Store", bound=SampleStore)
 
-__all__ = ["RowPipeline", "Store"]
+ImageTransform: TypeAlias = Transform | Callable[..., Any]
+"""A feedline crop; or a function of an image, such as a torchvision pipeline."""
+
+
+def is_crop(transform: object) -> bool:
+    """Return True for a transform that places a crop."""
+    return not isinstance(transform, type) and callable(getattr(transform, "place", None))
+
+
+def check_transform(transform: object) -> Any:
+    """Check a user's transform; `TrainCrop()` for None.
+
+    Raises:
+        UsageError: it is neither a crop nor a function of an image.
+    """
+    if transform is None:
+        return TrainCrop()
+    if is_crop(transform) or (callable(transform) and not isinstance(transform, type)):
+        return transform
+    raise UsageError(
+        "must be TrainCrop(...) or EvalCrop(...), a torchvision or timm pipeline, "
+        f"feedline.compile(...) or feedline.views(...), got {transform!r}",
+        argument="transform",
+    )
+
+
+def without_addresses(text: str) -> str:
+    """Remove the memory addresses from a repr, so that it is equal in every process."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
 class RowPipeline(Generic[Store]):
-    """Images of a store as a source of rows: "image", uint8 (size, size, 3), and "label".
+    """Images of a store as a source of rows: "image", (size, size, channels), and "label".
 
     Args:
         store: images and labels.
@@ -45,6 +98,7 @@ class RowPipeline(Generic[Store]):
         scaled: decode a JPEG at a reduced size if the part still has the row's size.
         exif: rotate images by their Exif orientation.
         max_pixels: maximum number of pixels in an image's header.
+        layout: channels and dtype of the images.
     """
 
     def __init__(
@@ -55,12 +109,14 @@ class RowPipeline(Generic[Store]):
         scaled: bool = False,
         exif: bool = False,
         max_pixels: int = DEFAULT_MAX_PIXELS,
+        layout: PixelLayout = RGB,
     ) -> None:
         self.store = store
         self.transform = transform
         self._scaled = scaled
         self.exif = exif
         self._max_pixels = max_pixels
+        self.layout = layout
         self._begin()
 
     def cached(self, cache: CacheStore) -> RowPipeline[Any]:
@@ -104,7 +160,10 @@ class RowPipeline(Generic[Store]):
     def _begin(self) -> None:
         """Create what is not pickled."""
         self._is_open = False
-        self._threads = ThreadsDecoder(max_pixels=self._max_pixels, exif=self.exif)
+        self._threads = ThreadsDecoder(
+            max_pixels=self._max_pixels, exif=self.exif, mode=self.layout.mode
+        )
+        self._warns_of_clipping = True
 
     def __len__(self) -> int:
         return len(self.store)
@@ -113,6 +172,7 @@ class RowPipeline(Generic[Store]):
         """Start a worker with its id and the number of workers. Elsewhere the first row does it."""
         self.store.open()
         self._is_open = True
+        self._warns_of_clipping = worker == 0
 
     def close(self) -> None:
         """Release resources after the last row in this process."""
@@ -127,7 +187,7 @@ class RowPipeline(Generic[Store]):
         """
         assert image_size is not None, "stored images have no common size"
         self.level_at(image_size)
-        return Field("image", "uint8", (image_size, image_size, 3)), self.store.label_field
+        return self.layout.field(image_size, image_size), self.store.label_field
 
     def level_at(self, image_size: int) -> str:
         """Resolution of the copies for rows of this size, as text; "" for the originals.
@@ -208,11 +268,22 @@ class RowPipeline(Generic[Store]):
         if self._scaled and decoder.reducible:
             by = placement.shrink(height, width, item.required_image_size)
             placement = placement.on(-(-height // by), -(-width // by), of=(height, width))
+        if decoder.is_clipped and self._warns_of_clipping:
+            self._warn_of_clipping(item.sample)
         part = decoder.read(by, placement.part)
         if stage_timer.timed:
             stage_timer.end_stage("decode")
             stage_timer.note_decoded(height, width)
         return part, placement
+
+    def _warn_of_clipping(self, sample: int) -> None:
+        self._warns_of_clipping = False
+        warnings.warn(
+            f"{self.name(sample)} has 16-bit grey, which is clipped to 8 bits as by torchvision's "
+            'loader: values above 255 become white. feedline.ImageFolder(..., mode="I;16") keeps '
+            "them. Other such files are not named",
+            stacklevel=2,
+        )
 
     def _placement(self, height: int, width: int, item: Item) -> Placement:
         """Placement in an image of (height, width) pixels that was read.
@@ -258,15 +329,166 @@ class RowPipeline(Generic[Store]):
         """Description of everything that determines a row's pixels: equal in every process."""
         decode = "scaled" if self._scaled else "exact"
         form = self.store.form()
+        mode = "" if self.layout == RGB else f", {self.layout}"
         return without_addresses(
-            f"{self.transform!r}, decode={decode!r}, exif={self.exif}" + (form and f", {form}")
+            f"{self.transform!r}, decode={decode!r}, exif={self.exif}{mode}"
+            + (form and f", {form}")
         )
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         del state["_threads"], state["_is_open"]
-        return state
+        return state | {"_codecs": added_codecs()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        register_codecs(state.pop("_codecs"))
         self.__dict__.update(state)
         self._begin()
+
+
+class ImageSource(RowPipeline[Store]):
+    """Base of feedline's image sources; arguments as in `RowPipeline`.
+
+    The transform may also be a function of an image, such as a torchvision pipeline. Then
+    `feedline.DataLoader` compiles it, or otherwise requests samples, like any DataLoader.
+    """
+
+    @property
+    def writes_rows(self) -> bool:
+        """True if the transform is a crop, so that `fields` and `load` may be used."""
+        return is_crop(self.transform)
+
+    @property
+    def reads_scaled(self) -> bool:
+        """True if JPEGs are decoded at a reduced size if possible."""
+        return self._scaled
+
+    @property
+    def max_pixels(self) -> int:
+        """Maximum number of pixels in an image's header."""
+        return self._max_pixels
+
+    def fields(self, image_size: int | None) -> tuple[Field, ...]:
+        """Arrays of a row at this image size, in pixels, which must be given.
+
+        Raises:
+            UsageError: the store has no images that are large enough, or the transform is not a
+                crop.
+        """
+        if not self.writes_rows:
+            raise UsageError(
+                f"{type(self).__name__} cannot make rows with {type(self.transform)!r}; "
+                "feedline.DataLoader compiles such a transform when it is built. Build a new "
+                "loader if the transform has changed"
+            )
+        return super().fields(image_size)
+
+    def __getitem__(self, sample: int) -> tuple[Any, Any]:
+        """Output of the transform for a Pillow image, RGB or in the source's mode; and the label.
+
+        The image is decoded completely; from a cache it is the largest copy.
+
+        Returns:
+            the label as an int if labels are whole numbers; otherwise as a numpy array.
+
+        Raises:
+            ImageError: the image cannot be read or decoded; names it.
+            IndexError: there is no such sample.
+            TypeError: the transform is a feedline crop, which is placed per batch.
+            Exception: any error of the transform.
+        """
+        if self.writes_rows:
+            raise TypeError(
+                f"{type(self).__name__} with {self.transform!r} has no single samples: its rows "
+                "are made for batches of feedline.DataLoader. Pass it, or a torch Subset of it, to "
+                "feedline.DataLoader; or use a torchvision transform"
+            )
+        number, count = index(sample), len(self)
+        if not -count <= number < count:
+            raise IndexError(f"sample index {number} is out of range for {count} samples")
+        number %= count
+        store: Any = self.store
+        side = store.manifest.levels[-1].side if isinstance(store, CacheStore) else 1
+        whole = copy.copy(self)
+        whole.transform = _Whole(side)
+        pixels, _ = whole._part(Item(number, side, 0, 1.0))
+        pixels = np.array(pixels, order="C")  # the next image overwrites them
+        try:
+            image = Image.fromarray(pixels[..., 0] if self.layout.channels == 1 else pixels)
+        except TypeError:
+            raise UsageError(
+                f"{self.transform!r} needs a Pillow image, which cannot have {self.layout}; use "
+                "TrainCrop(...) or EvalCrop(...)",
+                argument="transform",
+            ) from None
+        transform: Any = self.transform
+        try:
+            return transform(image), sample_label(store.label(number))
+        except Exception as error:
+            mode = "" if self.layout == RGB else f', an image of mode "{image.mode}"'
+            note(error, f"Raised for {self.name(number)}{mode}.")
+            raise
+
+    def with_transform(self, transform: ImageTransform) -> Self:
+        """The same images with another transform, e.g. for evaluation; opened files are shared."""
+        other = copy.copy(self)
+        other.transform = check_transform(transform)
+        return other
+
+
+class _Whole:
+    """Transform that shows the whole image unchanged, from copies with a given side."""
+
+    def __init__(self, side: int) -> None:
+        self._side = side
+
+    def place(self, height: int, width: int, item: Item) -> Window:
+        """Place the whole image."""
+        return Window(height, width, 0, 0)
+
+    def wanted_side(self, size: int) -> int:
+        """Side of the copies."""
+        return self._side
+
+
+def sample_label(label: Any) -> Any:
+    """Label of a sample: an int for a whole number, otherwise an array or number.
+
+    torch's default collate makes the labels of a batch of rows from it.
+    """
+    given = np.asarray(label)
+    if given.shape == () and given.dtype.kind in "iu":
+        return int(given)
+    return given.copy() if given.shape else given[()]
+
+
+class ImageSubset(ImageSource[ChosenStore]):
+    """Selected images of a source.
+
+    Args:
+        whole: the source.
+        numbers: int64 (n), sample indices in order.
+    """
+
+    def __init__(self, whole: ImageSource[Any], numbers: Numbers) -> None:
+        self.whole = whole
+        super().__init__(
+            ChosenStore(whole.store, numbers),
+            whole.transform,
+            scaled=whole.reads_scaled,
+            exif=whole.exif,
+            max_pixels=whole.max_pixels,
+            layout=whole.layout,
+        )
+
+    def open(self, worker: int, workers: int) -> None:
+        """Start a worker, whose `worker_init_fn` may have set another transform."""
+        self.transform = self.whole.transform
+        super().open(worker, workers)
+
+    def originals(self) -> FileStore[Any]:
+        """Selected files of the source; raises like the source."""
+        return self.whole.originals().chosen(self.store.numbers)
+
+    def __repr__(self) -> str:
+        return f"{len(self)} images of {self.whole!r}"

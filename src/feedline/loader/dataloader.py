@@ -59,8 +59,9 @@ class DataLoader(TorchDataLoader[_T]):
 
     feedline sources (`ImageFolder`, `ImageList`, `ImageArray`) give batches (images, labels).
     Images have shape (N, 3, H, W), channels_last in memory: uint8 on the CPU, or with `device`
-    normalised, of `dtype`, on that device. Labels are int64, shape (N,). Any other Dataset gives
-    the same batches as torch's DataLoader.
+    normalised, of `dtype`, on that device; a source's `mode` or array may set other channels and
+    dtypes. Labels are int64, shape (N,). Any other Dataset gives the same batches as torch's
+    DataLoader.
 
     A copy of a loader, or an unpickled one, is a new loader with the same arguments at the
     beginning; `load_state_dict(loader.state_dict())` moves it to this loader's position.
@@ -126,9 +127,10 @@ class DataLoader(TorchDataLoader[_T]):
             nothing follows their ToTensor and Normalize, images travel as uint8 pixels, and the
             same values, bit for bit, are looked up on the device.
         dtype, mean, std: normalisation for feedline sources, with `device` only (default
-            float32 and ImageNet's statistics).
+            float32 and, for three channels, ImageNet's statistics). One mean and std per channel,
+            for pixels from 0 to 1, where 1 is the largest value of whole numbers.
         pixel_transform: for feedline sources, with `device` only: `images = f(images, batch)`
-            changes a batch's images on the device, uint8 of shape (N, 3, H, W), before
+            changes a batch's images on the device, e.g. uint8 of shape (N, 3, H, W), before
             normalisation. Like `batch_transform` it runs on a separate stream, in parallel with the
             previous step. `batch` is the batch's specification: seed random generators with
             `batch.batch_seed`, so that a resumed run repeats their values; `batch.phase` is the

@@ -454,6 +454,7 @@ def _device_transforms(arguments: Arguments) -> DeviceTransforms | None:
     if arguments.device is None:
         return None
     values = {name: getattr(arguments, name) for name in ("mean", "std", "dtype")}
+    values["layout"] = getattr(own_source(arguments.dataset), "layout", None)
     normalise = Normalise(**{name: value for name, value in values.items() if value is not None})
     return DeviceTransforms(normalise, arguments.pixel_transform, arguments.batch_transform)
 

@@ -13,11 +13,13 @@ import numpy as np
 
 from feedline.errors import DatasetError, UsageError
 from feedline.order.batch_spec import Field
+from feedline.order.pixel_layout import PixelLayout
 from feedline.sources.originals import Originals, hash_of_images
 from feedline.sources.store import Pixels
 
 __all__ = ["ArrayStore", "checked_labels"]
 
+_PIXEL_DTYPES = ("uint8", "uint16", "int16", "float16", "float32")
 _WHOLE_DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64")
 _LABEL_DTYPES = (*_WHOLE_DTYPES, "float16", "float32", "float64", "complex64", "complex128")
 """Dtypes in every supported version of torch."""
@@ -34,6 +36,7 @@ class ArrayStore(Originals):
         if isinstance(labels, (str, os.PathLike)):
             labels = _opened(os.path.abspath(os.path.expanduser(os.fspath(labels))))
         self.images = _checked_images(images)
+        self.layout = PixelLayout(self.images.shape[3], self.images.dtype.name)
         self.labels = checked_labels(labels, len(self.images))
         self.label_field = Field("label", self.labels.dtype.name, self.labels.shape[1:])
 
@@ -56,6 +59,8 @@ class ArrayStore(Originals):
     def fingerprint(self) -> str:
         """Short hash of the shape, all labels and 64 images spread evenly over the dataset."""
         about = repr(self.images.shape)
+        if self.layout.dtype != "uint8":
+            about += self.layout.dtype
         if (self.labels.dtype, self.labels.ndim) != (np.int64, 1):
             about += repr(self.label_field)
         return hash_of_images(about, self.labels, lambda sample: self.images[sample].tobytes())
@@ -63,17 +68,18 @@ class ArrayStore(Originals):
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         if self.path is not None:
-            state["images"] = (self.images.shape,)
+            state["images"] = (self.images.shape,)  # the layout has the dtype
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self.path is not None:
             self.images = _checked_images(_opened(self.path))
-            if self.images.shape != state["images"][0]:
+            before = state["images"][0], self.layout.dtype
+            if (self.images.shape, self.images.dtype.name) != before:
                 raise DatasetError(
-                    f"{self.path} was overwritten: it had shape {state['images'][0]} and now has "
-                    f"{self.images.shape}"
+                    f"{self.path} was overwritten: it had {before[1]} of shape {before[0]} and now "
+                    f"has {self.images.dtype} of shape {self.images.shape}"
                 )
 
 
@@ -93,27 +99,26 @@ def _opened(path: str) -> np.ndarray[Any, Any]:
 def _checked_images(images: object) -> Pixels:
     if not isinstance(images, np.ndarray):
         raise UsageError(
-            "images must be a numpy array or the path of an .npy file, got "
-            f"{type(images).__name__}",
+            f"must be a numpy array or the path of an .npy file, got {type(images).__name__}",
+            argument="images",
             hint="for a tensor, pass tensor.numpy()",
         )
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+    if images.dtype.name not in _PIXEL_DTYPES or images.ndim != 4:
         raise UsageError(
-            "images must be uint8 of shape (n, height, width, 3), got "
+            f"must be {', '.join(_PIXEL_DTYPES)} of shape (n, height, width, channels), got "
             f"{images.dtype} of shape {images.shape}",
-            hint=_cure(images),
+            argument="images",
+            hint="pass images[..., None] for grey images" if images.ndim == 3 else "",
         )
     if 0 in images.shape:
         raise DatasetError(f"images of shape {images.shape} are empty")
-    return np.ascontiguousarray(images)
-
-
-def _cure(images: np.ndarray[Any, Any]) -> str:
-    if images.ndim == 4 and images.shape[1] == 3:
-        return "channels come first: pass images.transpose(0, 2, 3, 1)"
-    if images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 1):
-        return "for greyscale images pass numpy.repeat(images.reshape(n, h, w, 1), 3, axis=3)"
-    return ""
+    if images.shape[1] in (1, 3) and images.shape[3] > 16:
+        raise UsageError(
+            f"have channels first: shape {images.shape}",
+            argument="images",
+            hint="pass images.transpose(0, 2, 3, 1)",
+        )
+    return np.ascontiguousarray(images, images.dtype.newbyteorder("="))
 
 
 def checked_labels(labels: object, count: int) -> np.ndarray[Any, Any]:

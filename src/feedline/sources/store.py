@@ -14,7 +14,8 @@ from feedline.order.batch_spec import Field
 
 __all__ = ["Pixels", "SampleStore"]
 
-Pixels: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
+Pixels: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+"""An image (height, width, channels) of a source's `PixelLayout`, or several."""
 
 
 class SampleStore(Protocol):

@@ -16,8 +16,7 @@ from typing import Any, Literal
 from feedline.engine.settings import DEFAULT_PREFETCH, slots_for
 from feedline.errors import UsageError
 from feedline.images.crops import TrainCrop
-from feedline.images.drawn import ENOUGH_IMAGES, drawn
-from feedline.images.folder import ImageFolder
+from feedline.images.folder import ENOUGH_IMAGES, ImageFolder, sample_folder
 from feedline.loader import DataLoader
 from feedline.order.schedule import Schedule
 from feedline.sources.cache_layout import is_cache
@@ -115,7 +114,7 @@ def _images(options: FolderTuning) -> tuple[ImageFolder, str, int]:
     if not options.warm or is_cache(str(options.root)):
         return folder, "from disk or the page cache", 0
     rows = [phase.batch_size or options.batch_size for phase in options.phases.phases]
-    some = drawn(folder, seed=0, most=max(ENOUGH_IMAGES, _MIN_BATCHES * max(rows)))
+    some = sample_folder(folder, seed=0, most=max(ENOUGH_IMAGES, _MIN_BATCHES * max(rows)))
     files = f"{len(some)} of {len(folder)} images, from the page cache"
     return some, files, -(-len(some) // min(rows))
 

@@ -136,7 +136,7 @@ class _Found:
 def has_images(kind: type) -> bool:
     """Return True for a class of feedline's own image sources, or a subclass."""
     # The module, which loads decoders, was imported if there is such a class.
-    module: Any = sys.modules.get("feedline.images.image_source")
+    module: Any = sys.modules.get("feedline.images.rows")
     return module is not None and module.ImageSource in kind.__mro__
 
 

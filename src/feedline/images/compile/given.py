@@ -23,10 +23,10 @@ from PIL.ImageFile import ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 
 from feedline.errors import ImageError
+from feedline.images.codecs import Decoder
 from feedline.images.compile.reading import PillowSettings
 from feedline.images.compile.steps import error_text
-from feedline.images.decode import Decoder
-from feedline.images.placement import Part
+from feedline.images.crops import Part
 from feedline.sources.read_file import read_file
 from feedline.sources.store import Pixels
 from feedline.trace import stage_timer

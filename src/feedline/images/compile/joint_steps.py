@@ -20,7 +20,7 @@ import torch
 from feedline.errors import ImageError
 from feedline.images.canvas import Canvas
 from feedline.images.compile.steps import step_text
-from feedline.images.shape import Shape
+from feedline.images.crops import Shape
 
 __all__ = [
     "JOINT_STEPS",

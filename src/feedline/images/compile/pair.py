@@ -24,7 +24,7 @@ from feedline.images.compile.pair_reader import fuse_pair
 from feedline.images.compile.recognised_pair import RecognisedPair
 from feedline.images.compile.steps import step_text
 from feedline.images.compile.views import in_lines
-from feedline.images.shape import shape_in_words
+from feedline.images.crops import shape_in_words
 from feedline.order.requested_size import (
     SampleRequest,
     augmentation_strength,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from feedline.images.canvas_pixels import Colour
+from feedline.images.canvas import Colour
 from feedline.images.compile.joint_steps import JOINT_STEPS, RESIZES, fixed_shape, may_pad, sides_of
 from feedline.images.compile.pixel_lut import PixelLut
 from feedline.images.compile.pixel_steps import PixelStep, pixel_step
@@ -33,8 +33,8 @@ from feedline.images.compile.steps import (
 )
 from feedline.images.compile.transform_reader import interpolation_name, step_filter
 from feedline.images.compile.transform_tail import Step, TransformTail
-from feedline.images.resample_filter import Filter
-from feedline.images.resize_mode import ResizeMode
+from feedline.images.crops import Filter
+from feedline.images.resize import ResizeMode
 
 __all__ = ["PairWithReasons", "fuse_pair"]
 

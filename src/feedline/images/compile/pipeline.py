@@ -18,10 +18,8 @@ import numpy as np
 
 from feedline.images.compile.reading import Reading, read_with_pillow
 from feedline.images.compile.recognised_transform import RecognisedTransform
-from feedline.images.crops import Transform
-from feedline.images.image_source import sample_label
-from feedline.images.rows import RowPipeline
-from feedline.images.shape import shape_in_words
+from feedline.images.crops import Transform, shape_in_words
+from feedline.images.rows import RowPipeline, sample_label
 from feedline.order.batch_spec import Field, Item
 from feedline.order.requested_size import SampleRequest
 from feedline.order.seeds import extend

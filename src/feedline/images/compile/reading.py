@@ -22,7 +22,7 @@ from PIL import Image, ImageFile
 from feedline.sources.store import Pixels
 
 if TYPE_CHECKING:
-    from feedline.images.image_source import ImageSource
+    from feedline.images.rows import ImageSource
 
 __all__ = ["PillowSettings", "Reading", "has_added_formats", "read_with_pillow"]
 

@@ -21,7 +21,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
-from feedline.images.chosen_images import ChosenImages
 from feedline.images.compile.compiled import Compiled
 from feedline.images.compile.folders import folders_of, numbers_of, unwrapped
 from feedline.images.compile.library_code import replaced_method
@@ -40,7 +39,8 @@ from feedline.images.compile.steps import (
 from feedline.images.compile.transform_reader import read
 from feedline.images.compile.views import Views
 from feedline.images.compile.views_pipeline import ViewsPipeline
-from feedline.images.image_source import ImageSource
+from feedline.images.rows import ImageSource, ImageSubset
+from feedline.order.pixel_layout import RGB
 from feedline.sources.store import SampleStore
 
 __all__ = ["Recognition", "recognise", "source_within"]
@@ -215,7 +215,7 @@ def source_within(dataset: object) -> ImageSource[Any] | None:
                 raise NotRecognised(
                     f"{type(source).__name__} overrides {name}, which may return anything."
                 )
-    return ChosenImages(source, numbers_of(subsets, len(source)))
+    return ImageSubset(source, numbers_of(subsets, len(source)))
 
 
 def _is_users(kind: type) -> bool:
@@ -253,6 +253,8 @@ def _check_source(source: ImageSource[Any]) -> None:
     ]
     if own:
         raise NotRecognised(f"{kind.__name__} overrides {own[0]}, which may return anything.")
+    if source.layout != RGB:
+        raise NotRecognised(f"Its images are {source.layout}; only RGB, uint8, is compiled.")
 
 
 def _check(dataset: Any) -> None:

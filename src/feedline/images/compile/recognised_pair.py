@@ -17,14 +17,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from feedline.images.canvas_pixels import Colour, image_on, mask_on
+from feedline.images.canvas import Colour, image_on, mask_on
 from feedline.images.compile.joint_steps import Drawn, draw, scaled
 from feedline.images.compile.recognised_transform import names_of
 from feedline.images.compile.transform_tail import Step, TransformTail
-from feedline.images.placement import Part
-from feedline.images.resample_filter import Filter
-from feedline.images.resize_mode import ResizeMode
-from feedline.images.shape import Shape
+from feedline.images.crops import Filter, Part, Shape
+from feedline.images.resize import ResizeMode
 from feedline.sources.store import Pixels
 from feedline.trace import stage_timer
 

@@ -14,11 +14,9 @@ import numpy as np
 from feedline.errors import UsageError
 from feedline.images.compile.steps import full_step_text
 from feedline.images.compile.transform_tail import TransformTail
-from feedline.images.crops import Transform
-from feedline.images.placement import Placement
-from feedline.images.resize_mode import ResizeMode, fill_as
-from feedline.images.shape import Shape, scaled
-from feedline.images.stable_repr import without_addresses
+from feedline.images.crops import Placement, Shape, Transform, scaled
+from feedline.images.resize import ResizeMode, fill_as
+from feedline.images.rows import without_addresses
 from feedline.sources.store import Pixels
 from feedline.trace import stage_timer
 

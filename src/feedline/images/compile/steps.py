@@ -24,7 +24,7 @@ from feedline.images.compile.library_code import (
     replaced_method,
     unchecked_version,
 )
-from feedline.images.stable_repr import without_addresses
+from feedline.images.rows import without_addresses
 from feedline.order.requested_size import PerSize, SampleRequest
 from feedline.randomness import seeded, unbroken
 

@@ -32,10 +32,8 @@ from feedline.images.compile.steps import (
 )
 from feedline.images.compile.transform_tail import Form, Step, TransformTail, tail_of
 from feedline.images.compile.window_crop import WindowCrop
-from feedline.images.crops import TrainCrop, Transform
-from feedline.images.resample_filter import Filter
-from feedline.images.resize_mode import ResizeMode
-from feedline.images.shape import Shape, shape_in_words
+from feedline.images.crops import Filter, Shape, TrainCrop, Transform, shape_in_words
+from feedline.images.resize import ResizeMode
 
 __all__ = ["interpolation_name", "read", "step_filter"]
 

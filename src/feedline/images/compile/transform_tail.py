@@ -25,8 +25,8 @@ from PIL import Image
 from feedline.errors import SampleError
 from feedline.images.compile.pixel_steps import PixelStep
 from feedline.images.compile.steps import error_text, is_library_step, step_text, well_behaved
-from feedline.images.lut import apply_lut
-from feedline.images.shape import Shape, shape_in_words
+from feedline.images.crops import Shape, shape_in_words
+from feedline.images.resize import apply_lut
 from feedline.randomness import seeded, unbroken
 from feedline.sources.store import Pixels
 from feedline.trace.stage_timer import end_stage, is_timing

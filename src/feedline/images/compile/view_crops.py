@@ -12,8 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from feedline.images.compile.recognised_transform import RecognisedTransform
-from feedline.images.crops import Transform, wanted_side
-from feedline.images.placement import Part, Placement, cut
+from feedline.images.crops import Part, Placement, Transform, cut, wanted_side
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import extend
 from feedline.sources.store import Pixels

@@ -31,7 +31,7 @@ from feedline.images.compile.recognised_transform import RecognisedTransform
 from feedline.images.compile.steps import NotRecognised, check_libraries, error_text, step_text
 from feedline.images.compile.transform_reader import read
 from feedline.images.compile.view_crops import ViewCrops, crops_of
-from feedline.images.shape import shape_in_words
+from feedline.images.crops import shape_in_words
 from feedline.order.batch_spec import Item
 from feedline.order.requested_size import (
     SampleRequest,

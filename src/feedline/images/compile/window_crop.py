@@ -9,10 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feedline.images.crops import centred, resized
-from feedline.images.placement import Box, Placement, Window
-from feedline.images.resample_filter import Filter
-from feedline.images.shape import Shape, scaled
+from feedline.images.crops import Box, Filter, Placement, Shape, Window, centred, resized, scaled
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import RandomStream
 

@@ -1,0 +1,111 @@
+"""The registry of image formats: one object adds a format everywhere."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import feedline
+from feedline.errors import ImageError, UsageError
+from feedline.images.codecs import CODECS, Decoder, codec_of, register_codec
+from feedline.images.folder import ImageFolder
+from feedline.images.pillow import Codec, DecodedPixels, DecodeOptions
+
+
+@dataclass(frozen=True)
+class Flat(Codec):
+    """A made-up format of images of one colour: 4 bytes, height, width, red, green, blue."""
+
+    def size(self, data: bytes) -> tuple[int, int] | None:
+        return data[4], data[5]
+
+    def decode(self, data: bytes, options: DecodeOptions) -> DecodedPixels:
+        if len(data) != 9:
+            raise ImageError("it has no colour")
+        colour = Image.new("RGB", (data[5], data[4]), tuple(data[6:9])).convert(options.mode)
+        pixels = np.array(colour)
+        return DecodedPixels(pixels.reshape(data[4], data[5], -1))
+
+
+FLAT = Flat("FLAT", (".png",), (b"FLAT",))
+COLOURS = {"cats/1.png": (10, 20, 30), "cats/2.png": (200, 0, 90), "dogs/3.png": (5, 250, 60)}
+
+
+@pytest.fixture
+def flat_format() -> Iterator[None]:
+    before = list(CODECS)
+    register_codec(FLAT)
+    yield
+    CODECS[:] = before
+
+
+def flat(colour: tuple[int, ...]) -> bytes:
+    return bytes([*b"FLAT", 40, 50, *colour])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, colour in COLOURS.items():
+        (tmp_path / "pets" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "pets" / name).write_bytes(flat(colour))
+    return tmp_path / "pets"
+
+
+def first_pixels(dataset: Any, workers: int) -> list[list[int]]:
+    loader = feedline.DataLoader(dataset, 3, image_size=16, num_workers=workers)
+    (images, _), *_ = list(loader)
+    return images[:, :, 0, 0].tolist()
+
+
+@pytest.mark.usefixtures("flat_format")
+def test_a_new_format_is_read_in_folders_archives_and_caches(folder: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "pets.zip", "w") as archive:
+        for name in COLOURS:
+            archive.write(folder / name, name)
+    feedline.build_cache(folder, tmp_path / "cache", (32,), raw=True, workers=1)
+    expected = [list(colour) for colour in COLOURS.values()]
+    for root in (folder, tmp_path / "pets.zip", tmp_path / "cache"):
+        for workers in (0, 1):
+            assert first_pixels(ImageFolder(root), workers) == expected
+
+
+@pytest.mark.usefixtures("flat_format")
+def test_a_new_format_has_the_checks_of_all_others() -> None:
+    data = flat((1, 2, 3))
+    decoder = Decoder(max_pixels=40 * 50 - 1)
+    with pytest.raises(ImageError, match="50 x 40 = 2000 pixels"):
+        decoder.open(data)
+    grey = Decoder(mode="L")
+    assert grey.open(data) == (40, 50)
+    assert grey.read(part=(5, 6, 7, 8)).shape == (7, 8, 1)
+    with pytest.raises(ImageError, match="no colour"):
+        grey.open(data[:-1])
+    with pytest.raises(ImageError, match=r"FLAT, JPEG, PNG"):
+        grey.open(b"something else")
+
+
+def test_a_format_is_detected_by_its_bytes_alone() -> None:
+    for codec in CODECS:
+        for signature in codec.signatures:
+            found = codec_of(b"\0\0\0\x14ftyp" + signature) or codec_of(signature)
+            assert found is codec
+    assert codec_of(b"") is None
+
+
+def test_an_avif_with_the_brand_of_its_container_is_not_heic() -> None:
+    found = codec_of(b"\0\0\0\x1cftypmif1\0\0\0\0mif1avifmiaf")
+    assert found is not None
+    assert found.name == "AVIF"
+
+
+def test_an_unknown_mode_is_a_usage_error(folder: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        ImageFolder(folder, mode="CMYK")  # type: ignore[arg-type]
+    assert caught.value.argument == "mode"
