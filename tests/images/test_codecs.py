@@ -26,7 +26,7 @@ class Flat(Codec):
     def size(self, data: bytes) -> tuple[int, int] | None:
         return data[4], data[5]
 
-    def decode(self, data: bytes, options: DecodeOptions) -> DecodedPixels:
+    def decode(self, data: bytes, options: DecodeOptions, part: Any) -> DecodedPixels:
         if len(data) != 9:
             raise ImageError("it has no colour")
         colour = Image.new("RGB", (data[5], data[4]), tuple(data[6:9])).convert(options.mode)

@@ -393,7 +393,7 @@ def test_an_image_is_read_once_and_none_before_it_is_ever_given_again():
         with pytest.raises(ValueError, match="no image is open"):
             decoder.read()
         decoder.open(encoded(picture(), kind))
-        for broken in (b"", b"nothing", encoded(picture(), "PNG")[:99], b"\xff\xd8\xff\xe0\0"):
+        for broken in (b"", b"nothing", encoded(picture(), "PNG")[:20], b"\xff\xd8\xff\xe0\0"):
             with pytest.raises(ImageError):
                 decoder.open(broken)
             assert not decoder.reducible

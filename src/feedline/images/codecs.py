@@ -116,6 +116,8 @@ class Decoder:
         self._options = DecodeOptions(max_pixels, exif, mode)
         self._decoders: dict[str, ImageDecoder] = {}
         self._opened: ImageDecoder | None = None
+        self.is_clipped = False
+        """True if the last image read has 16 bits of grey, which the mode clipped to 8."""
 
     def open(self, data: bytes) -> tuple[int, int]:
         """Open a file from all of its bytes.
@@ -143,11 +145,6 @@ class Decoder:
         """True if the opened image can be decoded at a reduced size: JPEGs, with few exceptions."""
         return self._opened is not None and self._opened.reducible
 
-    @property
-    def is_clipped(self) -> bool:
-        """True if the opened image has 16 bits of grey, and the mode clips them to 8."""
-        return self._opened is not None and self._opened.is_clipped
-
     def read(self, by: int = 1, part: Part | None = None) -> Pixels:
         """Decode the opened image, once.
 
@@ -167,7 +164,9 @@ class Decoder:
         opened, self._opened = self._opened, None
         if opened is None:
             raise ValueError("no image is open")
-        return opened.read(by, part)
+        pixels = opened.read(by, part)
+        self.is_clipped = opened.is_clipped
+        return pixels
 
 
 class ThreadsDecoder(threading.local):

@@ -29,6 +29,7 @@ __all__ = [
     "Transform",
     "Window",
     "centred",
+    "check_part",
     "cut",
     "resized",
     "scaled",
@@ -68,11 +69,17 @@ def cut(image: Pixels, part: Part | None) -> Pixels:
     """
     if part is None:
         return image
+    check_part(part, *image.shape[:2])
     top, left, height, width = part
-    rows, columns = image.shape[:2]
-    if not (0 <= top < top + height <= rows and 0 <= left < left + width <= columns):
-        raise ValueError(f"the part {part} must lie in the image of {rows} x {columns} pixels")
     return image[top : top + height, left : left + width]
+
+
+def check_part(part: Part | None, rows: int, columns: int) -> None:
+    """Raise a ValueError if a part is empty or does not lie in an image of this size."""
+    if part is not None:
+        top, left, height, width = part
+        if not (0 <= top < top + height <= rows and 0 <= left < left + width <= columns):
+            raise ValueError(f"the part {part} must lie in the image of {rows} x {columns} pixels")
 
 
 class Box(NamedTuple):

@@ -28,6 +28,7 @@ from feedline.images.pillow import (
     DecodeOptions,
     ImageDecoder,
     check_pixels,
+    converted,
     exif_orientation,
     upright,
 )
@@ -91,7 +92,7 @@ class JpegDecoder:
             self._data = data
         else:
             unturned = DecodeOptions(options.max_pixels, False, options.mode)
-            self._whole = upright(PILLOW_JPEG.decode(data, unturned).pixels, orientation)
+            self._whole = upright(PILLOW_JPEG.decode(data, unturned, None).pixels, orientation)
             return self._whole.shape[0], self._whole.shape[1]
         return (width, height) if orientation >= 5 else (height, width)
 
@@ -102,7 +103,7 @@ class JpegDecoder:
             return cut(whole, part)
         pixels = self._read(by, part)
         if self._is_grey:
-            return np.array(Image.fromarray(np.ascontiguousarray(pixels)).convert("L"))[..., None]
+            return converted(Image.fromarray(np.ascontiguousarray(pixels)), "L")
         return pixels
 
     def _read(self, by: int, part: Part | None) -> Pixels:
@@ -126,7 +127,7 @@ class JpegDecoder:
         if not lossless:
             whole = _decode_fast(data, height, width, by, self._reserve(height * width * 3))
         if whole is None:
-            whole = PILLOW_JPEG.decode(data, DecodeOptions(self._options.max_pixels)).pixels
+            whole = PILLOW_JPEG.decode(data, DecodeOptions(self._options.max_pixels), None).pixels
             if by > 1:
                 whole = np.array(Image.fromarray(whole).reduce(by), np.uint8)
         if whole.shape[:2] != (-(-height // by), -(-width // by)):

@@ -29,9 +29,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
 
 from feedline.errors import ImageError
-from feedline.images.crops import Part, cut
+from feedline.images.crops import Part, check_part, cut
+from feedline.images.libwebp import decode_webp
 from feedline.sources.store import Pixels
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "ImageDecoder",
     "PillowCodec",
     "check_pixels",
+    "converted",
     "exif_orientation",
     "upright",
 ]
@@ -112,11 +115,13 @@ class Codec:
         name: name in messages, Pillow's.
         extensions: usual file extensions, in lower case.
         signatures: first bytes of a file, one of them.
+        decodes_parts: True if decoding a part takes less time than all, and `size` is known.
     """
 
     name: str
     extensions: tuple[str, ...]
     signatures: tuple[bytes, ...] = ()
+    decodes_parts: bool = False
 
     def matches(self, data: bytes) -> bool:
         """Return True if a file is of this format. Extensions may be wrong: ImageNet contains a PNG
@@ -128,8 +133,8 @@ class Codec:
         """Height and width in pixels from the header; None if `decode` checks them itself."""
         return None
 
-    def decode(self, data: bytes, options: DecodeOptions) -> DecodedPixels:
-        """Decode a whole file, which `matches`.
+    def decode(self, data: bytes, options: DecodeOptions, part: Part | None) -> DecodedPixels:
+        """Decode a file, which `matches`, or a part of it, which is None unless `decodes_parts`.
 
         Raises:
             ImageError: it cannot be decoded, or is too large.
@@ -137,17 +142,21 @@ class Codec:
         raise NotImplementedError
 
     def decoder(self, options: DecodeOptions) -> ImageDecoder:
-        """Create a decoder for one thread. A format that decodes parts has one of its own."""
-        return _WholeImages(self, options)
+        """Create a decoder for one thread."""
+        return _CodecDecoder(self, options)
 
 
-class _WholeImages:
-    """Decodes an image completely when it is opened."""
+class _CodecDecoder:
+    """Decodes an image when it is opened, or, if its format decodes parts, when it is read."""
 
     reducible = False
 
     def __init__(self, codec: Codec, options: DecodeOptions) -> None:
         self._codec, self._options = codec, options
+        # An image to be rotated is decoded completely: only then the part is known.
+        self._decodes_parts = codec.decodes_parts and not options.exif
+        self._data = b""
+        self._size = 0, 0
         self._pixels = _NO_PIXELS
         self.is_clipped = False
 
@@ -155,11 +164,20 @@ class _WholeImages:
         size = self._codec.size(data)
         if size is not None:
             check_pixels(*size, self._options.max_pixels)
-        self._pixels, self.is_clipped = self._codec.decode(data, self._options)
+            if self._decodes_parts:
+                self._data, self._size = data, size
+                return size
+        self._data = b""
+        self._pixels, self.is_clipped = self._codec.decode(data, self._options, None)
         height, width = self._pixels.shape[:2]
         return height, width
 
     def read(self, by: int, part: Part | None) -> Pixels:
+        if self._data:
+            data, self._data = self._data, b""
+            check_part(part, *self._size)
+            pixels, self.is_clipped = self._codec.decode(data, self._options, part)
+            return pixels
         pixels, self._pixels = self._pixels, _NO_PIXELS
         return cut(pixels, part)
 
@@ -229,8 +247,8 @@ class PillowCodec(Codec):
     is_quiet: bool = True
     is_upright: bool = False
 
-    def open_file(self, data: bytes) -> Any:
-        """Pillow's image of a file, not decoded yet."""
+    def open_file(self, data: bytes, part: Part | None) -> Any:
+        """Pillow's image of a file, of which a part is needed, not decoded yet."""
         return self._reader()(io.BytesIO(data))
 
     def _reader(self) -> Any:
@@ -243,12 +261,12 @@ class PillowCodec(Codec):
                 hint=f"pip install '{self.requires}', or convert it to JPEG or PNG",
             ) from None
 
-    def decode(self, data: bytes, options: DecodeOptions) -> DecodedPixels:
+    def decode(self, data: bytes, options: DecodeOptions, part: Part | None) -> DecodedPixels:
         """As in `Codec`."""
         size = self.size(data)
         try:
             with contextlib.nullcontext() if self.is_quiet and not _warns(size) else _quiet():
-                image = self.open_file(data)
+                image = self.open_file(data, part)
                 check_pixels(image.size[1], image.size[0], options.max_pixels)
                 # Only colours are wanted; a transparency of one byte per colour makes convert()
                 # warn.
@@ -256,7 +274,10 @@ class PillowCodec(Codec):
                 image.load()
                 image.info.pop("transparency", None)
                 exif = image.info.get("exif")
-                pixels = _converted(image, options.mode)
+                if part is not None:
+                    top, left, rows, columns = part
+                    image = image.crop((left, top, left + columns, top + rows))
+                pixels = converted(image, options.mode)
         except ImageError:
             raise
         except MemoryError:
@@ -272,12 +293,11 @@ class PillowCodec(Codec):
         return DecodedPixels(pixels, image.mode in _GREY_16 and options.mode != "I;16")
 
 
-def _converted(image: Image.Image, mode: str) -> Pixels:
+def converted(image: Image.Image, mode: str) -> Pixels:
     """Pixels (height, width, channels) of an image in one of `MODES`."""
-    if mode == "RGB":
-        return np.array(image.convert(mode))  # tobytes would be a second copy
-    if mode == "L":
-        return np.array(image.convert(mode))[..., None]
+    if mode in ("RGB", "L"):
+        pixels = np.array(image if image.mode == mode else image.convert(mode))
+        return pixels if mode == "RGB" else pixels[..., None]
     if image.mode not in _GREY_16:
         raise ImageError(
             f'mode="I;16" needs 16-bit grey, got an image of Pillow\'s mode {image.mode!r}; use '
@@ -312,8 +332,33 @@ class JpegFile(JpegImageFile):
         pass
 
 
+class PngFile(PngImageFile):
+    """A PNG of which only the first rows are decoded, without the interlaced ones."""
+
+    _is_limited = False
+
+    def limit(self, rows: int) -> None:
+        """Decode only this many rows, which need not be followed by a complete file."""
+        width, height = self.size
+        if rows < height and not self.info.get("interlace"):
+            self._is_limited = True
+            self._size = width, rows
+            self.tile = [(name, (0, 0, width, rows), *rest) for name, _, *rest in self.tile]  # type: ignore[misc]
+
+    def load_end(self) -> None:
+        """Read what follows the pixels, unless some of them were not read."""
+        if not self._is_limited:
+            super().load_end()
+
+
 class _Png(PillowCodec):
-    def open_file(self, data: bytes) -> Any:
+    def size(self, data: bytes) -> tuple[int, int] | None:
+        if data[12:16] != b"IHDR" or len(data) < 24:
+            return None
+        width, height = struct.unpack_from(">II", data, 16)
+        return (height, width) if height and width else None
+
+    def open_file(self, data: bytes, part: Part | None) -> Any:
         """Without its animation header: a damaged one warns, and frame 0 does not need it."""
         at = data.find(b"acTL")
         while at >= 4:
@@ -322,7 +367,10 @@ class _Png(PillowCodec):
                 break
             data = data[: at - 4] + data[at + 8 + length :]
             at = data.find(b"acTL", at - 4)
-        return super().open_file(data)
+        image = super().open_file(data, part)
+        if part is not None:
+            image.limit(part[0] + part[2])
+        return image
 
 
 class _Gif(PillowCodec):
@@ -350,6 +398,15 @@ class _Gif(PillowCodec):
 class _Webp(PillowCodec):
     def matches(self, data: bytes) -> bool:
         return data[:4] == b"RIFF" and data[8:12] == b"WEBP"
+
+    def decode(self, data: bytes, options: DecodeOptions, part: Part | None) -> DecodedPixels:
+        pixels = None if options.exif or options.mode == "I;16" else decode_webp(data, part)
+        if pixels is None:
+            return super().decode(data, options, part)
+        if options.mode == "L":
+            image = Image.fromarray(np.ascontiguousarray(pixels))
+            return DecodedPixels(converted(image, "L"))
+        return DecodedPixels(pixels)
 
     def size(self, data: bytes) -> tuple[int, int] | None:
         """Size; Pillow allocates memory before it returns it."""
@@ -392,19 +449,27 @@ _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _HEIC = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
 
 PILLOW_JPEG = PillowCodec(
-    "JPEG", (".jpg", ".jpeg"), (b"\xff\xd8\xff",), f"{__name__}.{JpegFile.__name__}"
+    "JPEG", (".jpg", ".jpeg"), (b"\xff\xd8\xff",), reader=f"{__name__}.{JpegFile.__name__}"
 )
 
 PILLOW_CODECS: tuple[PillowCodec, ...] = (
-    _Png("PNG", (".png",), (b"\x89PNG\r\n\x1a\n",), _plugin("Png")),
-    _Webp("WEBP", (".webp",), (), _plugin("WebP")),
-    _Gif("GIF", (".gif",), (b"GIF87a", b"GIF89a"), _plugin("Gif")),
-    PillowCodec("BMP", (".bmp",), (b"BM",), _plugin("Bmp")),
-    PillowCodec("TIFF", (".tif", ".tiff"), _TIFF, _plugin("Tiff"), is_quiet=False, is_upright=True),
-    _Ppm("PPM", (".ppm", ".pgm"), (), _plugin("Ppm")),
-    _IsoMedia("AVIF", (".avif",), (b"avif", b"avis"), _plugin("Avif"), "pillow>=11.3"),
+    _Png("PNG", (".png",), (b"\x89PNG\r\n\x1a\n",), True, f"{__name__}.{PngFile.__name__}"),
+    _Webp("WEBP", (".webp",), (), True, _plugin("WebP")),
+    _Gif("GIF", (".gif",), (b"GIF87a", b"GIF89a"), reader=_plugin("Gif")),
+    PillowCodec("BMP", (".bmp",), (b"BM",), reader=_plugin("Bmp")),
+    PillowCodec(
+        "TIFF", (".tif", ".tiff"), _TIFF, reader=_plugin("Tiff"), is_quiet=False, is_upright=True
+    ),
+    _Ppm("PPM", (".ppm", ".pgm"), reader=_plugin("Ppm")),
     _IsoMedia(
-        "HEIC", (".heic", ".heif"), _HEIC, "pillow_heif.as_plugin.HeifImageFile", "pillow-heif"
+        "AVIF", (".avif",), (b"avif", b"avis"), reader=_plugin("Avif"), requires="pillow>=11.3"
+    ),
+    _IsoMedia(
+        "HEIC",
+        (".heic", ".heif"),
+        _HEIC,
+        reader="pillow_heif.as_plugin.HeifImageFile",
+        requires="pillow-heif",
     ),
 )
 """Formats other than JPEG; of an ISO media file the first that matches counts."""

@@ -268,9 +268,9 @@ class RowPipeline(Generic[Store]):
         if self._scaled and decoder.reducible:
             by = placement.shrink(height, width, item.required_image_size)
             placement = placement.on(-(-height // by), -(-width // by), of=(height, width))
+        part = decoder.read(by, placement.part)
         if decoder.is_clipped and self._warns_of_clipping:
             self._warn_of_clipping(item.sample)
-        part = decoder.read(by, placement.part)
         if stage_timer.timed:
             stage_timer.end_stage("decode")
             stage_timer.note_decoded(height, width)
