@@ -84,6 +84,8 @@ def in_data_folder(
     with Image.open(files[0]) as image:
         image.save(tmp_path / "images/0.jpg")
         Image.new("L", image.size).save(tmp_path / "masks/0.png")
+    (tmp_path / "depth/rooms").mkdir(parents=True)
+    Image.new("I;16", (64, 48)).save(tmp_path / "depth/rooms/0.png")
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # more wait for each other if tests share the cores

@@ -91,6 +91,12 @@ def test_a_new_format_has_the_checks_of_all_others() -> None:
         grey.open(b"something else")
 
 
+def test_the_documentation_lists_the_registry() -> None:
+    page = Path(__file__).parents[2] / "docs/how-to/sources.md"
+    listed = page.read_text().replace("WebP", "WEBP")
+    assert [codec.name for codec in CODECS if codec.name not in listed] == []
+
+
 def test_a_format_is_detected_by_its_bytes_alone() -> None:
     for codec in CODECS:
         for signature in codec.signatures:

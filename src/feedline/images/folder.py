@@ -19,7 +19,7 @@ import numpy as np
 
 from feedline.errors import UsageError
 from feedline.images.codecs import DEFAULT_MAX_PIXELS, check_decoding, mode_layout
-from feedline.images.rows import ImageSource, ImageTransform, check_transform
+from feedline.images.rows import ImageSource, ImageTransform, check_cache_mode, check_transform
 from feedline.order.pixel_layout import RGB
 from feedline.remote.error import NoCache
 from feedline.remote.filesystem import is_url, shown
@@ -135,6 +135,8 @@ class ImageFolder(ImageSource["FileStore[FolderIndex] | ArchiveStore | CacheStor
             store = files_of(self.root, scan_folder(self.root, extensions))
         if not isinstance(store, CacheStore) and (splits := splits_of(store.paths)):
             warnings.warn(split_hint(self.root, splits), stacklevel=2)
+        if isinstance(store, CacheStore):
+            check_cache_mode(store, layout)
         # Copies in a cache stand as they should.
         turn = bool(exif) and not isinstance(store, CacheStore)
         super().__init__(

@@ -50,6 +50,7 @@ __all__ = [
     "ImageTransform",
     "RowPipeline",
     "Store",
+    "check_cache_mode",
     "check_transform",
     "is_crop",
     "sample_label",
@@ -87,6 +88,20 @@ def check_transform(transform: object) -> Any:
 def without_addresses(text: str) -> str:
     """Remove the memory addresses from a repr, so that it is equal in every process."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+
+
+def check_cache_mode(cache: CacheStore, layout: PixelLayout) -> None:
+    """Check that the copies of a cache have a source's layout; RGB for all caches so far.
+
+    Raises:
+        UsageError: they have another one.
+    """
+    if layout != RGB:
+        raise UsageError(
+            f"{layout.mode or str(layout)!r} does not match the cache {cache.root!r}, whose copies "
+            "are RGB: read the original images",
+            argument="mode",
+        )
 
 
 class RowPipeline(Generic[Store]):
@@ -128,6 +143,7 @@ class RowPipeline(Generic[Store]):
         other: RowPipeline[Any] = copy.copy(self)
         files = self.originals()
         cache.check_exif(self.exif)
+        check_cache_mode(cache, self.layout)
         other.store = CachedFiles(files, cache)
         other.exif = False  # copies stand as they should
         other._begin()
