@@ -8,7 +8,7 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.engine.worker import Row
+from feedline.engine.load_samples import Row
 from feedline.order.batch_spec import Field, Item
 
 __all__ = ["Breaking", "Rows", "row_pixels"]

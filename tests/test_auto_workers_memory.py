@@ -8,8 +8,8 @@ import pytest
 from feedline import DataLoader, ImageArray, TrainCrop
 from feedline.doctor.examine import suggest_settings
 from feedline.doctor.memory import BATCH_SLOTS, IMAGE_PX, slot_bytes
-from feedline.engine import settings
-from feedline.engine.settings import auto_workers
+from feedline.engine import defaults
+from feedline.engine.defaults import auto_workers
 from feedline.system import CoreLimits
 
 MB = 1 << 20
@@ -18,8 +18,8 @@ MB = 1 << 20
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """16 cores, of which 14 are for workers, and a gigabyte."""
-    monkeypatch.setattr(settings, "usable_cores", lambda: 16)
-    monkeypatch.setattr(settings, "own_memory_bytes", lambda: 1024 * MB)
+    monkeypatch.setattr(defaults, "usable_cores", lambda: 16)
+    monkeypatch.setattr(defaults, "own_memory_bytes", lambda: 1024 * MB)
 
 
 def workers_at(**options: object) -> int:

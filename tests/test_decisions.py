@@ -200,7 +200,7 @@ def test_defaults_are_torchs_whatever_the_dataset(dataset: Any) -> None:
 
 
 def test_a_schedule_means_training(folder: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feedline.engine.settings.usable_cores", lambda: 1)
+    monkeypatch.setattr("feedline.engine.defaults.usable_cores", lambda: 1)
     for dataset in (Rows(20), folder):
         with DataLoader(dataset, 4, schedule="8x1") as loader:
             assert loader.num_workers == 1

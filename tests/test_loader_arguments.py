@@ -279,7 +279,7 @@ def test_a_number_of_workers_that_cannot_be_had_is_refused(workers: Any) -> None
 
 
 def test_auto_takes_the_cores_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feedline.engine.settings.usable_cores", lambda: 1)
+    monkeypatch.setattr("feedline.engine.defaults.usable_cores", lambda: 1)
     assert DataLoader(Rows(10), image_size=4, num_workers="auto").num_workers == 1
     assert DataLoader(Rows(10), schedule="4x1").num_workers == 1
 

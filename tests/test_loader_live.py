@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from feedline.engine.buffers import WholeBatchBuffers
-from feedline.engine.settings import LiveSettings
+from feedline.engine.defaults import LiveSettings
 from feedline.engine.tasks import BatchTasks
 from feedline.errors import ClosedError, UsageError
 from feedline.loader import DataLoader

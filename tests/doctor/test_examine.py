@@ -19,7 +19,7 @@ import feedline.doctor
 from feedline.doctor import examine as examining
 from feedline.doctor.check import CheckResult
 from feedline.doctor.examine import CHECK_IDS, examine
-from feedline.engine.settings import DEFAULT_PREFETCH, auto_workers
+from feedline.engine.defaults import DEFAULT_PREFETCH, auto_workers
 from feedline.errors import UsageError
 
 ROOT = Path(__file__).parents[2]

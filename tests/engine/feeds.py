@@ -9,12 +9,12 @@ from math import inf
 from typing import Any
 
 from feedline.engine.buffers import RowBuffers, batch_bytes
+from feedline.engine.defaults import LiveSettings
 from feedline.engine.feed import Feed
+from feedline.engine.load_samples import Source
 from feedline.engine.pool import WorkerPool
-from feedline.engine.settings import LiveSettings
 from feedline.engine.start_pool import start_pool
 from feedline.engine.tasks import RowTasks
-from feedline.engine.worker import Source
 from feedline.loader.position import PlannedPosition
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.sample_order import Order

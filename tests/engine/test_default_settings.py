@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from feedline.engine import settings
+from feedline.engine import defaults
+from feedline.engine.defaults import auto_workers
 from feedline.engine.messages import MAX_WORKERS
-from feedline.engine.settings import auto_workers
 
 
 @pytest.mark.parametrize(
@@ -42,12 +42,12 @@ def test_workers_and_batches_have_half_of_the_memory(
 
 
 def test_processes_of_a_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "available_memory_bytes", lambda: 800)
+    monkeypatch.setattr(defaults, "available_memory_bytes", lambda: 800)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert settings.own_memory_bytes() == 200
+    assert defaults.own_memory_bytes() == 200
 
     def unknown() -> int:
         raise OSError("this machine does not say")
 
-    monkeypatch.setattr(settings, "available_memory_bytes", unknown)
-    assert settings.own_memory_bytes() is None
+    monkeypatch.setattr(defaults, "available_memory_bytes", unknown)
+    assert defaults.own_memory_bytes() is None

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from feedline.engine.buffers import arrays, batch_bytes
+from feedline.engine.load_samples import Row, fill
 from feedline.engine.messages import ROW, RowTask
-from feedline.engine.worker import Row, fill
 from feedline.order.batch_spec import Item, divide_rows
 from row_sources import Breaking, Rows
 

@@ -10,9 +10,9 @@ from feeds import expected, order_of, planned, take, working
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedline.engine.defaults import LiveSettings
 from feedline.engine.feed import Feed
-from feedline.engine.settings import LiveSettings
-from feedline.engine.worker import Row
+from feedline.engine.load_samples import Row
 from feedline.errors import UsageError
 from feedline.loader.position import PlannedPosition
 from feedline.order.batch_spec import Item

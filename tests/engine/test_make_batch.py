@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from feedline.engine.buffers import Space, WholeBatchBuffers
+from feedline.engine.load_samples import MappedMemory, make_batch
 from feedline.engine.messages import ROW, BatchTask
 from feedline.engine.shared_memory import SharedFile
-from feedline.engine.worker import MappedMemory, make_batch
 
 
 class Repeated:

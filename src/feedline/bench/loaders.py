@@ -24,7 +24,7 @@ from feedline.bench.rate import Turn, count, endless, family_cpu, settle_down
 from feedline.bench.result import BenchmarkRow, Files, Loader, Omission
 from feedline.bench.survey import ImageSample
 from feedline.engine.buffers import arrays, batch_bytes
-from feedline.engine.worker import Source
+from feedline.engine.load_samples import Source
 from feedline.errors import SampleError, UsageError, WorkerError
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader

@@ -39,7 +39,7 @@ from feedline.cache.choice import (
 )
 from feedline.cache.open_source import open_source
 from feedline.cache.source import CacheSource
-from feedline.engine.settings import worker_count
+from feedline.engine.defaults import worker_count
 from feedline.errors import UsageError
 from feedline.images.crops import Transform, checked_transform, wanted_side
 from feedline.images.folder import ImageFolder

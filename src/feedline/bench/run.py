@@ -27,7 +27,7 @@ from feedline.bench.result import BenchmarkResult, Omission
 from feedline.bench.stages import measure_stages
 from feedline.bench.survey import ImageSample, survey_images
 from feedline.engine.buffers import batch_bytes
-from feedline.engine.settings import WORKER_BYTES, worker_count
+from feedline.engine.defaults import WORKER_BYTES, worker_count
 from feedline.engine.shared_memory import require_memory
 from feedline.images.folder import ImageFolder, sample_folder
 from feedline.system import usable_cores

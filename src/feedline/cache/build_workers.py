@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from feedline.cache.ray_workers import connect_ray
 from feedline.cache.shard import BuiltShard, ShardDataset
-from feedline.engine.settings import worker_count
+from feedline.engine.defaults import worker_count
 from feedline.errors import FeedlineError, UsageError
 from feedline.loader import DataLoader
 

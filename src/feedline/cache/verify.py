@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from feedline.engine.settings import worker_count
+from feedline.engine.defaults import worker_count
 from feedline.errors import DatasetError, FeedlineError, ImageError, SampleError
 from feedline.images.codecs import DEFAULT_MAX_PIXELS, Decoder
 from feedline.loader import DataLoader

@@ -160,7 +160,7 @@ def explain_overlap(
     from feedline.bench.options import BenchmarkOptions
     from feedline.bench.overlap import measure_overlap  # loads torch
     from feedline.cli.progress import ProgressBar
-    from feedline.engine.settings import worker_count
+    from feedline.engine.defaults import worker_count
     from feedline.images.demo_set import DemoSet, write_demo_set
     from feedline.images.folder import ImageFolder
     from feedline.report.overlap import OverlapSettings

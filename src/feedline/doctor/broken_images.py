@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from feedline.cache.verify import BrokenSamples, SampleRange, check_ranges
-from feedline.engine.settings import worker_count
+from feedline.engine.defaults import worker_count
 from feedline.errors import ImageError
 from feedline.images.codecs import DEFAULT_MAX_PIXELS, Decoder
 

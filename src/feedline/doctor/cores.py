@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 
 from feedline.doctor.check import CheckResult, Status
 from feedline.doctor.software import package_version
+from feedline.engine.defaults import default_start_method
 from feedline.engine.process import THREAD_SETTINGS
-from feedline.engine.settings import default_start_method
 from feedline.system import CoreLimits, cpu_model
 
 __all__ = ["check_cores", "check_opencv", "check_openmp", "check_start_method", "describe_cores"]

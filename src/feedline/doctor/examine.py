@@ -43,7 +43,7 @@ from feedline.doctor.memory import (
     slot_bytes,
 )
 from feedline.doctor.software import check_decoder, check_libraries
-from feedline.engine.settings import (
+from feedline.engine.defaults import (
     DEFAULT_PREFETCH,
     WORKER_BYTES,
     auto_workers,

@@ -9,7 +9,7 @@ from rich.filesize import decimal
 
 from feedline.doctor.check import CheckResult, Status
 from feedline.engine.buffers import batch_bytes
-from feedline.engine.settings import DEFAULT_PREFETCH, default_start_method, slots_for
+from feedline.engine.defaults import DEFAULT_PREFETCH, default_start_method, slots_for
 from feedline.engine.start_pool import pool_bytes
 from feedline.order.batch_spec import Field
 from feedline.system import MemoryLimits

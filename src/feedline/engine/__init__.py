@@ -2,7 +2,7 @@
 
 feed.py                assign tasks to workers, return finished batches in order
 tasks.py               batches in flight and their tasks
-settings.py            default settings, and settings that can change while workers run
+defaults.py            default settings, and settings that can change while workers run
 buffers.py             memory of batches, in slots
 messages.py            tasks, reports and the heartbeat table
 start_pool.py          start of a worker pool
@@ -11,7 +11,7 @@ pool_linux.py          worker pool forked by a fork server
 pool_portable.py       worker pool of spawned processes, for every platform
 fork_server.py         code of the fork server and its workers
 process.py             set up a worker process
-worker.py              load the rows or the batch of a task, in a worker
+load_samples.py        load the rows or the batch of a task, in a worker
 payload.py             pickle a dataset for the workers
 shared_memory.py       memory that processes share
 hang_detection.py      replace hung workers, warn if storage stalls

@@ -75,11 +75,11 @@ class _Entries:
             return listed
         return [*chain.from_iterable([e, *e] if type(e) is list else [e] for e in listed)]
 
-    def match(self, listed: Any, *, whole: bool) -> bool:
-        """Return True if a list has the same length and, if `whole`, the same entries."""
+    def match(self, listed: Any, *, compare_lists: bool) -> bool:
+        """Return True if a list has the same length and, if `compare_lists`, the same entries."""
         if len(listed) != self._length:
             return False
-        return not whole or _identical(self._copy, self._read(listed))
+        return not compare_lists or _identical(self._copy, self._read(listed))
 
     def same(self, other: _Entries) -> bool:
         """Return True if both hold the same objects."""
@@ -111,7 +111,7 @@ class AttributeSnapshot:
         dataset: any object.
         others: settings of its loader, compared by identity.
         before: an earlier snapshot, whose copies of unchanged long lists are shared.
-        whole: compare all entries of those lists; otherwise only their lengths.
+        compare_lists: compare all entries of those lists; otherwise only their lengths.
     """
 
     def __init__(
@@ -119,13 +119,13 @@ class AttributeSnapshot:
         dataset: object,
         *others: object,
         before: AttributeSnapshot | None = None,
-        whole: bool = True,
+        compare_lists: bool = True,
     ) -> None:
         self._values: list[object] = []
         self._paths: list[_Path] = []
         self._entries: dict[int, _Entries] = {}  # by the ids of lists compared at any length
         self._earlier = {} if before is None else before._entries
-        self._whole = whole
+        self._compare_lists = compare_lists
         self._seen: set[int] = set()
         self._add_attributes(dataset, (None, "dataset"))
         for other in others:
@@ -166,7 +166,7 @@ class AttributeSnapshot:
         key = id(listed)
         if key not in self._entries:
             entries = self._earlier.get(key)
-            if entries is None or not entries.match(listed, whole=self._whole):
+            if entries is None or not entries.match(listed, compare_lists=self._compare_lists):
                 entries = _Entries(listed)
             self._entries[key] = entries
             self._values.append(entries)

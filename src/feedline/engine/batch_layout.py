@@ -103,9 +103,9 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: object) -> Any:
         """Pickle a Tensor subclass that pickles like Tensor as the plain tensor plus its additions.
 
-        One with its own `__torch_dispatch__` may hold no bytes of its own: torch pickles it. A
-        sparse tensor is its indices and values: torch's own function would keep each one that it
-        rebuilds until the next `torch.load`.
+        A subclass that overrides `__torch_dispatch__` may not store data itself, so torch pickles
+        it. A sparse tensor is pickled as indices and values and rebuilt by `_rebuild_sparse`,
+        because torch's rebuild function keeps every tensor alive until the next `torch.load`.
         """
         if type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.layout in _SPARSE_LAYOUTS:
             _, (layout, data) = obj.detach().__reduce_ex__(2)

@@ -23,12 +23,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.engine.messages import HEARTBEAT_BYTES
+from feedline.engine.messages import BLOCK_HEADER_BYTES
 from feedline.engine.shared_memory import SharedFile
 from feedline.order.batch_spec import Field
 
 __all__ = [
-    "LINE_BYTES",
+    "CACHE_LINE_BYTES",
     "PAGE_BYTES",
     "BatchBuffers",
     "RowBuffers",
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 PAGE_BYTES = 4096
-LINE_BYTES = 64
+CACHE_LINE_BYTES = 64
 _HEADROOM_DIVISOR = 8
 """Memory of batches is an eighth larger, so that few batches of varying size need new memory."""
 
@@ -57,7 +57,7 @@ def _field_bytes(field: Field, rows: int) -> int:
 
 def batch_bytes(fields: tuple[Field, ...], rows: int) -> int:
     """Bytes of a batch of `rows` rows, a whole number of pages."""
-    return align(sum(align(_field_bytes(f, rows), LINE_BYTES) for f in fields), PAGE_BYTES)
+    return align(sum(align(_field_bytes(f, rows), CACHE_LINE_BYTES) for f in fields), PAGE_BYTES)
 
 
 def arrays(
@@ -68,7 +68,7 @@ def arrays(
     offset = 0
     for field in fields:
         views.append(np.ndarray((rows, *field.shape), field.dtype, slot, offset))
-        offset += align(_field_bytes(field, rows), LINE_BYTES)
+        offset += align(_field_bytes(field, rows), CACHE_LINE_BYTES)
     return tuple(views)
 
 
@@ -89,7 +89,7 @@ class Space:
 
     def allocate(self, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
         """Allocate bytes on their own cache lines. Return their offset and the bytes."""
-        start = align(self.used, LINE_BYTES)
+        start = align(self.used, CACHE_LINE_BYTES)
         self.used = start + nbytes
         if self.used <= len(self._memory):
             return start, self._memory[start : self.used]
@@ -225,7 +225,7 @@ class RowBuffers(BatchBuffers):
 
     def offset(self, slot: int) -> int:
         """Offset of a slot in the block, in bytes."""
-        return HEARTBEAT_BYTES + slot * self.slot_bytes
+        return BLOCK_HEADER_BYTES + slot * self.slot_bytes
 
     def _bytes(self, slot: int) -> NDArray[np.uint8]:
         start = self.offset(slot)

@@ -37,8 +37,8 @@ from feedline.engine.generators import (
     seed_generators,
     seed_generators_temporarily,
 )
+from feedline.engine.load_samples import Source
 from feedline.engine.messages import BatchTask, error_message
-from feedline.engine.worker import Source
 from feedline.engine.worker_errors import (
     SkippedBatch,
     WorkerException,

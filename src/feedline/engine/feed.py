@@ -17,10 +17,10 @@ from math import inf
 from typing import Any
 
 from feedline.engine.buffers import SlotTooSmallError
-from feedline.engine.hang_detection import CHECK_S, HangDetector, RowLocation
+from feedline.engine.defaults import LiveSettings
+from feedline.engine.hang_detection import CHECK_S, ROW_TIMEOUT_S, HangDetector, RowLocation
 from feedline.engine.messages import HUNG, Failure, Report, stage_pages
 from feedline.engine.pool import WorkerDeath, WorkerPool
-from feedline.engine.settings import ROW_TIMEOUT_S, LiveSettings
 from feedline.engine.tasks import InFlightBatch, RowTasks, Span, Tasks
 from feedline.errors import LoadTimeoutError
 from feedline.order.batch_spec import BatchSpec

@@ -36,6 +36,7 @@ from functools import partial
 
 import numpy as np
 
+from feedline.engine.load_samples import AnySource, MappedMemory, open_source
 from feedline.engine.messages import (
     MAX_MESSAGE_BYTES,
     TASK,
@@ -52,7 +53,6 @@ from feedline.engine.process import (
     reset_multiprocessing,
 )
 from feedline.engine.shared_memory import SharedFile
-from feedline.engine.worker import AnySource, MappedMemory, open_source
 from feedline.errors import ResourceError
 
 __all__ = ["MAX_FDS", "claim_lock", "receive", "run_worker", "send", "serve", "serve_in_child"]

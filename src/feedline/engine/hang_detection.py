@@ -16,10 +16,13 @@ from typing import Any, NamedTuple
 from feedline.engine.pool import WorkerPool
 from feedline.errors import WorkerError
 
-__all__ = ["CHECK_S", "OPEN_S", "HangDetector", "RowLocation"]
+__all__ = ["CHECK_S", "OPEN_S", "ROW_TIMEOUT_S", "HangDetector", "RowLocation"]
 
 CHECK_S = 1.0
 """Interval between two checks of the workers, in seconds."""
+
+ROW_TIMEOUT_S = 120.0
+"""Default of `timeout`: time on one row after which a worker counts as stuck, in seconds."""
 
 OPEN_S = 60.0
 """Time to import the libraries and open the source, in seconds."""
@@ -143,8 +146,9 @@ class HangDetector:
 
         Two conditions: (1) a worker is idle (e.g. all buffers are full), or another worker is
         within the time limit; (2) another worker has started and finished a task since this row
-        began, or a worker was already killed on this row: then no other work may be left. With one
-        worker there is nothing to compare with, so it is never replaced.
+        began. The second is not required if a worker was already killed on this row, because no
+        other tasks may be left. With one worker there is nothing to compare with, so it is never
+        replaced.
         """
         if not self._replaces or self._pool.waits_for_storage(worker_id):
             return False

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from feedline.order.batch_spec import BatchSpec
 
 __all__ = [
-    "HEARTBEAT_BYTES",
+    "BLOCK_HEADER_BYTES",
     "HUNG",
     "MAX_KEY_BYTES",
     "MAX_MESSAGE_BYTES",
@@ -53,8 +53,8 @@ __all__ = [
 
 MAX_WORKERS = 512
 _WORDS = 8  # 64 bytes, one cache line per worker: no false sharing
-_LINES_BYTES = MAX_WORKERS * _WORDS * 8
-HEARTBEAT_BYTES = _LINES_BYTES + MAX_WORKERS * PAGE_BYTES
+_HEARTBEAT_BYTES = MAX_WORKERS * _WORDS * 8
+BLOCK_HEADER_BYTES = _HEARTBEAT_BYTES + MAX_WORKERS * PAGE_BYTES
 """Size of the table at the head of a block; the slots follow."""
 
 TASK, ROW, PID, SINCE, READING = range(5)
@@ -65,12 +65,14 @@ while the worker reads from storage."""
 
 def heartbeat_table(block: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Heartbeat table at the head of a block: shape (MAX_WORKERS, 8), int64."""
-    return block[:_LINES_BYTES].view(np.int64).reshape(MAX_WORKERS, _WORDS)
+    return block[:_HEARTBEAT_BYTES].view(np.int64).reshape(MAX_WORKERS, _WORDS)
 
 
 def stage_pages(block: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Pages of stage timings: shape (MAX_WORKERS, PAGE_WORDS), int64; see `trace.stage_timings`."""
-    return block[_LINES_BYTES:HEARTBEAT_BYTES].view(np.int64).reshape(MAX_WORKERS, PAGE_WORDS)
+    return (
+        block[_HEARTBEAT_BYTES:BLOCK_HEADER_BYTES].view(np.int64).reshape(MAX_WORKERS, PAGE_WORDS)
+    )
 
 
 def start_task(line: NDArray[np.int64], task_id: int) -> None:

@@ -56,12 +56,12 @@ class DeviceTransforms:
     Args:
         values: conversion of pixels to values; None: there are no pixels, or they stay pixels.
         pixels: user's function applied before the conversion; None for none.
-        whole: user's function applied after the conversion; None for none.
+        batch_transform: user's function applied after the conversion; None for none.
     """
 
     values: PixelConversion | None = None
     pixels: PixelTransform | None = None
-    whole: BatchTransform | None = None
+    batch_transform: BatchTransform | None = None
 
     def constants(self, device: torch.device) -> Constants:
         """Constants of the conversion on the device."""
@@ -92,9 +92,9 @@ class DeviceTransforms:
             if is_image(field) and self.values is not None:
                 tensor = self.values(tensor, constants)
             values.append(tensor)
-        if self.whole is None:
+        if self.batch_transform is None:
             return tuple(values)
-        result = self.whole(*values, batch=batch)
+        result = self.batch_transform(*values, batch=batch)
         are_tensors = isinstance(result, tuple | list) and all(
             isinstance(each, torch.Tensor) for each in result
         )

@@ -35,14 +35,14 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.engine.buffers import LINE_BYTES, align
+from feedline.engine.buffers import CACHE_LINE_BYTES, align
 from feedline.engine.messages import error_message
 from feedline.engine.process import WORKER_ENVIRONMENT
 from feedline.engine.shared_memory import NamedMemory, SharedFile
 from feedline.errors import UsageError
 
 if TYPE_CHECKING:
-    from feedline.engine.worker import AnySource
+    from feedline.engine.load_samples import AnySource
 
 __all__ = [
     "Payload",
@@ -94,12 +94,12 @@ class Payload(Generic[Memory]):
             self.library_modules = sorted(m for m in modules if _package(m) in _LIBRARIES)
             sizes = [_COUNT.pack(len(part)) for part in parts]
             parts.insert(0, _COUNT.pack(len(parts)) + b"".join(sizes))
-            self.memory = create(sum(align(len(part), LINE_BYTES) for part in parts))
+            self.memory = create(sum(align(len(part), CACHE_LINE_BYTES) for part in parts))
             offset = 0
             for part in parts:
                 block = self.memory.array[offset : offset + len(part)]
                 block[:] = np.frombuffer(part, np.uint8)
-                offset += align(len(part), LINE_BYTES)
+                offset += align(len(part), CACHE_LINE_BYTES)
             cleanup.pop_all()
 
     def close(self) -> None:
@@ -164,11 +164,11 @@ def unpickle_source(block: NDArray[np.uint8], descriptors: Sequence[int]) -> Any
     data = block.data
     (count,) = _COUNT.unpack_from(data)
     sizes = [_COUNT.unpack_from(data, _COUNT.size * (1 + k))[0] for k in range(count)]
-    offset = align(_COUNT.size * (1 + count), LINE_BYTES)
+    offset = align(_COUNT.size * (1 + count), CACHE_LINE_BYTES)
     parts = []
     for size in sizes:
         parts.append(data[offset : offset + size])
-        offset += align(size, LINE_BYTES)
+        offset += align(size, CACHE_LINE_BYTES)
     with _inherited(descriptors):
         settings = pickle.loads(parts[0])
         _set_environment(settings.pop("environment"))

@@ -21,8 +21,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.engine.load_samples import Source, fill, record_stages
 from feedline.engine.messages import (
-    HEARTBEAT_BYTES,
+    BLOCK_HEADER_BYTES,
     MAX_WORKERS,
     PID,
     READING,
@@ -35,7 +36,6 @@ from feedline.engine.messages import (
     heartbeat_table,
     stage_pages,
 )
-from feedline.engine.worker import Source, fill, record_stages
 from feedline.errors import ClosedError, StartError, UsageError, WorkerError
 from feedline.trace import is_recording_enabled, stage_timer
 from feedline.trace.stage_timings import StagePage
@@ -261,7 +261,7 @@ class InProcessPool(WorkerPool):
     """Pool without workers, for debugging and tiny datasets: `wait` does the tasks of rows."""
 
     def __init__(self, source: Source, slots_bytes: int) -> None:
-        super().__init__(np.zeros(HEARTBEAT_BYTES + slots_bytes, np.uint8))
+        super().__init__(np.zeros(BLOCK_HEADER_BYTES + slots_bytes, np.uint8))
         self._source = source
         self._workers = {}
         self._page = StagePage(stage_pages(self.block)[0]) if is_recording_enabled() else None

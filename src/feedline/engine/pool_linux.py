@@ -28,8 +28,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from feedline.engine.fork_server import MAX_FDS, claim_lock, receive, send, serve_in_child
+from feedline.engine.load_samples import AnySource
 from feedline.engine.messages import (
-    HEARTBEAT_BYTES,
+    BLOCK_HEADER_BYTES,
     MAX_MESSAGE_BYTES,
     PID,
     TASK,
@@ -43,7 +44,6 @@ from feedline.engine.payload import Payload, search_path
 from feedline.engine.pool import WorkerDeath, WorkerPool
 from feedline.engine.process import WORKER_ENVIRONMENT, block_interrupt
 from feedline.engine.shared_memory import SharedFile
-from feedline.engine.worker import AnySource
 from feedline.errors import ResourceError, WorkerError
 
 __all__ = ["ForkServer", "LinuxPool", "acquire_server", "release_server"]
@@ -92,7 +92,7 @@ class LinuxPool(WorkerPool):
         self._workers: dict[int, int] = {}  # by worker id: process id, 0 until it is known
         self._events: list[Report | WorkerDeath] = []
         with contextlib.ExitStack() as cleanup:  # after an error or interrupt
-            self._memory = SharedFile.create(HEARTBEAT_BYTES + slots_bytes)
+            self._memory = SharedFile.create(BLOCK_HEADER_BYTES + slots_bytes)
             cleanup.callback(self._memory.close)
             super().__init__(self._memory.array)
             if not forked:

@@ -23,8 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from feedline.engine.load_samples import AnySource, PrivateMemory, makes_whole_batches, open_source
 from feedline.engine.messages import (
-    HEARTBEAT_BYTES,
+    BLOCK_HEADER_BYTES,
     TASK,
     Report,
     Task,
@@ -37,7 +38,6 @@ from feedline.engine.payload import Payload, main_module, unpickle_source
 from feedline.engine.pool import MISSING_MAIN_GUARD, WorkerDeath, WorkerPool
 from feedline.engine.process import MISSING_MAIN_GUARD_STATUS, WORKER_NAME, become_worker
 from feedline.engine.shared_memory import NamedMemory
-from feedline.engine.worker import AnySource, PrivateMemory, makes_whole_batches, open_source
 from feedline.errors import UsageError
 
 __all__ = ["PortablePool", "run_worker"]
@@ -173,7 +173,7 @@ class PortablePool(WorkerPool):
         self._context: Any = multiprocessing.get_context("spawn")
         main_module()  # raises if workers cannot import the user's script
         self._makes_whole_batches = makes_whole_batches(source)
-        self._memory = NamedMemory(None, HEARTBEAT_BYTES + slots_bytes)
+        self._memory = NamedMemory(None, BLOCK_HEADER_BYTES + slots_bytes)
         super().__init__(self._memory.array)
         self._source: AnySource | None = None
         self._payload: Payload[NamedMemory] | None = None

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import cast
 
-from feedline.engine.messages import HEARTBEAT_BYTES, MAX_WORKERS
+from feedline.engine.defaults import WORKER_BYTES, default_start_method
+from feedline.engine.load_samples import AnySource, Source
+from feedline.engine.messages import BLOCK_HEADER_BYTES, MAX_WORKERS
 from feedline.engine.pool import MISSING_MAIN_GUARD, InProcessPool, WorkerPool
 from feedline.engine.pool_portable import PortablePool
 from feedline.engine.process import (
@@ -22,9 +24,7 @@ from feedline.engine.process import (
     importing_script,
     in_worker,
 )
-from feedline.engine.settings import WORKER_BYTES, default_start_method
 from feedline.engine.shared_memory import require_memory
-from feedline.engine.worker import AnySource, Source
 from feedline.errors import UsageError
 
 __all__ = [
@@ -40,7 +40,7 @@ _log = logging.getLogger("feedline")
 
 def pool_bytes(workers: int, slots_bytes: int) -> int:
     """Memory of a worker pool, in bytes; it is not started if less is available."""
-    return HEARTBEAT_BYTES + slots_bytes + workers * WORKER_BYTES
+    return BLOCK_HEADER_BYTES + slots_bytes + workers * WORKER_BYTES
 
 
 _unpickles_arguments = ContextVar("_unpickles_arguments", default=False)

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from feedline.engine.buffers import RowBuffers, SlotTooSmallError, WholeBatchBuffers, batch_bytes
+from feedline.engine.defaults import LiveSettings
 from feedline.engine.messages import (
     MAX_KEY_BYTES,
     BatchTask,
@@ -26,7 +27,6 @@ from feedline.engine.messages import (
     Report,
     RowTask,
 )
-from feedline.engine.settings import LiveSettings
 from feedline.engine.shared_memory import SharedFile
 from feedline.errors import ResourceError, UsageError
 from feedline.order.batch_spec import (

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
-from feedline.loader.dataset_kind import is_native
+from feedline.loader.dataset_kind import is_row_source
 from feedline.loader.torch_samplers import chain
 
 __all__ = ["prepare", "tracker"]
@@ -113,7 +113,7 @@ def _check(loader: DataLoader[Any], accelerator: Any) -> str:
     Raises:
         UsageError: with a seed or a schedule, instead of the reason.
     """
-    planned = loader.order is not None or is_native(loader.dataset)
+    planned = loader.order is not None or is_row_source(loader.dataset)
     processes = accelerator.num_processes
     if planned and processes != loader.ranks:
         raise UsageError(

@@ -110,9 +110,9 @@ class BatchStream:
 
     # Engine
 
-    def choice(self, *, whole: bool = False) -> EngineChoice:
+    def choice(self, *, compare_lists: bool = False) -> EngineChoice:
         """Choose the engine for the current dataset; see `CurrentChoice.get`."""
-        return self._choice.get(self.options, self.filling, whole=whole)
+        return self._choice.get(self.options, self.filling, compare_lists=compare_lists)
 
     def refresh(self) -> None:
         """Re-read the dataset when the next iteration begins, with new workers."""
@@ -205,7 +205,7 @@ class BatchStream:
     def begin(self) -> None:
         """Begin an iteration at the position."""
         self.filling.begin(self.position)
-        choice = self.choice(whole=True)
+        choice = self.choice(compare_lists=True)
         # torch's engine starts and ends its workers itself.
         if choice.engine != "iterable" and not (
             choice is self._started_with and self.workers_live_on
@@ -298,7 +298,7 @@ class BatchStream:
         check_version(state)
         before, self.filling = self.filling, self.filling.restored_from(state)
         try:
-            choice = self.choice(whole=True)
+            choice = self.choice(compare_lists=True)
             if is_image_size(image_size := state.get("image_size")):
                 choice.check_size(image_size, "the state's image size")
             differences = compare_made_by(state, choice.made_by)

@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, Sampler
 
 from feedline.control.decision import SettingChange
+from feedline.engine.load_samples import Source
 from feedline.engine.normalise import BatchTransform, PixelTransform
 from feedline.engine.start_pool import unpickling_arguments
-from feedline.engine.worker import Source
-from feedline.loader.dataset_kind import is_native
+from feedline.loader.dataset_kind import is_row_source
 from feedline.loader.epoch_iterator import EpochIterator, LoaderRuntime
 from feedline.loader.explain import explain
 from feedline.loader.live_settings import LiveAttributes
@@ -122,10 +122,10 @@ class DataLoader(TorchDataLoader[_T]):
         task_ms: work per task (some rows of a batch) in milliseconds (default 50); see
             docs/reference/options.md. A whole batch is one task. The attribute can be set at any
             time, for batches started later.
-        device: device for the batches, by torch's name. Default: the CPU. For feedline's own
-            sources, and for torchvision pipelines whose rows feedline makes, see `explain`: if
-            nothing follows their ToTensor and Normalize, images travel as uint8 pixels, and the
-            same values, bit for bit, are looked up on the device.
+        device: device for the batches, by torch's name. Default: the CPU. For feedline sources, and
+            for torchvision pipelines on the image-row engine (`explain()` prints the engine). If
+            ToTensor and Normalize come last in the pipeline, images are copied as uint8 and
+            converted on the device by table lookup, to bit-identical values.
         dtype, mean, std: normalisation for feedline sources, with `device` only (default
             float32 and, for three channels, ImageNet's statistics). One mean and std per channel,
             for pixels from 0 to 1, where 1 is the largest value of whole numbers.
@@ -305,7 +305,7 @@ class DataLoader(TorchDataLoader[_T]):
             self.adapts = True
         if settings is not None and not (choice := runtime.stream.choice()).makes_rows:
             warn_if_unused(arguments, completed, str(choice))
-        if options.native:
+        if options.is_row_source:
             runtime.stream.start()
             self.max_image_size = runtime.stream.choice().max_image_size
         elif options.device is not None:
@@ -374,7 +374,7 @@ class DataLoader(TorchDataLoader[_T]):
 
     def check_worker_number_rationality(self) -> None:
         """Give torch's advice on the number of workers only if torch's workers are used."""
-        if not is_native(self.dataset):
+        if not is_row_source(self.dataset):
             super().check_worker_number_rationality()
 
     # Position

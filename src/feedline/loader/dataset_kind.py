@@ -17,12 +17,12 @@ __all__ = [
     "check_length",
     "check_samples",
     "check_source",
-    "is_native",
+    "is_row_source",
     "own_source",
 ]
 
 
-def is_native(dataset: object) -> bool:
+def is_row_source(dataset: object) -> bool:
     """Return True if a dataset writes rows itself, like `feedline.ImageFolder` and its Subsets.
 
     A feedline source with a transform of another library does not: it has to be compiled.
@@ -65,15 +65,15 @@ def check_source(dataset: Any) -> None:
         raise DatasetError(f"{which} has no samples; check its folder or files")
 
 
-def check_kind_unchanged(dataset: object, *, native: bool) -> None:
-    """Check that a dataset is of the same kind as when the loader was built, native or not.
+def check_kind_unchanged(dataset: object, *, was_row_source: bool) -> None:
+    """Check that a dataset is of the same kind as when the loader was built.
 
     Raises:
         UsageError: a feedline transform was replaced by another library's, or the reverse.
     """
-    if native != is_native(dataset):
+    if was_row_source != is_row_source(dataset):
         kinds = "a feedline crop", "a transform of another library"
-        was, now = kinds if native else kinds[::-1]
+        was, now = kinds if was_row_source else kinds[::-1]
         raise UsageError(
             f"the transform of {type(dataset).__name__} was {was} when the loader was built, and "
             f"is now {now}: batches would have another form. Build a new loader"

@@ -2,8 +2,8 @@
 
 Guarantees: `choose_engine` is pure, except that it calls `open_cache`; a choice includes its
 reasons. `CurrentChoice` chooses again after `forget`, or if `AttributeSnapshot` detects that an
-attribute of the dataset or the loader was set. It opens the loader's cache only once, because the
-dataset may change while the machine with the cache is unreachable.
+attribute of the dataset or the loader was set. It opens the loader's cache once and reuses it:
+if the dataset changes while the cache's server is unreachable, an engine can still be chosen.
 
 Relies on: `images.compile`, which decides if feedline's code is equivalent to a dataset's
 torchvision or timm transforms, or to a TensorDataset; `cache_filling`, which decides if copies are
@@ -22,8 +22,8 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 
 from feedline.engine.attribute_snapshot import AttributeSnapshot
 from feedline.engine.buffers import batch_bytes
+from feedline.engine.load_samples import Source
 from feedline.engine.normalise import DeviceTransforms, ValueTable
-from feedline.engine.worker import Source
 from feedline.errors import UsageError
 from feedline.images.compile.folders import is_folder
 from feedline.images.compile.steps import NotRecognised
@@ -207,8 +207,8 @@ def choose_engine(
     """
     if options.iterable:
         return EngineChoice(engine="iterable")
-    check_kind_unchanged(options.dataset, native=options.native)
-    if options.native:
+    check_kind_unchanged(options.dataset, was_row_source=options.is_row_source)
+    if options.is_row_source:
         source = _row_source(options.dataset)
         choice = EngineChoice(engine="image rows", source=source, on_device=options.on_device)
     else:
@@ -220,7 +220,7 @@ def choose_engine(
             choice = replace(choice, source=choice.source.cached(open_cache()))
         elif options.cache is not None:
             choice = replace(choice, cache_contents=cache_contents(options, choice.source))
-        blocked = () if options.native else _reasons_for_samples(options, choice.source)
+        blocked = () if options.is_row_source else _reasons_for_samples(options, choice.source)
         choice = _with_samples(choice, blocked) if blocked else _with_rows(choice, options)
     if options.device is not None and not choice.makes_rows:
         raise UsageError(
@@ -398,18 +398,22 @@ class CurrentChoice:
         other._fingerprint, other._warned = self._fingerprint, self._warned
         return other
 
-    def get(self, options: Options, filling: CacheFilling, *, whole: bool = False) -> EngineChoice:
+    def get(
+        self, options: Options, filling: CacheFilling, *, compare_lists: bool = False
+    ) -> EngineChoice:
         """Return the choice for the current dataset. Raises like `choose_engine`.
 
         Args:
             options: options of the loader.
             filling: cache that is being filled, if any.
-            whole: compare the long lists of folders and Subsets entry by entry, too, as at the
+            compare_lists: compare the long lists of folders and Subsets by entries, too, as at the
                 start of an iteration.
         """
         copies = filling.reads_copies(lambda: choose_engine(options).cache_contents)
         before = self._snapshot
-        now = AttributeSnapshot(*_inputs(options), copies, before=before, whole=whole)
+        now = AttributeSnapshot(
+            *_inputs(options), copies, before=before, compare_lists=compare_lists
+        )
         changed = None if before is None else now.change_from(before)
         if self._choice is None or changed is not None:
             opener = (lambda: self._open_cache(options.cache)) if copies else None

@@ -174,13 +174,14 @@ class Engine:
         """Continue from the position after it was moved."""
 
     def split_off(self, position: LoaderPosition) -> Engine:
-        """Engine for the iteration in progress, at a fork of the position; this engine begins
-        another iteration. NO_ENGINE if the stream of the earlier iteration must start one.
+        """Hand over the iteration in progress: return the engine that continues it at `position`, a
+        fork of this engine's position. `self` then starts another iteration. Return NO_ENGINE if
+        the stream of the earlier iteration must start its own engine.
         """
         return NO_ENGINE
 
     def apply(self, **changes: int | None) -> None:
-        """Change settings of the running engine: fields of `engine.settings.LiveSettings`."""
+        """Change settings of the running engine: fields of `engine.defaults.LiveSettings`."""
 
     def release(self) -> object:
         """In a forked process, release the objects of the parent process. The caller keeps the
@@ -226,7 +227,9 @@ class WorkerEngine(Engine):
         self._sent: list[tuple[BatchSpec, list[Skipped]]] = []
         self._skipped_now: list[Skipped] = []  # of the latest batch, until it is delivered
         self._failed_ahead = False  # True if the batch after those in `_sent` could not be made
-        self._disturbed = False  # True during operations that leave wrong records if interrupted
+        self._needs_recovery = (
+            False  # True during operations that leave wrong records if interrupted
+        )
 
     @property
     def in_flight(self) -> int:
@@ -246,7 +249,7 @@ class WorkerEngine(Engine):
         if self._position.is_at_end():
             raise StopIteration
         self.recover()
-        self._disturbed = True
+        self._needs_recovery = True
         self.transfer.note_request()
         if not self._sent:
             self._send_requested()
@@ -266,40 +269,40 @@ class WorkerEngine(Engine):
         assert self.batch is not None, "no batch was made"
         self._position.record_delivery(self.batch)
         self.skipped += self._skipped_now
-        self._disturbed = False
+        self._needs_recovery = False
 
     def poll(self) -> None:
         """Process the workers' messages."""
         self.recover()
-        self._disturbed = True
+        self._needs_recovery = True
         self.feed.poll(0.0)
-        self._disturbed = False
+        self._needs_recovery = False
 
     def restart_prefetch(self) -> None:
         """Make the workers continue from the position after it was moved."""
-        if not self._disturbed:
-            self._disturbed = True
+        if not self._needs_recovery:
+            self._needs_recovery = True
             self._forget_ahead()
             self.feed.start(self._position.upcoming())
-            self._disturbed = False
+            self._needs_recovery = False
 
     def recover(self) -> None:
         """Start again with new workers after an interrupted operation."""
-        if self._disturbed:
+        if self._needs_recovery:
             self._forget_ahead()
             self.feed.start(self._position.upcoming(), new_workers=True)
-            self._disturbed = False
+            self._needs_recovery = False
 
     def apply(self, **changes: int | None) -> None:
         """Change settings of the running engine: fields of `LiveSettings`."""
         self.recover()
-        self._disturbed = True
+        self._needs_recovery = True
         try:
             self.feed.apply(replace(self.feed.settings, **changes))  # type: ignore[arg-type]
         except UsageError:  # the settings are unchanged
-            self._disturbed = False
+            self._needs_recovery = False
             raise
-        self._disturbed = False
+        self._needs_recovery = False
 
     def close(self) -> None:
         """End the workers and free all memory."""
@@ -331,7 +334,7 @@ class WorkerEngine(Engine):
             if self._skip_after_error:
                 self.batch = in_flight.batch
                 self._position.record_delivery(in_flight.batch)
-            self._disturbed = False
+            self._needs_recovery = False
             self.restart_prefetch()
             raise
 

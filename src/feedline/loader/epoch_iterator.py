@@ -102,7 +102,7 @@ class LoaderRuntime:
         """
         self.stream.ensure_usable()
         fixed, stream, loader = self.options, self.stream, self._loader
-        if not (fixed.native or fixed.iterable):
+        if not (fixed.is_row_source or fixed.iterable):
             check_samples(loader.dataset, sampled=fixed.sampled)
         options = self.current_options()
         if options.order is not None:
@@ -340,7 +340,7 @@ class EpochIterator(_BaseDataLoaderIter):
         runtime, stream, recording = self._runtime, self.stream, self._runtime.recording
         is_newest = stream is runtime.stream
         stream.ensure_usable()
-        timed = is_newest and recording.rest <= 0
+        timed = is_newest and recording.unrecorded_batches <= 0
         requested_ns, requested_cpu_ns = (
             (time.monotonic_ns(), time.thread_time_ns()) if timed else (0, 0)
         )
@@ -361,8 +361,10 @@ class EpochIterator(_BaseDataLoaderIter):
             raise
         if timed:
             recording.note_batch(batch, requested_ns, requested_cpu_ns)
-        elif is_newest and recording.rest > 0:  # 0 if an iteration has started meanwhile
-            recording.rest -= 1
+        elif (
+            is_newest and recording.unrecorded_batches > 0
+        ):  # 0 if an iteration has started meanwhile
+            recording.unrecorded_batches -= 1
         self._num_yielded += 1
         return batch
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from feedline.diagnose.facts import summarise_run
 from feedline.diagnose.finding import Thresholds
 from feedline.diagnose.gains import step_load
+from feedline.engine.defaults import slots_for
 from feedline.engine.generators import describe_generators
-from feedline.engine.settings import slots_for
 from feedline.forecast.rates import PoolRate, Rates
 from feedline.forecast.schedule import forecast
 from feedline.loader.dataset_kind import own_source
@@ -204,7 +204,7 @@ def _memory(options: Options, choice: EngineChoice, used: int) -> str:
 
 def _batches(options: Options, choice: EngineChoice) -> str:
     device = options.device
-    if not options.native:
+    if not options.is_row_source:
         text = "as returned by collate_fn"
         if choice.on_device is None:
             return text

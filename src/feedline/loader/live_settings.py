@@ -29,8 +29,8 @@ from feedline.control.decision import SettingChange, What
 from feedline.control.limits import WorkerLimits
 from feedline.control.room import Room
 from feedline.control.window import StepWindow, error_of
+from feedline.engine.defaults import WORKER_BYTES, LiveSettings, worker_count
 from feedline.engine.feed import Feed
-from feedline.engine.settings import WORKER_BYTES, LiveSettings, worker_count
 from feedline.errors import UsageError
 from feedline.loader.batch_stream import BatchStream
 from feedline.loader.engines import Engine
@@ -119,7 +119,7 @@ class LiveAttributes:
 
     def _change_prefetch_factor(self, factor: int | None) -> None:
         options = self._runtime.options
-        if options.native:
+        if options.is_row_source:
             check_no_prefetch_factor(factor)
         if factor is not None and self._loader.num_workers == 0:
             raise UsageError(
@@ -141,13 +141,13 @@ class LiveAttributes:
                 argument=name,
             )
 
-    def apply(self, what: What, value: float | None) -> None:
+    def apply(self, setting: What, value: float | None) -> None:
         """Set a value without storing it in the arguments, from which copies are built."""
         engine = self._runtime.stream.engine
-        if what == "task_ms":
+        if setting == "task_ms":
             engine.apply(task_ns=task_ns_of(value))
             object.__setattr__(self._loader, "task_ms", value)
-        elif what == "prefetch":
+        elif setting == "prefetch":
             engine.apply(min_prefetched_batches=int(value or 0))
             self._runtime.min_prefetched_batches = int(value or 0)
         else:
@@ -282,7 +282,7 @@ class Adaptation:
         """Choose the next change, if any, after a window of steps."""
         feed, timings = self._stream.engine.feed, self._stage_timings()
         if feed is not None and 0 < len(feed.pids) == feed.settings.workers:
-            live, is_whole = feed.settings, not feed.shares_batches
+            live, is_integer = feed.settings, not feed.shares_batches
             self._controller.limits = _limits(feed)
             window = StepWindow.between(
                 self._before,
@@ -292,8 +292,8 @@ class Adaptation:
                 seconds=self._passed_ns / 1e9,
                 wait_s=self._waited_ns / 1e9,
                 workers=live.workers,
-                prefetch=live.default_prefetch if is_whole else 0,
-                task_ms=0.0 if is_whole else live.task_ns / 1e6,
+                prefetch=live.default_prefetch if is_integer else 0,
+                task_ms=0.0 if is_integer else live.task_ns / 1e6,
                 error=error_of(self._steps_ns),
             )
             self._next_change = self._controller.observe(window) or self._for_next_phase(batch)

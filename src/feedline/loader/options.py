@@ -1,8 +1,9 @@
-"""Options of a loader: its arguments, checked once, with all defaults and current values.
+"""Options of a loader: its arguments, checked once, with defaults and current values.
 
 Guarantees: an invalid argument, or one without effect, raises a UsageError that names it. Rule of
-the defaults: every argument has torch's default, unless a schedule is given,
-which means training: then `shuffle` is True, `num_workers` is "auto" and `seed` is 0.
+the defaults (numbers are in `engine.defaults`): every argument has torch's default, unless a
+schedule is given, which means training: then `shuffle` is True, `num_workers` is "auto" and `seed`
+is 0.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
-from feedline.engine.devices import resolve_device
-from feedline.engine.normalise import BatchTransform, DeviceTransforms, Normalise, PixelTransform
-from feedline.engine.settings import (
+from feedline.engine.defaults import (
     DEFAULT_PREFETCH,
     DEFAULT_PREFETCH_FACTOR,
     default_start_method,
     slots_for,
     worker_count,
 )
+from feedline.engine.devices import resolve_device
+from feedline.engine.normalise import BatchTransform, DeviceTransforms, Normalise, PixelTransform
 from feedline.errors import UsageError
-from feedline.loader.dataset_kind import check_length, check_source, is_native, own_source
+from feedline.loader.dataset_kind import check_length, check_source, is_row_source, own_source
 from feedline.order.batch_spec import TASK_NS
 from feedline.order.sample_order import (
     SEQUENTIAL,
@@ -46,7 +47,7 @@ from feedline.order.schedule import (
     Schedule,
     is_count,
     is_image_size,
-    is_whole,
+    is_integer,
 )
 from feedline.remote.filesystem import is_url
 from feedline.system import rank_and_world
@@ -107,7 +108,7 @@ class Arguments:
     settings: str | os.PathLike[str] | None
 
 
-_LIVE = (
+_READ_AT_ITER = (
     *("dataset", "collate_fn", "worker_init_fn", "generator", "batch_size", "drop_last"),
     *("num_workers", "timeout", "in_order", "on_error", "pin_memory", "persistent_workers"),
 )
@@ -127,7 +128,7 @@ class Options(Arguments):
         cache: folder or URL of a cache with smaller copies of the images, or an ImageFolder of a
             cache.
         start_method: "fork", "forkserver" or "spawn"; "" until the loader is built.
-        native: the dataset is a feedline source.
+        is_row_source: the dataset is a feedline source.
         iterable: the dataset is an IterableDataset.
         sampled: a sampler or batch sampler defines the order.
         phases: the schedule, or one phase of `image_size`, if any.
@@ -150,7 +151,7 @@ class Options(Arguments):
     weights: Weights | None
     device: torch.device | None
     start_method: str
-    native: bool
+    is_row_source: bool
     iterable: bool
     sampled: bool
     phases: Schedule
@@ -172,18 +173,18 @@ class Options(Arguments):
             UsageError: an argument is invalid, or would have no effect.
         """
         dataset = arguments.dataset
-        native, iterable = is_native(dataset), isinstance(dataset, IterableDataset)
+        row_source, iterable = is_row_source(dataset), isinstance(dataset, IterableDataset)
         sampled = arguments.sampler is not None or arguments.batch_sampler is not None
         _check_values(arguments)
-        if native:
+        if row_source:
             _check_native(arguments)
         elif iterable:
             _check_iterable(arguments)
-        _check_effects(arguments, native=native, sampled=sampled)
+        _check_effects(arguments, is_row_source=row_source, sampled=sampled)
         training = arguments.schedule is not None
         schedule = Schedule.of(arguments.schedule) if training else None
         phases = schedule or Schedule((Phase(image_size=arguments.image_size, epochs=1),))
-        if native and not phases.image_sizes:
+        if row_source and not phases.image_sizes:
             raise UsageError(
                 f"{type(dataset).__name__} needs an image size: set image_size=224, or a schedule "
                 'such as schedule="112x10,160x10,224x10"'
@@ -193,7 +194,7 @@ class Options(Arguments):
             shuffle = True
         if seed is None and training and not sampled and arguments.batch_size is not None:
             seed = 0
-        if not (native or iterable or sampled) and (shuffle or seed is not None or training):
+        if not (row_source or iterable or sampled) and (shuffle or seed is not None or training):
             check_length(dataset, needed=True)
         if num_workers is None:
             num_workers = "auto" if training else 0
@@ -211,13 +212,13 @@ class Options(Arguments):
         }
         return cls(
             **{**vars(arguments), **changes},
-            native=native,
+            is_row_source=row_source,
             iterable=iterable,
             sampled=sampled,
             phases=phases,
             adapts=isinstance(num_workers, str),
             allocated_prefetch=prefetch,
-            on_device=_device_transforms(arguments) if native else None,
+            on_device=_device_transforms(arguments) if row_source else None,
         )
 
     def current(self, loader: Any, order: Order | None, min_prefetched_batches: int) -> Options:
@@ -228,7 +229,7 @@ class Options(Arguments):
             order: order of the loader, if planned by feedline.
             min_prefetched_batches: minimum of whole batches made ahead.
         """
-        changes = {name: getattr(loader, name) for name in _LIVE}
+        changes = {name: getattr(loader, name) for name in _READ_AT_ITER}
         prefetch = None if loader.prefetch == self.allocated_prefetch else loader.prefetch
         return replace(
             self,
@@ -236,7 +237,7 @@ class Options(Arguments):
             prefetch=prefetch,
             prefetch_factor=factor_or_default(loader.prefetch_factor),
             task_ns=task_ns_of(loader.task_ms),
-            start_method=_start_method(loader, self.native),
+            start_method=_start_method(loader, self.is_row_source),
             batched=loader._auto_collation,
             index_sampler=() if self.iterable else loader._index_sampler,
             order=order,
@@ -265,7 +266,7 @@ _CHECKS: dict[str, _Check] = {
     ),
     "timeout": (lambda value: isinstance(value, int | float) and value >= 0, "at least 0 seconds"),
     "prefetch_factor": (
-        lambda value: is_whole(value) and 1 <= value <= 1024,
+        lambda value: is_integer(value) and 1 <= value <= 1024,
         "None or a whole number from 1 to 1024 (batches each worker makes ahead)",
     ),
     "seed": (
@@ -276,7 +277,7 @@ _CHECKS: dict[str, _Check] = {
     "image_size": _IMAGE_SIZE,
     "max_image_size": _IMAGE_SIZE,
     "prefetch": (
-        lambda value: is_whole(value) and 1 <= value <= 64,
+        lambda value: is_integer(value) and 1 <= value <= 64,
         "a whole number from 1 to 64",
     ),
     "task_ms": (
@@ -377,17 +378,17 @@ def _check_iterable(arguments: Arguments) -> None:
             )
 
 
-def _check_effects(arguments: Arguments, *, native: bool, sampled: bool) -> None:
+def _check_effects(arguments: Arguments, *, is_row_source: bool, sampled: bool) -> None:
     """Check that no argument is without effect.
 
     Args:
         arguments: arguments of a loader.
-        native: the dataset is a feedline source.
+        is_row_source: the dataset is a feedline source.
         sampled: a sampler defines the samples.
     """
     for name in ("mean", "std", "dtype", "pixel_transform", "batch_transform"):
         value = getattr(arguments, name)
-        if value is not None and not native:
+        if value is not None and not is_row_source:
             raise UsageError(
                 f"{value!r} is only for feedline sources, e.g. feedline.ImageFolder, with a "
                 "TrainCrop or EvalCrop. With any other dataset or transform, do this in the "
@@ -400,7 +401,7 @@ def _check_effects(arguments: Arguments, *, native: bool, sampled: bool) -> None
             )
     schedule = arguments.schedule
     if arguments.max_image_size is not None and not (
-        native or schedule is not None or arguments.image_size is not None
+        is_row_source or schedule is not None or arguments.image_size is not None
     ):
         raise UsageError(
             f"{arguments.max_image_size} has no effect without an image size; set schedule= or "
@@ -479,13 +480,13 @@ def _cache(cache: Any) -> Any:
     return os.path.abspath(os.path.expanduser(os.fspath(cache)))
 
 
-def _start_method(loader: Any, native: bool) -> str:
+def _start_method(loader: Any, is_row_source: bool) -> str:
     """Start method of the workers; for a user's Dataset the default is multiprocessing's."""
     if loader.start_method is not None:
         return str(loader.start_method)
     if loader.multiprocessing_context is not None:
         return str(loader.multiprocessing_context.get_start_method())
-    if native:
+    if is_row_source:
         return default_start_method()
     method = multiprocessing.get_start_method(allow_none=True)
     method = method or multiprocessing.get_all_start_methods()[0]

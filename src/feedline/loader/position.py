@@ -100,10 +100,10 @@ class LoaderPosition:
         raise NotImplementedError
 
     def fork(self) -> LoaderPosition | None:
-        """Create a position for an iteration that continues independently.
+        """Fork the position for the iteration in progress, which then continues independently.
 
-        None if no batch was delivered yet: then it begins the next epoch when it
-        continues. Afterwards this position must begin another epoch.
+        Return None if it has not delivered a batch: it then starts the epoch that is next when its
+        first batch is requested. After a fork, the caller must move `self` to another epoch.
         """
         raise NotImplementedError
 

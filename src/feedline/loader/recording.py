@@ -29,7 +29,7 @@ _log = logging.getLogger("feedline")
 
 _QUICK_NS = 400_000  # a step costs the record some 4 us
 _QUICK_STEPS = 64
-_REST = 62
+_SKIPPED_BATCHES = 62
 _MAX_NAMES = 256
 
 
@@ -39,7 +39,7 @@ class Recording:
     def __init__(self, stream: BatchStream) -> None:
         self._stream = stream
         self._on = is_recording_enabled()
-        self.rest = 0
+        self.unrecorded_batches = 0
         """Number of following batches that are not recorded."""
         self._reset()
 
@@ -93,9 +93,9 @@ class Recording:
             device_clock=bool(getattr(transfer, "can_send_early", False)),
             before=self._pass if same else None,
         )
-        self._may_rest = not self._pass.entry.device_clock
+        self._may_skip = not self._pass.entry.device_clock
         stream.timing.listener = self._measured
-        self.rest = self._quick = 0
+        self.unrecorded_batches = self._quick = 0
 
     def note_batch(self, batch: Any, requested_ns: int, requested_cpu_ns: int) -> None:
         """Record a delivered batch, and when it was requested: monotonic clock and thread time."""
@@ -104,20 +104,20 @@ class Recording:
             return
         try:
             got_ns = time.monotonic_ns()
-            rested = record.has_unreported
-            if rested:
+            was_skipping = record.has_unreported
+            if was_skipping:
                 self._stream.timing.listener = self._measured
             record.add_batch(self._probe.inspect(batch), requested_ns, got_ns, requested_cpu_ns)
             took_ns, self._got_ns = got_ns - self._got_ns, got_ns
-            if not rested and took_ns > _QUICK_NS:
+            if not was_skipping and took_ns > _QUICK_NS:
                 self._quick = max(0, self._quick - _QUICK_STEPS // 4)
-            elif self._may_rest:
+            elif self._may_skip:
                 self._quick += 1
                 if self._quick >= _QUICK_STEPS:
                     # After these steps, the next batch begins a timed step, and one more ends it.
                     self._quick = _QUICK_STEPS - 2
-                    self.rest = _REST
-                    record.count_unreported(_REST)
+                    self.unrecorded_batches = _SKIPPED_BATCHES
+                    record.count_unreported(_SKIPPED_BATCHES)
                     self._stream.timing.listener = None
         except Exception as error:
             self._fail(error)
@@ -151,8 +151,8 @@ class Recording:
         if record is None or record.over or os.getpid() != self._owner:
             return
         try:
-            record.uncount_unreported(self.rest)
-            self.rest = 0
+            record.uncount_unreported(self.unrecorded_batches)
+            self.unrecorded_batches = 0
             self.recorder.end(record, how)
             for timings in self._stream.stage_timings().values():  # while the dataset is as it was
                 for _, sample in timings.slowest:
@@ -163,7 +163,7 @@ class Recording:
     def _fail(self, error: Exception) -> None:
         """Stop recording."""
         record = self._pass
-        self._on, self._pass, self.rest = False, None, 0
+        self._on, self._pass, self.unrecorded_batches = False, None, 0
         self._stream.timing.listener = None
         if record is not None:
             with contextlib.suppress(Exception):

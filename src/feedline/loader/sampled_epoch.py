@@ -405,9 +405,10 @@ class EpochSource:
             position: position in the state.
             comparable: True if the state has the same rank and number of ranks, so that digests
                 must be equal.
-            begin: True if an iteration starts here. The sampler's own epoch number is then kept. If
-                the global random state still equals the saved one, it is advanced directly; with a
-                copy, the next epoch would repeat this one.
+            begin: True if an iteration starts here. The sampler then keeps its current epoch
+                number, not the saved one. If torch's global random state still equals the saved
+                one, the epoch draws from the global state itself: drawing from a copy would not
+                advance it, and the next epoch would repeat this one.
 
         Raises:
             StateError: the sampler yields other batches, or the state is damaged.

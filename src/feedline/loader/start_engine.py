@@ -14,6 +14,7 @@ from torch.utils.data import Subset
 
 from feedline.engine.buffers import BatchBuffers, RowBuffers, WholeBatchBuffers
 from feedline.engine.dataset_fetch import DatasetFetcher, SourceWithInit, WorkerInit
+from feedline.engine.defaults import LiveSettings, slots_for
 from feedline.engine.device_transfer import (
     AcceleratorTransfer,
     DeviceTransfer,
@@ -23,13 +24,12 @@ from feedline.engine.device_transfer import (
 )
 from feedline.engine.devices import TorchAccelerator
 from feedline.engine.feed import Feed
+from feedline.engine.load_samples import Source
 from feedline.engine.messages import HUNG
 from feedline.engine.pinned_memory import pin_batch, register_memory, should_pin
 from feedline.engine.pool import WorkerPool
-from feedline.engine.settings import LiveSettings, slots_for
 from feedline.engine.start_pool import start_pool
 from feedline.engine.tasks import BatchTasks, InFlightBatch, RowTasks
-from feedline.engine.worker import Source
 from feedline.engine.worker_errors import describe_sample
 from feedline.errors import ImageError, SampleError
 from feedline.images.compile.tensors import batched_tensors
@@ -181,7 +181,7 @@ def _build_row_engine(
             describe_sample=partial(describe_row, source),
         )
         # torch's default collate makes lists of tuples.
-        form: Callable[[Tensors], Any] = tuple if options.native else list
+        form: Callable[[Tensors], Any] = tuple if options.is_row_source else list
         transfer: DeviceTransfer
         if options.device is not None and options.device.type != "cpu":
             assert choice.on_device is not None, "device transforms are set for batches on a device"
@@ -216,7 +216,8 @@ def _build_batch_engine(
         slots_bytes=0,
         workers=options.num_workers,
         method=options.start_method,
-        # For compiled samples with a collate_fn, the pickled payload shows it.
+        # False for the sample engine: if it needs the script (e.g. for collate_fn), `Payload`
+        # detects that while pickling.
         runs_user_code=choice.engine == "dataset" or _needs_formats_of_the_script(choice),
     )
     with _close_on_error(pool):

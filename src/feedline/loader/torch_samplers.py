@@ -28,7 +28,7 @@ from torch.utils.data import (
 )
 
 from feedline.errors import UsageError
-from feedline.loader.dataset_kind import is_native
+from feedline.loader.dataset_kind import is_row_source
 from feedline.order.sample_order import SEQUENTIAL, Order
 
 __all__ = [
@@ -206,9 +206,10 @@ class PlannedSampler(DistributedSampler[Any]):
         epoch = getattr(self._loader(), "epoch", self.epoch)
         if self.shuffle and epoch == self._latest:
             warnings.warn(
-                f"another loader draws epoch {epoch} of a feedline.DataLoader with a seed again: "
-                "that loader's own epochs do not advance. Call set_epoch before each pass, or "
-                "remove seed= if a framework makes the order (e.g. ignite's DeterministicEngine)",
+                "Another DataLoader iterates the sampler of a feedline.DataLoader again in epoch "
+                f"{epoch} and gets the same order: this does not advance the epoch of the feedline "
+                "loader. Call set_epoch() before each pass, or remove seed= if a framework defines "
+                "the order (e.g. ignite's DeterministicEngine)",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -292,7 +293,7 @@ def warn_of_stock_loader(loader: Any) -> bool:
     if processes is None or isinstance(loader.dataset, IterableDataset):
         return False
     ranks = loader.ranks if loader.order is not None else 1
-    if is_native(loader.dataset) or loader.schedule is not None or ranks > 1:
+    if is_row_source(loader.dataset) or loader.schedule is not None or ranks > 1:
         raise UsageError(
             f"accelerator.prepare would build a torch DataLoader, which cannot give this loader's "
             f"batches; {_PREPARE}"

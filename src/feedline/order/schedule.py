@@ -14,7 +14,7 @@ from typing import TypeGuard
 
 from feedline.errors import ScheduleError
 
-__all__ = ["MAX_IMAGE_SIZE", "Phase", "Schedule", "is_count", "is_image_size", "is_whole"]
+__all__ = ["MAX_IMAGE_SIZE", "Phase", "Schedule", "is_count", "is_image_size", "is_integer"]
 
 MAX_IMAGE_SIZE = 16_384
 """Largest side of an image, in pixels."""
@@ -160,7 +160,7 @@ def is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def is_whole(value: object) -> TypeGuard[int]:
+def is_integer(value: object) -> TypeGuard[int]:
     """Return True if a value is a whole number, also of numpy, but not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 

@@ -11,7 +11,7 @@ from functools import reduce
 from operator import iadd
 from typing import Any
 
-from feedline.engine.settings import DEFAULT_PREFETCH, DEFAULT_PREFETCH_FACTOR
+from feedline.engine.defaults import DEFAULT_PREFETCH, DEFAULT_PREFETCH_FACTOR
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from feedline.loader.batch_stream import BatchStream

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from feedline.engine.settings import DEFAULT_PREFETCH, slots_for
+from feedline.engine.defaults import DEFAULT_PREFETCH, slots_for
 from feedline.errors import UsageError
 from feedline.images.crops import TrainCrop
 from feedline.images.folder import ENOUGH_IMAGES, ImageFolder, sample_folder

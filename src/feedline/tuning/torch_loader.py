@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from feedline.engine.defaults import worker_count
 from feedline.engine.process import block_interrupt
-from feedline.engine.settings import worker_count
 from feedline.errors import ResourceError, UsageError
 from feedline.order.schedule import Phase
 from feedline.trace.stage_timings import StageTimings

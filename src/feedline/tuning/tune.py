@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.control.limits import WorkerLimits
 from feedline.control.room import Room
-from feedline.engine.settings import WORKER_BYTES
+from feedline.engine.defaults import WORKER_BYTES
 from feedline.errors import ResourceError, UsageError
 from feedline.forecast.rates import Rates
 from feedline.loader import DataLoader

@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
 import feedline
-from feedline.engine.settings import worker_count
+from feedline.engine.defaults import worker_count
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
-from feedline.loader.dataset_kind import is_native
+from feedline.loader.dataset_kind import is_row_source
 
 __all__ = ["build_loader", "import_function", "is_function_name"]
 
@@ -96,7 +96,7 @@ def build_loader(
     if isinstance(returned, IterableDataset):
         return TorchDataLoader(returned, rows, num_workers=worker_count("auto"))
     indexed = hasattr(returned, "__len__") and hasattr(returned, "__getitem__")
-    if not (indexed or is_native(returned)):
+    if not (indexed or is_row_source(returned)):
         raise UsageError(
             f"{text!r} must return a DataLoader or a Dataset, got {type(returned).__name__}"
         )

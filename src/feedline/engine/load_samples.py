@@ -96,7 +96,7 @@ class BatchSource(Protocol):
         """Start a worker with its id and the number of workers. Called once, first."""
 
     def fetch_into(
-        self, keys: bytes, task: BatchTask, space: Space, at: Callable[[int], None]
+        self, keys: bytes, task: BatchTask, space: Space, on_sample: Callable[[int], None]
     ) -> int:
         """Make a batch and write it, or its error, to `space`.
 
@@ -104,7 +104,7 @@ class BatchSource(Protocol):
             keys: sample keys, as the trainer wrote them.
             task: size, strength and seeds.
             space: memory for the batch: first its tensors, then its structure.
-            at: called with the index of each sample before it is made, counted from 0.
+            on_sample: called with the index of each sample before it is made, counted from 0.
 
         Returns:
             Number of bytes at the end of `space` that describe the structure.
@@ -288,7 +288,7 @@ def make_batch(
 ) -> Report:
     """Make the batch of a task in the memory of its slot, and note each sample on the line."""
 
-    def at(row: int) -> None:
+    def on_sample(row: int) -> None:
         line[ROW] = row
 
     report = Report(worker_id, task.id, time.monotonic_ns(), 0)
@@ -296,7 +296,7 @@ def make_batch(
         slot = memory.of(task)
         keys = task.keys or slot[: task.key_bytes].tobytes()
         space = Space(slot)
-        structure_bytes = source.fetch_into(keys, task, space, at)
+        structure_bytes = source.fetch_into(keys, task, space, on_sample)
         stage_timer.end_stage("pack")
         if not space.fits:
             space.copy_to_larger(partial(memory.allocate, task.slot))

@@ -6,7 +6,7 @@ Defaults of DataLoader's arguments:
     DEFAULT_PREFETCH         `prefetch`: batches of rows made ahead
     DEFAULT_PREFETCH_FACTOR  `prefetch_factor`: whole batches that each worker makes ahead
     TASK_NS                  `task_ms`: work of one task of a batch of rows, in `order.batch_spec`
-    ROW_TIMEOUT_S            `timeout`: time on one row after which a worker counts as stuck
+    ROW_TIMEOUT_S            `timeout`: time on one row, in `engine.hang_detection`
 
 The module needs neither torch nor a running pool, so commands that describe a loader before it
 exists (e.g. `feedline doctor`) use the same values.
@@ -20,13 +20,12 @@ from dataclasses import dataclass
 from feedline.engine.messages import MAX_WORKERS
 from feedline.errors import UsageError
 from feedline.order.batch_spec import TASK_NS
-from feedline.order.schedule import is_count, is_whole
+from feedline.order.schedule import is_count, is_integer
 from feedline.system import available_memory_bytes, local_processes, usable_cores
 
 __all__ = [
     "DEFAULT_PREFETCH",
     "DEFAULT_PREFETCH_FACTOR",
-    "ROW_TIMEOUT_S",
     "WORKER_BYTES",
     "LiveSettings",
     "auto_workers",
@@ -42,9 +41,6 @@ workers share each batch."""
 
 DEFAULT_PREFETCH_FACTOR = 2
 """Whole batches that each worker makes ahead, as in torch."""
-
-ROW_TIMEOUT_S = 120.0
-"""Time on one row after which a worker counts as stuck, in seconds."""
 
 WORKER_BYTES = 64 << 20
 """Memory of a worker, in bytes. The measured proportional set size of one that decodes and resizes
@@ -93,7 +89,7 @@ def worker_count(workers: int | str, batches_bytes: int = 0) -> int:
     """
     if workers == "auto":
         return auto_workers(available_bytes=own_memory_bytes(), batches_bytes=batches_bytes)
-    if not (is_whole(workers) and 0 <= workers <= MAX_WORKERS):
+    if not (is_integer(workers) and 0 <= workers <= MAX_WORKERS):
         raise UsageError(
             f'must be "auto" or a whole number from 0 to {MAX_WORKERS}, got {workers!r}',
             argument="num_workers",
@@ -120,9 +116,9 @@ class LiveSettings:
 
     Args:
         workers: number of workers; 0 if the training process makes batches.
-        prefetch: maximum number of batches in flight, made or not. For rows, at most the number of
-            slots; for whole batches, slots are added. Default: the number of slots for rows,
-            `default_prefetch` for whole batches.
+        prefetch: maximum number of batches in flight, finished or not. Image rows: at most the
+            number of slots, which is the default. Whole batches: slots are added as needed, and the
+            default is `default_prefetch`, plus the batches that the user may hold.
         prefetch_factor: whole batches that each worker makes ahead.
         min_prefetched_batches: minimum of whole batches made ahead by all workers together.
         task_ns: target work of a task of a batch of rows, in ns.
