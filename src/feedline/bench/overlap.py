@@ -77,7 +77,7 @@ class _Loop:
                 return
 
 
-class _TimedDataset(Dataset[Any]):
+class _RepeatedImages(Dataset[Any]):
     """Rows of a folder, repeated, each with the time at which it was started."""
 
     def __init__(self, folder: ImageFolder, settings: OverlapSettings) -> None:
@@ -134,7 +134,7 @@ def _run_loop(
     report: ProgressListener,
 ) -> list[_TimedStep]:
     with DataLoader(
-        _TimedDataset(folder, settings),
+        _RepeatedImages(folder, settings),
         batch_size=settings.batch_size,
         num_workers=workers,
         collate_fn=_collate,
