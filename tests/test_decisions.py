@@ -327,7 +327,7 @@ class MultiEpochs(DataLoader[Any]):
             yield next(self.iterator)
 
 
-@pytest.mark.filterwarnings("ignore:another loader draws epoch 0")  # nobody sets another
+@pytest.mark.filterwarnings("ignore:Another DataLoader iterates")  # nobody sets an epoch
 @pytest.mark.parametrize("options", [{}, {"seed": 1}])
 def test_a_batch_sampler_that_is_put_in_its_place_is_drawn_from(options: dict[str, Any]) -> None:
     loader = MultiEpochs(list(range(8)), 4, num_workers=1, shuffle=True, **options)

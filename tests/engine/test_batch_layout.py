@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.testing._internal.two_tensor import TwoTensor
 
 from feedline.engine.batch_layout import empty_in, read_batch, write_batch
-from feedline.engine.buffers import Space
+from feedline.engine.buffers import BatchAllocator
 from sets import plain
 
 DTYPES = [
@@ -29,7 +29,7 @@ DTYPES = [
 
 def through(value: Any, memory_bytes: int = 0) -> Any:
     """Lay a value into memory of some size, and load it from where it then lies."""
-    space = Space(np.empty(memory_bytes, np.uint8))
+    space = BatchAllocator(np.empty(memory_bytes, np.uint8))
     shell = write_batch(value, space)
     if space.fits:
         memory = space._memory[: space.used].copy()
@@ -235,7 +235,7 @@ def test_tensors_that_torch_alone_can_take_apart_come_back() -> None:
 
 def test_what_is_twice_in_a_value_is_one_thing_with_one_memory() -> None:
     tensor = torch.arange(10_000.0)
-    space = Space(np.empty(0, np.uint8))
+    space = BatchAllocator(np.empty(0, np.uint8))
     write_batch([tensor] * 50, space)
     assert space.used < 2 * tensor.nbytes
     first, second = through((tensor, tensor))
@@ -243,13 +243,13 @@ def test_what_is_twice_in_a_value_is_one_thing_with_one_memory() -> None:
 
 
 def test_what_was_repeated_takes_no_more_memory_than_before() -> None:
-    space = Space(np.empty(0, np.uint8))
+    space = BatchAllocator(np.empty(0, np.uint8))
     write_batch(torch.ones(3, 1).expand(3, 1_000_000), space)
     assert space.used < 10_000
 
 
 def test_a_part_of_what_lies_in_memory_already_stays_there() -> None:
-    space = Space(np.empty(1 << 16, np.uint8))
+    space = BatchAllocator(np.empty(1 << 16, np.uint8))
     whole = empty_in(space, (100, 10), torch.float32)
     whole.copy_(torch.arange(1000.0).view(100, 10))
     before = space.used
@@ -265,7 +265,7 @@ def test_what_was_laid_is_not_kept_until_garbage_is_collected() -> None:
     gone = weakref.ref(tensor), weakref.ref(array)
     gc.disable()
     try:
-        write_batch([tensor, array], Space(np.empty(0, np.uint8)))
+        write_batch([tensor, array], BatchAllocator(np.empty(0, np.uint8)))
         del tensor, array
         assert [each() for each in gone] == [None, None]
     finally:

@@ -14,14 +14,14 @@ from feeds import planned
 
 from feedline.engine.batch_layout import write_batch
 from feedline.engine.buffers import (
+    BatchAllocator,
     BatchBuffers,
     RowBuffers,
-    Space,
     WholeBatchBuffers,
     batch_bytes,
 )
 from feedline.engine.device_transfer import DeviceTransfer, HostTransfer, WholeBatchTransfer
-from feedline.engine.messages import HEARTBEAT_BYTES
+from feedline.engine.messages import BLOCK_HEADER_BYTES
 from feedline.engine.shared_memory import SharedFile
 from feedline.engine.tasks import InFlightBatch
 from feedline.order.sample_order import Order
@@ -99,7 +99,7 @@ def whole_batches(
     def make() -> InFlightBatch:
         slot = growing.acquire()
         assert slot is not None, "the workers have run out of slots"
-        batch, space = next(batches), Space(np.empty(0, np.uint8))
+        batch, space = next(batches), BatchAllocator(np.empty(0, np.uint8))
         nbytes = write_batch(torch.tensor(batch.samples.tolist()), space)
         memory = SharedFile.create(4096)
         space.copy_to_larger(lambda nbytes: memory.array[:nbytes])
@@ -116,7 +116,7 @@ def batches_of_rows(
     assert max_user_batches == slots - 2
     fields = Rows(80).fields(4)[1:]
     nbytes = batch_bytes(fields, 8)
-    fixed = RowBuffers(np.zeros(HEARTBEAT_BYTES + slots * nbytes, np.uint8), nbytes, slots)
+    fixed = RowBuffers(np.zeros(BLOCK_HEADER_BYTES + slots * nbytes, np.uint8), nbytes, slots)
     batches = planned(PLAN)
 
     def make() -> InFlightBatch:

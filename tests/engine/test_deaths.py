@@ -358,7 +358,7 @@ def test_closing_and_starting_over_do_not_wait_for_a_child_that_was_forked_meanw
         try:
             first.close()
             old = second.worker_pids
-            second._runtime.stream.engine._disturbed = True  # what an interrupt in mid-work leaves
+            second._runtime.stream.engine._needs_recovery = True  # as after an interrupt
             assert sum(len(labels) for _, labels in second) == 200
             assert second.worker_pids != old
         finally:
@@ -457,7 +457,7 @@ def test_an_interrupt_while_a_loader_is_built_leaves_nothing(
     gc.collect()
     processes, descriptors = own_family(), len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patched:
-        patched.setattr(pool_linux.ForkServer, "adopt", interrupted)
+        patched.setattr(pool_linux.ForkServer, "register_pool", interrupted)
         with pytest.raises(KeyboardInterrupt):
             DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0)
     gc.collect()

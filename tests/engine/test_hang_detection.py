@@ -60,14 +60,14 @@ def patience_on(workers: Workers) -> HangDetector:
 
 def check(patience: HangDetector, seconds: int = 6) -> None:
     for _ in range(seconds):
-        patience.waited(1.0)
+        patience.record_wait(1.0)
 
 
 def test_a_worker_that_alone_is_stuck_is_replaced_when_the_others_have_nothing_left_to_do() -> None:
     workers = Workers()
     patience = patience_on(workers)
     workers.rows, workers.ready = {0: CurrentRow(7, 0, since_ns=10)}, {1}
-    patience.finished(1, 20)
+    patience.record_finished_task(1, 20)
     check(patience)
     assert workers.killed == [0]
     # Again, on another worker, with no other task left.
@@ -82,7 +82,7 @@ def test_tasks_that_others_began_earlier_are_no_progress(begun_ns: int | None) -
     patience = patience_on(workers)
     workers.rows, workers.ready = {0: CurrentRow(7, 0, since_ns=10)}, {1}
     if begun_ns is not None:
-        patience.finished(1, begun_ns)
+        patience.record_finished_task(1, begun_ns)
     check(patience)
     assert workers.killed == []
 
@@ -93,7 +93,7 @@ def test_workers_that_are_all_stuck_are_waited_for_with_one_warning(
     workers = Workers()
     patience = patience_on(workers)
     workers.rows = {0: CurrentRow(7, 0, since_ns=10), 1: CurrentRow(8, 0, since_ns=15)}
-    patience.finished(1, 12)
+    patience.record_finished_task(1, 12)
     with caplog.at_level(logging.WARNING, "feedline"):
         check(patience, 100)
     assert workers.killed == []
@@ -104,7 +104,7 @@ def test_workers_that_are_all_stuck_are_waited_for_with_one_warning(
 def test_one_worker_is_never_replaced() -> None:
     workers = Workers()
     patience = patience_on(workers)
-    patience.finished(0, 5)
+    patience.record_finished_task(0, 5)
     workers.rows = {0: CurrentRow(7, 0, since_ns=10)}
     check(patience, 100)
     assert workers.killed == []
@@ -114,7 +114,7 @@ def test_a_worker_that_reads_from_storage_is_never_replaced() -> None:
     workers = Workers()
     patience = patience_on(workers)
     workers.rows, workers.ready, workers.reading = {0: CurrentRow(7, 0, 10)}, {1}, {0}
-    patience.finished(1, 20)
+    patience.record_finished_task(1, 20)
     check(patience, 100)
     assert workers.killed == []
 
@@ -132,8 +132,8 @@ def test_a_worker_that_begins_row_after_row_of_a_task_is_not_stuck() -> None:
     workers.ready = {1}
     for second in range(20):
         workers.rows = {0: CurrentRow(7, second, since_ns=10 * second)}
-        patience.finished(1, 10 * second + 5)
-        patience.waited(1.0)
+        patience.record_finished_task(1, 10 * second + 5)
+        patience.record_wait(1.0)
     assert workers.killed == []
 
 

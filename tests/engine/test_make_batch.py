@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from feedline.engine.buffers import Space, WholeBatchBuffers
+from feedline.engine.buffers import BatchAllocator, WholeBatchBuffers
 from feedline.engine.load_samples import MappedMemory, make_batch
 from feedline.engine.messages import ROW, BatchTask
 from feedline.engine.shared_memory import SharedFile
@@ -19,7 +19,7 @@ class Repeated:
 
     def open(self, worker: int, workers: int) -> None: ...
 
-    def fetch_into(self, keys: bytes, task: BatchTask, space: Space, at: object) -> int:
+    def fetch_into(self, keys: bytes, task: BatchTask, space: BatchAllocator, at: object) -> int:
         _, part = space.allocate(int(keys))
         part[:] = task.seed % 10
         return 0
@@ -58,7 +58,9 @@ def test_the_board_says_which_sample_a_worker_is_at() -> None:
     line = np.zeros(8, np.int64)
 
     class Telling(Repeated):
-        def fetch_into(self, keys: bytes, task: BatchTask, space: Space, at: object) -> int:
+        def fetch_into(
+            self, keys: bytes, task: BatchTask, space: BatchAllocator, at: object
+        ) -> int:
             at(7)  # type: ignore[operator]
             return super().fetch_into(keys, task, space, at)
 

@@ -18,7 +18,7 @@ from torchvision.datasets import ImageFolder
 
 import feedline
 from feedline.engine.batch_layout import read_batch
-from feedline.engine.buffers import Space, WholeBatchBuffers
+from feedline.engine.buffers import BatchAllocator, WholeBatchBuffers
 from feedline.engine.dataset_fetch import DatasetFetcher, SampleMaker, WorkerInit
 from feedline.engine.messages import BatchTask
 from feedline.engine.tasks import BatchTasks, InFlightBatch
@@ -148,7 +148,7 @@ def in_worker(source: DatasetFetcher, batch: BatchSpec) -> Any:
     task = tasks.task(1, InFlightBatch(0, batch, 0), (0, batch.rows))
     assert isinstance(task, BatchTask)
     task = BatchTask.unpack(task.pack())
-    space = Space(np.empty(0, np.uint8))
+    space = BatchAllocator(np.empty(0, np.uint8))
     if get_worker_info() is None:
         source.open(0, 1)
     nbytes = source.fetch_into(task.keys, task, space, lambda place: None)

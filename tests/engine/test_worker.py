@@ -11,7 +11,7 @@ import numpy as np
 from feedline.engine import fork_server
 from feedline.engine.buffers import batch_bytes
 from feedline.engine.messages import (
-    HEARTBEAT_BYTES,
+    BLOCK_HEADER_BYTES,
     MAX_MESSAGE_BYTES,
     TASK,
     Report,
@@ -40,7 +40,7 @@ def test_a_task_stays_in_the_heartbeat_table_until_its_report_is_sent() -> None:
     # a second time while its report is on its way.
     source = Rows(10)
     nbytes = batch_bytes(source.fields(4), 2)
-    block = SharedFile.create(HEARTBEAT_BYTES + nbytes)
+    block = SharedFile.create(BLOCK_HEADER_BYTES + nbytes)
     tasks, tasks_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     results, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
@@ -57,7 +57,7 @@ def test_a_task_stays_in_the_heartbeat_table_until_its_report_is_sent() -> None:
             samples = np.array([id, id + 1], np.int64)
             task = RowTask(
                 id=id,
-                offset=HEARTBEAT_BYTES,
+                offset=BLOCK_HEADER_BYTES,
                 slot_bytes=nbytes,
                 batch_rows=2,
                 image_size=4,

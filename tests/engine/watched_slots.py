@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.engine.buffers import PAGE_BYTES, RowBuffers
-from feedline.engine.messages import HEARTBEAT_BYTES, Failure
+from feedline.engine.messages import BLOCK_HEADER_BYTES, Failure
 from feedline.engine.normalise import PixelConversion
 from feedline.engine.tasks import InFlightBatch
 from feedline.order.batch_spec import BatchSpec, Field
@@ -38,7 +38,7 @@ class WatchedSlots(RowBuffers):
         slot_bytes: int = PAGE_BYTES,
         allocate: Callable[[int], NDArray[np.uint8]] = lambda nbytes: np.zeros(nbytes, np.uint8),
     ) -> None:
-        self.block = allocate(HEARTBEAT_BYTES + slots * slot_bytes)
+        self.block = allocate(BLOCK_HEADER_BYTES + slots * slot_bytes)
         super().__init__(self.block, slot_bytes, slots)
         self.out: set[int] = set()
 

@@ -128,7 +128,7 @@ def test_tiny_batches_are_counted_and_some_are_timed(monkeypatch: pytest.MonkeyP
 
     def note_and_count(self: Recording, batch: Any, asked_ns: int, asked_cpu_ns: int) -> None:
         note_batch(self, batch, asked_ns, asked_cpu_ns)
-        rested.append(self.rest)
+        rested.append(self.unrecorded_batches)
 
     monkeypatch.setattr(Recording, "note_batch", note_and_count)
     monkeypatch.setattr(recording, "_QUICK_NS", 1 << 60)  # on any machine

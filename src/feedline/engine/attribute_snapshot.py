@@ -47,7 +47,9 @@ __all__ = [
     "walk",
 ]
 
-_MAX_ENTRIES = 1000  # of a container; a longer one holds data, and counts by identity and length
+# Entries of a container that are inspected. A longer one holds data: only its identity and length
+# are compared.
+_MAX_ENTRIES = 1000
 _MAX_INSPECTED = 10_000
 _TRANSFORMS = ("torchvision.", "timm.", "torch.nn.modules.container")
 _LIBRARIES = ("torch", "torchvision", "timm", "feedline")
@@ -318,9 +320,9 @@ _members = type.__dict__["__dict__"].__get__
 _flags = type.__dict__["__flags__"].__get__
 
 
-def is_instance_of_any(thing: object, kinds: tuple[type, ...]) -> bool:
+def is_instance_of_any(thing: object, classes: tuple[type, ...]) -> bool:
     """Return True if an object's real class is in `classes` or derived from one."""
-    return any(base in kinds for base in _bases(type(thing)))
+    return any(base in classes for base in _bases(type(thing)))
 
 
 def is_plain_object(thing: object) -> bool:

@@ -1,8 +1,8 @@
 """Batches of any structure in a buffer slot: written by a worker, returned by the trainer.
 
 The tensors' bytes are stored unchanged; only the rest (containers, strings, numbers, user-defined
-objects: the shell) is pickled, by a worker for its own trainer. Tensors collated directly into the
-memory stay where they are.
+objects: the structure) is pickled, by a worker for its own trainer. Tensors collated directly into
+the memory stay where they are.
 
 Guarantees: `read_batch(*write_batch(value))` has the structure, types, dtypes, shapes, strides and
 values of `value`; its tensors and arrays are writable and keep the memory alive. Tensors without
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.engine.buffers import Space
+from feedline.engine.buffers import BatchAllocator
 
 __all__ = ["empty_in", "is_plain", "read_batch", "write_batch"]
 
@@ -45,8 +45,8 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def write_batch(value: object, space: Space) -> int:
-    """Write a value to memory. Return the length of the shell at its end, in bytes.
+def write_batch(value: object, space: BatchAllocator) -> int:
+    """Write a value to memory. Return the length of the structure at its end, in bytes.
 
     Raises:
         Exception: something in the value cannot be pickled.
@@ -54,26 +54,26 @@ def write_batch(value: object, space: Space) -> int:
     body = io.BytesIO()
     pickler = _Pickler(body, space)
     pickler.dump(value)
-    shell = _LENGTH.pack(body.tell()) + body.getvalue() + pickle.dumps(pickler.buffers)
-    _, part = space.allocate(len(shell))
-    part[:] = np.frombuffer(shell, np.uint8)
-    return len(shell)
+    structure = _LENGTH.pack(body.tell()) + body.getvalue() + pickle.dumps(pickler.buffers)
+    _, part = space.allocate(len(structure))
+    part[:] = np.frombuffer(structure, np.uint8)
+    return len(structure)
 
 
-def read_batch(memory: NDArray[np.uint8], shell: int) -> Any:
+def read_batch(memory: NDArray[np.uint8], structure: int) -> Any:
     """Read a value back.
 
     Args:
         memory: the used memory, shape (bytes,), from its start; kept alive by the result.
-        shell: length of the shell at the end, in bytes.
+        structure: length of the structure at the end, in bytes.
     """
-    data = memory[len(memory) - shell :].tobytes()
+    data = memory[len(memory) - structure :].tobytes()
     end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
     buffers = [memory[start : start + n] for start, n in pickle.loads(data[end:])]
     return _Unpickler(data[_LENGTH.size : end], buffers, memory).load()
 
 
-def empty_in(space: Space, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def empty_in(space: BatchAllocator, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Allocate a contiguous tensor in memory."""
     count = int(np.prod(shape, dtype=np.int64))
     if count == 0:
@@ -83,9 +83,10 @@ def empty_in(space: Space, shape: tuple[int, ...], dtype: torch.dtype) -> torch.
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, space: Space) -> None:
+    def __init__(self, file: io.BytesIO, space: BatchAllocator) -> None:
         self.buffers: list[tuple[int, int]] = []
-        # No bound method: the cycle would keep all it has pickled until it is collected.
+        # A partial, because a bound method would create a reference cycle, which keeps everything
+        # pickled in memory until the garbage collector runs.
         super().__init__(
             file, protocol=5, buffer_callback=partial(_lay_buffer, space, self.buffers)
         )
@@ -151,8 +152,10 @@ class _Pickler(pickle.Pickler):
         return start, tuple(0 if before == 0 else stride for stride, before in pairs)
 
 
-def _lay_buffer(space: Space, buffers: list[tuple[int, int]], buffer: pickle.PickleBuffer) -> bool:
-    """Write an array's bytes to memory, unless they are so few that the shell holds them."""
+def _lay_buffer(
+    space: BatchAllocator, buffers: list[tuple[int, int]], buffer: pickle.PickleBuffer
+) -> bool:
+    """Write an array's bytes to memory, unless they are so few that the structure holds them."""
     data = buffer.raw()
     if data.nbytes < _SMALL_BYTES:
         return True

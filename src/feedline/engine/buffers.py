@@ -1,7 +1,7 @@
 """Batch buffers: the memory of batches, in slots. A slot is free, being filled, or exported.
 
 `RowBuffers` have arrays one after another, each on its own cache lines; `WholeBatchBuffers` have
-batches packed into a `Space`.
+batches packed into a `BatchAllocator`.
 An exported slot is read by the user's tensors, as in Python's buffer protocol.
 Guarantees: an exported slot is free again when the last array on it is garbage, in any thread, and
 when every process that was forked while it was exported has ended. So a returned batch is safe to
@@ -30,10 +30,10 @@ from feedline.order.batch_spec import Field
 __all__ = [
     "CACHE_LINE_BYTES",
     "PAGE_BYTES",
+    "BatchAllocator",
     "BatchBuffers",
     "RowBuffers",
     "SlotTooSmallError",
-    "Space",
     "WholeBatchBuffers",
     "align",
     "arrays",
@@ -72,7 +72,7 @@ def arrays(
     return tuple(views)
 
 
-class Space:
+class BatchAllocator:
     """Memory of a whole batch while it is packed, allocated in parts.
 
     Parts that do not fit into the existing memory are allocated separately and copied by

@@ -30,7 +30,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from feedline.engine.attribute_snapshot import AttributeSnapshot
 from feedline.engine.batch_layout import empty_in, is_plain, write_batch
-from feedline.engine.buffers import Space
+from feedline.engine.buffers import BatchAllocator
 from feedline.engine.generators import (
     DatasetGenerator,
     find_generators,
@@ -189,7 +189,9 @@ class DatasetFetcher:
     def _process_description(self) -> str:
         return f"in DataLoader worker process {self._worker}"
 
-    def fetch_into(self, keys: bytes, task: BatchTask, space: Space, on_sample: OnSample) -> int:
+    def fetch_into(
+        self, keys: bytes, task: BatchTask, space: BatchAllocator, on_sample: OnSample
+    ) -> int:
         """Make a batch, or catch its exception, and write it to memory."""
         if self._init_error is not None:
             return write_batch(self._init_error, space)
@@ -218,9 +220,9 @@ class DatasetFetcher:
             return self._make(batch.dataset_keys, task, None, None)
 
     def _make(
-        self, keys: Any, task: BatchTask, space: Space | None, on_sample: OnSample | None
+        self, keys: Any, task: BatchTask, space: BatchAllocator | None, on_sample: OnSample | None
     ) -> Any:
-        """Make a batch; without `space`, tensors are not stacked into it but by `collate_fn`."""
+        """Make a batch. With `space` and `default_collate`, stack tensors directly into it."""
         with SampleRequest(task.image_size, task.strength) as request:
             make_sample = None
             if self._compiled is not None:
@@ -245,7 +247,7 @@ class DatasetFetcher:
         _check_request(request, self.dataset)
         return SkippedBatch(batch, tuple(skipped)) if skipped else batch
 
-    def _collated(self, samples: Any, keys: Any, space: Space | None) -> Any:
+    def _collated(self, samples: Any, keys: Any, space: BatchAllocator | None) -> Any:
         try:
             if space is not None and self._collate is default_collate:
                 return collate_into(samples, space)
@@ -371,7 +373,7 @@ def _check_request(request: SampleRequest, dataset: object) -> None:
         )
 
 
-def collate_into(samples: Sequence[Any], space: Space) -> Any:
+def collate_into(samples: Sequence[Any], space: BatchAllocator) -> Any:
     """Collate samples like `torch.utils.data.default_collate`, tensors into memory."""
 
     def stack(tensors: Sequence[torch.Tensor], **options: Any) -> torch.Tensor:

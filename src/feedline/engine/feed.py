@@ -259,7 +259,7 @@ class Feed:
                 self._on_report(event)
             else:
                 self._on_death(event)
-        self._hang_detector.waited(time.monotonic() - before)
+        self._hang_detector.record_wait(time.monotonic() - before)
 
     def close(self) -> None:
         """End the workers and free the memory that no batch uses."""
@@ -324,7 +324,7 @@ class Feed:
 
     def _on_report(self, report: Report) -> None:
         self._events += 1
-        self._hang_detector.finished(report.worker_id, report.started_ns)
+        self._hang_detector.record_finished_task(report.worker_id, report.started_ns)
         in_flight, span = self._outstanding[report.id]
         row_ns = (report.ended_ns - report.started_ns) / max(1, span[1])
         self._row_ns += _EMA_WEIGHT * (row_ns - self._row_ns)

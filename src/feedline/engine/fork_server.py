@@ -6,7 +6,8 @@
     worker         run_worker                   does tasks until it is asked to exit
 
 The fork server has imported what workers need, so it forks them quickly. It belongs to one trainer
-and serves all its worker pools; if it was forked from the trainer with a source, only that pool.
+and serves all of the trainer's worker pools. A server that was forked from the trainer already has
+the source of one pool, and serves only that pool.
 Guarantees: no worker outlives the fork server (the kernel kills them with it), which outlives the
 trainer by half a second at most, even if another process inherited the connections.
 Relies on: no thread running when it forks; libraries are limited to one thread before import.

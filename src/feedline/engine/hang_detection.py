@@ -74,7 +74,7 @@ class HangDetector:
         self._idle_s = 0.0
         self._has_warned = False
 
-    def finished(self, worker_id: int, start_ns: int) -> None:
+    def record_finished_task(self, worker_id: int, start_ns: int) -> None:
         """Record a finished task, by its worker and start time."""
         self._has_report = True
         self._last_start_ns[worker_id] = start_ns
@@ -98,7 +98,7 @@ class HangDetector:
             self._is_only_one_stuck(worker_id, row.since_ns) for worker_id, row in busy.items()
         )
 
-    def waited(self, seconds: float) -> None:
+    def record_wait(self, seconds: float) -> None:
         """Record a wait for the workers, and check them every `CHECK_S`.
 
         Raises:

@@ -19,7 +19,7 @@ from typing import ParamSpec, Protocol, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.engine.buffers import Space, arrays
+from feedline.engine.buffers import BatchAllocator, arrays
 from feedline.engine.messages import (
     PID,
     READING,
@@ -96,7 +96,7 @@ class BatchSource(Protocol):
         """Start a worker with its id and the number of workers. Called once, first."""
 
     def fetch_into(
-        self, keys: bytes, task: BatchTask, space: Space, on_sample: Callable[[int], None]
+        self, keys: bytes, task: BatchTask, space: BatchAllocator, on_sample: Callable[[int], None]
     ) -> int:
         """Make a batch and write it, or its error, to `space`.
 
@@ -189,7 +189,8 @@ def fill(
         with reading, contextlib.suppress(Exception):
             prepare(samples, task.image_size)
         stage_timer.end_stage("fetch")
-    # After `prepare`: waiting for a server must not make later tasks shorter.
+    # Start the clock after `prepare`: waiting for a server would raise the measured time per row,
+    # and the feed would put fewer rows into later tasks.
     started_ns = time.monotonic_ns()
     failures: list[Failure] = []
     slot = block[task.offset : task.offset + task.slot_bytes]
@@ -295,7 +296,7 @@ def make_batch(
     try:
         slot = memory.of(task)
         keys = task.keys or slot[: task.key_bytes].tobytes()
-        space = Space(slot)
+        space = BatchAllocator(slot)
         structure_bytes = source.fetch_into(keys, task, space, on_sample)
         stage_timer.end_stage("pack")
         if not space.fits:

@@ -121,7 +121,7 @@ class LinuxPool(WorkerPool):
         self._control, control_end = socket.socketpair(*pair)
         with results_end, control_end, contextlib.suppress(OSError):  # the server's death follows
             ends = (control_end, self._tasks_end, results_end)
-            self._server.adopt([*[end.fileno() for end in ends], *fds], preload)
+            self._server.register_pool([*[end.fileno() for end in ends], *fds], preload)
         self._poll = select.poll()
         self._poll.register(self._results, select.POLLIN)
         self._poll.register(self._control, select.POLLIN)
@@ -246,8 +246,9 @@ class LinuxPool(WorkerPool):
         """Remove the unfinished task of a dead worker, if any. Return its id.
 
         An outstanding task is in the queue, on a live worker's line of the heartbeat table, in the
-        results, or lost. While this process holds the claim lock, no worker is between queue and
-        table; and a task that leaves the table later is already in the results.
+        results, or lost. Queue and table are read under the claim lock, so no worker has taken a
+        task without entering it in the table. A worker sends its report before it clears its line,
+        so a task that is no longer in the table is in the results, which are read last.
         """
         try:
             with claim_lock(self._memory.fd, _LOCK_DEADLINE_S):
@@ -409,7 +410,7 @@ class ForkServer:
         """Kill it; the kernel then kills its workers. Other users start another server."""
         self._process.kill()
 
-    def adopt(self, fds: Sequence[int], preload: Sequence[str]) -> None:
+    def register_pool(self, fds: Sequence[int], preload: Sequence[str]) -> None:
         """Register a worker pool.
 
         Args:

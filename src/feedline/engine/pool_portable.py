@@ -1,9 +1,10 @@
 """Worker pool of spawned processes, each with its own pipe. Works on every platform.
 
 Workers start slowly, as with spawn (seconds), and each has its own copy of libraries and source.
-The trainer assigns tasks inside `wait`, a few ahead for each worker. It never blocks in sending,
-because the tasks in a pipe are smaller than any platform's pipe buffer and larger ones are sent as
-named memory; so a worker may block in sending a report until the trainer reads it.
+The trainer assigns tasks inside `wait`, a few ahead for each worker. It never blocks when it
+sends a task: the tasks in a pipe fit into the smallest pipe buffer of any platform, and larger
+tasks are sent as named memory. So a worker may block while it sends a report, until the trainer
+reads it, without a deadlock.
 Relies on: a pipe buffer of 8 KB, as on macOS and Windows; Linux's is larger.
 """
 

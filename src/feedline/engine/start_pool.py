@@ -48,10 +48,10 @@ _unpickles_arguments = ContextVar("_unpickles_arguments", default=False)
 
 @contextlib.contextmanager
 def unpickling_arguments() -> Iterator[None]:
-    """Context manager: mark the unpickling of a loader among the arguments of a new process.
+    """Context manager: mark that a loader is unpickled as an argument of a new process.
 
-    Such a loader may start workers by the fork server, unlike one that a script builds at import.
-    multiprocessing does not distinguish the two cases, and allows child processes in neither.
+    This loader may start workers by the fork server. A loader that a script builds at import may
+    not. multiprocessing treats both cases as the start of a process and forbids child processes.
     """
     before = _unpickles_arguments.set(True)
     try:

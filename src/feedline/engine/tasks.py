@@ -30,7 +30,7 @@ from feedline.engine.messages import (
 from feedline.engine.shared_memory import SharedFile
 from feedline.errors import ResourceError, UsageError
 from feedline.order.batch_spec import (
-    NO_NUMBER,
+    NO_SAMPLE_INDEX,
     BatchSpec,
     Field,
     divide_rows,
@@ -87,7 +87,7 @@ class RowTasks:
     def begin(self, in_flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
         """Divide a batch as computed by `rows_per_task`, or raise SlotTooSmallError."""
         batch = in_flight.batch
-        if batch.is_sampled and NO_NUMBER in batch.samples:
+        if batch.is_sampled and NO_SAMPLE_INDEX in batch.samples:
             batch = in_flight.batch = _with_integer_keys(batch)
         in_flight.fields = self._fields(batch.image_size)
         if batch_bytes(in_flight.fields, batch.rows) > self.slots.slot_bytes:

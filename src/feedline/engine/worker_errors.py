@@ -48,7 +48,7 @@ class WorkerException:
 
     kind: type[BaseException]  # RuntimeError for a class that cannot be sent
     message: str  # origin, notes and traceback
-    own: str = ""  # original message, for an exception that is raised with that alone
+    usage_error_message: str = ""  # of a UsageError, which is raised again with it
 
     @classmethod
     def of(cls, error: BaseException, where: str) -> WorkerException:
@@ -73,10 +73,10 @@ class WorkerException:
         if issubclass(self.kind, KeyError):
             return self.kind(_PlainRepr(self.message))
         try:
-            error = self.kind(self.own or self.message)
+            error = self.kind(self.usage_error_message or self.message)
         except Exception:  # its class wants other arguments
             return RuntimeError(self.message)
-        if self.own:
+        if self.usage_error_message:
             error.__cause__ = RuntimeError(self.message)
         return error
 

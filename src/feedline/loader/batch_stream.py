@@ -28,7 +28,7 @@ from feedline.loader.engine_choice import (
     CurrentChoice,
     EngineChoice,
     is_kept_by_schedule,
-    workers_live_on,
+    keeps_workers,
 )
 from feedline.loader.engines import NO_ENGINE, Engine, Skipped
 from feedline.loader.options import Options, check_argument
@@ -36,7 +36,7 @@ from feedline.loader.position import IterablePosition, LoaderPosition, PlannedPo
 from feedline.loader.sampled_epoch import EpochSource
 from feedline.loader.sampled_position import SampledPosition
 from feedline.loader.start_engine import start_engine
-from feedline.loader.state import check_version, compare_made_by, warn_of
+from feedline.loader.state import assemble_state, check_version, compare_made_by, warn_of
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.schedule import is_image_size
 from feedline.trace.split import Timing
@@ -62,7 +62,7 @@ def create_position(options: Options, loader: TorchDataLoader[Any] | None = None
         seed=options.seed,
         persistent=options.persistent_workers and options.num_workers > 0,
     )
-    return SampledPosition(source, options.phases)
+    return SampledPosition(source, options.effective_schedule)
 
 
 class BatchStream:
@@ -120,10 +120,10 @@ class BatchStream:
         self._choice.forget()
 
     @property
-    def workers_live_on(self) -> bool:
+    def keeps_workers(self) -> bool:
         """True if workers stay when an epoch ends."""
         choice = self._started_with
-        return choice is not None and workers_live_on(self.options, choice)
+        return choice is not None and keeps_workers(self.options, choice)
 
     def start(self, choice: EngineChoice | None = None) -> None:
         """Start an engine at the position, by default of the current choice."""
@@ -134,7 +134,7 @@ class BatchStream:
             self._workers_logged = True
             _log.info("schedule= keeps the workers for all epochs; %s", REFRESH)
         # Workers that end with the epoch would prefetch the next epoch for nothing.
-        self.position.stops_after_epoch = not self.workers_live_on or self._shares_memory(choice)
+        self.position.stops_after_epoch = not self.keeps_workers or self._shares_memory(choice)
         self.filling.start(choice.cache_contents)
         self.engine = self._start_engine(choice, self.options)
 
@@ -208,7 +208,7 @@ class BatchStream:
         choice = self.choice(compare_lists=True)
         # torch's engine starts and ends its workers itself.
         if choice.engine != "iterable" and not (
-            choice is self._started_with and self.workers_live_on
+            choice is self._started_with and self.keeps_workers
         ):
             self.end_workers()
         self.has_delivered = False
@@ -242,20 +242,21 @@ class BatchStream:
         """Record the delivery of the batch from `next`, and advance the position."""
         delivered = self.filling.delivered_after_one_more()
         self.engine.delivered()
-        # No call follows the move, because Ctrl-C is handled in calls.
+        # Last without a call: Python raises KeyboardInterrupt only in calls, so Ctrl-C cannot
+        # leave the delivery half recorded.
         self.filling.delivered, self.has_delivered = delivered, True
 
     def finish(self) -> list[Any]:
         """End the iteration after the epoch's last batch. Return handles of the ended workers."""
         self.position.finish()
         self.filling.note_end()
-        handles = [] if self.workers_live_on else self.end_workers()
+        handles = [] if self.keeps_workers else self.end_workers()
         self.has_delivered = False
         return handles
 
     # Position
 
-    def adopt(self, options: Options) -> None:
+    def update_options(self, options: Options) -> None:
         """Continue with other options, before the epoch's first batch or with a new epoch.
 
         Raises:
@@ -264,7 +265,7 @@ class BatchStream:
         """
         before, position = self.options, self.position
         has_changed = options.order != before.order or options.generator is not before.generator
-        if has_changed and position.adopt(options.order, options.generator):
+        if has_changed and position.set_order(options.order, options.generator):
             self.engine.restart_prefetch()
         self.options = options
         if options.index_sampler is not before.index_sampler:
@@ -286,7 +287,7 @@ class BatchStream:
         """Assemble the state of the loader; see `loader.state` for its entries."""
         choice = self.choice()  # first, because it detects changes of the dataset
         state = self.position.state(self._choice.identity(self.options))
-        return state | {"made_by": choice.made_by} | self.filling.state()
+        return assemble_state(state, choice.made_by, self.filling.state())
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, or change nothing.

@@ -84,7 +84,7 @@ class CacheContents:
 
     Args:
         root: folder of the cache.
-        where: folder of the originals.
+        originals: folder of the originals.
         kind: "folder", or "files" for only some of the files in the folder.
         files: originals.
         classes: class names by number; None if unknown.
@@ -93,7 +93,7 @@ class CacheContents:
     """
 
     root: str
-    where: str
+    originals: str
     kind: str
     files: FileStore[Any]
     classes: list[str] | None
@@ -128,13 +128,13 @@ def cache_contents(options: Options, source: Any) -> CacheContents:
         kind = "files" if root is None else "folder"
         classes = class_names(folders)
     where = os.path.abspath(where)
-    sizes = [phase.image_size or source.image_size for phase in options.phases.phases]
+    sizes = [phase.image_size or source.image_size for phase in options.effective_schedule.phases]
     sizes += [] if options.max_image_size is None else [options.max_image_size]
     needed = {source.wanted_side(size) for size in sizes}
     check_place(options.cache, where if kind == "folder" else None)
     return CacheContents(
         root=options.cache,
-        where=where,
+        originals=where,
         kind=kind,
         files=files.without_repeats(),
         classes=classes,
@@ -193,7 +193,7 @@ class CacheFiller:
         if not self.is_busy:
             assert self._process.stdin is not None
             request = {
-                "where": contents.where,
+                "where": contents.originals,
                 "kind": contents.kind,
                 "files": contents.files,
                 "classes": contents.classes,

@@ -32,7 +32,7 @@ from feedline.loader.saved_settings import add_saved_settings, name_file_in_erro
 from feedline.loader.torch_samplers import (
     PlannedSampler,
     PublicBatchSampler,
-    share_of,
+    sampler_rank_and_world_size,
     warn_of_stock_loader,
 )
 from feedline.order.batch_spec import BatchSpec
@@ -485,7 +485,7 @@ class DataLoader(TorchDataLoader[_T]):
     def ranks(self) -> int:
         """Number of processes that share the samples."""
         order = self._runtime.current_order
-        return order.world_size if order else share_of(self._index_sampler)[1]
+        return order.world_size if order else sampler_rank_and_world_size(self._index_sampler)[1]
 
     @property
     def worker_pids(self) -> list[int]:

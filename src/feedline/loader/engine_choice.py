@@ -43,8 +43,8 @@ __all__ = [
     "EngineName",
     "choose_engine",
     "is_kept_by_schedule",
+    "keeps_workers",
     "slot_size",
-    "workers_live_on",
 ]
 
 REFRESH = "after changes deep inside the dataset call loader.refresh()"
@@ -174,7 +174,7 @@ class EngineChoice:
         return f"{text} ({' '.join(self.reasons)})" if self.reasons else text
 
 
-def workers_live_on(options: Options, choice: EngineChoice) -> bool:
+def keeps_workers(options: Options, choice: EngineChoice) -> bool:
     """Return True if workers are kept when an epoch ends or is left.
 
     A seed alone does not keep the workers: a user's dataset is copied into new workers for each
@@ -262,7 +262,7 @@ def _compile(options: Options) -> EngineChoice:
         from feedline.images.compile.recognise import recognise
     except ImportError as error:
         return EngineChoice(engine="dataset", reasons=(f"Images cannot be decoded here: {error}.",))
-    result = recognise(options.dataset, options.phases.image_sizes)
+    result = recognise(options.dataset, options.effective_schedule.image_sizes)
     return EngineChoice(
         engine="dataset" if result.pipeline is None else "image rows",
         source=result.pipeline,
@@ -293,7 +293,7 @@ def _choose_without_source(options: Options, reasons: tuple[str, ...]) -> Engine
 
 
 def _tensors(options: Options) -> BatchedTensors:
-    if options.phases.image_sizes:
+    if options.effective_schedule.image_sizes:
         return BatchedTensors(None, "Tensors have a fixed size.")
     if not options.batched:
         return BatchedTensors(None, "batch_size=None makes no batches.")
@@ -332,7 +332,7 @@ def _with_rows(choice: EngineChoice, options: Options) -> EngineChoice:
             "batches; use batch_size=1",
             argument="batch_size",
         )
-    phases = options.phases.phases
+    phases = options.effective_schedule.phases
     if any(phase.strength != 1 for phase in phases) and not getattr(source, "uses_strength", True):
         raise UsageError(
             "has a phase with a strength other than 1, but the transform does not depend on it; "

@@ -226,10 +226,10 @@ class WorkerEngine(Engine):
         # Batches in the device transfer.
         self._sent: list[tuple[BatchSpec, list[Skipped]]] = []
         self._skipped_now: list[Skipped] = []  # of the latest batch, until it is delivered
-        self._failed_ahead = False  # True if the batch after those in `_sent` could not be made
-        self._needs_recovery = (
-            False  # True during operations that leave wrong records if interrupted
-        )
+        # True if the batch after those in `_sent` could not be made.
+        self._next_batch_failed = False
+        # True during operations that leave wrong records if interrupted.
+        self._needs_recovery = False
 
     @property
     def in_flight(self) -> int:
@@ -244,7 +244,7 @@ class WorkerEngine(Engine):
 
     def next(self) -> Any:
         """Return the batch at the position."""
-        if self._position.order_changed() or self._failed_ahead:
+        if self._position.reopen_if_reordered() or self._next_batch_failed:
             self.restart_prefetch()
         if self._position.is_at_end():
             raise StopIteration
@@ -312,7 +312,7 @@ class WorkerEngine(Engine):
     def _forget_ahead(self) -> None:
         self.transfer.discard_sent()
         self._sent.clear()
-        self._failed_ahead = False
+        self._next_batch_failed = False
 
     def _next_batch(self) -> InFlightBatch:
         self.transfer.reclaim(wait=False)
@@ -344,7 +344,7 @@ class WorkerEngine(Engine):
             try:
                 self._send(self._next_batch())
             except SampleError:
-                self._failed_ahead = True  # when requested, the batch is made again, and raises
+                self._next_batch_failed = True  # made again when requested, and then raised
 
 
 _QUICK = 64
@@ -394,7 +394,7 @@ class InProcessEngine(Engine):
         requested_s, position = time.perf_counter(), self._position
         # Reset first: after Ctrl-C the position opens a new pass over the sampler.
         upcoming, self._upcoming = self._upcoming, None
-        if position.order_changed():
+        if position.reopen_if_reordered():
             upcoming = None
         if position.is_at_end():
             raise StopIteration

@@ -112,13 +112,13 @@ class LoaderRuntime:
             self._agreement.warn_of_draws(options.index_sampler)
         self._begin(iterator, options)
         if isinstance(loader.sampler, PlannedSampler) and options.order is not None:
-            loader.sampler.follow(options.order, options.dataset)
+            loader.sampler.update_from_order(options.order, options.dataset)
 
     def _begin(self, iterator: EpochIterator, options: Options) -> None:
         """Begin an iteration. From now on the previous one continues independently."""
         began_ns = time.monotonic_ns()
         self._detach(self.stream.position.fork())
-        self.stream.adopt(options)
+        self.stream.update_options(options)
         self.stream.begin()
         self.recording.begin(began_ns)
         if self.adaptation is not None:
@@ -148,7 +148,7 @@ class LoaderRuntime:
             self._begin(iterator, self.stream.options)  # replaced before its first batch
         if self.adaptation is None:
             return self.stream.next()
-        self.adaptation.follow()
+        self.adaptation.apply_pending_change()
         requested_ns = time.monotonic_ns()
         batch = self.stream.next()
         self.adaptation.notice(requested_ns)
@@ -164,7 +164,7 @@ class LoaderRuntime:
         if self._newest is iterator and process == os.getpid():
             self._newest = None
             self.recording.end("left")
-            if not self.stream.workers_live_on:
+            if not self.stream.keeps_workers:
                 self.stream.end_workers()
 
     def end_workers(self, iterator: EpochIterator) -> list[Any]:
@@ -212,7 +212,7 @@ class LoaderRuntime:
         E.g. Lightning initialises torch.distributed in `fit`, after the loader was built.
         """
         if not self.stream.has_delivered:
-            self.stream.adopt(self.current_options())
+            self.stream.update_options(self.current_options())
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, or of the current one before its first batch."""

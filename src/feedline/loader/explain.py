@@ -18,7 +18,7 @@ from feedline.loader.engine_choice import (
     REFRESH,
     EngineChoice,
     is_kept_by_schedule,
-    workers_live_on,
+    keeps_workers,
 )
 from feedline.loader.options import Options
 from feedline.loader.torch_samplers import describe
@@ -114,23 +114,23 @@ def _copies(options: Options, choice: EngineChoice) -> str:
     source = choice.source
     if not hasattr(source, "level_at"):
         return ""
-    sizes = [phase.image_size or source.image_size for phase in options.phases.phases]
+    sizes = [phase.image_size or source.image_size for phase in options.effective_schedule.phases]
     levels = {size: source.level_at(size) for size in sizes}
     texts = [f"{level} for {size} px" for size, level in levels.items() if level]
     return f"{', '.join(texts)} (cache {source.copies_from})" if texts else ""
 
 
 def _size(options: Options, choice: EngineChoice) -> str:
-    if not options.phases.image_sizes or choice.honours_size:
+    if not options.effective_schedule.image_sizes or choice.honours_size:
         return ""
     return "read by your dataset, transform or collate_fn; a batch that never reads it is an error"
 
 
 def _schedule(options: Options) -> str:
-    if options.schedule is None and not options.phases.image_sizes:
+    if options.schedule is None and not options.effective_schedule.image_sizes:
         return "endless; no image size is set"
     texts = []
-    for phase in options.phases.phases:
+    for phase in options.effective_schedule.phases:
         epochs = "epoch" if phase.epochs == 1 else "epochs"
         length = "endless" if options.schedule is None else f"{phase.epochs} {epochs}"
         size = f"{phase.image_size} px" if phase.image_size else "the dataset's own size"
@@ -158,7 +158,7 @@ def _workers(options: Options, choice: EngineChoice) -> str:
         return "none: batches are made in this process"
     if choice.engine == "iterable":
         return f"{options.num_workers} of torch"
-    until = "for all epochs" if workers_live_on(options, choice) else "new ones each epoch"
+    until = "for all epochs" if keeps_workers(options, choice) else "new ones each epoch"
     if is_kept_by_schedule(options, choice):
         until += f" because of schedule=; {REFRESH}"
     return f"{options.num_workers}, started with {options.start_method}, {until}"

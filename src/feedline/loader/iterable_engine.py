@@ -120,7 +120,7 @@ class IterableEngine(Engine):
                 if next(iterator, _END) is _END:
                     return
             except Exception:
-                if step not in self._position.raised or not _order_changed(iterator, before):
+                if step not in self._position.raised or not _reopen_if_reordered(iterator, before):
                     raise
 
     def next(self) -> Any:
@@ -136,7 +136,7 @@ class IterableEngine(Engine):
             self._iterator = None
             raise
         except Exception as error:
-            if _order_changed(self._iterator, before):
+            if _reopen_if_reordered(self._iterator, before):
                 self._position.record_exception()
             elif type(error) is RuntimeError and str(error).startswith(_TIMED_OUT):
                 raise self._timeout_error(error) from None
@@ -147,7 +147,8 @@ class IterableEngine(Engine):
     def delivered(self) -> None:
         """Record the delivery of the batch."""
         self._position.record_delivery(None)
-        # No call follows the move, because Ctrl-C is handled in calls.
+        # Last without a call: Python raises KeyboardInterrupt only in calls, so Ctrl-C cannot
+        # leave the delivery half recorded.
         self._batch, self._has_batch = None, False
 
     def _timeout_error(self, error: RuntimeError) -> LoadTimeoutError:
@@ -231,7 +232,7 @@ def _received(iterator: Any) -> int | None:
     return received
 
 
-def _order_changed(iterator: Any, before: int | None) -> bool:
+def _reopen_if_reordered(iterator: Any, before: int | None) -> bool:
     """Return True if an exception replaces a batch. After a timeout the same batch still follows.
 
     `before` is the return value of `_received` before the request.

@@ -221,7 +221,7 @@ class Adaptation:
 
     def pause(self) -> None:
         """Start an iteration. The time since the last batch is not measured."""
-        self.follow()
+        self.apply_pending_change()
         self._ready_ns = 0
 
     def notice(self, requested_ns: int) -> None:
@@ -232,7 +232,7 @@ class Adaptation:
         with self._off_on_error():
             self._notice(requested_ns)
 
-    def follow(self) -> None:
+    def apply_pending_change(self) -> None:
         """Apply the last decision, before a batch is requested."""
         change, self._next_change = self._next_change, None
         feed = self._stream.engine.feed

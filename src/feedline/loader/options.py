@@ -131,7 +131,7 @@ class Options(Arguments):
         is_row_source: the dataset is a feedline source.
         iterable: the dataset is an IterableDataset.
         sampled: a sampler or batch sampler defines the order.
-        phases: the schedule, or one phase of `image_size`, if any.
+        effective_schedule: the schedule, or one phase of `image_size`, if any.
         adapts: the number of workers adapts while the loader runs.
         allocated_prefetch: batches of rows that memory is allocated for, besides the current one.
         on_device: transforms on the device, for feedline sources; None without a device, and
@@ -154,7 +154,7 @@ class Options(Arguments):
     is_row_source: bool
     iterable: bool
     sampled: bool
-    phases: Schedule
+    effective_schedule: Schedule
     adapts: bool
     allocated_prefetch: int
     on_device: DeviceTransforms | None
@@ -215,7 +215,7 @@ class Options(Arguments):
             is_row_source=row_source,
             iterable=iterable,
             sampled=sampled,
-            phases=phases,
+            effective_schedule=phases,
             adapts=isinstance(num_workers, str),
             allocated_prefetch=prefetch,
             on_device=_device_transforms(arguments) if row_source else None,
@@ -521,7 +521,7 @@ def create_order(options: Options) -> Order | None:
         own_rank, ranks = rank_and_world() if None in (rank, world_size) else (0, 1)
         return Order(
             length=len(options.dataset),
-            schedule=options.phases,
+            schedule=options.effective_schedule,
             batch_size=batch_size,
             sample_order=_sample_order(options),
             weights=options.weights,

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.errors import StateError, UsageError
 from feedline.loader.random_states import RandomStates
-from feedline.loader.state import Position, damaged, read_position
+from feedline.loader.state import Position, damaged_state_error, read_position
 from feedline.loader.torch_samplers import has_state
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.sample_order import Order
@@ -76,8 +76,8 @@ class LoaderPosition:
         """Batches from the position on, in order."""
         return iter(())
 
-    def order_changed(self) -> bool:
-        """Return True if the order was changed before the epoch's first batch, and was updated."""
+    def reopen_if_reordered(self) -> bool:
+        """Reopen the epoch if its order was changed before its first batch. Return True if so."""
         return False
 
     def is_at_end(self) -> bool:
@@ -102,14 +102,14 @@ class LoaderPosition:
     def fork(self) -> LoaderPosition | None:
         """Fork the position for the iteration in progress, which then continues independently.
 
-        Return None if it has not delivered a batch: it then starts the epoch that is next when its
-        first batch is requested. After a fork, the caller must move `self` to another epoch.
+        Return None if it has not delivered a batch. When its first batch is requested, it begins
+        the epoch that is next at that time. After a fork, move `self` to another epoch.
         """
         raise NotImplementedError
 
     # Moves: they return True if upcoming batches change
 
-    def adopt(self, order: Order | None, generator: Any) -> bool:
+    def set_order(self, order: Order | None, generator: Any) -> bool:
         """Continue with the current order of a loader, or its generator for seeds.
 
         Raises:
@@ -119,7 +119,7 @@ class LoaderPosition:
         return False
 
     def plan(self, order: Order, *, endless: bool) -> None:
-        """Continue from the same position with another planned order, until the next `adopt`.
+        """Continue from the same position with another planned order, until the next `set_order`.
 
         `endless`: upcoming batches continue after the schedule.
         """
@@ -234,7 +234,7 @@ class PlannedPosition(LoaderPosition):
 
     def _set(self, position: Position, *, delivered: bool) -> None:
         step = 0 if delivered else position.step
-        # One statement, because Ctrl-C is handled in calls.
+        # One statement: Python raises KeyboardInterrupt only in calls, so it is done or not.
         self._has_delivered, self.steps_to_skip, self.restored_step, self.current = (
             delivered,
             0,
@@ -250,7 +250,7 @@ class PlannedPosition(LoaderPosition):
         other._set(self.current, delivered=True)
         return other
 
-    def adopt(self, order: Order | None, generator: Any) -> bool:
+    def set_order(self, order: Order | None, generator: Any) -> bool:
         if order is None or order == self._order:
             return False
         if not self._has_delivered and self.current.step and order.length != self._order.length:
@@ -409,12 +409,12 @@ class IterablePosition(LoaderPosition):
     def load_state(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
         position = read_position(state, identity)
         if not isinstance(state.get("random"), Mapping):
-            raise damaged("'random'")
+            raise damaged_state_error("'random'")
         raised = state.get("raised")
         if not isinstance(raised, list) or not all(
             is_count(step) and step < position.step for step in raised
         ):
-            raise damaged("'raised'")
+            raise damaged_state_error("'raised'")
         self.loaded_state = dict(state)
         self.raised = list(raised)
         self.current = position

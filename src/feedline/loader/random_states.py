@@ -83,7 +83,7 @@ class RandomStates:
 
     @contextmanager
     def replace_global_state(self) -> Iterator[None]:
-        """Context manager: set the recorded global random state; at its end, the current one."""
+        """Context manager: use the recorded global random state, and restore the previous one."""
         current = torch.default_generator.get_state()
         torch.default_generator.set_state(_to_tensor(self.global_rng_state))
         try:
@@ -98,7 +98,8 @@ class RandomStates:
 
         Args:
             values: yields the epoch's seed, then the keys of each batch.
-            first: random states before the first batch, if not those after the seed.
+            first: random states to use from the first batch on. None: continue with those after the
+                seed was drawn.
         """
         rng_states = self
         for number in count():

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from feedline.loader.batch_stream import BatchStream
-from feedline.loader.engine_choice import EngineChoice, workers_live_on
+from feedline.loader.engine_choice import EngineChoice, keeps_workers
 from feedline.loader.options import Options
 from feedline.trace import is_recording_enabled
 from feedline.trace.batch_probe import BatchProbe
@@ -195,7 +195,7 @@ def describe_feedline_loader(options: Options, choice: EngineChoice) -> Loader:
         samples=_length(dataset),
         workers=options.num_workers,
         prefetch_factor=options.prefetch_factor,
-        persistent_workers=workers_live_on(options, choice),
+        persistent_workers=keeps_workers(options, choice),
         pin_memory=bool(options.pin_memory),
         batch_size=options.batch_size,
         start_method=options.start_method or "",

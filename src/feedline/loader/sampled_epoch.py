@@ -42,7 +42,7 @@ from feedline.loader.torch_samplers import (
     set_epoch,
     stateful_part,
 )
-from feedline.order.batch_spec import NO_NUMBER
+from feedline.order.batch_spec import NO_SAMPLE_INDEX
 from feedline.order.schedule import is_count
 from feedline.order.seeds import mix
 
@@ -104,11 +104,11 @@ class Draw:
 
     @property
     def samples(self) -> NDArray[np.int64]:
-        """Sample index of each key, NO_NUMBER for keys that are not indices, shape (keys,)."""
+        """Sample index of each key; NO_SAMPLE_INDEX if a key is not an index. Shape (keys,)."""
         if self.indices is not None:
             return self.indices
         keys = len(self.keys) if isinstance(self.keys, (list, tuple)) else 1
-        return np.full(keys, NO_NUMBER, np.int64)
+        return np.full(keys, NO_SAMPLE_INDEX, np.int64)
 
 
 def _indices(keys: Any) -> NDArray[np.int64] | None:
@@ -149,7 +149,7 @@ class SampledEpoch:
         self.start = start
         self.sampler_epoch = epoch_of(sampler)
         """Epoch number of the sampler, which some samplers increase at the end of the epoch."""
-        self.early: frozenset[int] = frozenset()
+        self.early_steps: frozenset[int] = frozenset()
         """Later steps that were delivered early."""
         self.start_at(0, 0)
         self._draws: dict[int, Draw] = {}  # by step
@@ -202,38 +202,41 @@ class SampledEpoch:
         # Copied, because a sampler may return a dict that it changes later.
         return None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())
 
-    def after(self, step: int) -> tuple[Draw, frozenset[int]]:
-        """Values of `last` and `early` after the batch of a step is delivered, in order or early.
+    def compute_delivery(self, step: int) -> tuple[Draw, frozenset[int]]:
+        """Compute `last` and `early_steps` for the delivery of a batch; the caller assigns them.
 
-        Removes draws before the current position.
+        A batch at the position advances `last`, also past steps that were delivered early; any
+        other batch is added to `early_steps`. Removes draws before the current position.
         """
         for past in [past for past in self._draws if past < self.step]:
             del self._draws[past]
         if step != self.step:
-            return self.last, self.early | {step}
-        while step + 1 in self.early:
+            return self.last, self.early_steps | {step}
+        while step + 1 in self.early_steps:
             step += 1
         draw = self.draw(step)
         assert draw is not None, "no batch after the end of the epoch"
-        return draw, self.early and frozenset(early for early in self.early if early > step)
+        return draw, self.early_steps and frozenset(
+            early for early in self.early_steps if early > step
+        )
 
     def skip_to(self, step: int) -> None:
         """Skip to a step, or to the end."""
         while self.step < step and self.draw(self.step) is not None:
-            self.last, self.early = self.after(self.step)
+            self.last, self.early_steps = self.compute_delivery(self.step)
 
     def is_at_end(self) -> bool:
         """Return True if no batches are left. Draws from the sampler if that is unknown."""
         step = self.step
-        while step in self.early:
+        while step in self.early_steps:
             step += 1
         return self.draw(step) is None
 
-    def ahead(self) -> Iterator[Draw]:
+    def undelivered_draws(self) -> Iterator[Draw]:
         """Draws of the batches not yet delivered. Batches may be delivered during the iteration."""
         step = self.step
         while (draw := self.draw(step)) is not None:
-            if step not in self.early:
+            if step not in self.early_steps:
                 yield draw
             step += 1
 
@@ -251,7 +254,7 @@ class SampledEpoch:
         has_next = has_requested and (has_state or self.step in self._draws)
         return {
             "drawn": self.last.digest,
-            "early": sorted(self.early),
+            "early": sorted(self.early_steps),
             "drawn_seed": self.seed,
             "start": self.start,
             "sampler_state": self.last.sampler_state,
@@ -336,7 +339,7 @@ class EpochSource:
                 continue with `rng_states`.
         """
         before = self.capture_rng_states() if rng_states is None else rng_states
-        # A drawn seed is an entry of the state itself.
+        # If only the epoch's seed is drawn, it is saved itself, and the random states need not be.
         start = self.start(None if draws_nothing(self.sampler) else before)
         keys = self._seed_and_keys(seed)
         if rng_states is not None:
@@ -405,10 +408,10 @@ class EpochSource:
             position: position in the state.
             comparable: True if the state has the same rank and number of ranks, so that digests
                 must be equal.
-            begin: True if an iteration starts here. The sampler then keeps its current epoch
-                number, not the saved one. If torch's global random state still equals the saved
-                one, the epoch draws from the global state itself: drawing from a copy would not
-                advance it, and the next epoch would repeat this one.
+            begin: True if an iteration starts here. The sampler's epoch number is then not
+                overwritten by the saved one. If torch's global random state equals the saved one,
+                draw from the global state directly: a copy would leave it unchanged, and the next
+                epoch would get the same batches.
 
         Raises:
             StateError: the sampler yields other batches, or the state is damaged.
@@ -429,7 +432,7 @@ class EpochSource:
                 epoch = self._reopen(state, sampler_state, seed, begin)
                 epoch.start_at(step, digest)
                 if _continues_as_saved(epoch, state):
-                    epoch.early = early
+                    epoch.early_steps = early
                     return epoch
             epoch = self._reopen(state, state["start"].get("sampler"), seed, begin)
             if begin:
@@ -448,7 +451,7 @@ class EpochSource:
                     "random state or from a torch.Generator in its attribute `generator`, or have "
                     "state_dict() and load_state_dict(). Check that its seed is the same"
                 )
-            epoch.early = early
+            epoch.early_steps = early
             return epoch
 
     def _reopen(

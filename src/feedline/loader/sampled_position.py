@@ -18,7 +18,7 @@ from feedline.loader.position import LoaderPosition
 from feedline.loader.random_states import RandomStates
 from feedline.loader.sampled_epoch import Draw, EpochSource, SampledEpoch
 from feedline.loader.state import check_version, has_opened_epoch, read_position
-from feedline.loader.torch_samplers import epoch_of, set_epoch, share_of
+from feedline.loader.torch_samplers import epoch_of, sampler_rank_and_world_size, set_epoch
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.sample_order import Order
 from feedline.order.schedule import Phase, Schedule
@@ -45,7 +45,7 @@ class SampledPosition(LoaderPosition):
         super().__init__()
         self._source = source
         self._schedule = schedule
-        self._rank, self._world_size = share_of(source.sampler)
+        self._rank, self._world_size = sampler_rank_and_world_size(source.sampler)
         self._is_iterating = False  # an iteration has started and not ended
         self._epoch: SampledEpoch | None = None
         self._loaded_state: Mapping[str, Any] | None = None  # until a batch is delivered
@@ -92,7 +92,7 @@ class SampledPosition(LoaderPosition):
         epoch.skip_to(self.steps_to_skip)
         self._epoch, self.current = epoch, self.current.at_step(epoch.step)
 
-    def order_changed(self) -> bool:
+    def reopen_if_reordered(self) -> bool:
         epoch = self._epoch
         if epoch is None or self._has_delivered or self.restored_step:
             return False
@@ -124,7 +124,7 @@ class SampledPosition(LoaderPosition):
         self._restart_broken_pass()
         epoch = self._epoch
         if epoch is not None:
-            for draw in epoch.ahead():
+            for draw in epoch.undelivered_draws():
                 yield self._batch(epoch, draw)
                 if epoch is not self._epoch:
                     return
@@ -148,10 +148,16 @@ class SampledPosition(LoaderPosition):
     def record_delivery(self, batch: BatchSpec) -> None:
         epoch = self._epoch
         assert epoch is not None, "a batch was delivered before the epoch was opened"
-        last, early = epoch.after(batch.step)
+        last, early_steps = epoch.compute_delivery(batch.step)
         current = self.current.at_step(last.step + 1)
-        # No call in between: Python handles Ctrl-C in calls.
-        epoch.last, epoch.early, self.current, self._has_delivered = last, early, current, True
+        # Free of calls: Python raises KeyboardInterrupt only in calls, so Ctrl-C cannot leave these
+        # assignments half done.
+        epoch.last, epoch.early_steps, self.current, self._has_delivered = (
+            last,
+            early_steps,
+            current,
+            True,
+        )
         self._loaded_state, self.restored_step, self.steps_to_skip = None, 0, 0
 
     def finish(self) -> None:
@@ -161,7 +167,8 @@ class SampledPosition(LoaderPosition):
 
     def _move_to_epoch(self, epoch: int) -> None:
         first = self.current.at_epoch(epoch)
-        # No call in between: Python handles Ctrl-C in calls.
+        # Free of calls: Python raises KeyboardInterrupt only in calls, so Ctrl-C cannot leave these
+        # assignments half done.
         self._is_iterating = self._is_iterating and not self._has_delivered
         self._has_delivered, self.restored_step, self.steps_to_skip = False, 0, 0
         self._epoch, self._loaded_state, self.current = None, None, first
@@ -185,7 +192,7 @@ class SampledPosition(LoaderPosition):
 
     # Moves
 
-    def adopt(self, order: Order | None, generator: Any) -> bool:
+    def set_order(self, order: Order | None, generator: Any) -> bool:
         """Draw the seeds of the next epochs from another generator."""
         self._source.generator = generator
         return False

@@ -1,6 +1,6 @@
 """State of a loader, as returned by `state_dict`: its entries, and the checks when it is loaded.
 
-`BatchStream.state` assembles the dict. The entries, by the module that adds them:
+`assemble_state` builds the dict. Its entries, by the module that adds them:
     state.py             `version`, `epoch`, `step`, `image_size` (`Position.as_state`), and the
                          values that must be equal in the resuming loader (`identity_of`)
     sampled_position.py  for an order defined by samplers: rank, number of ranks and seed
@@ -28,14 +28,15 @@ from feedline.errors import StateError, UsageError
 from feedline.images.compile.steps import NotRecognised
 from feedline.loader.dataset_kind import own_source
 from feedline.loader.options import Options
-from feedline.loader.torch_samplers import describe, share_of
+from feedline.loader.torch_samplers import describe, sampler_rank_and_world_size
 from feedline.order.schedule import is_count, is_image_size
 
 __all__ = [
     "Position",
+    "assemble_state",
     "check_version",
     "compare_made_by",
-    "damaged",
+    "damaged_state_error",
     "fingerprint_of",
     "has_opened_epoch",
     "identity_of",
@@ -93,9 +94,22 @@ class Position:
         }
 
 
-def damaged(entries: str) -> StateError:
+def damaged_state_error(entries: str) -> StateError:
     """Error about invalid entries of a state."""
     return StateError(f"cannot resume: the state is damaged: invalid {entries}")
+
+
+def assemble_state(
+    position: Mapping[str, Any], made_by: Mapping[str, str], filling: Mapping[str, Any]
+) -> dict[str, Any]:
+    """State of a loader, from the entries of its parts.
+
+    Args:
+        position: entries of the position and of the arguments that must be equal (`identity_of`).
+        made_by: `EngineChoice.made_by`.
+        filling: entries of a cache that is being filled.
+    """
+    return {**position, "made_by": dict(made_by), **filling}
 
 
 def check_version(state: Mapping[str, Any]) -> None:
@@ -146,7 +160,7 @@ def has_opened_epoch(state: Mapping[str, Any], position: Position) -> bool:
     is_opened = is_count(state.get("drawn_seed"))
     is_unopened = state.get("drawn_seed", 0) is None and position.step == 0 and not early
     if not (is_valid and (is_opened or is_unopened)):
-        raise damaged("'early', 'drawn_seed' or 'start'")
+        raise damaged_state_error("'early', 'drawn_seed' or 'start'")
     return is_opened
 
 
@@ -172,8 +186,8 @@ def identity_of(options: Options, dataset: str) -> dict[str, Any]:
             "drop_last": options.drop_last,
             "num_workers": options.num_workers,
         }
-    _, ranks = share_of(options.index_sampler)
-    phases = options.phases
+    _, ranks = sampler_rank_and_world_size(options.index_sampler)
+    phases = options.effective_schedule
     return {
         "dataset": dataset,
         "length": len(options.dataset) if hasattr(options.dataset, "__len__") else None,
@@ -219,7 +233,7 @@ def compare_made_by(state: Mapping[str, Any], now: Mapping[str, str]) -> list[st
     saved = state.get("made_by", now)
     has_names = isinstance(saved, Mapping) and saved.keys() == now.keys()
     if not has_names or not all(isinstance(text, str) for text in saved.values()):
-        raise damaged("'made_by'")
+        raise damaged_state_error("'made_by'")
     different = [name for name in now if saved[name] != now[name]]
     return [f"{name} was {saved[name]!r}, is {now[name]!r}" for name in different]
 

@@ -42,8 +42,8 @@ __all__ = [
     "has_state",
     "next_keys",
     "random_sampler_name",
+    "sampler_rank_and_world_size",
     "set_epoch",
-    "share_of",
     "stateful_part",
     "warn_of_stock_loader",
 ]
@@ -124,13 +124,13 @@ def random_sampler_name(sampler: object) -> str | None:
     sampler, and if samples are distributed over ranks.
     """
     *_, inner = chain(sampler)
-    if share_of(sampler)[1] > 1:
+    if sampler_rank_and_world_size(sampler)[1] > 1:
         return None
     classes = (WeightedRandomSampler, SubsetRandomSampler, RandomSampler)
     return next((each.__name__ for each in classes if isinstance(inner, each)), None)
 
 
-def share_of(sampler: object) -> tuple[int, int]:
+def sampler_rank_and_world_size(sampler: object) -> tuple[int, int]:
     """Rank and number of ranks of a sampler that distributes samples; otherwise (0, 1)."""
     for part in chain(sampler):
         rank, ranks = getattr(part, "rank", None), getattr(part, "num_replicas", None)
@@ -161,13 +161,13 @@ class PlannedSampler(DistributedSampler[Any]):
     """
 
     def __init__(self, order: Order, dataset: Any, loader: Any) -> None:
-        self.follow(order, dataset)
+        self.update_from_order(order, dataset)
         self._first_order = order
         self._loader: weakref.ref[Any] = weakref.ref(loader)
         self._is_setting = False  # True while `set_epoch` sets the loader's epoch
         self._latest: int | None = None  # epoch of the latest `__iter__`
 
-    def follow(self, order: Order, dataset: Any) -> None:
+    def update_from_order(self, order: Order, dataset: Any) -> None:
         """Set the attributes of a DistributedSampler from an order."""
         epoch = getattr(self, "epoch", 0)
         super().__init__(
@@ -200,8 +200,8 @@ class PlannedSampler(DistributedSampler[Any]):
     def __iter__(self) -> Iterator[int]:
         """Sample indices of this rank's part of the epoch, in order.
 
-        With `drop_last`, those of an incomplete batch are included. The batch sampler drops them,
-        or keeps them if a framework tells it to, as Lightning does to predict.
+        The indices of an incomplete last batch are included even with `drop_last`. The batch
+        sampler drops them, unless a framework sets it to keep them (Lightning does for `predict`).
         """
         epoch = getattr(self._loader(), "epoch", self.epoch)
         if self.shuffle and epoch == self._latest:

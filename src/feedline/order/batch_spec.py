@@ -16,9 +16,17 @@ from numpy.typing import NDArray
 from feedline.order.schedule import Phase
 from feedline.order.seeds import mix
 
-__all__ = ["NO_NUMBER", "TASK_NS", "BatchSpec", "Field", "Item", "divide_rows", "rows_per_task"]
+__all__ = [
+    "NO_SAMPLE_INDEX",
+    "TASK_NS",
+    "BatchSpec",
+    "Field",
+    "Item",
+    "divide_rows",
+    "rows_per_task",
+]
 
-NO_NUMBER = -(1 << 63)
+NO_SAMPLE_INDEX = -(1 << 63)
 """Sample index that replaces a sampler's key that is not an integer."""
 
 TASK_NS = 50_000_000

@@ -125,7 +125,7 @@ class TunableFeedlineLoader:
     def phases(self) -> list[Phase]:
         """The first phase of each image size and batch size."""
         found: dict[tuple[int | None, int | None], Phase] = {}
-        for phase in self._loader._runtime.options.phases.phases:
+        for phase in self._loader._runtime.options.effective_schedule.phases:
             found.setdefault((phase.image_size, phase.batch_size or self._loader.batch_size), phase)
         return list(found.values())
 
