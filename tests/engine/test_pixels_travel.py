@@ -203,7 +203,7 @@ def test_other_datasets_are_refused_at_once(root: Path) -> None:
 def test_on_the_cpu_batches_are_those_without_a_device(root: Path) -> None:
     assert_same(batches(root, USUAL, device="cpu"), batches(root, USUAL))
     with loader(root, USUAL, device="cpu") as made:
-        assert made._runtime.stream.choice().on_device is None
+        assert made._runtime.stream.choice().device_transforms is None
 
 
 def test_bytes_of_three_pixels_are_no_pixels_in_another_order(root: Path) -> None:

@@ -60,14 +60,14 @@ def write_batch(value: object, space: BatchAllocator) -> int:
     return len(structure)
 
 
-def read_batch(memory: NDArray[np.uint8], structure: int) -> Any:
+def read_batch(memory: NDArray[np.uint8], structure_bytes: int) -> Any:
     """Read a value back.
 
     Args:
         memory: the used memory, shape (bytes,), from its start; kept alive by the result.
-        structure: length of the structure at the end, in bytes.
+        structure_bytes: length of the structure at the end.
     """
-    data = memory[len(memory) - structure :].tobytes()
+    data = memory[len(memory) - structure_bytes :].tobytes()
     end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
     buffers = [memory[start : start + n] for start, n in pickle.loads(data[end:])]
     return _Unpickler(data[_LENGTH.size : end], buffers, memory).load()

@@ -189,7 +189,7 @@ class HostTransfer(CpuTransfer):
     def _copy_if_needed(
         self, array: NDArray[np.generic], field: Field, owned: bool
     ) -> torch.Tensor:
-        """Tensor that a user may keep, or that is converted to one that they may keep."""
+        """Convert to a tensor; copy the data unless users may keep it, or it is converted later."""
         transforms = self._transforms
         if transforms is None and self._pin:
             return copy_to_pinned(array)
@@ -384,7 +384,7 @@ class AcceleratorTransfer:
             if step.previous is None:
                 continue
             stall = step.requested.elapsed_time(step.received)
-            # Exposed copying: from its start, or from the request if that was later.
+            # Count copy time after the request only: earlier copying overlaps with computing.
             copy = min(
                 step.sent.started.elapsed_time(step.sent.finished),
                 step.requested.elapsed_time(step.sent.finished),

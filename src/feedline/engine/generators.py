@@ -154,7 +154,7 @@ def _seed_albumentations(outermost: Any, number: int) -> None:
 
 
 def _albumentations_state(outermost: Any) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Attributes of each transform within, and the values that seeding changes, in any release."""
+    """`__dict__` of each nested transform, and its values that seeding changes, in any release."""
     kinds = _albumentations_classes()
     within = [vars(part) for _, part in walk(("", outermost)) if is_instance_of_any(part, kinds)]
     before = [dict(attributes) for attributes in within]

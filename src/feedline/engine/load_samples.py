@@ -1,5 +1,7 @@
 """Work of a worker, for all pools: fill the rows of a task, or make a whole batch.
 
+Samples are loaded, and their errors caught, in two places: `fill` here for image rows, and
+`dataset_fetch.DatasetFetcher` for any other map-style dataset.
 A `Source` makes rows of a known size, which all workers write side by side into one batch: an image
 folder, a cache. A `BatchSource` makes whole batches of unknown size, one worker each: any dataset
 with any `collate_fn`.

@@ -43,7 +43,8 @@ class SkippedBatch:
 class WorkerException:
     """An exception on its way between processes, in the form that torch's workers use.
 
-    A UsageError contains the fix: it is raised with its own message, and its origin is the cause.
+    A UsageError is raised again with its own message, which contains the fix. The worker's
+    traceback is its `__cause__`.
     """
 
     kind: type[BaseException]  # RuntimeError for a class that cannot be sent

@@ -2,12 +2,12 @@
 
 Guarantees: the choice between originals and copies depends on the run's position and on whether the
 cache was finished when the run began, never on how fast the cache is filled. If the cache is
-finished, a run reads copies from the start. Otherwise it reads originals until it has delivered an
-epoch's batches, and copies from the next iteration on, for which it waits if needed. An epoch
-continued from a state keeps its choice. Parts of one folder, e.g. from `random_split`, fill one
-cache with the whole folder. On each machine one process fills a folder, for all loaders; it runs
-until the cache is finished or the process that started it ends. Errors that prevent filling are
-raised when the process starts, or later when a loader waits for the cache.
+finished, a run reads copies from the start. Otherwise it reads originals until it has delivered as
+many batches as an epoch has. From the next iteration on it reads copies, and waits for the cache if
+it is unfinished. An epoch continued from a state keeps its choice. Parts of one folder, e.g. from
+`random_split`, fill one cache with the whole folder. On each machine one process fills a folder,
+for all loaders; it runs until the cache is finished or the process that started it ends. Errors
+that prevent filling are raised when the process starts, or later when a loader waits for the cache.
 
 Relies on: the lock in the folder, which the kernel releases when its process ends;
 `feedline.cache.fill`, the code of the process; `ranks`, by which ranks that share a loader's

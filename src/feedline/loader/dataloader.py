@@ -361,8 +361,8 @@ class DataLoader(TorchDataLoader[_T]):
     def _is_accelerate_prepared(self) -> bool:
         """True after `feedline.integrations.accelerate.prepare`.
 
-        Accelerate reads it before it builds a torch DataLoader from a loader, so reading it issues
-        that warning, once.
+        Accelerate reads this attribute before it rebuilds the loader as a torch DataLoader. So
+        reading it calls `warn_of_stock_loader`, which warns once.
         """
         if self._watch_iterator is None and self._warns_of_stock_loader:
             self._warns_of_stock_loader = not warn_of_stock_loader(self)

@@ -83,8 +83,8 @@ class EngineChoice:
         reasons: reasons why more steps were not compiled, as sentences.
         max_image_size: largest size in pixels that may be set; None for any.
         slot_bytes: memory of a batch of rows, until a larger one comes; 0 for any other engine.
-        on_device: transforms of batches of rows on the loader's device; None if batches stay on the
-            CPU, as made by the workers.
+        device_transforms: transforms of batches of rows on the loader's device; None if batches
+            stay on the CPU, as made by the workers.
         runs_user_code: user code runs in the workers.
         pixels: description of everything that determines the pixels; "" if the user's code
             determines them.
@@ -101,7 +101,7 @@ class EngineChoice:
     reasons: tuple[str, ...] = ()
     max_image_size: int | None = None
     slot_bytes: int = 0
-    on_device: DeviceTransforms | None = None
+    device_transforms: DeviceTransforms | None = None
     runs_user_code: bool = True
     pixels: str = ""
     cache_contents: CacheContents | None = None
@@ -154,7 +154,7 @@ class EngineChoice:
                 f"loader with max_image_size={size}, or without it"
             )
 
-    def level_read(self, size: int | None) -> tuple[int | None, int | None]:
+    def required_and_cached_px(self, size: int | None) -> tuple[int | None, int | None]:
         """Shorter side required for rows of a size, and shorter side of the copies read, in pixels.
 
         The first is None if feedline does not read the images itself, the second if originals are
@@ -210,7 +210,9 @@ def choose_engine(
     check_kind_unchanged(options.dataset, was_row_source=options.is_row_source)
     if options.is_row_source:
         source = _row_source(options.dataset)
-        choice = EngineChoice(engine="image rows", source=source, on_device=options.on_device)
+        choice = EngineChoice(
+            engine="image rows", source=source, device_transforms=options.device_transforms
+        )
     else:
         choice = _compile(options)
     if choice.source is None:
@@ -340,10 +342,10 @@ def _with_rows(choice: EngineChoice, options: Options) -> EngineChoice:
             argument="schedule",
         )
     if choice.compiled and options.device is not None and options.device.type != "cpu":
-        on_device = DeviceTransforms()
+        transforms = DeviceTransforms()
         if source.table is not None:  # uint8 pixels travel, and their values are looked up there
-            source, on_device = source.in_pixels(), DeviceTransforms(ValueTable(source.table))
-        choice = replace(choice, source=source, on_device=on_device)
+            source, transforms = source.in_pixels(), DeviceTransforms(ValueTable(source.table))
+        choice = replace(choice, source=source, device_transforms=transforms)
     batches = [
         (phase.image_size or source.image_size, phase.batch_size or options.max_rows or 1)
         for phase in phases

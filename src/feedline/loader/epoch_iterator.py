@@ -206,7 +206,7 @@ class LoaderRuntime:
 
     # Position
 
-    def adopt_before_epoch(self) -> None:
+    def update_options_before_epoch(self) -> None:
         """Update the ranks and the dataset's length, unless an epoch is in progress.
 
         E.g. Lightning initialises torch.distributed in `fit`, after the loader was built.
@@ -224,7 +224,7 @@ class LoaderRuntime:
         """Skip the first `step` batches of the next iteration's epoch."""
         self.stream.ensure_usable()
         _check_count("step", step)
-        self.adopt_before_epoch()
+        self.update_options_before_epoch()
         self._move(lambda position: position.set_step(step))
 
     def _move(self, move: Callable[[LoaderPosition], bool]) -> None:
@@ -241,13 +241,13 @@ class LoaderRuntime:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as a state."""
-        self.adopt_before_epoch()
+        self.update_options_before_epoch()
         return self.stream.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with the batches not yet delivered in a state."""
         self.stream.ensure_usable()
-        self.adopt_before_epoch()
+        self.update_options_before_epoch()
         self.stream.load(state)
         self._agreement.forget()
 

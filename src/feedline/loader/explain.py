@@ -74,7 +74,7 @@ def _forecast(options: Options, choice: EngineChoice, run: Run) -> str:
     for phase in facts.phases:
         if phase.steps < _STEPS or bool(phase.image_size) != bool(schedule.image_sizes):
             continue
-        wanted_px, level_px = choice.level_read(phase.image_size)
+        wanted_px, level_px = choice.required_and_cached_px(phase.image_size)
         rates.append(
             Rates(
                 size=phase.image_size,
@@ -206,9 +206,9 @@ def _batches(options: Options, choice: EngineChoice) -> str:
     device = options.device
     if not options.is_row_source:
         text = "as returned by collate_fn"
-        if choice.on_device is None:
+        if choice.device_transforms is None:
             return text
-        if choice.on_device.values is None:
+        if choice.device_transforms.values is None:
             return f"{text}, copied to {device}"
         return (
             f"{text}, on {device}: images are copied as uint8, and the transform's table of 256 "

@@ -120,7 +120,9 @@ class IterableEngine(Engine):
                 if next(iterator, _END) is _END:
                     return
             except Exception:
-                if step not in self._position.raised or not _reopen_if_reordered(iterator, before):
+                if step not in self._position.raised or not _exception_replaced_batch(
+                    iterator, before
+                ):
                     raise
 
     def next(self) -> Any:
@@ -136,7 +138,7 @@ class IterableEngine(Engine):
             self._iterator = None
             raise
         except Exception as error:
-            if _reopen_if_reordered(self._iterator, before):
+            if _exception_replaced_batch(self._iterator, before):
                 self._position.record_exception()
             elif type(error) is RuntimeError and str(error).startswith(_TIMED_OUT):
                 raise self._timeout_error(error) from None
@@ -232,7 +234,7 @@ def _received(iterator: Any) -> int | None:
     return received
 
 
-def _reopen_if_reordered(iterator: Any, before: int | None) -> bool:
+def _exception_replaced_batch(iterator: Any, before: int | None) -> bool:
     """Return True if an exception replaces a batch. After a timeout the same batch still follows.
 
     `before` is the return value of `_received` before the request.

@@ -186,8 +186,8 @@ _MIN_NS = 1_000_000_000
 _MIN_STEPS = 8
 _MAX_DECISIONS = 256
 _MEMORY = 0.5  # share of the available memory
-# Batches until a longer prefetch is filled, per batch in flight: workers are often only a little
-# faster than the step.
+# Batches to wait per batch in flight before measuring again, after prefetch is increased: workers
+# are often only slightly faster than the step, so the queue fills slowly.
 _TO_FILL = 4
 
 
@@ -282,7 +282,7 @@ class Adaptation:
         """Choose the next change, if any, after a window of steps."""
         feed, timings = self._stream.engine.feed, self._stage_timings()
         if feed is not None and 0 < len(feed.pids) == feed.settings.workers:
-            live, is_integer = feed.settings, not feed.shares_batches
+            live, makes_whole_batches = feed.settings, not feed.shares_batches
             self._controller.limits = _limits(feed)
             window = StepWindow.between(
                 self._before,
@@ -292,8 +292,8 @@ class Adaptation:
                 seconds=self._passed_ns / 1e9,
                 wait_s=self._waited_ns / 1e9,
                 workers=live.workers,
-                prefetch=live.default_prefetch if is_integer else 0,
-                task_ms=0.0 if is_integer else live.task_ns / 1e6,
+                prefetch=live.default_prefetch if makes_whole_batches else 0,
+                task_ms=0.0 if makes_whole_batches else live.task_ns / 1e6,
                 error=error_of(self._steps_ns),
             )
             self._next_change = self._controller.observe(window) or self._for_next_phase(batch)

@@ -134,8 +134,8 @@ class Options(Arguments):
         effective_schedule: the schedule, or one phase of `image_size`, if any.
         adapts: the number of workers adapts while the loader runs.
         allocated_prefetch: batches of rows that memory is allocated for, besides the current one.
-        on_device: transforms on the device, for feedline sources; None without a device, and
-            for other datasets, for which `choose_engine` creates the transforms.
+        device_transforms: transforms on the device, for feedline sources; None without a device,
+            and for other datasets, for which `choose_engine` creates the transforms.
         batched: keys are lists of sample keys; otherwise one key is fetched and collated.
         index_sampler: yields the keys of each batch, if feedline does not plan the order.
         order: order planned by feedline; None if samplers or the dataset define it.
@@ -157,7 +157,7 @@ class Options(Arguments):
     effective_schedule: Schedule
     adapts: bool
     allocated_prefetch: int
-    on_device: DeviceTransforms | None
+    device_transforms: DeviceTransforms | None
     batched: bool = True
     index_sampler: Iterable[Any] = ()
     order: Order | None = None
@@ -177,7 +177,7 @@ class Options(Arguments):
         sampled = arguments.sampler is not None or arguments.batch_sampler is not None
         _check_values(arguments)
         if row_source:
-            _check_native(arguments)
+            _check_row_source(arguments)
         elif iterable:
             _check_iterable(arguments)
         _check_effects(arguments, is_row_source=row_source, sampled=sampled)
@@ -218,7 +218,7 @@ class Options(Arguments):
             effective_schedule=phases,
             adapts=isinstance(num_workers, str),
             allocated_prefetch=prefetch,
-            on_device=_device_transforms(arguments) if row_source else None,
+            device_transforms=_device_transforms(arguments) if row_source else None,
         )
 
     def current(self, loader: Any, order: Order | None, min_prefetched_batches: int) -> Options:
@@ -347,7 +347,7 @@ def _check_values(arguments: Arguments) -> None:
         )
 
 
-def _check_native(arguments: Arguments) -> None:
+def _check_row_source(arguments: Arguments) -> None:
     """Check the arguments for a feedline source."""
     check_source(arguments.dataset)
     source = own_source(arguments.dataset)

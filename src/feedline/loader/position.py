@@ -102,8 +102,8 @@ class LoaderPosition:
     def fork(self) -> LoaderPosition | None:
         """Fork the position for the iteration in progress, which then continues independently.
 
-        Return None if it has not delivered a batch. When its first batch is requested, it begins
-        the epoch that is next at that time. After a fork, move `self` to another epoch.
+        Return None if the iteration has no epoch open. Its first `next` then begins whichever epoch
+        is next at that time. After a fork, move `self` to another epoch.
         """
         raise NotImplementedError
 

@@ -247,8 +247,9 @@ class SampledEpoch:
 
     def state(self) -> dict[str, Any]:
         """Entries of a state about this epoch, JSON-able if the sampler's own state is."""
-        # To draw the next batch here would change the order if other code uses the random state.
-        # It is drawn only if the sampler has a state of its own, to verify that state on resume.
+        # Drawing the next batch here could change the order, because other code may use the same
+        # random state. Draw it only if the sampler has its own state: its digest then verifies
+        # that state on resume.
         has_requested = self._has_requested and not self.broken
         has_state = self.last.sampler_state is not None
         has_next = has_requested and (has_state or self.step in self._draws)
@@ -378,12 +379,12 @@ class EpochSource:
 
     def load_seeds(self, state: Mapping[str, Any], number: int) -> None:
         """Continue with the seeds of a state, which is in epoch `number`."""
-        self.base_seed = state.get("kept_seed")
+        self.base_seed = state.get("base_seed")
         self._base_epoch = number if self.base_seed == state.get("drawn_seed") else None
 
     def _seed_in(self, state: Mapping[str, Any], number: int) -> int | None:
         """Seed of a state's epoch; None if the epoch draws its seed."""
-        base = state.get("kept_seed")
+        base = state.get("base_seed")
         if not (base is None or is_count(base)):
             raise StateError(f"cannot resume: damaged position: seed {base!r}")
         if self._seed is not None:
@@ -408,10 +409,10 @@ class EpochSource:
             position: position in the state.
             comparable: True if the state has the same rank and number of ranks, so that digests
                 must be equal.
-            begin: True if an iteration starts here. The sampler's epoch number is then not
-                overwritten by the saved one. If torch's global random state equals the saved one,
-                draw from the global state directly: a copy would leave it unchanged, and the next
-                epoch would get the same batches.
+            begin: True if an iteration starts here. The sampler keeps its current
+                epoch number. If the global random state still equals the saved one, draw from it
+                directly: drawing from a copy would not advance it, and the next epoch would repeat
+                this one.
 
         Raises:
             StateError: the sampler yields other batches, or the state is damaged.

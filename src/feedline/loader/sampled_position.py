@@ -30,7 +30,7 @@ _LOADED_ENTRIES = [
     "drawn",
     "early",
     "drawn_seed",
-    "kept_seed",
+    "base_seed",
     "start",
     "sampler_state",
     "upcoming",
@@ -116,7 +116,7 @@ class SampledPosition(LoaderPosition):
         """
         if (epoch := self._epoch) is None or not epoch.broken:
             return
-        state = {**epoch.state(), "kept_seed": self._source.base_seed}
+        state = {**epoch.state(), "base_seed": self._source.base_seed}
         at_beginning = not self._has_delivered and self.restored_step == 0
         self._epoch = self._source.reopen(state, self.current, comparable=True, begin=at_beginning)
 
@@ -234,7 +234,7 @@ class SampledPosition(LoaderPosition):
             "world": self._world_size,
             "drawn": 0,
             "drawn_seed": None,
-            "kept_seed": self._source.base_seed,
+            "base_seed": self._source.base_seed,
         }
         if self.steps_to_skip > self.current.step:
             state["steps_to_skip"] = self.steps_to_skip

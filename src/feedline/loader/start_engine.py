@@ -184,16 +184,20 @@ def _build_row_engine(
         form: Callable[[Tensors], Any] = tuple if options.is_row_source else list
         transfer: DeviceTransfer
         if options.device is not None and options.device.type != "cpu":
-            assert choice.on_device is not None, "device transforms are set for batches on a device"
+            assert choice.device_transforms is not None, (
+                "device transforms are set for batches on a device"
+            )
             transfer = AcceleratorTransfer(
                 slots,
-                choice.on_device,
+                choice.device_transforms,
                 TorchAccelerator(options.device),
                 partial(register_memory, pool.block, options.device),
                 form,
             )
         else:
-            transfer = HostTransfer(slots, choice.on_device, form, should_pin(options.pin_memory))
+            transfer = HostTransfer(
+                slots, choice.device_transforms, form, should_pin(options.pin_memory)
+            )
         policy = partial(samples_to_skip, source, slots, options.on_error)
         return WorkerEngine(feed, transfer, position, policy, skip_after_error=choice.compiled)
 
