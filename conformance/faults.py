@@ -126,16 +126,16 @@ def compile_parts(root: Path) -> None:
 
 
 def run_tests(
-    root: Path, tests: Sequence[str], limit_s: float = _LIMIT_S
+    root: Path, tests: Sequence[str], *options: str, limit_s: float = _LIMIT_S
 ) -> tuple[int | None, str]:
-    """Run tests of a copy until one fails: pytest's exit status, None if it hung, and its words."""
+    """Run tests of a copy: pytest's exit status, None if it hung, and its output."""
     # No bytecode: a fault may leave a file's size and second of change as they were.
     environment = {
         **os.environ,
         "PYTHONPATH": str(root / "src"),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    command = [sys.executable, "-m", "pytest", "-x", "--tb=line", "-rf", f"--timeout={_TEST_S}"]
+    command = [sys.executable, "-m", "pytest", "--tb=line", "-rfE", *options]
     # A file: a child that a failed test leaves behind would keep a pipe open.
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
@@ -156,10 +156,11 @@ def run_tests(
         return status, output.read()
 
 
-def first_failure(output: str) -> str:
-    """The first test that failed, out of what pytest wrote."""
-    failed = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    return failed[0].partition(" ")[2].partition(" - ")[0] if failed else output.strip()[-500:]
+def failures(output: str) -> str:
+    """The tests that failed, from pytest's output; its end if it names none."""
+    lines = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    names = [line.partition(" ")[2].partition(" - ")[0] for line in lines]
+    return ", ".join(names) or output.strip()[-500:]
 
 
 def try_fault(fault: Fault, root: Path) -> Outcome:
@@ -174,7 +175,7 @@ def try_fault(fault: Fault, root: Path) -> Outcome:
     try:
         if path.suffix == ".c":
             compile_parts(root)
-        status, output = run_tests(root, fault.tests)
+        status, output = run_tests(root, fault.tests, "-x", f"--timeout={_TEST_S}")
     except FaultError as error:
         return Outcome(name=fault.name, outcome="error", detail=str(error), seconds=0.0)
     finally:
@@ -186,11 +187,11 @@ def try_fault(fault: Fault, root: Path) -> Outcome:
     elif status < 0:
         outcome, detail = "seen", f"the tests were ended by {signal.Signals(-status).name}"
     elif status == _TESTS_FAILED:
-        outcome, detail = "seen", first_failure(output)
+        outcome, detail = "seen", failures(output)
     elif status == _TESTS_PASSED:
         outcome, detail = "unseen", ", ".join(fault.tests)
     else:
-        outcome, detail = "error", f"pytest ended with {status}: {first_failure(output)}"
+        outcome, detail = "error", f"pytest ended with {status}: {failures(output)}"
     seconds = round(time.monotonic() - began, 1)
     return Outcome(name=fault.name, outcome=outcome, detail=detail, seconds=seconds)
 
@@ -222,9 +223,11 @@ def check_sound(root: Path, faults: Sequence[Fault]) -> None:
     if not Path(where).is_relative_to(root):
         raise FaultError(f"the tests would run {where}, not the copy in {root}")
     tests = sorted({test for fault in faults for test in fault.tests})
-    status, output = run_tests(root, tests, _ALL_S)
+    # As `make test` runs them, with its time limits: they share the machine.
+    options = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")
+    status, output = run_tests(root, tests, *options, limit_s=_ALL_S)
     if status != _TESTS_PASSED:
-        raise FaultError(f"the tests fail without any fault: {first_failure(output)}")
+        raise FaultError(f"the tests fail without any fault: {failures(output)}")
 
 
 def main() -> int:
