@@ -24,9 +24,8 @@ from recipe_list import STD, Recipe
 from torchvision.datasets import ImageFolder
 
 import feedline
-from feedline.images.compile.compiled import Compiled
 from feedline.images.compile.pair import Pair
-from feedline.images.compile.views import Views
+from feedline.images.compile.views import Compiled, Views
 from feedline.images.crops import Box, Placement
 
 __all__ = ["difference"]
@@ -53,8 +52,8 @@ def difference(recipe: Recipe, folder: Path) -> float:
     if not isinstance(transform, (Compiled, Views)):
         transform = feedline.compile(transform)
     views = transform if isinstance(transform, Views) else transform._views
-    if any(each.recognised is None for each in views.fused):
-        raise ValueError(f"not recognised: {transform.explain()}")
+    if any(each.fused is None for each in views.views):
+        raise ValueError(f"not compiled: {transform.explain()}")
     paths = [path for path, _ in ImageFolder(str(folder)).samples]
     return _mean(_of_views(views, paths))
 
@@ -93,13 +92,13 @@ def _wanted(views: Views, path: str) -> list[torch.Tensor]:
     with Image.open(path) as opened:
         image = opened.convert("RGB")
     item, crops = views._item(), views._crops
-    sides = crops.sides_at(item.required_image_size)
+    placed = crops.place(image.height, image.width, item)
     parts = [
-        _shown(image, crops.placed(view, image.height, image.width, item), sides[view])
-        for view in range(len(views.fused))
+        _shown(image, placement, side)
+        for placement, side in zip(placed.placements, placed.sides, strict=True)
     ]
     made = []
-    for each, value in zip(views.fused, parts, strict=True):
+    for each, value in zip(views.views, parts, strict=True):
         pipeline: Any = each.transform
         for step in pipeline.transforms:
             if type(step).__name__ not in PLACED:

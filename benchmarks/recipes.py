@@ -37,8 +37,8 @@ from report import machine, save, table, versions
 from torch.utils.data import DataLoader
 
 import feedline
-from feedline.images.compile.compiled import Compiled
 from feedline.images.compile.pair import Pair
+from feedline.images.compile.views import Compiled
 
 WORKERS, BATCH, TIMED_S = 2, 32, 3.0
 HEADERS = ["recipe", "torch", "feedline", "ratio (range)", "fused", "runs as it is"]

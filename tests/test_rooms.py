@@ -50,6 +50,7 @@ WITH_TORCH = {
     "pinned_memory",
     "worker_errors",
     "generators",
+    "tensor_dataset",
 }
 
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from feedline.cache.repair import repair_cache
     from feedline.errors import FeedlineError
     from feedline.images.array import ImageArray
-    from feedline.images.compile.compiled import compile, views
     from feedline.images.compile.pair import pair
+    from feedline.images.compile.views import compile, views
     from feedline.images.crops import EvalCrop, TrainCrop
     from feedline.images.folder import ImageFolder
     from feedline.images.image_list import ImageList
@@ -81,7 +81,7 @@ _HOMES = {
     "augmentation_strength": "feedline.order.requested_size",
     "build_cache": "feedline.cache.build",
     "ceiling": "feedline.watching.ceiling",
-    "compile": "feedline.images.compile.compiled",
+    "compile": "feedline.images.compile.views",
     "find_batch_size": "feedline.tuning.find_batch_size",
     "image_size": "feedline.order.requested_size",
     "pair": "feedline.images.compile.pair",
@@ -90,7 +90,7 @@ _HOMES = {
     "repair_cache": "feedline.cache.repair",
     "train_model": "feedline.train.run",
     "tune": "feedline.tuning.tune",
-    "views": "feedline.images.compile.compiled",
+    "views": "feedline.images.compile.views",
     "watch": "feedline.watching.watched",
 }
 

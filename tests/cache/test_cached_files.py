@@ -21,7 +21,7 @@ from caches import photo
 from feedline import ImageFolder, TrainCrop, views
 from feedline.cache.build import build_cache
 from feedline.errors import ImageError, UsageError
-from feedline.images.compile.recognise import recognise
+from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.order.batch_spec import Item
 from feedline.remote.open_location import open_cache
 from feedline.sources.index import scan_folder
@@ -59,7 +59,7 @@ def test_files_in_any_order_get_their_own_copies(photos: Path, tmp_path: Path, o
     dataset: Any = TorchvisionFolder(str(photos), STEPS)
     if order != "as it is":
         dataset = Subset(dataset, numbers)
-    found = copies(recognise(dataset).pipeline, root)
+    found = copies(compile_dataset(dataset).pipeline, root)
     assert found == {name: wanted[name] for name in found}
     assert len(found) == len(set(numbers))
 
@@ -88,7 +88,7 @@ def test_names_that_are_no_text_are_found(tmp_path: Path, dataset: str) -> None:
     root = cache_of(source, tmp_path / "cache")
     folder: Any = ImageFolder(source, WHOLE)
     if dataset == "torchvision":
-        folder = recognise(TorchvisionFolder(str(source), STEPS)).pipeline
+        folder = compile_dataset(TorchvisionFolder(str(source), STEPS)).pipeline
     found = folder.cached(open_cache(root)).store
     cache = ImageFolder(root)
     for sample in range(3):
@@ -135,7 +135,7 @@ def test_a_file_that_was_left_out_is_read_itself(tmp_path: Path) -> None:
     (source / "c" / "2.jpg").write_bytes(b"none")
     manifest = build_cache(source, root, (24,), raw=True, workers=0, on_error="skip")
     assert [number for number, _, _ in manifest.skipped] == [1, 2]
-    files = recognise(TorchvisionFolder(str(source), STEPS)).pipeline
+    files = compile_dataset(TorchvisionFolder(str(source), STEPS)).pipeline
     copies_of_them = files.cached(open_cache(root))
     item = Item(1, 16, 0, 1.0)
     assert torch.equal(files.sample(item)[0], copies_of_them.sample(item)[0])
@@ -154,7 +154,7 @@ def test_views_are_made_of_the_copies(photos: Path, tmp_path: Path) -> None:
     large = transforms.Compose([transforms.RandomResizedCrop(16), transforms.PILToTensor()])
     small = transforms.Compose([transforms.RandomResizedCrop(8), transforms.PILToTensor()])
     folder = TorchvisionFolder(str(photos), views(large, small))
-    originals = recognise(folder).pipeline
+    originals = compile_dataset(folder).pipeline
     assert originals is not None
     cached = originals.cached(open_cache(root))
     for sample in range(24):

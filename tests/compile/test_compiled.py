@@ -20,8 +20,8 @@ from torchvision.transforms import v2
 
 import feedline
 from feedline.errors import ImageError, UsageError
-from feedline.images.compile.compiled import Compiled
-from feedline.images.compile.transform_reader import read
+from feedline.images.compile.compile_transform import compile_transform
+from feedline.images.compile.views import Compiled
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import extend
 from image_inputs import (
@@ -52,7 +52,7 @@ def pictures(tmp_path_factory):
 
 def boxes_of(compiled: Compiled, picture: Image.Image, seed: int):
     """The placement that a call after `torch.manual_seed(seed)` draws."""
-    recognised = read(compiled.transform)
+    recognised = compile_transform(compiled.transform)
     torch.manual_seed(seed)
     drawn = int(torch.empty((), dtype=torch.int64).random_())
     item = Item(0, recognised.image_size, extend(drawn, 0), 1.0)

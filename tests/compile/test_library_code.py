@@ -23,13 +23,13 @@ from torchvision.transforms.v2 import _transform
 from torchvision.transforms.v2.functional import _geometry
 
 import feedline
+from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.images.compile.library_code import (
     CHECKED_VERSIONS,
     replaced_function,
     replaced_method,
     unchecked_version,
 )
-from feedline.images.compile.recognise import recognise
 from feedline.trace import transform_timing
 from torchvision_folder import image, write_images
 
@@ -96,9 +96,9 @@ def test_a_replaced_function_is_named_and_not_called(
 ) -> None:
     dataset = ImageFolder(root, v1.Compose(STEPS), loader=folder.default_loader)
     monkeypatch.setattr(owner, name, replacement(getattr(owner, name)))
-    recognition = recognise(dataset)
+    recognition = compile_dataset(dataset)
     assert recognition.pipeline is None
-    assert f"{owner.__name__}.{name} was replaced by " in recognition.refused[0]
+    assert f"{owner.__name__}.{name} was replaced by " in recognition.reasons[0]
     explanation = feedline.compile(v1.Compose(STEPS)).explain()
     assert explanation.startswith("unchanged")
     assert f"{name} was replaced by " in explanation
@@ -158,22 +158,22 @@ def test_a_replaced_method_is_named(
     root: str, monkeypatch: pytest.MonkeyPatch, step: Any, replacement: Any
 ) -> None:
     dataset = ImageFolder(root, v1.Compose([step(32), v1.ToTensor()]))
-    assert recognise(dataset).pipeline is not None
+    assert compile_dataset(dataset).pipeline is not None
     monkeypatch.setattr(step, "forward", replacement(step.forward))
-    recognition = recognise(dataset)
+    recognition = compile_dataset(dataset)
     assert recognition.pipeline is None
-    assert "forward was replaced by " in recognition.refused[0]
+    assert "forward was replaced by " in recognition.reasons[0]
 
 
 def test_a_replaced_method_concerns_its_own_step_alone(
     root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(v1.RandomHorizontalFlip, "forward", own)
-    recognition = recognise(ImageFolder(root, v1.Compose([STEPS[0], STEPS[2]])))
+    recognition = compile_dataset(ImageFolder(root, v1.Compose([STEPS[0], STEPS[2]])))
     assert recognition.unchanged == ()
-    recognition = recognise(ImageFolder(root, v1.Compose(STEPS)))
+    recognition = compile_dataset(ImageFolder(root, v1.Compose(STEPS)))
     assert [step.partition("(")[0] for step in recognition.unchanged] == ["RandomHorizontalFlip"]
-    assert "RandomHorizontalFlip.forward was replaced by " in recognition.refused[0]
+    assert "RandomHorizontalFlip.forward was replaced by " in recognition.reasons[0]
 
 
 def test_a_method_of_another_step_is_a_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,9 +189,9 @@ def test_a_replaced_method_of_a_base_class_is_named(
     root: str, monkeypatch: pytest.MonkeyPatch, kind: Any, name: str, replacement: Any
 ) -> None:
     monkeypatch.setattr(kind, name, replacement(getattr(kind, name)))
-    recognition = recognise(ImageFolder(root, v1.Compose(STEPS)))
+    recognition = compile_dataset(ImageFolder(root, v1.Compose(STEPS)))
     assert recognition.pipeline is None
-    assert f"{kind.__name__}.{name} was replaced by " in recognition.refused[0]
+    assert f"{kind.__name__}.{name} was replaced by " in recognition.reasons[0]
 
 
 def test_a_class_that_replaces_a_step_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,12 +213,12 @@ def test_hooks_on_all_modules_are_detected(root: str, library: Any, of: str) -> 
     dataset = ImageFolder(root, library.Compose([library.RandomResizedCrop(32), v2.ToImage()]))
     hooks = getattr(nn.modules.module, f"register_module_{of}")(own)
     try:
-        recognition = recognise(dataset)
+        recognition = compile_dataset(dataset)
     finally:
         hooks.remove()
     assert recognition.pipeline is None
-    assert "hooks" in recognition.refused[0]
-    assert recognise(dataset).pipeline is not None
+    assert "hooks" in recognition.reasons[0]
+    assert compile_dataset(dataset).pipeline is not None
 
 
 def test_a_jpeg_opener_registered_by_the_user_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,7 @@ def test_steps_of_a_torchvision_version_that_was_not_checked_run_unchanged(
     root: str, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     monkeypatch.setattr(torchvision, "__version__", version)
-    (reason,) = recognise(ImageFolder(root, v1.Compose(STEPS))).refused
+    (reason,) = compile_dataset(ImageFolder(root, v1.Compose(STEPS))).reasons
     assert f"torchvision {version}" in reason
     assert all(bound in reason for bound in CHECKED_VERSIONS["torchvision"])
     assert f"torchvision {version}" in feedline.compile(v1.Compose(STEPS)).explain()

@@ -21,8 +21,8 @@ from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.datasets.folder import pil_loader
 
 from feedline.errors import ImageError
-from feedline.images.compile.recognise import recognise
-from feedline.images.compile.samples import folder_fingerprint
+from feedline.images.compile.compile_dataset import compile_dataset
+from feedline.images.compile.datasets import folder_fingerprint
 from feedline.order.batch_spec import Item
 from slow import slow
 from torchvision_folder import IMAGES, image, item_row, pixel_error, write_images
@@ -37,8 +37,8 @@ def root(tmp_path):
 
 
 def source_of(dataset):
-    recognition = recognise(dataset)
-    assert recognition.pipeline is not None, recognition.refused
+    recognition = compile_dataset(dataset)
+    assert recognition.pipeline is not None, recognition.reasons
     return recognition.pipeline
 
 
@@ -268,10 +268,10 @@ SAME_ELSEWHERE = """
 import sys
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
-from feedline.images.compile.recognise import recognise
-from feedline.images.compile.samples import folder_fingerprint
+from feedline.images.compile.compile_dataset import compile_dataset
+from feedline.images.compile.datasets import folder_fingerprint
 steps = [v1.RandomResizedCrop(32), v1.ToTensor(), v1.RandomErasing(), abs]
-print(recognise(ImageFolder(sys.argv[1], v1.Compose(steps))).pipeline.transform_identity())
+print(compile_dataset(ImageFolder(sys.argv[1], v1.Compose(steps))).pipeline.transform_identity())
 """
 
 
@@ -431,8 +431,8 @@ def test_as_many_pixels_are_read_as_pillow_reads(root, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 97 * 131 // 2 - 1)
     limited = source_of(dataset)
     monkeypatch.undo()
-    assert unlimited._reading.max_pixels > 10**15
-    assert source_of(dataset)._reading.max_pixels == 2 * Image.MAX_IMAGE_PIXELS
+    assert unlimited.read_options.max_pixels > 10**15
+    assert source_of(dataset).read_options.max_pixels == 2 * Image.MAX_IMAGE_PIXELS
     item_row(unlimited, 1)
     item_row(limited, 0)
     with pytest.raises(ImageError, match="97 x 131 = 12707 pixels"):

@@ -16,13 +16,13 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from feedline.images.compile import pixel_steps
+from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.images.compile.pixel_steps import pixel_step
-from feedline.images.compile.recognise import recognise
 from feedline.order.batch_spec import Item
 from feedline.randomness import fingerprint, seed_all
 from torchvision_folder import write_images
 
-pytestmark = pytest.mark.skipif(pixel_steps.compiled is None, reason="not compiled")
+pytestmark = pytest.mark.skipif(pixel_steps.photometric is None, reason="not compiled")
 
 BILINEAR, BICUBIC = v1.InterpolationMode.BILINEAR, v1.InterpolationMode.BICUBIC
 FLOATS = [v1.ToTensor(), v1.Normalize([0.5], [0.2])]
@@ -189,9 +189,9 @@ def test_a_pipeline_gives_the_same_with_them_and_without(
     ]
     dataset = ImageFolder(str(root), v1.Compose(steps))
     with monkeypatch.context() as patched:
-        patched.setattr(pixel_steps, "compiled", None)
-        plain = recognise(dataset)
-    recognition = recognise(dataset)
+        patched.setattr(pixel_steps, "photometric", None)
+        plain = compile_dataset(dataset)
+    recognition = compile_dataset(dataset)
     assert plain.pipeline is not None
     assert recognition.pipeline is not None
     assert [step.partition("(")[0] for step in recognition.unchanged] == [
@@ -207,7 +207,7 @@ def test_a_pipeline_gives_the_same_with_them_and_without(
         )
     ]
     assert recognition.pipeline.writes_rows
-    assert "RandomPerspective" in recognition.refused[0]
+    assert "RandomPerspective" in recognition.reasons[0]
     for seed in range(20):
         item = Item(seed % 4, None, seed, 1.0)
         assert torch.equal(recognition.pipeline.sample(item)[0], plain.pipeline.sample(item)[0])
@@ -230,7 +230,7 @@ def test_of_dinos_views_nothing_runs_as_it_is(root: Path) -> None:
     colours = v1.Compose([v1.RandomHorizontalFlip(), jitter, v1.RandomGrayscale(0.2)])
     blur = v1.RandomApply([v1.Compose([v1.GaussianBlur(9, (0.1, 2.0))])], p=0.1)
     steps = [v1.RandomResizedCrop(32), colours, blur, v1.RandomSolarize(128, 0.2), *FLOATS]
-    recognition = recognise(ImageFolder(str(root), v1.Compose(steps)))
+    recognition = compile_dataset(ImageFolder(str(root), v1.Compose(steps)))
     assert recognition.unchanged == ()
     assert recognition.pipeline is not None
     assert recognition.pipeline.writes_rows
@@ -238,7 +238,7 @@ def test_of_dinos_views_nothing_runs_as_it_is(root: Path) -> None:
 
 def test_steps_on_tensors_run_themselves(root: Path) -> None:
     steps = [v2.ToImage(), v2.RandomResizedCrop(32), v2.ColorJitter(0.4), v2.ToDtype(torch.float32)]
-    recognition = recognise(ImageFolder(str(root), v2.Compose(steps)))
+    recognition = compile_dataset(ImageFolder(str(root), v2.Compose(steps)))
     assert [step.partition("(")[0] for step in recognition.unchanged] == ["ColorJitter"]
 
 
@@ -250,9 +250,9 @@ def test_a_user_s_array_is_not_taken_for_pixels(root: Path) -> None:
         return Image.fromarray((array / 2).astype(np.uint8))
 
     steps = [v1.RandomResizedCrop(32), doubled, back, v1.ColorJitter(0.4), v1.ToTensor()]
-    recognition = recognise(ImageFolder(str(root), v1.Compose(steps)))
+    recognition = compile_dataset(ImageFolder(str(root), v1.Compose(steps)))
     assert recognition.pipeline is not None
-    other = recognise(ImageFolder(str(root), v1.Compose([steps[0], *steps[3:]])))
+    other = compile_dataset(ImageFolder(str(root), v1.Compose([steps[0], *steps[3:]])))
     assert other.pipeline is not None
     item = Item(1, None, 5, 1.0)
     assert torch.equal(recognition.pipeline.sample(item)[0], other.pipeline.sample(item)[0])

@@ -15,9 +15,9 @@ from torchvision.transforms import v2
 import feedline
 from feedline.errors import ImageError, UsageError
 from feedline.images.codecs import Decoder
-from feedline.images.compile.recognise import recognise
-from feedline.images.compile.transform_reader import read
-from feedline.images.compile.view_crops import PlacedViews, ViewCrops
+from feedline.images.compile.compile_dataset import compile_dataset
+from feedline.images.compile.compile_transform import compile_transform
+from feedline.images.compile.crop_geometry import PlacedViews, ViewCrops
 from feedline.images.crops import Box, Window
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import extend
@@ -42,7 +42,7 @@ def seeded(seed, make):
 def test_each_view_is_what_its_pipeline_makes_of_the_same_draws(pictures, name, monkeypatch):
     pipelines = [random_pipeline(32), random_pipeline(32), random_pipeline(12)]
     views, picture = feedline.views(*pipelines), opened(pictures[name])
-    crops = [read(pipeline) for pipeline in pipelines]
+    crops = [compile_transform(pipeline) for pipeline in pipelines]
     for seed in range(5):
         made = seeded(seed, lambda: views(pictures[name]))
         drawn = seeded(seed, lambda: int(torch.empty((), dtype=torch.int64).random_()))
@@ -216,7 +216,7 @@ def test_a_users_class_that_calls_transforms_runs_unchanged(tmp_path, pictures):
     assert type(made) is tuple
     assert all(map(torch.equal, made, expected))
     data = ImageFolder(str(write_images(tmp_path)), wrapper)
-    for reason in (compiled.explain(), *recognise(data).refused):
+    for reason in (compiled.explain(), *compile_dataset(data).reasons):
         assert "TwoViews" in reason
         assert "feedline.views(" in reason
     with feedline.DataLoader(data, 4, num_workers=0, seed=1) as loader:
@@ -247,7 +247,7 @@ def test_the_part_that_holds_all_views_is_the_smallest_one():
 
 
 def test_sizes_keep_their_proportion():
-    crop = read(usual_pipeline()).crop
+    crop = compile_transform(usual_pipeline()).crop
     crops = ViewCrops((crop, crop, crop), (224, 96, 1))
     assert crops.sides_at(224) == (224, 96, 1)
     assert crops.sides_at(112) == (112, 48, 1)

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from torch.utils.data._utils.collate import collate_str_fn, default_collate_fn_map
 
 import feedline
-from feedline.images.compile.tensors import MAX_BATCH_BYTES, batched_tensors
+from feedline.engine.tensor_dataset import MAX_BATCH_BYTES, batched_tensors
 from sets import plain
 
 ROWS = 40
@@ -32,8 +32,8 @@ def pair() -> TensorDataset:
 
 def refused(dataset: object, collate_fn: Any = default_collate, rows: int = 7) -> str:
     found = batched_tensors(dataset, collate_fn, rows)
-    assert (found.gather is None) == bool(found.refused)
-    return found.refused
+    assert (found.gather is None) == bool(found.reason)
+    return found.reason
 
 
 def both(make: Any, **given: Any) -> tuple[list[Any], list[Any]]:

@@ -24,7 +24,7 @@ from feedline.engine.messages import BatchTask
 from feedline.engine.tasks import BatchTasks, InFlightBatch
 from feedline.engine.worker_errors import WorkerException
 from feedline.errors import UsageError
-from feedline.images.compile.recognise import recognise
+from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.loader import DataLoader
 from feedline.order.batch_spec import BatchSpec, Item
 from feedline.order.schedule import Phase
@@ -119,7 +119,7 @@ class Noting:
 
 def fetcher(dataset: Any, collate_fn: Any = default_collate, **options: Any) -> DatasetFetcher:
     init = WorkerInit(dataset, options.pop("worker_init_fn", None), 1)
-    options = {"batched": True, "samples": recognise(dataset).pipeline, **options}
+    options = {"batched": True, "samples": compile_dataset(dataset).pipeline, **options}
     return DatasetFetcher(init, collate_fn, **options)
 
 
@@ -174,7 +174,7 @@ def test_samples_have_the_pixels_of_rows(
 
 
 def test_they_have_the_strength_and_go_to_the_users_own_collate(folder: ImageFolder) -> None:
-    pipeline = recognise(folder).pipeline
+    pipeline = compile_dataset(folder).pipeline
     assert pipeline is not None
     samples = Noting(pipeline)
     labels = lambda samples: [label for _, label in samples]  # noqa: E731

@@ -18,9 +18,8 @@ from PIL import Image
 
 from feedline.cache.source import IMAGE_NAMES, LABEL_NAMES, Stamp, first_existing, spread_evenly
 from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.images.compile.folders import Chosen
-from feedline.images.compile.samples import store_of
-from feedline.images.compile.steps import NotRecognised
+from feedline.images.compile.datasets import FolderSelection, file_store
+from feedline.images.compile.steps import CompileError
 from feedline.order.batch_spec import Field
 from feedline.sources.array_store import checked_labels
 from feedline.sources.path_table import LabelledPaths
@@ -215,8 +214,8 @@ def _paths(dataset: Any) -> LabelledPaths | None:
     if module is None or not isinstance(dataset, module.DatasetFolder):
         return None
     try:
-        store = store_of(Chosen([dataset], None))
-    except NotRecognised:
+        store = file_store(FolderSelection([dataset], None))
+    except CompileError:
         return None
     below_root = store.folders != (b"",)
     different = len(set(store.paths.blob.tobytes().split(b"\0"))) == len(dataset) + 1

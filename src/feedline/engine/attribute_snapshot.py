@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset
 
-from feedline.images.compile.folders import has_images
+from feedline.images.compile.datasets import is_source_class
 
 __all__ = [
     "AttributeSnapshot",
@@ -192,7 +192,9 @@ class AttributeSnapshot:
             if (version := _version(thing)) is not None:
                 self._note(version, path)
         elif (
-            issubclass(kind, Dataset) or kind.__module__.startswith(_TRANSFORMS) or has_images(kind)
+            issubclass(kind, Dataset)
+            or kind.__module__.startswith(_TRANSFORMS)
+            or is_source_class(kind)
         ):
             self._add_attributes(thing, path)
         elif call := _call_of_users_class(thing):  # it may wrap transforms

@@ -35,8 +35,13 @@ from feedline import errors
 from feedline.engine.payload import search_path
 from feedline.engine.process import WORKER_ENVIRONMENT
 from feedline.errors import ResourceError, StateError, UsageError
-from feedline.images.compile.folders import Chosen, folders_of
-from feedline.images.compile.samples import class_names, root_of, store_of
+from feedline.images.compile.datasets import (
+    FolderSelection,
+    class_names,
+    file_store,
+    folder_root,
+    select_folders,
+)
 from feedline.loader.dataset_kind import own_source
 from feedline.loader.options import Options
 from feedline.loader.position import LoaderPosition
@@ -120,10 +125,10 @@ def cache_contents(options: Options, source: Any) -> CacheContents:
         where, classes = whole.root, list(whole.classes) or None
         kind = "folder" if isinstance(files.paths, FolderIndex) else "files"
     else:
-        folders = folders_of(options.dataset).folders
+        folders = select_folders(options.dataset).folders
         if len(folders) > 1 or folders[0] is not options.dataset:
-            files = store_of(Chosen(folders, None))
-        root = root_of(folders)
+            files = file_store(FolderSelection(folders, None))
+        root = folder_root(folders)
         where = root or os.fsdecode(files.folders[0])
         kind = "files" if root is None else "folder"
         classes = class_names(folders)

@@ -9,8 +9,8 @@ from numbers import Integral
 from typing import Any
 
 from feedline.errors import DatasetError, UsageError
-from feedline.images.compile.folders import has_images, unwrapped
-from feedline.images.compile.steps import NotRecognised
+from feedline.images.compile.datasets import is_source_class, unwrap_subsets
+from feedline.images.compile.steps import CompileError
 
 __all__ = [
     "check_kind_unchanged",
@@ -34,10 +34,10 @@ def is_row_source(dataset: object) -> bool:
 def own_source(dataset: object) -> Any:
     """feedline source, with any transform, that a dataset is or is a Subset of; None otherwise."""
     try:
-        inner, subsets = unwrapped(dataset)
-    except NotRecognised:
+        inner, subsets = unwrap_subsets(dataset)
+    except CompileError:
         return None
-    if subsets and not has_images(type(inner)):  # its samples are unknown
+    if subsets and not is_source_class(type(inner)):  # its samples are unknown
         return None
     has_methods = all(hasattr(inner, name) for name in ("fields", "load", "fingerprint"))
     is_mock = hasattr(inner, "has_any_attribute")

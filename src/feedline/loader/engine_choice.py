@@ -24,10 +24,11 @@ from feedline.engine.attribute_snapshot import AttributeSnapshot
 from feedline.engine.buffers import batch_bytes
 from feedline.engine.load_samples import Source
 from feedline.engine.normalise import DeviceTransforms, ValueTable
+from feedline.engine.tensor_dataset import BatchedTensors, batched_tensors
 from feedline.errors import UsageError
-from feedline.images.compile.folders import is_folder
-from feedline.images.compile.steps import NotRecognised
-from feedline.images.compile.tensors import BatchedTensors, batched_tensors
+from feedline.images.compile.datasets import is_folder
+from feedline.images.compile.library_code import is_original
+from feedline.images.compile.steps import CompileError
 from feedline.loader.cache_filling import CacheContents, CacheFilling, cache_contents
 from feedline.loader.dataset_kind import check_kind_unchanged, own_source
 from feedline.loader.options import Options
@@ -243,11 +244,11 @@ def _row_source(dataset: Any) -> Any:
     """
     if own_source(dataset) is dataset:
         return dataset
-    from feedline.images.compile.recognise import source_within  # loads decoders
+    from feedline.images.compile.compile_dataset import find_source  # loads decoders
 
     try:
-        return source_within(dataset)
-    except NotRecognised as why:
+        return find_source(dataset)
+    except CompileError as why:
         raise UsageError(
             f"this Subset of a feedline source cannot be loaded: {why} A Subset needs integer "
             "indices, and a source without methods of its own. Or give the loader the source "
@@ -261,17 +262,17 @@ def _compile(options: Options) -> EngineChoice:
     if "torchvision" not in sys.modules and own_source(options.dataset) is None:
         return EngineChoice(engine="dataset")
     try:
-        from feedline.images.compile.recognise import recognise
+        from feedline.images.compile.compile_dataset import compile_dataset
     except ImportError as error:
         return EngineChoice(engine="dataset", reasons=(f"Images cannot be decoded here: {error}.",))
-    result = recognise(options.dataset, options.effective_schedule.image_sizes)
+    result = compile_dataset(options.dataset, options.effective_schedule.image_sizes)
     return EngineChoice(
         engine="dataset" if result.pipeline is None else "image rows",
         source=result.pipeline,
         compiled=result.pipeline is not None,
         fused=result.fused,
         unchanged=result.unchanged,
-        reasons=result.refused,
+        reasons=result.reasons,
     )
 
 
@@ -288,7 +289,7 @@ def _choose_without_source(options: Options, reasons: tuple[str, ...]) -> Engine
     if tensors.gather is not None:
         return EngineChoice(engine="tensors", runs_user_code=False)
     if isinstance(options.dataset, TensorDataset | Subset) and not reasons:
-        reasons = (tensors.refused,)
+        reasons = (tensors.reason,)
     folder = is_folder(options.dataset) or own_source(options.dataset) is not None
     uncompiled = folder and options.schedule is not None
     return EngineChoice(engine="dataset", reasons=reasons, uncompiled=uncompiled)
@@ -308,12 +309,25 @@ def _reasons_for_samples(options: Options, pipeline: Any) -> tuple[str, ...]:
     """Reasons why single samples are needed, although rows would be faster."""
     conditions = [
         (not pipeline.writes_rows, pipeline.no_rows),
-        (options.collate_fn is not default_collate, "Your collate_fn needs single samples."),
+        (not _stacks_rows(options, pipeline), "Your collate_fn needs single samples."),
         (not options.in_order, "in_order=False is set, but the image-row engine keeps the order."),
         (not options.batched, "batch_size=None makes no batches."),
         (options.worker_init_fn is not None, "Your worker_init_fn may change the dataset."),
     ]
     return tuple(reason for holds, reason in conditions if holds)
+
+
+def _stacks_rows(options: Options, pipeline: Any) -> bool:
+    """Return True if the collate_fn stacks rows: torch's default, or timm's for uint8 images."""
+    if options.collate_fn is default_collate:
+        return True
+    timm: Any = sys.modules.get("timm.data.loader")
+    if timm is None or options.collate_fn is not timm.fast_collate or not pipeline.writes_rows:
+        return False
+    image, label = pipeline.fields(None)
+    return is_original(timm.fast_collate, "fast_collate") and (
+        (image.dtype, label.dtype, label.shape) == ("uint8", "int64", ())
+    )
 
 
 def _with_samples(choice: EngineChoice, reasons: tuple[str, ...]) -> EngineChoice:

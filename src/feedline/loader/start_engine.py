@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
 
-from torch.utils.data import Subset
+from torch.utils.data import Subset, default_collate
 
 from feedline.engine.buffers import BatchBuffers, RowBuffers, WholeBatchBuffers
 from feedline.engine.dataset_fetch import DatasetFetcher, SourceWithInit, WorkerInit
@@ -30,9 +30,9 @@ from feedline.engine.pinned_memory import pin_batch, register_memory, should_pin
 from feedline.engine.pool import WorkerPool
 from feedline.engine.start_pool import start_pool
 from feedline.engine.tasks import BatchTasks, InFlightBatch, RowTasks
+from feedline.engine.tensor_dataset import batched_tensors
 from feedline.engine.worker_errors import describe_sample
 from feedline.errors import ImageError, SampleError
-from feedline.images.compile.tensors import batched_tensors
 from feedline.loader.engine_choice import EngineChoice
 from feedline.loader.engines import Engine, InProcessEngine, Skipped, WorkerEngine
 from feedline.loader.iterable_engine import IterableEngine
@@ -180,8 +180,9 @@ def _build_row_engine(
             prefetches=options.num_workers > 0,
             describe_sample=partial(describe_row, source),
         )
-        # torch's default collate makes lists of tuples.
-        form: Callable[[Tensors], Any] = tuple if options.is_row_source else list
+        # torch's default collate makes lists of tuples; timm's makes tuples.
+        is_list = not options.is_row_source and options.collate_fn is default_collate
+        form: Callable[[Tensors], Any] = list if is_list else tuple
         transfer: DeviceTransfer
         if options.device is not None and options.device.type != "cpu":
             assert choice.device_transforms is not None, (
@@ -206,7 +207,7 @@ def _needs_formats_of_the_script(choice: EngineChoice) -> bool:
     """Return True if workers read images with formats that were added to Pillow."""
     if not choice.compiled:
         return False
-    from feedline.images.compile.reading import has_added_formats
+    from feedline.images.compile.image_input import has_added_formats
 
     return has_added_formats()
 

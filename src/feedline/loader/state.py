@@ -25,7 +25,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from feedline.errors import StateError, UsageError
-from feedline.images.compile.steps import NotRecognised
+from feedline.images.compile.steps import CompileError
 from feedline.loader.dataset_kind import own_source
 from feedline.loader.options import Options
 from feedline.loader.torch_samplers import describe, sampler_rank_and_world_size
@@ -207,15 +207,15 @@ def fingerprint_of(dataset: object) -> str:
     """
     source = own_source(dataset)
     if source is not None and source is not dataset:  # a Subset
-        from feedline.images.compile.recognise import source_within  # loads decoders
+        from feedline.images.compile.compile_dataset import find_source  # loads decoders
 
-        with contextlib.suppress(NotRecognised):
-            dataset = source_within(dataset)
+        with contextlib.suppress(CompileError):
+            dataset = find_source(dataset)
     own = getattr(dataset, "fingerprint", None)
     if callable(own) and not isinstance(dataset, IterableDataset):
         return str(own())
     if "torchvision" in sys.modules:
-        from feedline.images.compile.samples import folder_fingerprint  # loads decoders
+        from feedline.images.compile.datasets import folder_fingerprint  # loads decoders
 
         folder = folder_fingerprint(dataset)
         if folder is not None:

@@ -1,10 +1,9 @@
-"""Transform compiler: fused replacements of torchvision and timm pipelines and TensorDatasets.
+"""Transform compiler: torchvision and timm pipelines and image folders to fused ones.
 
-`recognise` inspects a torchvision dataset: `folders` unwraps Subsets and ConcatDatasets, `samples`
-reads its file list, `transform_reader` its transform, one of the `steps` at a time, and
-`library_code` checks library versions and replaced code; `recognised_transform` is the result.
-`pipeline` makes rows and samples, `views_pipeline` several views of an image: `window_crop` and
-`view_crops` place the parts of it, `pixel_lut` gives the values of its pixels, `transform_tail`
-runs the remaining steps. `compiled` and `views` do the same for any dataset, from a path, bytes or
-an image (`given`). `tensors` indexes small TensorDatasets.
+`compile_dataset` inspects a dataset: `datasets` reads its files and labels out of Subsets and
+ConcatDatasets, `compile_transform` its transform, one of the `steps` at a time; `library_code`
+checks versions and replaced code. A `fused_transform` places a crop (`crop_geometry`), resizes it
+and runs its tail: `pixel_steps` on pixels and a lookup table. `pipeline` makes rows and samples of
+a dataset with it; `views` (`feedline.compile`, `feedline.views`) makes samples of any image
+(`image_input`); `compile_pair` and `pair` do the same for images with masks, boxes and points.
 """

@@ -1,29 +1,36 @@
-"""Images with masks, boxes and points: a torchvision v2 pipeline as one callable for both.
+"""`feedline.pair`: a torchvision v2 pipeline as one callable for images with masks, boxes, points.
 
 Guarantees: the pipeline's results in types, distribution and draws: after the same seed the same
 crop, and the same final random state. A mismatch is an error: everything must have the size of its
-image.
+image. The stored values of a mask are kept: of a palette the indices, of 16 bits all of them.
 
-Relies on: `pair_reader` for what is compiled, `picture` and `mask_image` for the inputs.
+Relies on: `compile_pair`, and `image_input` for the image; on how `torchvision.tv_tensors.Mask`
+converts a Pillow image.
 """
 
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from feedline.errors import ImageError, UsageError, note
-from feedline.images.compile.given import FileBytes, Picture, file_of, has_rgb_pixels, opened
-from feedline.images.compile.mask_image import MaskImage, check_size, mask_image, name_of, size_of
-from feedline.images.compile.pair_reader import fuse_pair
-from feedline.images.compile.recognised_pair import RecognisedPair
-from feedline.images.compile.steps import step_text
-from feedline.images.compile.views import in_lines
+from feedline.images.compile.compile_pair import FusedPair, compile_pair
+from feedline.images.compile.image_input import (
+    FileBytes,
+    LazyImage,
+    has_rgb_pixels,
+    open_with_pillow,
+    read_input,
+)
+from feedline.images.compile.steps import attempt, error_text, step_text
+from feedline.images.compile.views import format_facts, steps_facts
 from feedline.images.crops import shape_in_words
 from feedline.order.requested_size import (
     SampleRequest,
@@ -31,15 +38,16 @@ from feedline.order.requested_size import (
     current_request,
     image_size,
 )
-from feedline.trace import stage_timer
+from feedline.trace.stage_timer import end_stage
 
 __all__ = ["Pair", "pair"]
 
-_INPUTS = (
+_FAST_INPUTS = (
     "fast with an image as a path, bytes, an unloaded image from Image.open, or a loaded RGB "
     "image; masks as a path, bytes, a Pillow image or tv_tensors.Mask; with any other image the "
     "pipeline itself is called"
 )
+_MASK_MODES = ("1", "F", "I", "I;16", "I;16B", "I;16L", "I;16N", "L", "P")
 
 
 def pair(transforms: Callable[..., Any]) -> Pair:
@@ -104,10 +112,11 @@ class Pair:
 
     def __init__(self, transforms: Callable[..., Any]) -> None:
         self.transforms = transforms
-        self._fused = fuse_pair(transforms)
+        self._fused: FusedPair | None
+        self._fused, self._reasons = attempt(compile_pair, transforms)
 
     def __call__(self, *sample: Any, **named: Any) -> Any:
-        """Transform an image and what belongs to it.
+        """Transform an image and its other parts.
 
         Args:
             sample: the image, its mask or other parts, and more.
@@ -124,11 +133,11 @@ class Pair:
         """
         outer = current_request()
         if outer is None or outer.image_size is None:
-            return self._named(sample, named)
+            return self._read_and_transform(sample, named)
         with SampleRequest(outer.image_size, outer.strength) as own:
-            made = self._named(sample, named)
+            output = self._read_and_transform(sample, named)
         outer.merge(own)
-        if self._fused.recognised is not None and not own.image_size_was_read:
+        if self._fused is not None and not own.image_size_was_read:
             raise UsageError(
                 f"the loader's image size is {outer.image_size} px, but the output of "
                 f"{step_text(self.transforms)} for "
@@ -136,124 +145,180 @@ class Pair:
                 "ran unchanged, or does not crop or resize all images to one size. Use "
                 "feedline.per_size(...), or leave the size out of the schedule"
             )
-        return made
+        return output
 
-    def _named(self, sample: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _read_and_transform(self, sample: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Make a sample; exceptions get the file's name."""
-        file = file_of(sample[0]) if sample else None
-        if stage_timer.timed and file is not None:
-            stage_timer.end_stage("read")
+        file = read_input(sample[0]) if sample else None
+        if file is not None:
+            end_stage("read")
         try:
-            return self._made(file, sample, named)
+            return self._transform(file, sample, named)
         except Exception as error:
             if file is not None and not (isinstance(error, ImageError) and file.name in str(error)):
                 note(error, f"Raised for {file.name}.")
             raise
 
-    def _made(self, file: FileBytes | None, sample: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        recognised = self._fused.recognised
+    def _transform(
+        self, file: FileBytes | None, sample: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
+        fused = self._fused
         if named or not sample:
             return self.transforms(*sample, **named)
-        for given in sample[:2]:
-            if isinstance(given, io.IOBase):
+        for part in sample[:2]:
+            if isinstance(part, io.IOBase):
                 raise UsageError(
-                    f"got an open file ({given!r}); images and masks are read from a path, bytes "
+                    f"got an open file ({part!r}); images and masks are read from a path, bytes "
                     "or an image from Image.open: pass file.read()"
                 )
         image, rest = sample[0], sample[1:]
-        mask = mask_image(rest[0]) if rest else None
-        leaves = tree_flatten(rest if mask is None else rest[1:])[0]
-        name = repr(name_of(image)) if name_of(image) else "the image"
-        if file is not None:
-            name = file.name
-        readable = file is not None or has_rgb_pixels(image)
-        if recognised is None or not readable or not all(map(_goes_along, leaves)):
+        mask = _open_mask(rest[0]) if rest else None
+        others = tree_flatten(rest if mask is None else rest[1:])[0]
+        name = _name_of(image, "the image") if file is None else file.name
+        is_readable = file is not None or has_rgb_pixels(image)
+        if fused is None or not is_readable or not all(map(_is_movable, others)):
             if file is not None:
-                image = opened(file, None)
-            size = size_of(image, as_v2=recognised is not None)
-            return self.transforms(image, *_along(name, size, rest, mask, leaves))
-        picture = Picture(file, image if file is None else None)
-        rest = _along(name, picture.size, rest, mask, leaves)
-        drawn = recognised.draw(*picture.size, *_asked(recognised))
-        pixels = recognised.pixels(drawn, picture.read)
+                image = open_with_pillow(file, None)
+            # Only for v2 is a plain tensor or array certainly an image.
+            is_plain = type(image) in (torch.Tensor, np.ndarray) and fused is None
+            size = None if is_plain else _size_of(image)
+            return self.transforms(image, *_read_mask(name, size, rest, mask, others))
+        picture = LazyImage(file, image if file is None else None)
+        rest = _read_mask(name, picture.size, rest, mask, others)
+        params = fused.draw(*picture.size, *_requested(fused))
+        pixels = fused.pixels(params, picture.read)
         leaves, spec = tree_flatten(rest)
-        moved = [recognised.moved(drawn, leaf) for leaf in leaves]
-        if stage_timer.timed:
-            stage_timer.end_stage("mask")
-        return recognised.finish(pixels, tree_unflatten(moved, spec))
+        targets = tree_unflatten([fused.move(params, leaf) for leaf in leaves], spec)
+        end_stage("mask")
+        return fused.finish(pixels, targets)
 
     def explain(self) -> str:
         """Describe the fused steps, the unchanged steps with the reasons, and the fast inputs,
         one per line.
         """
-        recognised, why = self._fused.recognised, " ".join(self._fused.why)
-        if recognised is None:
-            unchanged = (
-                f"all: {step_text(self.transforms)}, called with the opened image and the mask"
-            )
-            return in_lines((("unchanged", unchanged), ("because", why)))
+        fused = self._fused
+        if fused is None:
+            text = f"all: {step_text(self.transforms)}, called with the opened image and the mask"
+            return format_facts(steps_facts((), (text,), self._reasons))
         size = (
             "differs from image to image, or is set by a step that is not fused; cannot follow the "
             "size of a schedule"
         )
-        if recognised.shape is not None:
-            shape = shape_in_words(recognised.shape)
-            size = f"{shape}, or the size of a feedline loader"
-        return in_lines(
-            (
-                ("fused", ", ".join(recognised.fused)),
-                ("unchanged", ", ".join(recognised.unchanged)),
-                ("because", why),
-                ("size", size),
-                ("inputs", _INPUTS),
-            )
-        )
+        if fused.shape is not None:
+            size = f"{shape_in_words(fused.shape)}, or the size of a feedline loader"
+        facts = steps_facts(fused.fused, fused.unchanged, self._reasons)
+        return format_facts([*facts, ("size", size), ("inputs", _FAST_INPUTS)])
 
     def __repr__(self) -> str:
-        recognised = self._fused.recognised
-        said = f"unchanged: {step_text(self.transforms)}" if recognised is None else str(recognised)
-        return f"feedline.pair({said})"
+        unchanged = f"unchanged: {step_text(self.transforms)}"
+        return f"feedline.pair({unchanged if self._fused is None else self._fused})"
 
 
-def _goes_along(leaf: object) -> bool:
+def _requested(fused: FusedPair) -> tuple[int | None, float]:
+    """Requested size and augmentation strength of this sample."""
+    size = None if fused.shape is None else image_size(max(fused.shape))
+    return size, augmentation_strength() if fused.uses_strength else 1.0
+
+
+def _is_movable(part: object) -> bool:
     """Return True unless a part is another image, which would change how v2 treats the rest."""
     from torchvision import tv_tensors
 
-    return not isinstance(leaf, (Image.Image, np.ndarray, tv_tensors.Image, tv_tensors.Video))
+    return not isinstance(part, (Image.Image, np.ndarray, tv_tensors.Image, tv_tensors.Video))
 
 
-def _along(
+class _MaskImage:
+    """An opened mask, not necessarily decoded yet."""
+
+    def __init__(self, image: Image.Image, name: str) -> None:
+        self._image = image
+        self.name = name
+        self.size = image.height, image.width
+
+    def tensor(self) -> torch.Tensor:
+        """The mask as torchvision's Mask (1, height, width), of the dtype of the image."""
+        from torchvision import tv_tensors
+
+        if self._image.mode not in _MASK_MODES:
+            raise ImageError(
+                f"the mask {self.name} has mode {self._image.mode!r}, but masks have one channel, "
+                "whose values are classes or instances. Pass a mask, not an image or a "
+                "colour-coded mask; store class indices, e.g. in mode L or P"
+            )
+        try:
+            mask: torch.Tensor = tv_tensors.Mask(self._image)
+        except Exception as error:
+            raise _unreadable(self.name, error) from error
+        return mask
+
+
+def _open_mask(mask: object) -> _MaskImage | None:
+    """Open the mask of a path, bytes or a Pillow image; None for anything else."""
+    if isinstance(mask, Image.Image):
+        return _MaskImage(mask, _name_of(mask, "in memory"))
+    file = read_input(mask)
+    if file is None:
+        return None
+    name = file.name if isinstance(mask, (str, os.PathLike)) else f"of {len(file.data)} bytes"
+    try:
+        return _MaskImage(Image.open(io.BytesIO(file.data)), name)
+    except Exception as error:
+        raise _unreadable(name, error) from error
+
+
+def _unreadable(name: str, error: Exception) -> ImageError:
+    return ImageError(f"the mask {name} cannot be loaded: Pillow raised {error_text(error)}")
+
+
+def _name_of(image: Any, default: str) -> str:
+    """File that an image was opened from, quoted."""
+    name = getattr(image, "filename", "")
+    return repr(str(name)) if name else default
+
+
+def _read_mask(
     name: str,
     size: tuple[int, int] | None,
     rest: tuple[Any, ...],
-    mask: MaskImage | None,
-    leaves: list[Any],
+    mask: _MaskImage | None,
+    others: list[Any],
 ) -> tuple[Any, ...]:
-    """Parts that belong to an image, with the mask read.
-
-    Args:
-        name: of the image.
-        size: its height and width; None if unknown.
-        rest: arguments after the image.
-        mask: first of them, if it is a mask to be read.
-        leaves: all other parts.
-
-    Raises:
-        ImageError: a part has another size than the image, or the mask cannot be read.
-    """
+    """Arguments after the image, with the mask read."""
     from torchvision import tv_tensors
 
     if size is not None:
-        for leaf in leaves:
-            its = size_of(leaf) if isinstance(leaf, tv_tensors.TVTensor) else None
-            if its is not None and _goes_along(leaf):
-                check_size(name, size, f"a {type(leaf).__name__}", its)
+        for part in others:
+            own = _size_of(part) if isinstance(part, tv_tensors.TVTensor) else None
+            if own is not None and _is_movable(part):
+                _check_size(name, size, f"a {type(part).__name__}", own)
         if mask is not None:
-            check_size(name, size, f"the mask {mask.name}", mask.size)
+            _check_size(name, size, f"the mask {mask.name}", mask.size)
     return rest if mask is None else (mask.tensor(), *rest[1:])
 
 
-def _asked(recognised: RecognisedPair) -> tuple[int | None, float]:
-    """Requested size and augmentation strength of this sample."""
-    size = None if recognised.shape is None else image_size(max(recognised.shape))
-    return size, augmentation_strength() if recognised.uses_strength else 1.0
+def _size_of(part: Any) -> tuple[int, int] | None:
+    """Height and width of an image, or of a torchvision tensor's image; None for anything else."""
+    from torchvision.transforms.v2 import functional
+
+    if isinstance(part, np.ndarray) and part.ndim > 1:
+        return part.shape[0], part.shape[1]
+    try:
+        height, width = functional.get_size(part)
+    except (IndexError, TypeError, ValueError):
+        return None
+    return height, width
+
+
+def _check_size(image: str, size: tuple[int, int], part: str, part_size: tuple[int, int]) -> None:
+    """Check that a part of a sample, named in messages, has the size of its image."""
+    if size == part_size:
+        return
+    why = (
+        "one of them may need rotation by its Exif orientation, which is applied to neither"
+        if size == part_size[::-1]
+        else "one of them was resized, or they do not belong together"
+    )
+    raise ImageError(
+        f"sizes differ (width x height): {part} has {part_size[1]} x {part_size[0]} pixels, "
+        f"{image} has {size[1]} x {size[0]}: {why}"
+    )

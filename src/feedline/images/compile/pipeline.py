@@ -1,24 +1,31 @@
-"""Images of a compiled dataset and its transform as a source of rows and of samples.
+"""Images of a compiled dataset as a source of rows and samples: one view, several, or per size.
 
-Guarantees: those of `rows`; the result is that of torchvision's transform for one of its random
-draws; every file that a torchvision dataset's loader reads is read.
+Guarantees: those of `rows`; the result is that of the dataset's transforms for one of their random
+draws; an image is read and decoded once for all its views; every file that the dataset's own loader
+reads is read; a row or sample of a `feedline.per_size` is made by the pipeline of the item's size,
+and a size whose pipeline does not match those of the schedule raises a UsageError.
 
-Relies on: `transform_reader` for the transform, `recognised_transform` for its resize,
-`transform_tail` for the following steps.
+Relies on: `compile_dataset`, which creates these; `fused_transform` for resizes and later steps;
+`crop_geometry` for the parts of views.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
+from typing_extensions import override
 
-from feedline.images.compile.reading import Reading, read_with_pillow
-from feedline.images.compile.recognised_transform import RecognisedTransform
-from feedline.images.crops import Transform, shape_in_words
+from feedline.errors import ImageError, UsageError
+from feedline.images.compile.crop_geometry import PlacedViews
+from feedline.images.compile.fused_transform import FusedTransform, resize_views, view_crops
+from feedline.images.compile.image_input import ReadOptions, decode_with_pillow
+from feedline.images.compile.steps import CompileError
+from feedline.images.crops import Placement, Transform, shape_in_words
 from feedline.images.rows import RowPipeline, sample_label
 from feedline.order.batch_spec import Field, Item
 from feedline.order.requested_size import SampleRequest
@@ -26,37 +33,40 @@ from feedline.order.seeds import extend
 from feedline.randomness import seeded, unbroken
 from feedline.sources.file_store import FileStore
 from feedline.sources.store import Pixels, SampleStore
-from feedline.trace import stage_timer
+from feedline.trace.stage_timer import end_stage
 
-__all__ = ["STEPS", "ImagePipeline", "SamplePipeline"]
+__all__ = [
+    "STEPS",
+    "ImagePipeline",
+    "PipelinePerSize",
+    "SamplePipeline",
+    "ViewsPipeline",
+]
 
 STEPS, _TARGET = 1, 2
 """Constants that separate the seeds of unchanged steps and the target_transform from the crop's."""
 
+TargetTransform: TypeAlias = Callable[[int], Any]
+
+_log = logging.getLogger("feedline")
+
 
 class SamplePipeline(RowPipeline[SampleStore]):
-    """Images of a compiled dataset, and what makes samples of them.
+    """Images of a compiled dataset, and their transform; `target_transform` runs unchanged."""
 
-    Args:
-        store: the samples' images and labels.
-        crop: selects the visible part of an image.
-        reading: how images are read.
-        target_transform: called on each label, unchanged; None for none.
-    """
-
-    why_samples: ClassVar[str] = "Steps of your own may return anything."
+    _why_samples: ClassVar[str] = "Steps of your own may return anything."
 
     def __init__(
         self,
         store: SampleStore,
         crop: Transform,
-        reading: Reading,
-        target_transform: Callable[[int], Any] | None = None,
+        options: ReadOptions,
+        target_transform: TargetTransform | None = None,
     ) -> None:
-        self._reading = reading
+        self.read_options = options
         self.target_transform = target_transform
         super().__init__(
-            store, crop, scaled=reading.scaled, exif=reading.exif, max_pixels=reading.max_pixels
+            store, crop, scaled=options.scaled, exif=options.exif, max_pixels=options.max_pixels
         )
 
     @property
@@ -84,7 +94,7 @@ class SamplePipeline(RowPipeline[SampleStore]):
     def no_rows(self) -> str:
         """Reason why it makes samples instead of rows: a sentence."""
         if self.target_transform is None:
-            return self.why_samples
+            return self._why_samples
         return "Your target_transform may return anything."
 
     def sample(self, item: Item) -> tuple[Any, Any]:
@@ -97,8 +107,9 @@ class SamplePipeline(RowPipeline[SampleStore]):
             item: sample index, size (None for the transform's own) and seed.
 
         Returns:
-            output of the last step: a tensor, an image, anything; and the label: an int, an array
-                if it is not a whole number, or the output of the target_transform.
+            output of the last step: a tensor, an image, anything, for several views a list; and the
+                label: an int, an array if it is not a whole number, or the output of the
+                target_transform.
 
         Raises:
             ImageError: the file cannot be read or decoded; names it.
@@ -109,34 +120,45 @@ class SamplePipeline(RowPipeline[SampleStore]):
 
     def prepare(self, samples: Sequence[int], image_size: int | None) -> None:
         """Prepare for rows or samples that are about to be made: fetch remote ones together."""
-        counted = [sample + len(self) if sample < 0 else sample for sample in samples]
-        super().prepare(counted, image_size or self.image_size)
+        nonnegative = [sample + len(self) if sample < 0 else sample for sample in samples]
+        super().prepare(nonnegative, image_size or self.image_size)
 
-    def _target(self, number: Any, item: Item) -> Any:
-        """Label of a sample."""
-        if self.target_transform is None:
-            return sample_label(number)
-        request = SampleRequest(item.image_size, item.strength)
-        with request, unbroken(), seeded(extend(item.seed, _TARGET)):
-            made = self.target_transform(sample_label(number))
-        if stage_timer.timed:
-            stage_timer.end_stage("target_transform")
-        return made
+    def _read(self, item: Item) -> tuple[Pixels, Placement, Item]:
+        """Visible part of the image and its placement, and the item with a size.
 
-    def _counted(self, item: Item) -> Item:
-        """Item for `RowPipeline`: with a size, and with an index counted from the first sample."""
-        if item.sample < 0:  # as a list counts, which torchvision has its samples in
+        Its sample counts from the first one. If the image cannot be read, the next one replaces it,
+        as often as `ReadOptions.max_tries` allows.
+        """
+        if item.sample < 0:  # as in a list, which torchvision keeps its samples in
             item = item._replace(sample=item.sample + len(self))
         if item.image_size is None:
             item = item._replace(image_size=self.image_size)
-        return item
+        for tries_left in reversed(range(self.read_options.max_tries)):
+            try:
+                return *self._part(item), item
+            except ImageError as error:
+                if not tries_left:
+                    raise
+                _log.warning("skipped sample %d: %s", item.sample, error)
+                item = item._replace(sample=(item.sample + 1) % len(self))
+        raise AssertionError("max_tries is at least 1")
+
+    def _target(self, label: Any, item: Item) -> Any:
+        """Label of a sample, transformed."""
+        if self.target_transform is None:
+            return sample_label(label)
+        request = SampleRequest(item.image_size, item.strength)
+        with request, unbroken(), seeded(extend(item.seed, _TARGET)):
+            target = self.target_transform(sample_label(label))
+        end_stage("target_transform")
+        return target
 
     def _rescued(self, data: bytes) -> Pixels | None:
-        # The decoder is stricter than Pillow, and so than torchvision, about files cut short.
-        if self._reading.pillow is None:
+        # The decoder is stricter than Pillow, and so than torchvision, about truncated files.
+        if self.read_options.pillow is None:
             return None
         try:
-            return read_with_pillow(data, self._reading.pillow)
+            return decode_with_pillow(data, self.read_options.pillow)
         except Exception:
             return None
 
@@ -149,47 +171,45 @@ class SamplePipeline(RowPipeline[SampleStore]):
     def _form(self) -> str:
         """Settings of reading and store that affect pixels, after a comma."""
         form = self.store.form()
-        return self._reading.in_words() + (form and f", {form}")
+        return str(self.read_options) + (form and f", {form}")
 
-    def _where(self) -> str:
-        """Location of the images, as text."""
+    def __repr__(self) -> str:
+        where = repr(self.store)
         if isinstance(self.store, FileStore):
-            return repr(os.fsdecode(self.store.folders[0]))
-        return repr(self.store)
+            where = repr(os.fsdecode(self.store.folders[0]))
+        return f"{type(self).__name__}({where}, {len(self)} images: {self._describe()})"
+
+    def _describe(self) -> str:
+        """Steps, as text."""
+        raise NotImplementedError
 
 
 class ImagePipeline(SamplePipeline):
-    """Images of a compiled dataset, created by `recognise`.
+    """Images of a compiled dataset with one view each.
 
     A row is "values", (channels, height, width) as the transform returns it, and "label", int64.
     With `in_pixels` it is "image", uint8 (height, width, 3), and "label": `table` is applied later.
-
-    Args:
-        store: the samples' images and labels.
-        recognised: compiled transform.
-        reading: how images are read.
-        target_transform: as in `SamplePipeline`.
     """
 
     def __init__(
         self,
         store: SampleStore,
-        recognised: RecognisedTransform,
-        reading: Reading,
-        target_transform: Callable[[int], Any] | None = None,
+        fused: FusedTransform,
+        options: ReadOptions,
+        target_transform: TargetTransform | None = None,
     ) -> None:
-        self.recognised = recognised
+        self.fused = fused
         self._in_pixels = False
-        super().__init__(store, recognised.crop, reading, target_transform)
+        super().__init__(store, fused.crop, options, target_transform)
 
     @property
+    @override
     def table(self) -> np.ndarray[Any, Any] | None:
-        """As in `SamplePipeline`."""
-        tail = self.recognised.tail
-        return tail.table if tail.only_table and tail.dtype != "uint8" else None
+        tail = self.fused.tail
+        return tail.table if tail.is_only_table and tail.dtype != "uint8" else None
 
+    @override
     def in_pixels(self) -> ImagePipeline:
-        """As in `SamplePipeline`."""
         assert self.table is not None, "these rows are not a table of pixels"
         other = copy.copy(self)
         other._in_pixels = True
@@ -197,37 +217,31 @@ class ImagePipeline(SamplePipeline):
         return other
 
     @property
+    @override
     def image_size(self) -> int:
-        """Longer side of the transform's own output, for an item without a size."""
-        return self.recognised.image_size
+        return self.fused.image_size
 
     @property
+    @override
     def writes_rows(self) -> bool:
-        """True if `fields` and `load` may be used; `sample` always may."""
-        return bool(self.recognised.tail.dtype) and self.target_transform is None
+        return bool(self.fused.tail.dtype) and self.target_transform is None
 
     def fields(self, image_size: int | None) -> tuple[Field, ...]:
         """Arrays of a row at this image size, in pixels; None for the transform's own."""
-        tail = self.recognised.tail
+        tail = self.fused.tail
         image_size = image_size or self.image_size
         self.level_at(image_size)
-        height, width = self.recognised.shape_at(image_size)
+        height, width = self.fused.shape_at(image_size)
         if self._in_pixels:
             row = Field("image", "uint8", (height, width, 3))
         else:
             row = Field("values", tail.dtype, (tail.channels, height, width))
         return row, self.store.label_field
 
+    @override
     def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
-        """Fill one row: arrays as in `fields`, C-contiguous, written in place.
-
-        Raises:
-            ImageError: the file cannot be read or decoded; names it. The row is then undefined.
-            IndexError: there is no such sample.
-            Exception: any error of an unchanged step.
-        """
-        tail, seed = self.recognised.tail, extend(item.seed, STEPS)
-        # A step may keep or change what it is given.
+        tail, seed = self.fused.tail, extend(item.seed, STEPS)
+        # A step may keep or change its input.
         into = row[0] if self._in_pixels and not tail.before else None
         pixels, label = self._pixels(item, into)
         if not self._in_pixels:
@@ -236,32 +250,213 @@ class ImagePipeline(SamplePipeline):
             tail.write_pixels(pixels, seed, row[0])
         row[1][()] = label
 
+    @override
     def sample(self, item: Item) -> tuple[Any, Any]:
-        """As in `SamplePipeline`; its pixels are those that `load` writes for the same item."""
-        pixels, number = self._pixels(item)
-        tail = self.recognised.tail
-        if not tail.draws:
-            return tail.run(pixels, 0), self._target(number, item)
+        # The pixels are those that `load` writes for the same item.
+        pixels, label = self._pixels(item)
+        tail = self.fused.tail
+        if not tail.steps:
+            return tail.run(pixels, 0), self._target(label, item)
         with SampleRequest(item.image_size, item.strength):
-            made = tail.run(pixels, extend(item.seed, STEPS))
-        return made, self._target(number, item)
+            output = tail.run(pixels, extend(item.seed, STEPS))
+        return output, self._target(label, item)
 
     def _pixels(self, item: Item, into: Pixels | None = None) -> tuple[Pixels, Any]:
         """Visible part, uint8 (height, width, 3), in `into` or its own memory; and the label."""
-        item = self._counted(item)
-        image, placement = self._part(item)
-        pixels = self.recognised.resized(image, placement, item.required_image_size, into)
+        image, placement, item = self._read(item)
+        pixels = self.fused.resize(image, placement, item.required_image_size, into)
         return pixels, self.store.label(item.sample)
 
+    @override
     def transform_identity(self) -> str:
-        """Description and digest of everything that determines the pixels: equal in every
-        process.
-        """
-        return self.recognised.identity() + self._form()
+        return self.fused.identity() + self._form()
 
-    def __repr__(self) -> str:
-        made = self.recognised.tail.dtype or "samples"
-        return (
-            f"ImagePipeline({self._where()}, {self.recognised}): "
-            f"{len(self)} images to {made}, {shape_in_words(self.recognised.shape)}"
+    def _describe(self) -> str:
+        output = self.fused.tail.dtype or "samples"
+        return f"{self.fused}, to {output} of {shape_in_words(self.fused.shape)}"
+
+
+class ViewsPipeline(SamplePipeline):
+    """Images of a compiled dataset with several views each."""
+
+    _why_samples: ClassVar[str] = "A sample has several views, but a row has one image."
+
+    def __init__(
+        self,
+        store: SampleStore,
+        views: tuple[FusedTransform, ...],
+        options: ReadOptions,
+        target_transform: TargetTransform | None = None,
+    ) -> None:
+        self.views = views
+        self._crops = view_crops(views)
+        # All views are read as one part, and resized one by one.
+        super().__init__(store, cast(Transform, self._crops), options, target_transform)
+
+    @property
+    @override
+    def image_size(self) -> int:
+        return self._crops.largest
+
+    @override
+    def sample(self, item: Item) -> tuple[Any, Any]:
+        # The item's size is that of the largest view, the others keep their proportion to it.
+        image, placement, sized_item = self._read(item)
+        placed = cast(PlacedViews, placement)
+        outputs = []
+        for number, pixels in enumerate(resize_views(self.views, placed, image)):
+            seed = extend(extend(item.seed, number), STEPS)
+            size = None if item.image_size is None else placed.sides[number]
+            with SampleRequest(size, item.strength):
+                outputs.append(self.views[number].tail.run(pixels, seed))
+        return outputs, self._target(self.store.label(sized_item.sample), item)
+
+    @override
+    def transform_identity(self) -> str:
+        views = "; ".join(view.identity() for view in self.views)
+        return f"views: {views}{self._form()}"
+
+    def _describe(self) -> str:
+        return "; ".join(map(str, self.views))
+
+
+class PipelinePerSize(SamplePipeline):
+    """Images of a compiled dataset with a different pipeline at each size.
+
+    Each process creates a pipeline when its size first occurs, so none is pickled. The first one is
+    for items without a size.
+
+    Args:
+        pipelines: by size in pixels, for the loader's sizes.
+        create: creates the pipeline at any size; raises CompileError if there is none.
+    """
+
+    def __init__(
+        self,
+        pipelines: Mapping[int, SamplePipeline],
+        create: Callable[[SampleStore, int], SamplePipeline],
+    ) -> None:
+        self._create = create
+        self._sizes = tuple(pipelines)
+        self._in_pixels = False
+        first = pipelines[self._sizes[0]]
+        super().__init__(first.store, first.transform, first.read_options, first.target_transform)
+        self._pipelines.update(pipelines)
+
+    def _begin(self) -> None:
+        self._pipelines: dict[int, SamplePipeline] = {}
+        super()._begin()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        del state["_pipelines"]
+        return state
+
+    def at(self, size: int | None) -> SamplePipeline:
+        """Return the pipeline for a size in pixels; None for items without a size."""
+        size = self.image_size if size is None else size
+        pipeline = self._pipelines.get(size)
+        if pipeline is None:
+            pipeline = self._pipelines[size] = self._create_at(size)
+        return pipeline
+
+    def _create_at(self, size: int) -> SamplePipeline:
+        try:
+            pipeline = self._create(self.store, size)
+        except CompileError as why:
+            raise _unlike_others(size, str(why)) from why
+        if pipeline.exif != self.exif:  # copies in a cache are rotated already
+            pipeline.exif = self.exif
+            pipeline._begin()
+        if not self._in_pixels:
+            return pipeline
+        first = pipeline if size == self.image_size else self.at(self.image_size)
+        if not _are_equal(pipeline.table, first.table):
+            raise _unlike_others(
+                size, "Its values differ from those of the other sizes, which the device applies."
+            )
+        return pipeline.in_pixels()
+
+    @override
+    def close(self) -> None:
+        for pipeline in self._pipelines.values():
+            pipeline.close()
+        super().close()
+
+    @property
+    def _scheduled(self) -> Sequence[SamplePipeline]:
+        return [self.at(size) for size in self._sizes]
+
+    @property
+    @override
+    def image_size(self) -> int:
+        return self._sizes[0]
+
+    @property
+    @override
+    def writes_rows(self) -> bool:
+        return all(pipeline.writes_rows for pipeline in self._scheduled)
+
+    @property
+    def no_rows(self) -> str:
+        """Reason why it makes samples instead of rows at one of the sizes: a sentence."""
+        return min(self._scheduled, key=lambda pipeline: pipeline.writes_rows).no_rows
+
+    @property
+    @override
+    def uses_strength(self) -> bool:
+        return any(pipeline.uses_strength for pipeline in self._scheduled)
+
+    @property
+    @override
+    def table(self) -> np.ndarray[Any, Any] | None:
+        # None unless equal at all sizes.
+        first, *others = (pipeline.table for pipeline in self._scheduled)
+        return first if all(_are_equal(first, table) for table in others) else None
+
+    @override
+    def in_pixels(self) -> PipelinePerSize:
+        other = copy.copy(self)
+        other._in_pixels = True
+        return other
+
+    @override
+    def wanted_side(self, image_size: int) -> int:
+        return self.at(image_size).wanted_side(image_size)
+
+    def fields(self, image_size: int | None) -> tuple[Field, ...]:
+        """Arrays of a row at this image size, in pixels."""
+        pipeline = self.at(image_size)
+        if not pipeline.writes_rows:
+            raise _unlike_others(pipeline.image_size, pipeline.no_rows)
+        return pipeline.fields(image_size)
+
+    @override
+    def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
+        self.at(item.image_size).load(item, row)
+
+    @override
+    def sample(self, item: Item) -> tuple[Any, Any]:
+        return self.at(item.image_size).sample(item)
+
+    @override
+    def transform_identity(self) -> str:
+        return "; ".join(
+            f"at {size} px: {self.at(size).transform_identity()}" for size in self._sizes
         )
+
+    def _describe(self) -> str:
+        sizes = ", ".join(map(str, self._sizes))
+        return f"{self.at(self._sizes[0])._describe()}, at {sizes} px"
+
+
+def _are_equal(one: np.ndarray[Any, Any] | None, other: np.ndarray[Any, Any] | None) -> bool:
+    """Return True if both are tables, of the same values."""
+    return one is not None and other is not None and np.array_equal(one, other)
+
+
+def _unlike_others(size: int, why: str) -> UsageError:
+    return UsageError(
+        f"images of {size} px cannot be made like those of the schedule's sizes: {why} Add {size} "
+        "px to the schedule, so that the loader considers it when it chooses its engine"
+    )

@@ -1,175 +1,159 @@
-"""Steps that change colours, blur, mirror or map, applied to pixels instead of images.
+"""Steps that change colours, blur, mirror or map, and augmentation policies, on pixels.
 
 Guarantees: random numbers are drawn as by the step itself, from the same generator in the same
-order; pixels are Pillow's, byte for byte, except those of a blur, which are torchvision's within
-one level. Relies on: `images._photometric`, compiled: without it no step is replaced. On PIL images
-being the steps' input: tensors have another arithmetic.
+order; a policy's own code draws its operations and magnitudes; pixels are Pillow's, byte for byte,
+except those of a blur, which are torchvision's within one level.
+
+Relies on: `images._photometric`: without it no step is replaced. On PIL images being the steps'
+input: tensors have another arithmetic. On a policy accessing an image only through the methods and
+functions that are replaced here, and on its magnitudes depending only on its arguments; operations
+without a replacement run themselves, on an `ArrayImage`.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from PIL import Image
 
-from feedline.images.compile import pixel_changes as changes
-from feedline.images.compile.array_image import ArrayImage, pixels_of
-from feedline.images.compile.pixel_policies import (
-    StepProxy,
-    TimmPolicy,
-    TorchvisionPolicy,
-    call_method,
-)
-from feedline.images.compile.steps import flattened, is_library_step, library_name
+from feedline.images.compile import pixel_operations as ops
+from feedline.images.compile.pixel_operations import ArrayImage, pixels_of
+from feedline.images.compile.steps import flatten, is_library_step, is_v2, library_name
 from feedline.sources.store import Pixels
 
 try:
-    from feedline.images import _photometric as compiled
+    from feedline.images import _photometric as photometric
 except ImportError:
-    compiled = None  # type: ignore[assignment]
+    photometric = None  # type: ignore[assignment]
 
-__all__ = ["PixelStep", "pixel_step"]
+__all__ = ["PixelStep", "draw_step_params", "pixel_step"]
 
 PixelStep: TypeAlias = Callable[[Pixels], Pixels]
-"""Pixels (height, width, 3), RGB, C-contiguous, may be overwritten: the output of a step."""
+"""Function of pixels (height, width, 3), RGB, C-contiguous, may be overwritten."""
 
 _KINDS = ("brightness", "contrast", "saturation", "hue")
-_MOST_TAPS = 127
-_POLICIES = ("AutoAugment", "RandAugment", "TrivialAugmentWide")
-_MAPPING = (*_POLICIES, "RandomAffine", "RandomRotation", "timm.AutoAugment", "timm.RandAugment")
-_OLDEST = ("RandomGrayscale", "RandomHorizontalFlip", "RandomVerticalFlip")
+_MAX_TAPS = 127
+_OLDEST_STEPS = ("RandomGrayscale", "RandomHorizontalFlip", "RandomVerticalFlip")
 
 
 def pixel_step(step: Any) -> PixelStep | None:
     """Pixel operation of a step on PIL images; None if it must run itself."""
-    if compiled is None:
+    if photometric is None:
         return None
-    parts = list(flattened(step))
+    parts = list(flatten(step))
     if parts != [step]:  # a Compose or the like
-        held = _operations_of(parts)
-        return None if held is None else _Sequence(held)
-    second = ".v2" in type(step).__module__
+        return _sequence(parts)
     match library_name(step):
         case "ColorJitter":
-            return _Jitter(step, second)
-        case "GaussianBlur" if max(step.kernel_size) <= _MOST_TAPS:
-            return _Blur(step, second)
-        case str(name) if name in _MAPPING:
-            return _mapping(name, step)
+            return _Jitter(step)
+        case "GaussianBlur" if max(step.kernel_size) <= _MAX_TAPS:
+            return _Blur(step)
+        case "timm.AutoAugment" | "timm.RandAugment":
+            return _StepOnArrayImage(_on_pixels(step)) if is_library_step(step) else None
+        case "AutoAugment" | "RandAugment" | "TrivialAugmentWide":
+            return _TorchvisionPolicy(step)
+        case "RandomAffine" | "RandomRotation":
+            return None if getattr(step, "expand", False) else _StepOnArrayImage(step)
         case "Identity":
-            return _Sequence(())
+            return _sequence(())
         case "RandomApply" | "RandomChoice" | "RandomOrder":
-            held = _operations_of(step.transforms)
-            return None if held is None else _Container(step, held)
-        case str(name):
-            change = _change(name, step)
-            # Version 1 compares floats of Python's, but for the oldest three of its steps.
-            exact = not second and name not in _OLDEST
-            return None if change is None else _RandomOperation(step, exact, change)
-    return None
-
-
-def _mapping(name: str, step: Any) -> PixelStep | None:
-    """Pixel operation of a step that may call Pillow's affine map."""
-    if name.startswith("timm."):
-        return TimmPolicy.of(step) if is_library_step(step) else None
-    if name in _POLICIES:
-        return TorchvisionPolicy(step, ".v2" in type(step).__module__)
-    return None if getattr(step, "expand", False) else _ImageStep(step)
+            children = _operations_of(step.transforms)
+            return None if children is None else _Container(step, children)
+        case name:
+            operation = _operation(name, step)
+            # Version 1 compares Python floats, except for the oldest three of its steps.
+            exact = not is_v2(step) and name not in _OLDEST_STEPS
+            return None if operation is None else _RandomOperation(step, exact, operation)
 
 
 def _operations_of(steps: Iterable[Any]) -> tuple[PixelStep, ...] | None:
     """Pixel operations of steps; None if one of them must run itself."""
-    made = []
-    for step in steps:
-        fast = pixel_step(step)
-        if fast is None:
-            return None
-        made.append(fast)
-    return tuple(made)
+    operations = [pixel_step(step) for step in steps]
+    return None if None in operations else tuple(operations)  # type: ignore[arg-type]
 
 
-def _change(name: str, step: Any) -> PixelStep | None:
+def _sequence(steps: Iterable[Any]) -> PixelStep | None:
+    operations = _operations_of(steps)
+    return None if operations is None else partial(_run_sequence, operations)
+
+
+def _run_sequence(operations: tuple[PixelStep, ...], pixels: Pixels) -> Pixels:
+    for operation in operations:
+        pixels = operation(pixels)
+    return pixels
+
+
+def _operation(name: str, step: Any) -> PixelStep | None:
     """Operation of a step on all pixels with its probability; None if it has none."""
     match name:
         case "RandomHorizontalFlip":
-            return changes.mirrored
+            return ops.horizontal_flip
         case "RandomVerticalFlip":
-            return changes.flipped
+            return ops.vertical_flip
         case "RandomGrayscale":
-            return partial(changes.adjusted, kind=changes.GREY, factor=1.0)
+            return partial(ops.adjust, kind=ops.GREY, factor=1.0)
         case "RandomInvert":
-            return changes.inverted
+            return ops.invert
         case "RandomPosterize" if type(step.bits) is int and 1 <= step.bits <= 8:
-            return partial(changes.posterized, bits=step.bits)
+            return partial(ops.posterize, bits=step.bits)
         case "RandomSolarize" if isinstance(step.threshold, (int, float)):
-            return partial(changes.solarized, threshold=float(step.threshold))
+            return partial(ops.solarize, threshold=float(step.threshold))
         case "RandomEqualize":
-            return changes.equalized
+            return ops.equalize
         case "RandomAutocontrast":
-            return changes.autocontrasted
+            return ops.auto_contrast
         case "RandomAdjustSharpness" if isinstance(step.sharpness_factor, (int, float)):
             if math.isfinite(step.sharpness_factor):
-                return partial(changes.sharpened, factor=float(step.sharpness_factor))
+                return partial(ops.sharpness, factor=float(step.sharpness_factor))
     return None
 
 
-def _params(step: Any) -> dict[str, Any]:
+def draw_step_params(step: Any, inputs: list[Any]) -> dict[str, Any]:
     """Draw the parameters of a version 2 step; the method had another name before 0.21."""
     draw = getattr(step, "make_params", None) or step._get_params
-    drawn: dict[str, Any] = draw([])
-    return drawn
+    params: dict[str, Any] = draw(inputs)
+    return params
 
 
 @dataclass(frozen=True, slots=True)
 class _Jitter:
     step: Any
-    second: bool
 
     def __call__(self, pixels: Pixels) -> Pixels:
         step = self.step
-        if self.second:
-            drawn = _params(step)
-            order, factors = drawn["fn_idx"], [drawn[f"{kind}_factor"] for kind in _KINDS]
+        if is_v2(step):
+            params = draw_step_params(step, [])
+            order, factors = params["fn_idx"], [params[f"{kind}_factor"] for kind in _KINDS]
         else:
             order, *factors = step.get_params(*(getattr(step, kind) for kind in _KINDS))
         for kind in order.tolist():
             if factors[kind] is not None:
-                pixels = changes.adjusted(pixels, kind, factors[kind])
+                pixels = ops.adjust(pixels, kind, factors[kind])
         return pixels
 
 
 @dataclass(frozen=True, slots=True)
 class _Blur:
     step: Any
-    second: bool
 
     def __call__(self, pixels: Pixels) -> Pixels:
-        wide, tall = self.step.kernel_size
-        if wide // 2 >= pixels.shape[1] or tall // 2 >= pixels.shape[0]:
-            # It has no room to mirror, which the step itself says.
+        width, height = self.step.kernel_size
+        if width // 2 >= pixels.shape[1] or height // 2 >= pixels.shape[0]:
+            # It has no room to mirror, which the step itself reports.
             return np.asarray(self.step(Image.fromarray(pixels)))
-        if self.second:
-            sigmas = _params(self.step)["sigma"]
+        if is_v2(self.step):
+            sigmas = draw_step_params(self.step, [])["sigma"]
         else:
             sigmas = [self.step.get_params(*self.step.sigma)] * 2
-        target = changes.target_of(pixels)
-        compiled.blur(pixels, target, _gaussian(wide, sigmas[0]), _gaussian(tall, sigmas[1]))
-        return target
-
-
-def _gaussian(taps: int, sigma: float) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Weights of torchvision's kernel in one direction."""
-    half = (taps - 1) / 2
-    weights = np.exp(-0.5 * (np.linspace(-half, half, taps) / sigma) ** 2)
-    made: np.ndarray[Any, np.dtype[np.float32]] = (weights / weights.sum()).astype(np.float32)
-    return made
+        return ops.blur(pixels, (width, height), (sigmas[0], sigmas[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,17 +162,17 @@ class _RandomOperation:
 
     step: Any
     exact: bool
-    change: PixelStep
+    operation: PixelStep
 
     def __call__(self, pixels: Pixels) -> Pixels:
-        drawn = torch.rand(1, device="cpu")
-        applied = (drawn.item() if self.exact else drawn) < self.step.p
-        return self.change(pixels) if applied else pixels
+        number = torch.rand(1, device="cpu")
+        applies = (number.item() if self.exact else number) < self.step.p
+        return self.operation(pixels) if applies else pixels
 
 
 @dataclass(frozen=True, slots=True)
-class _ImageStep:
-    """A step that runs itself, on an image that is an array."""
+class _StepOnArrayImage:
+    """A step that runs itself, on an `ArrayImage`."""
 
     step: Any
 
@@ -197,23 +181,160 @@ class _ImageStep:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sequence:
-    held: tuple[PixelStep, ...]
-
-    def __call__(self, pixels: Pixels) -> Pixels:
-        for each in self.held:
-            pixels = each(pixels)
-        return pixels
-
-
-@dataclass(frozen=True, slots=True)
 class _Container:
-    """A step that draws which of its steps run, and in which order: its own code does that."""
+    """A step whose own code draws which of its steps run, and in which order."""
 
     step: Any
-    held: tuple[PixelStep, ...]
+    operations: tuple[PixelStep, ...]
 
     def __call__(self, pixels: Pixels) -> Pixels:
-        proxy = StepProxy(self.step, {"transforms": self.held})
-        made: Pixels = call_method(type(self.step))(proxy, pixels)
-        return made
+        proxy = _StepProxy(self.step, {"transforms": self.operations})
+        output: Pixels = _call_method(type(self.step))(proxy, pixels)
+        return output
+
+
+class _StepProxy:
+    """The `self` of a step's own code: the step, with some attributes replaced."""
+
+    def __init__(self, step: Any, replaced: Mapping[str, Any]) -> None:
+        self.__dict__.update(replaced)
+        self.__dict__["_step"] = step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_step"], name)
+
+
+def _call_method(kind: type) -> FunctionType:
+    """Method by which a step's class transforms an image."""
+    for base in kind.__mro__:
+        for name in ("forward", "__call__"):
+            if name in vars(base):
+                method: FunctionType = vars(base)[name]
+                return method
+    raise TypeError(f"{kind.__name__} is not callable")
+
+
+def _with_globals(function: FunctionType, replaced: Mapping[str, Any]) -> FunctionType:
+    """The same code with other values for some names of its module."""
+    other = FunctionType(
+        function.__code__,
+        {**function.__globals__, **replaced},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    other.__kwdefaults__ = function.__kwdefaults__
+    return other
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TorchvisionPolicy:
+    """AutoAugment, RandAugment or TrivialAugmentWide, of either version."""
+
+    step: Any
+    spaces: dict[Any, Any] = field(default_factory=dict)
+    """Magnitudes that version 1 computes for all its operations each time, cached."""
+
+    def __call__(self, pixels: Pixels) -> Pixels:
+        image = ArrayImage(pixels)
+        call = _call_method(type(self.step))
+        if is_v2(self.step):
+            replaced = {
+                "_apply_image_or_video_transform": self._apply_v2,
+                "_flatten_and_extract_image_or_video": lambda inputs: ((), inputs[0]),
+                "_unflatten_and_insert_image_or_video": lambda _, image: image,
+            }
+            return pixels_of(call(_StepProxy(self.step, replaced), image))
+        call = _with_globals(call, {"_apply_op": partial(_apply_v1, call.__globals__)})
+        return pixels_of(call(_StepProxy(self.step, {"_augmentation_space": self._space}), image))
+
+    def _space(self, *args: Any) -> Any:
+        if args not in self.spaces:
+            self.spaces.clear()
+            self.spaces[args] = self.step._augmentation_space(*args)
+        return self.spaces[args]
+
+    def _apply_v2(
+        self, image: Image.Image, name: str, magnitude: float, interpolation: Any, fill: Any
+    ) -> Image.Image:
+        level = 255.0 * magnitude if name == "Solarize" else magnitude
+        output = _apply(image, name, level)
+        if output is None:
+            output = self.step._apply_image_or_video_transform(
+                image, name, magnitude, interpolation, fill
+            )
+        return output
+
+
+def _apply_v1(
+    module: dict[str, Any], image: Image.Image, name: str, magnitude: float, **others: Any
+) -> Image.Image:
+    output = _apply(image, name, magnitude)
+    return module["_apply_op"](image, name, magnitude, **others) if output is None else output
+
+
+def _apply(image: Image.Image, name: str, magnitude: float) -> Image.Image | None:
+    """Apply a torchvision operation to an image; None if it must run itself.
+
+    Its pixels may be overwritten: no policy reads an image again.
+    """
+    operation = _TORCHVISION_OPERATIONS.get(name)
+    if operation is None or (name == "Posterize" and not 1 <= int(magnitude) <= 8):
+        return None
+    return ArrayImage(operation(pixels_of(image), magnitude))
+
+
+_TORCHVISION_OPERATIONS: dict[str, Callable[[Pixels, float], Pixels]] = {
+    "AutoContrast": lambda pixels, _: ops.auto_contrast(pixels),
+    "Brightness": lambda pixels, change: ops.adjust(pixels, ops.BRIGHTNESS, 1.0 + change),
+    "Color": lambda pixels, change: ops.adjust(pixels, ops.SATURATION, 1.0 + change),
+    "Contrast": lambda pixels, change: ops.adjust(pixels, ops.CONTRAST, 1.0 + change),
+    "Equalize": lambda pixels, _: ops.equalize(pixels),
+    "Identity": lambda pixels, _: pixels,
+    "Invert": lambda pixels, _: ops.invert(pixels),
+    "Posterize": lambda pixels, bits: ops.posterize(pixels, int(bits)),
+    "Sharpness": lambda pixels, change: ops.sharpness(pixels, 1.0 + change),
+    "Solarize": ops.solarize,
+}
+
+
+def _on_pixels(step: Any) -> Any:
+    """timm policy whose operations run on the pixels of an `ArrayImage`."""
+    policy = copy.copy(step)
+    name = "ops" if hasattr(step, "ops") else "policy"
+    setattr(policy, name, _operations_on_pixels(getattr(step, name)))
+    return policy
+
+
+def _operations_on_pixels(operations: Any) -> Any:
+    """timm operations, in lists of any depth."""
+    if isinstance(operations, list):
+        return list(map(_operations_on_pixels, operations))
+    operation = copy.copy(operations)
+    if operation.aug_fn.__name__ in _TIMM_OPERATIONS:
+        operation.aug_fn = partial(_apply_timm, operation.aug_fn)
+    return operation
+
+
+def _apply_timm(function: Callable[..., Any], image: Image.Image, *args: Any, **others: Any) -> Any:
+    """Apply a timm operation to an image; if Pillow rejects it, the operation runs itself."""
+    if function.__name__ == "posterize" and not 1 <= args[0] <= 8:
+        return function(image, *args, **others)
+    return ArrayImage(_TIMM_OPERATIONS[function.__name__](pixels_of(image), *args))
+
+
+_TIMM_OPERATIONS: dict[str, Callable[..., Pixels]] = {
+    "auto_contrast": ops.auto_contrast,
+    "brightness": lambda pixels, factor: ops.adjust(pixels, ops.BRIGHTNESS, factor),
+    "color": lambda pixels, factor: ops.adjust(pixels, ops.SATURATION, factor),
+    "contrast": lambda pixels, factor: ops.adjust(pixels, ops.CONTRAST, factor),
+    "desaturate": lambda pixels, factor: ops.adjust(
+        pixels, ops.SATURATION, min(1.0, max(0.0, 1.0 - factor))
+    ),
+    "equalize": ops.equalize,
+    "invert": ops.invert,
+    "posterize": ops.posterize,
+    "sharpness": ops.sharpness,
+    "solarize": ops.solarize,
+    "solarize_add": ops.solarize_add,
+}

@@ -1,4 +1,4 @@
-"""Identification of a pipeline's steps: unmodified steps of torchvision or timm, or anything else.
+"""Steps of a pipeline: which are unmodified steps of torchvision and timm, and their texts.
 
 Guarantees: neither library is ever imported: its steps exist only if it was. A subclass is not a
 library's own step, because it may do anything; nor is a step with hooks, a replaced method or a
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 from torch.nn.modules import module as modules
@@ -29,47 +29,81 @@ from feedline.order.requested_size import PerSize, SampleRequest
 from feedline.randomness import seeded, unbroken
 
 __all__ = [
-    "AtSize",
-    "NotRecognised",
+    "CompileError",
+    "PerSizeResolver",
+    "Step",
+    "add_while_possible",
+    "attempt",
     "check_libraries",
     "error_text",
-    "flattened",
+    "flatten",
     "full_step_text",
-    "is_known",
+    "has_library_base",
     "is_library_step",
+    "is_v2",
     "library_name",
+    "names_of",
     "sets_own_size",
     "step_text",
+    "steps_text",
     "well_behaved",
     "why_modified",
     "why_not_fused",
 ]
 
-_MODULES = ("torchvision.transforms", "torchvision.transforms.v2")
-_TIMMS = ("timm.data.transforms", "timm.data.random_erasing", "timm.data.auto_augment")
+Step: TypeAlias = Callable[[Any], Any]
+
+_V2 = "torchvision.transforms.v2"
+_MODULES = {
+    "torchvision": ("torchvision.transforms", _V2),
+    "timm": ("timm.data.transforms", "timm.data.random_erasing", "timm.data.auto_augment"),
+}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _ALL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
-_LONGEST = 120
+_MAX_TEXT = 120
 
-_HOLDERS = frozenset(("Compose", "RandomApply", "RandomChoice", "RandomOrder"))
-# They call a function that they are given.
+_CONTAINERS = frozenset(("Compose", "RandomApply", "RandomChoice", "RandomOrder"))
 _CALLERS = frozenset(("Lambda", "SanitizeBoundingBoxes"))
-# Where they hold their operations.
+"""Steps that call a function of the user's."""
 _POLICIES = {"timm.RandAugment": "ops", "timm.AutoAugment": "policy", "timm.AugMixAugment": "ops"}
-_HOLDING = (list, tuple, nn.ModuleList, nn.Sequential)
+"""Attributes with the operations of timm's policies."""
+_SEQUENCES = (list, tuple, nn.ModuleList, nn.Sequential)
 _SIZES = ("max_size", "min_size", "padding", "size", "target_size")
 
 
-class NotRecognised(Exception):
+class CompileError(Exception):
     """Reason why a dataset or a step cannot be compiled: a sentence."""
 
 
-class AtSize:
+def attempt(compiler: Callable[[Any], Any], transform: object) -> tuple[Any, tuple[str, ...]]:
+    """Compile as much as possible of a pipeline in its current state. Never raises."""
+    try:
+        check_libraries()
+        compiled = compiler(transform)
+        return compiled, compiled.notes
+    except CompileError as why:
+        return None, (str(why),)
+    except Exception as error:
+        return None, (f"It cannot be inspected: {error_text(error)}.",)
+
+
+def add_while_possible(add: Callable[[Step], None], steps: Iterable[Step]) -> tuple[int, str]:
+    """Call `add` for steps until it raises CompileError. Return their number, and the reason."""
+    count = 0
+    for step in steps:
+        try:
+            add(step)
+        except CompileError as why:
+            return count, str(why)
+        count += 1
+    return count, ""
+
+
+class PerSizeResolver:
     """Replaces each `feedline.per_size` by its transform at one image size.
 
-    The user's function is called once per size, because `PerSize` caches the result. It is called
-    with the global random states seeded, so it makes the same transform in every process and the
-    user's states do not change.
+    The user's function is called once per size, because `PerSize` caches the result, and with the
+    global random states seeded: it makes the same transform in every process.
 
     Args:
         size: in pixels; None for the default of the first `per_size`, which is `size` from then on.
@@ -77,76 +111,69 @@ class AtSize:
 
     def __init__(self, size: int | None) -> None:
         self.size = size
-        self._replaced: list[PerSize] = []
+        self._per_sizes: list[PerSize] = []
 
     @property
-    def used(self) -> bool:
+    def is_used(self) -> bool:
         """True if there was a `per_size`."""
-        return bool(self._replaced)
+        return bool(self._per_sizes)
 
     def forget(self) -> None:
         """Let each process make its own transforms, which run unchanged."""
-        for per_size in self._replaced:
+        for per_size in self._per_sizes:
             per_size.forget(self.size)
 
-    def transform_of(self, transform: Any) -> Any:
-        """Transform of a `per_size` at this size; anything else is returned unchanged.
-
-        Raises:
-            NotRecognised: no size is known, the user's function fails, or its result depends on
-                more than the size.
-        """
+    def resolve(self, transform: Any) -> Any:
+        """Return the transform of a `per_size` at this size; anything else unchanged."""
         while type(transform) is PerSize:
-            self._replaced.append(transform)
+            self._per_sizes.append(transform)
             self.size = size = self.size or transform.default
             if size is None:
-                raise NotRecognised(
+                raise CompileError(
                     f"{step_text(transform)} has no image size: build the loader with schedule= or "
                     "image_size=."
                 )
             try:
                 with unbroken(), seeded(size), SampleRequest(size) as request:
-                    made = transform.at(size)
+                    at_size = transform.at(size)
             except Exception as error:
-                raise NotRecognised(
+                raise CompileError(
                     f"{step_text(transform)} raised {error_text(error)} at {size} px."
                 ) from error
             if request.strength_was_read:
-                raise NotRecognised(
+                raise CompileError(
                     f"The function of {step_text(transform)} calls augmentation_strength(), so "
                     "there are several transforms per size: call it in a step, when an image is "
                     "transformed."
                 )
-            transform = made
+            transform = at_size
         return transform
 
 
-def library_name(step: object) -> str | None:
-    """Library name of an unmodified step's class; None for any other.
-
-    Names of timm's have the prefix "timm.".
-    """
-    name = _library_name_of(type(step))
-    return name if name and not why_modified(step) else None
+def library_name(step: object) -> str:
+    """Name of an unmodified step's class, timm's with the prefix "timm."; "" for any other step."""
+    name = _class_name(type(step))
+    return name if name and not why_modified(step) else ""
 
 
-def _library_name_of(kind: type) -> str:
+def _class_name(kind: type) -> str:
     """Name of a torchvision or timm class used here; "" for any other."""
-    name, library = kind.__name__, library_of(kind)
-    if kind is nn.Identity or (library == "torchvision" and _is_in(_MODULES, kind)):
-        return name
-    return f"timm.{name}" if library == "timm" and _is_in(_TIMMS, kind) else ""
+    library = library_of(kind)
+    modules = map(sys.modules.get, _MODULES.get(library, ()))
+    if any(getattr(module, kind.__name__, None) is kind for module in modules):
+        return kind.__name__ if library == "torchvision" else f"timm.{kind.__name__}"
+    return "Identity" if kind is nn.Identity else ""
 
 
-def _is_in(modules: tuple[str, ...], kind: type) -> bool:
-    found = (sys.modules.get(module) for module in modules)
-    return any(getattr(module, kind.__name__, None) is kind for module in found)
+def is_v2(step: object) -> bool:
+    """Return True if a library's step is of version 2 of torchvision's transforms."""
+    return type(step).__module__.startswith(_V2)
 
 
 def check_libraries() -> None:
-    """Raise NotRecognised if Pillow's version or a function of the libraries is not trusted."""
+    """Raise CompileError if Pillow's version or a function of the libraries is not trusted."""
     if why := unchecked_version("PIL") or replaced_function():
-        raise NotRecognised(f"{why}.")
+        raise CompileError(f"{why}.")
 
 
 def why_modified(thing: object) -> str:
@@ -162,98 +189,88 @@ def why_modified(thing: object) -> str:
     return unchecked_version(library_of(kind)) or replaced_method(kind)
 
 
-def is_known(step: object) -> bool:
+def has_library_base(step: object) -> bool:
     """Return True for a torchvision or timm step, or a subclass; also if it was modified."""
-    return type(step) is nn.Sequential or _known_base(step) is not None
+    return type(step) is nn.Sequential or _library_base(step) is not None
 
 
-def _known_base(step: object) -> type | None:
-    return next((base for base in type(step).__mro__ if _library_name_of(base)), None)
+def _library_base(step: object) -> type | None:
+    return next((base for base in type(step).__mro__ if _class_name(base)), None)
 
 
 def why_not_fused(step: object) -> str:
     """Reason why a step cannot be fused: a sentence."""
-    kind, known = type(step), _known_base(step)
+    kind, base = type(step), _library_base(step)
     why = ""
-    if known is kind or kind is nn.Sequential:
+    if base is kind or kind is nn.Sequential:
         why = why_modified(step)
-    elif known is not None:
-        why = f"{kind.__name__} is a subclass of {known.__name__}, and only exact classes are"
+    elif base is not None:
+        why = f"{kind.__name__} is a subclass of {base.__name__}, and only exact classes are"
     return f"{step_text(step)} cannot be fused{': ' * bool(why)}{why}."
 
 
-def well_behaved(steps: Iterable[Callable[[Any], Any]]) -> bool:
+def _children(step: object) -> Any:
+    """Steps within a container or an nn.Sequential; None if it has none."""
+    children = getattr(step, "transforms", None)
+    return children if type(children) in _SEQUENCES else None
+
+
+def well_behaved(steps: Iterable[Step]) -> bool:
     """Return True if steps certainly draw only from torch's global generator, and keep no input.
 
     torchvision's own transforms do, except RandomOrder and RandomChoice, which draw from Python's.
     """
-    return all(_behaves(step) for step in steps)
+    return all(map(_is_well_behaved, steps))
 
 
-def _behaves(step: Callable[[Any], Any]) -> bool:
+def _is_well_behaved(step: Step) -> bool:
     name = library_name(step)
     if name in ("Compose", "RandomApply"):
-        held: Any = getattr(step, "transforms", None)
-        return type(held) in _HOLDING and well_behaved(held)
-    return name is not None and name not in _HOLDERS | _CALLERS and not name.startswith("timm.")
+        return _children(step) is not None and well_behaved(_children(step))
+    return bool(name) and name not in _CONTAINERS | _CALLERS and not name.startswith("timm.")
 
 
 def is_library_step(step: object) -> bool:
     """Return True if a step runs only code of torchvision and timm."""
     name = library_name(step)
-    if name in _HOLDERS:
-        held: Any = getattr(step, "transforms", None)
-        return type(held) in _HOLDING and all(is_library_step(each) for each in held)
+    if name in _CONTAINERS:
+        return _children(step) is not None and all(map(is_library_step, _children(step)))
     if name in _POLICIES:
         return _are_timm_operations(getattr(step, _POLICIES[name], None))
-    return name is not None and name not in _CALLERS and name != "timm.AugmentOp"
-
-
-def sets_own_size(step: object) -> bool:
-    """Return True if a library's step, or one within it, sets a fixed image size."""
-    if library_name(step) is None:
-        return False
-    held: Any = getattr(step, "transforms", None)
-    if type(held) in _HOLDING:
-        return any(sets_own_size(each) for each in held)
-    return any(vars(step).get(name) is not None for name in _SIZES)
+    return bool(name) and name not in _CALLERS and name != "timm.AugmentOp"
 
 
 def _are_timm_operations(operations: Any) -> bool:
     """Return True if a policy's operations, in lists of any depth, call only timm functions."""
     if type(operations) is list:
-        return all(_are_timm_operations(each) for each in operations)
-    return (
-        library_name(operations) == "timm.AugmentOp"
-        and _is_timm_function(operations.aug_fn)
-        and (operations.level_fn is None or _is_timm_function(operations.level_fn))
+        return all(map(_are_timm_operations, operations))
+    return library_name(operations) == "timm.AugmentOp" and all(
+        is_original(function) and library_of(function) == "timm"
+        for function in (operations.aug_fn, operations.level_fn or operations.aug_fn)
     )
 
 
-def _is_timm_function(function: Any) -> bool:
-    return is_original(function) and library_of(function) == "timm"
+def sets_own_size(step: object) -> bool:
+    """Return True if a library's step, or one within it, sets a fixed image size."""
+    if not library_name(step):
+        return False
+    if _children(step) is not None:
+        return any(map(sets_own_size, _children(step)))
+    return any(vars(step).get(name) is not None for name in _SIZES)
 
 
-def flattened(transform: Any, at: AtSize | None = None) -> Iterator[Callable[[Any], Any]]:
-    """Steps of a transform in order, out of nested Composes and nn.Sequentials.
-
-    Args:
-        transform: any transform.
-        at: replaces each `per_size` by its transform at one size; None: it is a step.
-
-    Raises:
-        NotRecognised: the transform at that size cannot be made.
-    """
-    if at is not None:
-        transform = at.transform_of(transform)
+def flatten(transform: Any, sizes: PerSizeResolver | None = None) -> Iterator[Step]:
+    """Yield the steps of a transform in order, out of nested Composes and nn.Sequentials."""
+    if sizes is not None:
+        transform = sizes.resolve(transform)
     children: Any = None
     if type(transform) is nn.Sequential and not why_modified(transform):
         children = transform
     elif library_name(transform) == "Compose":
         children = transform.transforms
-    if type(children) in _HOLDING:
+    if type(children) in _SEQUENCES:
         for child in children:
-            yield from flattened(child, at)
+            yield from flatten(child, sizes)
     else:
         yield transform
 
@@ -276,7 +293,20 @@ def step_text(step: object) -> str:
         text = name if isinstance(name, str) else full_step_text(step)
     except Exception:
         text = type(step).__name__
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
+
+
+def steps_text(steps: Iterable[object]) -> str:
+    """Steps as a user would write them, shortened, with commas."""
+    return ", ".join(map(step_text, steps))
+
+
+def names_of(fused: tuple[str, ...], unchanged: tuple[str, ...]) -> str:
+    """Names of fused and unchanged steps, without their arguments."""
+    fused_names, unchanged_names = (
+        ", ".join(step.partition("(")[0] for step in steps) for steps in (fused, unchanged)
+    )
+    return f"{fused_names}; unchanged: {unchanged_names}" if unchanged_names else fused_names
 
 
 def error_text(error: Exception) -> str:

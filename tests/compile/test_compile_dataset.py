@@ -18,8 +18,8 @@ from torchvision.transforms.functional import InterpolationMode
 
 import feedline
 from feedline.images import resize
-from feedline.images.compile.recognise import recognise
-from feedline.images.compile.window_crop import WindowCrop
+from feedline.images.compile.compile_dataset import compile_dataset
+from feedline.images.compile.crop_geometry import WindowCrop
 from feedline.images.crops import TrainCrop
 from feedline.order.batch_spec import Field, Item
 from torchvision_folder import IMAGES, item_row, pixel_error, write_images
@@ -37,8 +37,8 @@ def root(tmp_path_factory):
 def recognised(root, *steps):
     transform = steps[0] if len(steps) == 1 else v1.Compose(list(steps))
     dataset = ImageFolder(str(root), transform)
-    recognition = recognise(dataset)
-    assert recognition.pipeline is not None, recognition.refused
+    recognition = compile_dataset(dataset)
+    assert recognition.pipeline is not None, recognition.reasons
     return dataset, recognition
 
 
@@ -186,7 +186,7 @@ def test_a_fixed_pipeline_gives_torchvisions_pixels_within_a_fifth_of_a_grey_lev
     dataset, recognition = recognised(root, *steps)
     source = recognition.pipeline
     assert recognition.unchanged == ()
-    assert recognition.refused == ()
+    assert recognition.reasons == ()
     assert len(source) == len(dataset) == len(IMAGES)
     for sample, (theirs, label) in enumerate(dataset):
         ours, number = item_row(source, sample)
@@ -205,11 +205,11 @@ def test_what_follows_the_pixels_is_torchs_to_the_bit(root, case, compiled, monk
         monkeypatch.setattr(resize, "compiled_lut", None)
     _, steps = FIXED[case]
     _, recognition = recognised(root, *steps)
-    shape = recognition.pipeline.recognised.shape_at(32)
+    shape = recognition.pipeline.fused.shape_at(32)
     noise = np.random.default_rng(1).integers(0, 256, (*shape, 3), dtype=np.uint8)
     field = recognition.pipeline.fields(32)[0]
     row = np.zeros(field.shape, field.dtype)
-    recognition.pipeline.recognised.tail.write(noise, 0, row)
+    recognition.pipeline.fused.tail.write(noise, 0, row)
     kept = [step for step in flat(steps) if type(step).__name__ != "Resize"]
     theirs = v1.Compose(kept)(Image.fromarray(noise))
     assert row.tobytes() == theirs.contiguous().numpy().tobytes()
@@ -278,7 +278,7 @@ def test_a_random_pipeline_gives_what_torchvision_makes_of_the_same_draws(root, 
         with Image.open(path) as opened:
             width, height = opened.size
         for seed in range(6):
-            box = source.recognised.crop.place(height, width, Item(sample, 32, seed, 1.0))
+            box = source.fused.crop.place(height, width, Item(sample, 32, seed, 1.0))
             # To flip before the crop is to crop on the other side.
             left = width - box.left - box.width if box.flip and first else box.left
             boxes.append(box._replace(left=left))
@@ -292,16 +292,16 @@ def test_a_random_pipeline_gives_what_torchvision_makes_of_the_same_draws(root, 
 def test_the_shares_ratios_and_chances_are_the_pipelines(root):
     crop = v1.RandomResizedCrop(48, scale=[0.3, 0.9], ratio=(0.5, 2))
     _, recognition = recognised(root, crop, v1.RandomHorizontalFlip(0.25), v1.ToTensor())
-    assert recognition.pipeline.recognised.crop == TrainCrop((0.3, 0.9), (0.5, 2), 0.25)
+    assert recognition.pipeline.fused.crop == TrainCrop((0.3, 0.9), (0.5, 2), 0.25)
     assert recognition.pipeline.image_size == 48
     _, recognition = recognised(root, crop, v1.ToTensor())
-    assert recognition.pipeline.recognised.crop == TrainCrop((0.3, 0.9), (0.5, 2), 0.0)
+    assert recognition.pipeline.fused.crop == TrainCrop((0.3, 0.9), (0.5, 2), 0.0)
     steps = [v2.Resize(40), v2.RandomHorizontalFlip(0.1), v2.RandomCrop(32), v2.PILToTensor()]
     _, recognition = recognised(root, *steps)
-    assert recognition.pipeline.recognised.crop == WindowCrop(40, (32, 32), True, 0.1, True)
+    assert recognition.pipeline.fused.crop == WindowCrop(40, (32, 32), True, 0.1, True)
     steps = [v1.Resize(40), v1.CenterCrop(32), v1.RandomHorizontalFlip(0.1), v1.ToTensor()]
     _, recognition = recognised(root, *steps)
-    assert recognition.pipeline.recognised.crop == WindowCrop(40, (32, 32), False, 0.1, False)
+    assert recognition.pipeline.fused.crop == WindowCrop(40, (32, 32), False, 0.1, False)
 
 
 def test_many_rows_are_distributed_as_torchvisions(root):
@@ -354,14 +354,14 @@ def test_totensor_follows_torchs_default_dtype(root):
     torch.set_default_dtype(torch.float64)
     try:
         _, recognition = recognised(root, v1.RandomResizedCrop(48), *V1_FLOATS)
-        refused = recognise(
+        refused = compile_dataset(
             ImageFolder(str(root), v1.Compose([v1.RandomResizedCrop(9), v1.ToTensor(), np.sin]))
         )
     finally:
         torch.set_default_dtype(torch.float32)
     assert recognition.pipeline.fields(48)[0].dtype == "float64"
     assert refused.pipeline is None
-    assert "torch's default dtype is torch.float64" in refused.refused[0]
+    assert "torch's default dtype is torch.float64" in refused.reasons[0]
 
 
 def test_what_is_fast_is_told(root):
@@ -370,8 +370,8 @@ def test_what_is_fast_is_told(root):
         *("RandomResizedCrop", "RandomHorizontalFlip", "ToTensor", "Normalize")
     ]
     assert repr(recognition.pipeline) == (
-        f"ImagePipeline('{root}/', RandomResizedCrop, RandomHorizontalFlip, ToTensor, Normalize): "
-        "7 images to float32, 32 px"
+        f"ImagePipeline('{root}/', 7 images: RandomResizedCrop, RandomHorizontalFlip, ToTensor, "
+        "Normalize, to float32 of 32 px)"
     )
 
 
@@ -379,7 +379,7 @@ def test_what_is_fast_is_told(root):
 def test_a_dataset_folder_with_torchvisions_loaders_is_recognised(root, loader):
     transform = v1.Compose([v1.Resize((32, 32)), v1.ToTensor()])
     dataset = DatasetFolder(str(root), loader, extensions=(".png",), transform=transform)
-    source = recognise(dataset).pipeline
+    source = compile_dataset(dataset).pipeline
     assert len(source) == len(dataset) == 4
     assert pixel_error(item_row(source, 2)[0], dataset[2][0]) * 255 <= 0.06
 
@@ -391,17 +391,17 @@ def test_recognising_changes_neither_dataset_nor_pipeline(root):
     before = dict(vars(dataset)), list(dataset.samples), repr(dataset)
     torch.manual_seed(4)
     state = torch.get_rng_state()
-    assert recognise(dataset).pipeline is not None
+    assert compile_dataset(dataset).pipeline is not None
     assert (dict(vars(dataset)), list(dataset.samples), repr(dataset)) == before
     assert torch.equal(torch.get_rng_state(), state)
 
 
 NO_TORCHVISION = """
 import sys
-from feedline.images.compile.recognise import recognise
+from feedline.images.compile.compile_dataset import compile_dataset
 class ImageFolder: pass
 for thing in (ImageFolder(), ImageFolder, [], None, 3, sys):
-    assert recognise(thing).pipeline is None
+    assert compile_dataset(thing).pipeline is None
 assert "torchvision" not in sys.modules
 """
 

@@ -7,7 +7,7 @@ from uint8 pixels to normalised floats alone: the table, and torch's own operati
 Caveats: files come from the page cache; other images, as of other sizes, have other ratios, and so
 have pipelines with steps that run as they are, which cost the same in both.
 
-    python benchmarks/recognised.py FOLDER     # root/CLASS/*.jpg, some dozens suffice
+    python benchmarks/compiled_dataset.py FOLDER     # root/CLASS/*.jpg, some dozens suffice
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from feedline.images.compile.recognise import recognise
+from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.images.resize import apply_lut
 from feedline.order.batch_spec import Item
 
@@ -73,9 +73,9 @@ def main(root: str) -> None:
     print(f"{'':36s}  feedline  torchvision    ratio")
     for name, pipeline in PIPELINES.items():
         dataset = ImageFolder(root, pipeline)
-        recognition = recognise(dataset)
+        recognition = compile_dataset(dataset)
         source = recognition.pipeline
-        assert source is not None, recognition.refused
+        assert source is not None, recognition.reasons
         row = tuple(np.zeros(field.shape, field.dtype) for field in source.fields(224))
         count = min(len(dataset), MOST_IMAGES)
         seeds = itertools.count(1 << 60, 0x9E3779B97F4A7)

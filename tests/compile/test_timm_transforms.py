@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import ConcatDataset, Subset
 from torchvision.datasets import ImageFolder
 
-from feedline.images.compile.recognise import recognise
+from feedline.images.compile.compile_dataset import compile_dataset
+from feedline.images.compile.datasets import class_names, folder_fingerprint
 from feedline.order.batch_spec import Item
 from torchvision_folder import item_row, pixel_error, write_images
 
@@ -20,8 +22,8 @@ STD = 0.225
 @pytest.fixture(scope="module", autouse=True)
 def _timm():
     """Import timm for these tests alone: a large process forks slowly."""
-    global auto_augment, create_transform, transforms
-    from timm.data import auto_augment, create_transform, transforms
+    global ImageDataset, auto_augment, create_transform, transforms
+    from timm.data import ImageDataset, auto_augment, create_transform, transforms
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +33,8 @@ def root(tmp_path_factory):
 
 def recognised(root, transform):
     dataset = ImageFolder(str(root), transform)
-    recognition = recognise(dataset)
-    assert recognition.pipeline is not None, recognition.refused
+    recognition = compile_dataset(dataset)
+    assert recognition.pipeline is not None, recognition.reasons
     return dataset, recognition
 
 
@@ -56,7 +58,7 @@ def test_training_gives_what_timm_makes_of_the_same_draws(root, interpolation, m
     )
     dataset, recognition = recognised(root, transform)
     assert not recognition.unchanged
-    crop = recognition.pipeline.recognised.crop
+    crop = recognition.pipeline.fused.crop
     boxes = []
     monkeypatch.setattr(
         transforms.RandomResizedCropAndInterpolation,
@@ -114,7 +116,7 @@ def test_an_operation_of_a_users_own_is_not_run_to_find_out_what_it_gives(root, 
     transform = create_transform(32, is_training=True, auto_augment="rand-m5-n2")
     _, recognition = recognised(root, transform)
     assert not recognition.pipeline.writes_rows
-    assert "is known only to its own code" in recognition.refused[-1]
+    assert "is known only to its own code" in recognition.reasons[-1]
 
 
 def test_replaced_code_of_timms_is_seen(root, monkeypatch):
@@ -122,6 +124,66 @@ def test_replaced_code_of_timms_is_seen(root, monkeypatch):
     monkeypatch.setattr(
         transforms.RandomResizedCropAndInterpolation, "__call__", lambda self, image: image
     )
-    recognition = recognise(ImageFolder(str(root), transform))
+    recognition = compile_dataset(ImageFolder(str(root), transform))
     assert recognition.pipeline is None
-    assert "RandomResizedCropAndInterpolation" in recognition.refused[0]
+    assert "RandomResizedCropAndInterpolation" in recognition.reasons[0]
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # timm's own
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("options", [{"is_training": False}, {"use_prefetcher": True}])
+def test_timms_dataset_of_a_folder_is_compiled(root, options):
+    dataset = ImageDataset(str(root), transform=create_transform(32, **options))
+    part = Subset(dataset, [4, 1, -1])
+    pipeline = compile_dataset(part).pipeline
+    assert pipeline.writes_rows
+    assert pipeline.fingerprint() == folder_fingerprint(part)
+    assert len(pipeline) == 3
+    for sample, (theirs, label) in enumerate(part):
+        ours, number = item_row(pipeline, sample)
+        assert number == label
+        assert ours.dtype == theirs.numpy().dtype
+        assert pixel_error(ours, theirs) * (1 if ours.dtype == np.uint8 else STD * 255) <= 0.2
+
+
+def test_timms_labels_are_transformed_and_its_classes_are_named(root):
+    transform = create_transform(32)
+    dataset = ImageDataset(str(root), transform=transform, target_transform=str)
+    image, target = compile_dataset(dataset).pipeline.sample(Item(0, None, 1, 1.0))
+    assert image.shape == (3, 32, 32)
+    assert target == "0"
+    assert class_names([dataset]) == ["cats", "deep", "dogs"]
+
+
+def replace_reader(dataset):
+    class Reader(type(dataset.reader)):
+        pass
+
+    dataset.reader.__class__ = Reader
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda dataset: setattr(dataset, "load_bytes", True),
+        lambda dataset: setattr(dataset, "input_img_mode", "L"),
+        lambda dataset: setattr(dataset, "additional_features", ["size"]),
+        lambda dataset: setattr(dataset, "transform", None),
+        lambda dataset: setattr(dataset.reader, "__getitem__", None),
+        replace_reader,
+    ],
+)
+def test_timms_dataset_runs_unchanged_if_its_samples_are_others(root, change):
+    dataset = ImageDataset(str(root), transform=create_transform(32))
+    assert compile_dataset(dataset).pipeline is not None
+    change(dataset)
+    compiled = compile_dataset(dataset)
+    assert compiled.pipeline is None
+    assert compiled.reasons
+
+
+def test_folders_of_timm_and_torchvision_are_not_one_dataset(root):
+    transform = create_transform(32)
+    parts = ImageFolder(str(root), transform), ImageDataset(str(root), transform=transform)
+    assert compile_dataset(ConcatDataset(parts)).pipeline is None
+    assert compile_dataset(ConcatDataset(parts[1:] * 2)).pipeline is not None

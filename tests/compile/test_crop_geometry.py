@@ -9,7 +9,7 @@ from PIL import Image
 from torchvision.transforms import CenterCrop, RandomCrop, Resize
 from torchvision.transforms.functional import hflip
 
-from feedline.images.compile.window_crop import WindowCrop
+from feedline.images.compile.crop_geometry import WindowCrop
 from feedline.images.crops import Box, EvalCrop, Window, scaled
 from feedline.images.resize import fill
 from feedline.order.batch_spec import Item

@@ -17,9 +17,9 @@ from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import InterpolationMode, v2
 
-from feedline.images.compile.pixel_lut import PixelLut
-from feedline.images.compile.recognise import recognise
-from feedline.images.compile.steps import NotRecognised
+from feedline.images.compile.compile_dataset import compile_dataset
+from feedline.images.compile.compile_transform import TableBuilder
+from feedline.images.compile.steps import CompileError
 from torchvision_folder import write_images
 
 CROP = v1.RandomResizedCrop(32)
@@ -32,10 +32,10 @@ def root(tmp_path_factory):
 
 
 def refused(dataset):
-    recognition = recognise(dataset)
+    recognition = compile_dataset(dataset)
     assert recognition.pipeline is None
     assert (recognition.fused, recognition.unchanged) == ((), ())
-    (reason,) = recognition.refused
+    (reason,) = recognition.reasons
     assert reason.endswith(".")
     return reason
 
@@ -283,11 +283,11 @@ def test_a_dataset_is_refused_with_its_reason(root, case):
 
 
 def test_steps_that_look_at_the_place_of_a_pixel_have_no_table():
-    greys = PixelLut()
-    greys.take(FLOATS)
-    greys.take(lambda image: image + torch.linspace(0, 1, image.shape[-1]))
-    with pytest.raises(NotRecognised, match="does more than map each grey level"):
-        greys.table()
+    greys = TableBuilder()
+    greys.add(FLOATS)
+    greys.add(lambda image: image + torch.linspace(0, 1, image.shape[-1]))
+    with pytest.raises(CompileError, match="does more than map each grey level"):
+        greys.build()
 
 
 def test_another_image_backend_is_refused(root, monkeypatch):
@@ -307,6 +307,6 @@ def test_a_step_changed_on_the_class_is_refused(root, monkeypatch):
 
 def test_a_sequential_with_hooks_is_one_step_of_which_nothing_is_known(root):
     whole = nn.Sequential(v1.RandomResizedCrop(32))
-    assert recognise(ImageFolder(root, v1.Compose([whole, FLOATS]))).pipeline is not None
+    assert compile_dataset(ImageFolder(root, v1.Compose([whole, FLOATS]))).pipeline is not None
     whole.register_forward_pre_hook(lambda *_: None)
     assert "Sequential" in refused(ImageFolder(root, v1.Compose([whole, FLOATS])))

@@ -20,10 +20,10 @@ from torchvision.transforms import v2
 import feedline
 from feedline.errors import SampleError, UsageError
 from feedline.images.compile import pixel_steps
+from feedline.images.compile.compile_dataset import compile_dataset
+from feedline.images.compile.fused_transform import TransformTail
 from feedline.images.compile.pipeline import STEPS
-from feedline.images.compile.recognise import recognise
 from feedline.images.compile.steps import step_text, well_behaved
-from feedline.images.compile.transform_tail import TransformTail
 from feedline.order.batch_spec import Field, Item
 from feedline.order.seeds import extend
 from feedline.randomness import seeded
@@ -37,7 +37,7 @@ CROP = [v1.Resize(40), v1.CenterCrop(32)]
 @pytest.fixture(autouse=True)
 def _steps_run_themselves(monkeypatch):
     """Also those that feedline has code of its own for; test_pixel_steps.py is about that."""
-    monkeypatch.setattr(pixel_steps, "compiled", None)
+    monkeypatch.setattr(pixel_steps, "photometric", None)
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,8 @@ def root(tmp_path_factory):
 
 def recognised(root, *steps):
     dataset = ImageFolder(root, v1.Compose(list(steps)))
-    recognition = recognise(dataset)
-    assert recognition.pipeline is not None, recognition.refused
+    recognition = compile_dataset(dataset)
+    assert recognition.pipeline is not None, recognition.reasons
     return dataset, recognition
 
 
@@ -138,9 +138,9 @@ def test_a_sample_is_what_the_steps_make_of_the_fast_ones_pixels(root, case):
         unchanged = f"So {', '.join(between)} runs unchanged, between the fused steps."
     assert recognition.unchanged == between
     assert len(recognition.fused) == len(steps) - len(between)
-    assert unchanged in recognition.refused
+    assert unchanged in recognition.reasons
     assert pipeline.writes_rows == ("function" not in case)
-    assert pipeline.recognised.tail.well_behaved == (
+    assert pipeline.fused.tail.well_behaved == (
         not any(word in case for word in ("any", "one of", "func"))
     )
     # The same without the rest: what the first of them would get, and the same random numbers.
@@ -329,7 +329,7 @@ def test_code_of_a_users_is_not_run_to_recognise_it(root, step, monkeypatch):
         _, recognition = recognised(root, *steps)
         assert not recognition.pipeline.writes_rows
         assert seen.values == []
-        assert "is known only to its own code. So samples are made" in recognition.refused[-1]
+        assert "is known only to its own code. So samples are made" in recognition.reasons[-1]
 
 
 # Pipelines that cannot write rows, and why: the text, and what `sample` gives.
@@ -357,8 +357,8 @@ def test_what_fits_no_row_is_made_as_samples(root, case):
     dataset, recognition = recognised(root, *steps)
     pipeline = recognition.pipeline
     assert not pipeline.writes_rows
-    assert re.search(reason, recognition.refused[-1])
-    assert recognition.refused[-1].endswith("So samples are made, and collated afterwards.")
+    assert re.search(reason, recognition.reasons[-1])
+    assert recognition.reasons[-1].endswith("So samples are made, and collated afterwards.")
     try:
         theirs, label = dataset[3]
     except Exception as error:
@@ -468,7 +468,7 @@ def test_what_a_step_of_the_users_own_leaves_is_given_to_the_steps_behind_it(roo
         steps.append(v1.Normalize(MEAN, STD))
     pipeline = recognised(root, *steps)[1].pipeline
     before = recognised(root, *CROP)[1].pipeline
-    assert pipeline.recognised.tail.table is not None
+    assert pipeline.fused.tail.table is not None
     for sample in range(3):
         value = step(as_sample(before, sample))
         for following in steps[3:]:
@@ -494,6 +494,6 @@ def grow(image):
 def test_repr_tells_what_runs_as_it_is(root):
     _, recognition = recognised(root, *CROP, v1.ColorJitter(0.1), v1.ToTensor())
     assert repr(recognition.pipeline) == (
-        f"ImagePipeline('{root}/', Resize, CenterCrop, ToTensor; unchanged: ColorJitter): "
-        "7 images to float32, 32 px"
+        f"ImagePipeline('{root}/', 7 images: Resize, CenterCrop, ToTensor; unchanged: ColorJitter, "
+        "to float32 of 32 px)"
     )

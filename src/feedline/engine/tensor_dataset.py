@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch.utils.data import Subset, TensorDataset, default_collate
 from torch.utils.data._utils import collate as torch_collate
 
-from feedline.images.compile.folders import unwrapped
-from feedline.images.compile.steps import NotRecognised, error_text, why_modified
+from feedline.images.compile.datasets import unwrap_subsets
+from feedline.images.compile.steps import CompileError, error_text, why_modified
 
 __all__ = ["MAX_BATCH_BYTES", "BatchedTensors", "Gather", "batched_tensors"]
 
@@ -50,11 +50,11 @@ class BatchedTensors(NamedTuple):
 
     Args:
         gather: makes its batches; None: samples must be requested.
-        refused: the reason, a sentence; empty if it makes batches.
+        reason: the reason, a sentence; empty if it makes batches.
     """
 
     gather: Gather | None
-    refused: str = ""
+    reason: str = ""
 
 
 def batched_tensors(dataset: object, collate_fn: object, rows: int) -> BatchedTensors:
@@ -66,13 +66,13 @@ def batched_tensors(dataset: object, collate_fn: object, rows: int) -> BatchedTe
         rows: rows of the largest batch; 0 if unknown.
     """
     try:
-        data, subsets = unwrapped(dataset)
+        data, subsets = unwrap_subsets(dataset)
         _check(data, subsets)
         if collate_fn is not default_collate or not _collates_as_torch():
-            raise NotRecognised("A custom collate_fn needs single samples.")
+            raise CompileError("A custom collate_fn needs single samples.")
         _check_size(data.tensors, rows)
         takes = [_take(tensor) for tensor in data.tensors]
-    except NotRecognised as why:
+    except CompileError as why:
         return BatchedTensors(None, str(why))
     except Exception as error:  # tensors of every kind are asked for what only most of them have
         name = type(dataset).__name__
@@ -90,13 +90,13 @@ def batched_tensors(dataset: object, collate_fn: object, rows: int) -> BatchedTe
 def _check(dataset: Any, subsets: list[Any]) -> None:
     kind = type(dataset)
     if any(type(each.indices) not in (list, range, np.ndarray, torch.Tensor) for each in subsets):
-        raise NotRecognised("The indices of the Subset have a class that may do anything.")
+        raise CompileError("The indices of the Subset have a class that may do anything.")
     if kind in (Subset, TensorDataset) and why_modified(dataset):
-        raise NotRecognised(f"A method of {kind.__name__} was replaced.")
+        raise CompileError(f"A method of {kind.__name__} was replaced.")
     if kind is not TensorDataset:
-        raise NotRecognised(f"{kind.__name__} is not torch's TensorDataset.")
+        raise CompileError(f"{kind.__name__} is not torch's TensorDataset.")
     if type(dataset.tensors) not in (tuple, list) or not dataset.tensors:
-        raise NotRecognised("The TensorDataset has no tensors.")
+        raise CompileError("The TensorDataset has no tensors.")
 
 
 def _collates_as_torch() -> bool:
@@ -111,10 +111,10 @@ def _collates_as_torch() -> bool:
 
 def _check_size(tensors: Any, rows: int) -> None:
     if not rows:
-        raise NotRecognised("The size of its batches is unknown.")
+        raise CompileError("The size of its batches is unknown.")
     nbytes = rows * sum(prod(tensor.shape[1:]) * tensor.element_size() for tensor in tensors)
     if nbytes > MAX_BATCH_BYTES:
-        raise NotRecognised(
+        raise CompileError(
             f"A batch of {nbytes / 2**20:.1f} MiB is too large to be copied in the training "
             f"process ({MAX_BATCH_BYTES >> 20} MiB at most)."
         )
@@ -151,26 +151,26 @@ def _create_take(tensor: Any) -> _Take:
     could not resize the tensor.
     """
     if type(tensor) is not torch.Tensor:
-        raise NotRecognised(f"A {type(tensor).__name__} is not a plain tensor.")
+        raise CompileError(f"A {type(tensor).__name__} is not a plain tensor.")
     dtype, shape = tensor.dtype, tensor.shape[1:]
     plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
     if not plain or tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg():
-        raise NotRecognised("A tensor does not consist of plain numbers in this process's memory.")
+        raise CompileError("A tensor does not consist of plain numbers in this process's memory.")
     if tensor.requires_grad:
-        raise NotRecognised("A tensor requires grad.")
+        raise CompileError("A tensor requires grad.")
     if not tensor.dim() or not tensor.numel():
-        raise NotRecognised("A tensor is empty, or a single number.")
+        raise CompileError("A tensor is empty, or a single number.")
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     span = (1 + sum((n - 1) * step for n, step in steps)) * tensor.element_size()
     offset = tensor.storage_offset() * tensor.element_size()
     if offset + span > tensor.untyped_storage().nbytes():
-        raise NotRecognised("A tensor's memory was freed.")
+        raise CompileError("A tensor's memory was freed.")
     if _is_mapped_file(tensor, span):
-        raise NotRecognised("A tensor is mapped from a file, and reading it may wait for a disk.")
+        raise CompileError("A tensor is mapped from a file, and reading it may wait for a disk.")
     if dtype in _INTEGERS + _FLOATS:  # which numpy has, too
         return _take_rows(np.from_dlpack(tensor))
     if not tensor.is_contiguous():
-        raise NotRecognised(f"A tensor of {dtype} is not contiguous.")
+        raise CompileError(f"A tensor of {dtype} is not contiguous.")
     take = _take_rows(np.from_dlpack(tensor.reshape(len(tensor), -1).view(torch.uint8)))
 
     def copy(numbers: _Numbers) -> torch.Tensor:
@@ -186,7 +186,7 @@ def _take_rows(rows: NDArray[Any]) -> _Take:
     if rows.flags.c_contiguous:
         return lambda numbers: torch.from_numpy(rows.take(numbers, axis=0))
     if rows.ndim > 2:  # a batch would have strides of its own
-        raise NotRecognised("A tensor is not contiguous.")
+        raise CompileError("A tensor is not contiguous.")
     return lambda numbers: torch.from_numpy(np.ascontiguousarray(rows[numbers]))
 
 
@@ -200,7 +200,7 @@ def _is_mapped_file(tensor: torch.Tensor, nbytes: int) -> bool:
 def _mapped_files() -> Iterator[tuple[int, int]]:
     """Address ranges of mapped files in this process: first address, and end."""
     if sys.platform != "linux":
-        raise NotRecognised("Tensors mapped from files can only be detected on Linux.")
+        raise CompileError("Tensors mapped from files can only be detected on Linux.")
     for line in _MAPS.read_bytes().splitlines():
         addresses, *rest = line.split(maxsplit=5)
         if len(rest) == 5 and rest[4].startswith(b"/") and not rest[4].startswith(_IN_MEMORY):

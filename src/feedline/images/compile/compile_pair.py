@@ -1,0 +1,454 @@
+"""Compiler of v2 pipelines of images with masks, boxes and points, and their fused form.
+
+Guarantees: fused steps do to each part of a sample what the pipeline does; only steps known to do
+so are fused. A step draws with its own methods, so from the same random state in the same order and
+with its own distribution; everything but the image is transformed and converted by torchvision's
+own code, with the same numbers, except masks of few bits, whose values are copied bit for bit.
+
+Relies on: `steps` for the identity of a step, `TableBuilder` for its effect on values;
+torchvision's rule that colour steps change only the image; the attributes of its steps, and the
+keys of their parameters; a mask of no channels, which its kernels transform at no cost.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image
+
+from feedline.errors import ImageError
+from feedline.images.canvas import Canvas, Colour, image_on, mask_on
+from feedline.images.compile.compile_transform import TableBuilder, interpolation_name, step_filter
+from feedline.images.compile.fused_transform import Form, TransformTail
+from feedline.images.compile.pixel_steps import PixelStep, draw_step_params, pixel_step
+from feedline.images.compile.steps import (
+    CompileError,
+    Step,
+    add_while_possible,
+    error_text,
+    is_v2,
+    library_name,
+    names_of,
+    sets_own_size,
+    step_text,
+    steps_text,
+    why_not_fused,
+)
+from feedline.images.crops import Filter, Part, Shape
+from feedline.images.resize import ResizeMode
+from feedline.sources.store import Pixels
+from feedline.trace.stage_timer import end_stage
+
+__all__ = ["FusedPair", "JointParams", "compile_pair"]
+
+_CONVERSIONS = ("Identity", "PILToTensor", "ToImage", "ToTensor")
+_VALUE_STEPS = (*_CONVERSIONS, "ConvertImageDtype", "Normalize", "ToDtype", "ToPureTensor")
+_COLOUR_STEPS = frozenset(
+    (
+        *("ColorJitter", "GaussianBlur", "RandomGrayscale"),
+        *("RandomInvert", "RandomPosterize", "RandomSolarize"),
+        *("RandomAdjustSharpness", "RandomAutocontrast", "RandomEqualize"),
+    )
+)
+_CONTAINERS = ("Compose", "RandomApply", "RandomChoice", "RandomOrder")
+_FLIPS = ("RandomHorizontalFlip", "RandomVerticalFlip")
+_RESIZES = ("RandomResize", "RandomResizedCrop", "RandomShortestSize", "Resize", "ScaleJitter")
+_SIZES = ("max_size", "min_size", "padding", "size", "target_size")
+_COPIED_DTYPES = (torch.uint8, torch.bool, torch.uint16)
+"""Dtypes whose values torch's nearest resize copies: it resizes others as float32."""
+
+
+@dataclass(frozen=True)
+class JointParams:
+    """Visible part of an image, and the geometric steps with an effect on this sample."""
+
+    canvas: Canvas
+    moves: tuple[tuple[Any, dict[str, Any]], ...]
+    """Steps, and the parameters of each."""
+
+    def move(self, part: Any) -> Any:
+        """Apply the steps themselves to a torchvision tensor."""
+        for step, params in self.moves:
+            part = step.transform(part, params)
+        return part
+
+
+def _draw(steps: Sequence[Any], height: int, width: int) -> JointParams:
+    """Draw the parameters of steps, from torch's random state, for an image size in pixels."""
+    from torchvision import tv_tensors
+
+    canvas, moves = Canvas.of(height, width), []
+    # Of floats: it can be filled with the fill of a mask of any type.
+    probe = tv_tensors.Mask(torch.empty((0, height, width), device="cpu"))
+    for step in steps:
+        name = type(step).__name__
+        if name in _FLIPS and torch.rand(1, device="cpu") >= step.p:
+            continue
+        params = draw_step_params(step, [probe])
+        probe = step.transform(probe, params)
+        rows, columns = probe.shape[-2:]
+        if min(rows, columns) < 1:
+            tall, wide = canvas.size
+            raise ImageError(
+                f"{step_text(step)} would resize an image of {wide} x {tall} pixels to {columns} x "
+                f"{rows}, which is empty: remove such images, or resize them less"
+            )
+        canvas = _GEOMETRY[name](canvas, step, params, (rows, columns))
+        moves.append((step, params))
+    return JointParams(canvas, tuple(moves))
+
+
+def _resize(canvas: Canvas, step: Any, params: dict[str, Any], size: Shape) -> Canvas:
+    return canvas.resize(*size)
+
+
+def _resized_crop(canvas: Canvas, step: Any, params: dict[str, Any], size: Shape) -> Canvas:
+    part = (params[key] for key in ("top", "left", "height", "width"))
+    return canvas.crop(*part).resize(*size)
+
+
+def _random_crop(canvas: Canvas, step: Any, params: dict[str, Any], size: Shape) -> Canvas:
+    if params["needs_pad"]:
+        canvas = canvas.pad(*params["padding"])
+    return canvas.crop(params["top"], params["left"], *size)
+
+
+def _centre_crop(canvas: Canvas, step: Any, params: dict[str, Any], size: Shape) -> Canvas:
+    # As torchvision rounds: padding has its odd pixel at the end, the corner is at the even number.
+    tall, wide = (max(0, to - now) for to, now in zip(size, canvas.size, strict=True))
+    canvas = canvas.pad(wide // 2, tall // 2, (wide + 1) // 2, (tall + 1) // 2)
+    top, left = (round((now - to) / 2.0) for to, now in zip(size, canvas.size, strict=True))
+    return canvas.crop(top, left, *size)
+
+
+_GeometricStep: TypeAlias = Callable[[Canvas, Any, dict[str, Any], Shape], Canvas]
+
+_GEOMETRY: dict[str, _GeometricStep] = {
+    "CenterCrop": _centre_crop,
+    "Pad": lambda canvas, step, params, size: canvas.pad(*_sides(step.padding)),
+    "RandomCrop": _random_crop,
+    "RandomHorizontalFlip": lambda canvas, step, params, size: canvas.mirror(),
+    "RandomResize": _resize,
+    "RandomResizedCrop": _resized_crop,
+    "RandomShortestSize": _resize,
+    "RandomVerticalFlip": lambda canvas, step, params, size: canvas.turn_over(),
+    "Resize": _resize,
+    "ScaleJitter": _resize,
+}
+"""Effect of each step on a canvas: function of the step, its parameters, and the new size."""
+
+
+def _sides(padding: Any) -> list[int]:
+    """Left, top, right and bottom of a step's padding, in pixels."""
+    sides = list(padding) if isinstance(padding, (list, tuple)) else [padding]
+    return sides * (4 // len(sides))
+
+
+def _fixed_shape(steps: Sequence[Any]) -> Shape | None:
+    """Height and width that steps give any image, in pixels; None if they differ."""
+    size: list[int] = []
+    for step in steps:
+        name = type(step).__name__
+        if name in ("CenterCrop", "RandomCrop", "RandomResizedCrop"):
+            size = list(step.size)
+        elif name in _RESIZES or name == "Pad":
+            both = name == "Resize" and isinstance(step.size, (list, tuple)) and len(step.size) == 2
+            size = list(step.size) if both else []
+    return (int(size[0]), int(size[1])) if size else None
+
+
+def _scale(steps: Sequence[Any], size: int, of: int, strength: float) -> tuple[Any, ...]:
+    """Scale steps for images of `of` px to `size` px: all numbers in proportion.
+
+    The strength, 0 to 1, weakens the scale of RandomResizedCrop, as described in `TrainCrop`.
+    """
+    if size == of and strength == 1.0:
+        return tuple(steps)
+
+    def in_proportion(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(in_proportion, value))
+        return value if value is None else max(min(value, 1), round(value * size / of))
+
+    copies = []
+    for step in map(copy.copy, steps):
+        for name in _SIZES:
+            if name in vars(step):
+                setattr(step, name, in_proportion(getattr(step, name)))
+        if type(step).__name__ == "RandomResize":
+            # With one size only, it draws from min_size to min_size + 1.
+            step.max_size = max(step.max_size, step.min_size + 1)
+        if type(step).__name__ == "RandomResizedCrop":
+            low, high = step.scale
+            step.scale = (min(1.0 - strength * (1.0 - low), high), high)
+        copies.append(step)
+    return tuple(copies)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedPair:
+    """Fused pipeline that makes a sample of an image and its other parts.
+
+    Args:
+        geometry: steps that transform all parts.
+        shape: height and width after these, in pixels; None if they differ, or if a later step sets
+            a size of its own.
+        filter, resize_mode: how the image is resized.
+        colour: fill of the image's padding.
+        value: fill of a mask's padding.
+        copies_masks: masks are resized to the nearest pixel like in torch.
+        tail: transform of the image's pixels. Other parts pass the steps of its table themselves.
+        after: steps that run unchanged, on the whole sample.
+        fused: fused steps, as text.
+        notes: reasons for unchanged steps, as sentences.
+    """
+
+    geometry: tuple[Any, ...]
+    shape: Shape | None
+    filter: Filter
+    resize_mode: ResizeMode
+    colour: Colour
+    value: float
+    copies_masks: bool
+    tail: TransformTail
+    after: tuple[Step, ...]
+    fused: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def unchanged(self) -> tuple[str, ...]:
+        """Unchanged steps, as text."""
+        return tuple(map(step_text, self.after))
+
+    def draw(self, height: int, width: int, size: int | None, strength: float) -> JointParams:
+        """Draw the parameters of the steps for an image size in pixels."""
+        own = max(self.shape or (1,))  # without a shape nothing is scaled
+        return _draw(_scale(self.geometry, size or own, own, strength), height, width)
+
+    @property
+    def uses_strength(self) -> bool:
+        """True if the geometric steps depend on the augmentation strength."""
+        return any(type(step).__name__ == "RandomResizedCrop" for step in self.geometry)
+
+    def pixels(self, params: JointParams, read: Callable[[Part | None], Pixels]) -> Pixels:
+        """Input pixels of the tail; `read` reads a part of the image."""
+        pixels = image_on(params.canvas, read, self.filter, self.resize_mode, self.colour)
+        end_stage("resize")
+        return pixels
+
+    def move(self, params: JointParams, part: Any) -> Any:
+        """Apply the geometric steps to a part other than the image."""
+        from torchvision import tv_tensors
+
+        if not isinstance(part, tv_tensors.TVTensor):
+            return part
+        if type(part) is not tv_tensors.Mask or not (
+            self.copies_masks and part.dtype in _COPIED_DTYPES and part.device.type == "cpu"
+        ):
+            return params.move(part)
+        mask = part.as_subclass(torch.Tensor).numpy()
+        largest = 1 if mask.dtype.kind == "b" else np.iinfo(mask.dtype).max
+        fits = self.value.is_integer() and 0 <= self.value <= largest
+        if params.canvas.is_padded and not fits:
+            return params.move(part)
+        return tv_tensors.Mask(torch.from_numpy(mask_on(params.canvas, mask, self.value)))
+
+    def finish(self, pixels: Pixels, targets: tuple[Any, ...]) -> Any:
+        """Finish a sample after the geometric steps."""
+        image = self.tail.run(pixels, None)
+        if not targets:
+            for step in self.after:
+                image = step(image)
+            return image
+        if self.tail.table_steps:
+            sample = (_one_pixel(self.tail.input_form), *targets)
+            for step in self.tail.table_steps:
+                sample = step(*sample)
+            targets = sample[1:]
+        sample = (image, *targets)
+        for step in self.after:
+            sample = step(*sample)
+            end_stage(f"transform: {type(step).__name__}")
+        return sample
+
+    def __str__(self) -> str:
+        return names_of(self.fused, self.unchanged)
+
+
+def _one_pixel(form: Form) -> Any:
+    """Black image of one pixel."""
+    pixel: Any = Image.new("RGB", (1, 1))
+    if form == "pil":
+        return pixel
+    from torchvision.transforms.v2 import functional
+
+    return functional.to_image(pixel) if form == "image" else functional.pil_to_tensor(pixel)
+
+
+def compile_pair(transforms: object) -> FusedPair:
+    """Compile a pipeline; CompileError if it must run unchanged."""
+    steps = list(_flatten_v2(transforms))
+    reader = _PairReader()
+    count, why = add_while_possible(reader.add, steps)
+    dropped, reason = reader.end(has_more=count < len(steps))
+    count, why = count - dropped, reason or why
+    if not count:
+        raise CompileError(why or "It has no steps.")
+    after = tuple(steps[count:])
+    notes = (why, f"So {steps_text(after)} runs unchanged.") if after else ()
+    return FusedPair(
+        geometry=tuple(reader.geometry),
+        shape=None if any(map(sets_own_size, after)) else _fixed_shape(reader.geometry),
+        filter=reader.filter,
+        resize_mode=reader.resize_mode,
+        colour=reader.colour,
+        value=reader.value,
+        copies_masks=reader.copies_masks,
+        tail=reader.tail(),
+        after=after,
+        fused=tuple(map(step_text, steps[:count])),
+        notes=tuple(note for note in notes if note),
+    )
+
+
+def _flatten_v2(transforms: Any) -> Iterator[Step]:
+    """Steps in order, out of nested Composes of version 2: others accept one argument."""
+    if _v2_name(transforms) == "Compose" and type(transforms.transforms) in (list, tuple):
+        for child in transforms.transforms:
+            yield from _flatten_v2(child)
+    else:
+        yield transforms
+
+
+def _v2_name(step: Any) -> str:
+    """Name of an unmodified step of version 2; "" for any other."""
+    name = library_name(step)
+    return name if name and is_v2(step) else ""
+
+
+class _PairReader:
+    """Reads the steps of a pipeline, from the first one on, as long as they can be fused."""
+
+    def __init__(self) -> None:
+        self._builder = TableBuilder()
+        self._table: Any = None
+        self._has_resize = self._has_pad = False
+        self._colours: list[tuple[Step, PixelStep | None]] = []
+        self._values: list[Step] = []
+        self._input_form = self._builder.form
+        self.geometry: list[Any] = []
+        self.filter: Filter = "bilinear"
+        self.resize_mode: ResizeMode = "pillow"
+        self.colour: Colour = (0, 0, 0)
+        self.value = 0.0
+        self.copies_masks = True
+
+    def add(self, step: Any) -> None:
+        """Add a step, or raise CompileError without a change."""
+        name = _v2_name(step)
+        if name in _VALUE_STEPS:
+            self._builder.add(step)
+            self._values.append(step)
+        elif name in _GEOMETRY:
+            self._add_geometry(step, name)
+        else:
+            follows_values = self._values or self._input_form != "pil"
+            operation = pixel_step(step) if not follows_values and _is_colour_step(step) else None
+            if operation is None:
+                raise CompileError(why_not_fused(step))
+            self._colours.append((step, operation))
+
+    def _add_geometry(self, step: Any, name: str) -> None:
+        form = self._builder.form
+        changed = self._colours or not self._builder.is_identity
+        if changed or not all(map(_is_conversion, self._values)):
+            raise CompileError(
+                f"{step_text(step)} comes after steps that change values: move it before them."
+            )
+        if name in _RESIZES:
+            if self._has_resize or self._has_pad:
+                raise CompileError(
+                    f"{step_text(step)} resizes a second time, or after padding, which cannot be "
+                    "fused."
+                )
+            self.filter = step_filter(step, step.interpolation, form)
+            self.copies_masks = interpolation_name(step.interpolation) != "nearest-exact"
+            self._has_resize = True
+            self.resize_mode = "pillow" if form == "pil" else "bytes"
+        pads = name == "RandomCrop" and bool(step.padding or step.pad_if_needed)
+        if pads or name in ("CenterCrop", "Pad"):
+            fills = ((0, 0, 0), 0.0) if name == "CenterCrop" else _fills(step, form)
+            if self._has_pad and fills != (self.colour, self.value):
+                raise CompileError(f"{step_text(step)} pads again, with another colour.")
+            (self.colour, self.value), self._has_pad = fills, True
+        # Earlier conversions only define what holds the pixels.
+        self._input_form = form
+        self._values.clear()
+        self.geometry.append(step)
+
+    def end(self, has_more: bool) -> tuple[int, str]:
+        """Finish reading."""
+        pixels = has_more or self._builder.form == "pil"
+        if not self._values or (pixels and self._builder.is_identity):
+            return 0, ""
+        try:
+            self._table = self._builder.build()
+        except CompileError as why:
+            dropped = len(self._values)
+            self._values.clear()
+            return dropped, str(why)
+        return 0, ""
+
+    def tail(self) -> TransformTail:
+        """Transform of the image's pixels."""
+        return TransformTail(
+            input_form=self._input_form,
+            before=tuple(self._colours),
+            table=self._table,
+            table_steps=tuple(self._values),
+            form=self._builder.form if self._values else self._input_form,
+        )
+
+
+def _is_conversion(step: Any) -> bool:
+    """Return True if a step certainly changes only the image."""
+    name = _v2_name(step)
+    return name in _CONVERSIONS or (name == "ToDtype" and isinstance(step.dtype, torch.dtype))
+
+
+def _is_colour_step(step: Any) -> bool:
+    """Return True if a step changes only colours, and so only the image."""
+    name = _v2_name(step)
+    if name in _CONTAINERS:
+        return all(map(_is_colour_step, step.transforms))
+    return name in _COLOUR_STEPS
+
+
+def _fills(step: Any, form: Form) -> tuple[Colour, float]:
+    """Fill values of a step for images and masks, found by padding a pixel of each."""
+    if min(_sides(step.padding or 0)) < 0:
+        raise CompileError(f"{step_text(step)} has a negative padding, which crops.")
+    if step.padding_mode != "constant":
+        raise CompileError(
+            f"{step_text(step)} pads with mode {step.padding_mode!r}, not with a colour."
+        )
+    from torchvision import tv_tensors
+    from torchvision.transforms import v2
+
+    mask = tv_tensors.Mask(torch.zeros((1, 1, 1), dtype=torch.float64, device="cpu"))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image, mask = v2.Pad(1, fill=step.fill)(_one_pixel(form), mask)
+    except Exception as error:
+        raise CompileError(f"{step_text(step)} cannot pad: {error_text(error)}.") from None
+    if form == "pil":
+        image = v2.functional.pil_to_tensor(image)
+    red, green, blue = image[:, 0, 0].tolist()
+    return (red, green, blue), float(mask[0, 0, 0])

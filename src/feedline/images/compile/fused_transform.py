@@ -1,0 +1,399 @@
+"""Fused pipeline: a crop and a resize, then the tail: steps on the pixels, and a lookup table.
+
+Guarantees: the result of the pipeline's own steps for the resized pixels, bit for bit; an identity
+that is equal in every process; the global random states are not changed if there is a seed; a row
+depends on the pixels and the seed alone, if the steps depend only on their input and the global
+states; user-defined steps are never run on generated images.
+
+Relies on: `images.lut` for the table, `feedline.randomness` for the states.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image
+
+from feedline.errors import SampleError, UsageError
+from feedline.images.compile.crop_geometry import PlacedViews, ViewCrops
+from feedline.images.compile.pixel_steps import PixelStep
+from feedline.images.compile.steps import (
+    Step,
+    error_text,
+    full_step_text,
+    is_library_step,
+    names_of,
+    steps_text,
+    well_behaved,
+)
+from feedline.images.crops import Placement, Shape, Transform, scaled, shape_in_words
+from feedline.images.resize import ResizeMode, apply_lut, fill_as
+from feedline.images.rows import without_addresses
+from feedline.randomness import seeded, unbroken
+from feedline.sources.store import Pixels
+from feedline.trace.stage_timer import end_stage, is_timing
+
+__all__ = [
+    "Form",
+    "FusedTransform",
+    "TransformTail",
+    "infer_row_layout",
+    "resize_views",
+    "view_crops",
+    "why_not_a_row",
+]
+
+Form: TypeAlias = Literal["pil", "tensor", "image"]
+"""Container of the pixels: a PIL image, a torch.Tensor, a torchvision.tv_tensors.Image."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TransformTail:
+    """Transform of the resized pixels: steps, a table, more steps.
+
+    Args:
+        input_form: container of the pixels for the first steps.
+        before: steps on the pixels, each with its pixel operation; None if it runs unchanged.
+        table: (3, 256), the value of each grey level, for each channel; None: the following step,
+            or the user, gets the pixels themselves.
+        table_steps: steps replaced by the table. They run themselves if those before them do not
+            return RGB pixels in the same form.
+        form: container of the values, or of the pixels if there is no table.
+        after: unchanged steps after that.
+        dtype: numpy dtype string of a row; "" if it makes no rows.
+        channels: channels of a row.
+        well_behaved: the steps draw only from torch's generator, and keep no input.
+    """
+
+    input_form: Form = "pil"
+    before: tuple[tuple[Step, PixelStep | None], ...] = ()
+    table: np.ndarray[Any, Any] | None = None
+    table_steps: tuple[Step, ...] = ()
+    form: Form = "pil"
+    after: tuple[Step, ...] = ()
+    dtype: str = ""
+    channels: int = 0
+    well_behaved: bool = False
+
+    @property
+    def unchanged_between(self) -> tuple[Step, ...]:
+        """Unchanged steps before the table."""
+        return tuple(step for step, operation in self.before if operation is None)
+
+    @property
+    def unchanged(self) -> tuple[Step, ...]:
+        """Unchanged steps."""
+        return *self.unchanged_between, *self.after
+
+    @property
+    def fused(self) -> tuple[Step, ...]:
+        """Fused steps."""
+        own = (step for step, operation in self.before if operation is not None)
+        return *own, *self.table_steps
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Steps with an effect besides the table."""
+        return *(step for step, _ in self.before), *self.after
+
+    @property
+    def is_only_table(self) -> bool:
+        """True if a row is a table of its pixels, so that it may be applied elsewhere."""
+        if self.table is None or self.after:
+            return False
+        return (self.dtype, self.channels) == (self.table.dtype.name, len(self.table))
+
+    def write(self, pixels: Pixels, seed: int, row: np.ndarray[Any, Any]) -> None:
+        """Write the row.
+
+        Args:
+            pixels: uint8 (height, width, 3), RGB, C-contiguous; a step may keep or change them.
+            seed: 64 bits, for the unchanged steps.
+            row: (channels, height, width) of this dtype, C-contiguous.
+
+        Raises:
+            SampleError: the steps did not return such a row.
+            Exception: any error of a step.
+        """
+        if self.table is not None and not self.steps:
+            apply_lut(pixels, self.table, row)
+            end_stage("to values")
+            return
+        output = self.run(pixels, seed, row)
+        if why := why_not_a_row(output) or _difference(output, row):
+            raise SampleError(f"the unchanged steps {steps_text(self.unchanged)} returned {why}")
+        values = output.numpy()
+        # Values changed in place are already there.
+        if values.__array_interface__["data"] != row.__array_interface__["data"] or (
+            values.strides != row.strides
+        ):
+            np.copyto(row, values)
+            end_stage("to values")
+
+    def run(self, pixels: Pixels, seed: int | None, row: np.ndarray[Any, Any] | None = None) -> Any:
+        """Output of the pipeline: in new memory, or in `row` if possible.
+
+        Steps that draw use global random states seeded with `seed`; for None the current ones.
+        """
+        if not self.steps:
+            return self._values(pixels, row)
+        states: Any = nullcontext()
+        if seed is not None:
+            states = seeded(seed, torch_only=self.well_behaved)
+        with unbroken(), states:
+            changed, value = self._run_before(pixels)
+            if changed is None or (self.table is None and self.before):
+                value = value if changed is None else _contain(changed, self.input_form)
+                return _run_all(self.after, _run_all(self.table_steps, value))
+            return _run_all(self.after, self._values(changed, row))
+
+    def write_pixels(self, pixels: Pixels, seed: int, row: Pixels) -> None:
+        """Write the pixels that the table will be applied to elsewhere.
+
+        Arguments and errors are those of `write`, except for the row: uint8 (height, width, 3).
+        """
+        changed: Pixels | None = pixels
+        if self.before:
+            with unbroken(), seeded(seed, torch_only=self.well_behaved):
+                changed, _ = self._run_before(pixels)
+        if changed is None or changed.shape != row.shape:
+            raise SampleError(
+                f"the steps {steps_text(step for step, _ in self.before)} did not return "
+                f"{row.shape[0]} x {row.shape[1]} RGB pixels, which batches for the device consist "
+                "of: remove device= from the loader"
+            )
+        np.copyto(row, changed)
+        end_stage("resize")
+
+    def _run_before(self, pixels: Pixels) -> tuple[Pixels | None, Any]:
+        """Output of the first steps: pixels, or None and the output of the last one.
+
+        If a table comes next, it is pixels if possible.
+        """
+        changed: Pixels | None = pixels
+        value: Any = None
+        for step, operation in self.before:
+            if changed is None and operation is not None:
+                changed = _rgb_pixels(value, self.input_form)
+            if changed is None or operation is None:
+                value = step(value if changed is None else _contain(changed, self.input_form))
+                changed = None
+            else:
+                changed = operation(changed)
+            if is_timing():
+                end_stage(f"transform: {type(step).__name__}")
+        if changed is None and self.table is not None:
+            changed = _rgb_pixels(value, self.input_form)
+        return changed, value
+
+    def _values(self, pixels: Pixels, row: np.ndarray[Any, Any] | None) -> Any:
+        """Values of pixels (height, width, 3), in the container of the steps."""
+        if self.table is None:
+            value = _contain(pixels, self.form)
+        else:
+            shape, dtype = (3, *pixels.shape[:2]), self.table.dtype
+            if row is None or not self.well_behaved or (row.shape, row.dtype) != (shape, dtype):
+                row = np.empty(shape, dtype)
+            apply_lut(pixels, self.table, row)
+            value = _as_form(torch.from_numpy(row), self.form)
+        end_stage("to values")
+        return value
+
+
+def _run_all(steps: tuple[Step, ...], value: Any) -> Any:
+    for step in steps:
+        value = step(value)
+        if is_timing():
+            end_stage(f"transform: {type(step).__name__}")
+    return value
+
+
+def _contain(pixels: Pixels, form: Form) -> Any:
+    """Put pixels (height, width, 3) in a container."""
+    if form == "pil":
+        return Image.fromarray(pixels)
+    return _as_form(torch.from_numpy(pixels).permute(2, 0, 1), form)
+
+
+def _as_form(tensor: torch.Tensor, form: Form) -> torch.Tensor:
+    if form != "image":
+        return tensor
+    from torchvision import tv_tensors
+
+    image: torch.Tensor = tv_tensors.Image(tensor)
+    return image
+
+
+def _rgb_pixels(value: object, form: Form) -> Pixels | None:
+    """RGB pixels (height, width, 3) of a container; None if it holds anything else."""
+    if form == "pil":
+        if type(value) is not Image.Image or value.mode != "RGB":
+            return None
+        return np.asarray(value)
+    kinds: Any = sys.modules.get("torchvision.tv_tensors")
+    kind = torch.Tensor if form == "tensor" else kinds.Image
+    if type(value) is not kind or value.dtype is not torch.uint8 or value.shape[:-2] != (3,):
+        return None
+    if why_not_a_row(value):
+        return None
+    return np.ascontiguousarray(value.as_subclass(torch.Tensor).permute(1, 2, 0).numpy())
+
+
+def infer_row_layout(tail: TransformTail, shape: Shape) -> tuple[TransformTail, str]:
+    """Determine the dtype and channels of a tail's rows.
+
+    It runs on a generated image of this shape, but only with libraries' own steps.
+    """
+    steps, table = tail.steps, tail.table
+    if not steps:
+        if table is None:
+            return tail, "The pipeline returns PIL images, which cannot be rows."
+        return replace(tail, dtype=table.dtype.name, channels=3), ""
+    tail = replace(tail, well_behaved=well_behaved(steps))
+    foreign = [step for step in steps if not is_library_step(step)]
+    if foreign:
+        return tail, f"The output of {steps_text(foreign)} is known only to its own code."
+    text, size = steps_text(steps), shape_in_words(shape)
+    pixels = np.resize(np.arange(251, dtype=np.uint8), (*shape, 3))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            output = tail.run(pixels, 0)
+    except Exception as error:
+        return tail, f"{text} cannot be run on an image of {size}: {error_text(error)}."
+    if why := why_not_a_row(output):
+        return tail, f"{text} returns {why}."
+    if output.ndim != 3 or tuple(output.shape[1:]) != shape:
+        return tail, (
+            f"{text} returns a tensor of shape {tuple(output.shape)} for an image of {size}, but "
+            "rows have shape (channels, height, width) of the same size."
+        )
+    return replace(tail, dtype=output.numpy().dtype.name, channels=int(output.shape[0])), ""
+
+
+def why_not_a_row(output: object) -> str:
+    """Reason why the output of a pipeline cannot be a row; "" if it can."""
+    if not isinstance(output, torch.Tensor):
+        return f"{type(output).__name__}, not a tensor (ToTensor() may be missing)"
+    if output.layout is not torch.strided or output.device.type != "cpu":
+        return f"a tensor of layout {output.layout} on {output.device}, not a dense one on the CPU"
+    if output.requires_grad:
+        return "a tensor that requires grad"
+    try:
+        output.numpy()
+    except (TypeError, RuntimeError):
+        return f"{output.dtype}, which numpy does not support"
+    return ""
+
+
+def _difference(output: torch.Tensor, row: np.ndarray[Any, Any]) -> str:
+    values = output.numpy()
+    if values.shape == row.shape and values.dtype == row.dtype:
+        return ""
+    return (
+        f"{values.dtype} of shape {values.shape}, but the batch needs {row.dtype} of shape "
+        f"{row.shape}; the steps may assume a fixed image size"
+    )
+
+
+@dataclass(frozen=True)
+class FusedTransform:
+    """Fused pipeline that makes a row or a sample of an image.
+
+    Args:
+        crop: selects the visible part of the image.
+        resize_mode: how that is resized.
+        shape: height and width of the pipeline's own output, in pixels.
+        tail: transform of the part's pixels.
+        fused: fused steps, as text.
+        unchanged: unchanged steps, as text.
+        notes: reasons for those, as sentences.
+        no_rows: reason why it makes no rows, a sentence; "" if it does.
+        sized: unchanged step that sets a size of its own, as text; "" if none does.
+    """
+
+    crop: Transform
+    resize_mode: ResizeMode
+    shape: Shape
+    tail: TransformTail
+    fused: tuple[str, ...]
+    unchanged: tuple[str, ...]
+    notes: tuple[str, ...]
+    no_rows: str
+    sized: str = ""
+
+    @property
+    def image_size(self) -> int:
+        """Longer side of the pipeline's own output, in pixels."""
+        return max(self.shape)
+
+    def shape_at(self, size: int) -> Shape:
+        """Height and width of the output for a longer side of `size` pixels."""
+        if self.sized and size != self.image_size:
+            raise UsageError(
+                f"the loader's image size is {size} px, but {self.sized} runs unchanged and sets "
+                "its own size: make the pipeline with feedline.per_size(...), or leave the size "
+                "out of the schedule"
+            )
+        return scaled(self.shape, size, self.image_size)
+
+    def resize(
+        self, image: Pixels, placement: Placement, size: int, into: Pixels | None = None
+    ) -> Pixels:
+        """Input pixels of the tail, uint8 (height, width, 3).
+
+        Args:
+            image: uint8 (height, width, 3): the placement's part of an image.
+            placement: how to place it.
+            size: longer side, in pixels.
+            into: output array, C-contiguous; None: new memory.
+        """
+        pixels = np.empty((*self.shape_at(size), 3), np.uint8) if into is None else into
+        fill_as(self.resize_mode, pixels, image, placement)
+        end_stage("resize")
+        return pixels
+
+    def identity(self) -> str:
+        """Description and digest of everything that determines the pixels: equal in every
+        process.
+        """
+        tail = self.tail
+        parts = self.crop, self.resize_mode, self.shape, tail.form
+        digest = hashlib.blake2b(repr(parts).encode(), digest_size=8)
+        if tail.table is not None:
+            digest.update(tail.table.dtype.str.encode() + tail.table.tobytes())
+        steps = (*(step for step, _ in tail.before), "", *tail.after)
+        digest.update("\n".join(map(full_step_text, steps)).encode(errors="backslashreplace"))
+        text = without_addresses(", ".join((*self.fused, *self.unchanged)))
+        return f"{text} [{digest.hexdigest()}]"
+
+    def __str__(self) -> str:
+        return names_of(self.fused, self.unchanged)
+
+
+def view_crops(views: Sequence[FusedTransform]) -> ViewCrops:
+    """Crops of several views."""
+    return ViewCrops(tuple(view.crop for view in views), tuple(view.image_size for view in views))
+
+
+def resize_views(
+    views: Sequence[FusedTransform], placed: PlacedViews, image: Pixels
+) -> list[Pixels]:
+    """Input pixels of the tail of each view, from the part of an image that contains them.
+
+    They are made before any tail runs, because a step of the user's may have another image decoded.
+    """
+    return [
+        view.resize(part, placement, side)
+        for view, side, (part, placement) in zip(
+            views, placed.sides, placed.cut(image), strict=True
+        )
+    ]

@@ -1,0 +1,283 @@
+"""Images as torchvision's loader reads them: a file's path or bytes, or a Pillow image.
+
+Guarantees: the pixels of `Image.open(file).convert("RGB")`, or of the image; of a JPEG only the
+required part is decoded. A file's bytes are used only for an image that certainly is still that
+file: a JPEG that `Image.open` has opened, but that was not loaded or changed. Files that feedline's
+decoder rejects are decoded by Pillow, whose settings are restored afterwards. An unreadable file
+raises an ImageError that names it.
+
+Relies on: how Pillow represents an unloaded image (`tile`, `fp`, `decoderconfig`); one `LazyImage`
+being read at a time in a thread, because its decoder keeps the file.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
+
+from feedline.errors import ImageError
+from feedline.images.codecs import Decoder
+from feedline.images.compile.steps import error_text
+from feedline.images.crops import Part
+from feedline.sources.read_file import read_file
+from feedline.sources.store import Pixels
+from feedline.trace.stage_timer import end_stage, note_decoded
+
+if TYPE_CHECKING:
+    from feedline.images.rows import ImageSource
+
+__all__ = [
+    "FileBytes",
+    "LazyImage",
+    "PillowSettings",
+    "ReadOptions",
+    "decode_with_pillow",
+    "has_added_formats",
+    "has_rgb_pixels",
+    "open_with_pillow",
+    "read_input",
+]
+
+
+class PillowSettings(NamedTuple):
+    """Pillow's reading limits, which are sent to workers because they do not inherit them.
+
+    Args:
+        warned_pixels: `Image.MAX_IMAGE_PIXELS`; images with twice as many are an error, None has no
+            limit.
+        truncated: `ImageFile.LOAD_TRUNCATED_IMAGES`.
+    """
+
+    warned_pixels: int | None
+    truncated: bool
+
+    @classmethod
+    def now(cls) -> PillowSettings:
+        """Settings of this process."""
+        return cls(Image.MAX_IMAGE_PIXELS, bool(ImageFile.LOAD_TRUNCATED_IMAGES))
+
+    @property
+    def max_pixels(self) -> int:
+        """Maximum number of pixels of an image."""
+        return sys.maxsize if self.warned_pixels is None else 2 * self.warned_pixels
+
+    def apply(self) -> None:
+        """Set them in this process."""
+        Image.MAX_IMAGE_PIXELS = self.warned_pixels
+        ImageFile.LOAD_TRUNCATED_IMAGES = self.truncated
+
+
+_settings_lock = threading.Lock()
+
+
+def decode_with_pillow(data: bytes, settings: PillowSettings) -> Pixels:
+    """Decode a file of any format, with these settings: uint8 (height, width, 3), RGB."""
+    with _settings_lock:
+        before = PillowSettings.now()
+        try:
+            settings.apply()
+            return np.array(Image.open(io.BytesIO(data)).convert("RGB"))
+        finally:
+            before.apply()
+
+
+def has_added_formats() -> bool:
+    """Return True if formats were added to Pillow (`Image.register_open`)."""
+    openers = [opener for opener, _ in Image.OPEN.values()]
+    return any(not str(getattr(each, "__module__", "")).startswith("PIL.") for each in openers)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """Settings for reading the images of a dataset.
+
+    Args:
+        max_pixels: an image whose header announces more raises an ImageError.
+        scaled: decode a JPEG at a reduced size if the part still has the required size.
+        exif: rotate images by their Exif orientation.
+        pillow: settings with which Pillow reads files that feedline's decoders reject; None: that
+            raises an ImageError.
+        max_tries: samples tried if images cannot be read: the following ones replace them, as in
+            timm, with a warning each.
+    """
+
+    max_pixels: int
+    scaled: bool = False
+    exif: bool = False
+    pillow: PillowSettings | None = None
+    max_tries: int = 1
+
+    @classmethod
+    def like_torchvision(cls, max_tries: int = 1) -> ReadOptions:
+        """Read like torchvision's loader with Pillow's current settings."""
+        settings = PillowSettings.now()
+        return cls(settings.max_pixels, pillow=settings, max_tries=max_tries)
+
+    @classmethod
+    def of_source(cls, source: ImageSource[Any]) -> ReadOptions:
+        """Read like a feedline source, with its user's settings."""
+        return cls(source.max_pixels, source.reads_scaled, source.exif)
+
+    def __str__(self) -> str:
+        """Options that affect pixels, after a comma; "" for those of torchvision's loader."""
+        return ", decode='scaled'" * self.scaled + ", exif=True" * self.exif
+
+
+class FileBytes(NamedTuple):
+    """All bytes of an image file, its name in messages, and (width, height) if known."""
+
+    data: bytes
+    name: str
+    size: tuple[int, int] | None = None
+
+
+def read_input(image: object) -> FileBytes | None:
+    """Read the file of a path, or wrap bytes; None for anything else."""
+    if isinstance(image, (bytes, bytearray, memoryview)):
+        data = bytes(image)
+        return FileBytes(data, f"an image of {len(data)} bytes")
+    if not isinstance(image, (str, os.PathLike)):
+        return None
+    name = os.fsdecode(image)
+    try:
+        return FileBytes(read_file(os.fsencode(image)), repr(name))
+    except (ImageError, ValueError) as error:  # a path may have a zero byte
+        raise ImageError(f"{name!r} cannot be loaded: {error}") from error
+
+
+def open_with_pillow(file: FileBytes, why: ImageError | None) -> Image.Image:
+    """Open a file like torchvision's loader."""
+    try:
+        return Image.open(io.BytesIO(file.data)).convert("RGB")
+    except Exception as error:
+        own = f"{why}; " if why is not None else ""
+        pillow = f"Pillow raised {error_text(error)}"
+        if isinstance(error, UnidentifiedImageError):  # whose text names an object in memory
+            pillow = "Pillow does not know the format either"
+        raise ImageError(f"{file.name} cannot be loaded: {own}{pillow}") from error
+
+
+_READING = frozenset(
+    ("__array_interface__", "convert", "copy", "crop", "load", "load_read", "load_seek", "tobytes")
+)
+
+
+def has_rgb_pixels(image: object) -> bool:
+    """Return True for an RGB image of Pillow's own class, with unmodified access to its pixels."""
+    kind = type(image)
+    if kind is not Image.Image:
+        module = kind.__module__
+        if not (issubclass(kind, ImageFile.ImageFile) and module.startswith("PIL.")):
+            return False
+        if getattr(sys.modules.get(module), kind.__name__, None) is not kind:
+            return False
+    assert isinstance(image, Image.Image)
+    return image.mode == "RGB" and min(image.size) > 0 and _READING.isdisjoint(vars(image))
+
+
+def _unloaded_jpeg(image: Any) -> FileBytes | None:
+    """File of an opened RGB JPEG that was not loaded or changed; None for any other image."""
+    if type(image) is not JpegImageFile or image.fp is None or image.decoderconfig:
+        return None
+    file = image.fp
+    if [tile[:3] for tile in image.tile] != [("jpeg", (0, 0, *image.size), 0)]:
+        return None
+    try:
+        place = file.tell()
+        file.seek(0)
+        data = file.read()
+        file.seek(place)
+    except (OSError, ValueError):  # it was closed: Pillow's own message is better
+        return None
+    if not isinstance(data, bytes):
+        return None
+    if image._exclusive_fp:
+        # The file is closed, as when Pillow loads it; the image can still be loaded.
+        file.close()
+        image.fp = io.BytesIO(data)
+    return FileBytes(data, str(image.filename) or "the image", image.size)
+
+
+class _ThreadDecoder(threading.local):
+    """Decoder of each thread, with Pillow's current limit on image size."""
+
+    max_pixels = -1
+    decoder: Decoder
+
+    def get(self) -> Decoder:
+        max_pixels = PillowSettings.now().max_pixels
+        if max_pixels != self.max_pixels:
+            self.decoder, self.max_pixels = Decoder(max_pixels=max_pixels), max_pixels
+        return self.decoder
+
+
+_thread_decoder = _ThreadDecoder()
+
+
+class LazyImage:
+    """A file, or an RGB Pillow image, of which parts are decoded on request.
+
+    Args:
+        file: the file; None for an image.
+        image: image accepted by `has_rgb_pixels`; None for a file.
+
+    Raises:
+        ImageError: no decoder can read the file; names it.
+    """
+
+    def __init__(self, file: FileBytes | None, image: Any) -> None:
+        self._image = image
+        self._file = _unloaded_jpeg(image) if file is None else file
+        self._decoder = _thread_decoder.get()
+        self.size: tuple[int, int] = (0, 0)
+        """Height and width in pixels."""
+        if self._file is not None:
+            try:
+                self.size = self._decoder.open(self._file.data)
+                if self._file.size in (None, self.size[::-1]):
+                    return
+                self._file = None  # the opened image has another size than its file
+            except ImageError as why:
+                self._open_with_pillow(why)
+        self.size = self._image.height, self._image.width
+
+    def read(self, part: Part | None) -> Pixels:
+        """Pixels of a part, or of all: uint8 (height, width, 3), valid until the next read."""
+        pixels: Pixels
+        if self._file is not None:
+            try:
+                pixels = self._decoder.read(1, part)
+                end_stage("decode")
+                note_decoded(*self.size)
+                return pixels
+            except ImageError as why:
+                self._open_with_pillow(why)
+        image = self._image
+        if part is not None:
+            top, left, height, width = part
+            image = image.crop((left, top, left + width, top + height))
+        pixels = np.asarray(image)
+        end_stage("decode")
+        return pixels
+
+    def loaded(self) -> Image.Image:
+        """The whole image, decoded by Pillow."""
+        if self._file is not None:
+            self._open_with_pillow(None)
+        self._image.load()
+        image: Image.Image = self._image
+        return image
+
+    def _open_with_pillow(self, why: ImageError | None) -> None:
+        if self._image is None:
+            assert self._file is not None
+            self._image = open_with_pillow(self._file, why)
+        self._file = None
