@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import feedline
+import feedline.integrations.timm
 from packages import needs
 from slow import slow
 
@@ -156,7 +157,21 @@ CASES: dict[str, Any] = {
 }
 
 
+UNCOVERED = ("workers' seeds", "naflex", "naflex, evaluation")
+"""Cases of another loader, or refused by the integration."""
 SLOW = ("evaluation", "no workers", "workers' seeds", "naflex, evaluation", "ranks", "training")
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("case", slow(*(each for each in CASES if each not in UNCOVERED)))
+def test_create_loader_of_the_integration_gives_what_timms_gives(case: str) -> None:
+    found = []
+    for timms in (timm.data, feedline.integrations.timm):
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)
+        found.append(CASES[case](timms))
+    assert found[0] == found[1]
 
 
 @pytest.mark.timeout(180)

@@ -6,6 +6,8 @@
 | `transformers` | transformers.Trainer, and loops    | `Stepwise`: of a feedline.DataLoader       |
 |                | that rebuild a loader              |                                            |
 | `lightning`    | Lightning                          | `WatchCallback`: of `feedline.watch`       |
+| `timm`         | timm's training script             | `create_loader`: timm's, with its          |
+|                |                                    | signature and feedline's engine            |
 
 Other frameworks use a feedline.DataLoader unchanged, see docs/how-to/other-frameworks.md.
 To add an adapter, add a module with the framework's name that uses feedline's public objects. It
