@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 from operator import is_
 from pathlib import Path
@@ -95,12 +95,11 @@ def compile_dataset(dataset: object, sizes: Sequence[int] = ()) -> CompiledDatas
             compiled at each of them; without one, at its default.
     """
     try:
-        compiled = _compile(dataset, tuple(dict.fromkeys(sizes)) or (None,))
-        target = getattr(compiled.pipeline, "target_transform", None)
-        if target is None:
-            return compiled
-        text = f"target_transform {step_text(target)}"
-        return replace(compiled, unchanged=(*compiled.unchanged, text))
+        pipeline = _compile(dataset, tuple(dict.fromkeys(sizes)) or (None,))
+        fused, unchanged, reasons = pipeline.describe()
+        if pipeline.target_transform is not None:
+            unchanged += (f"target_transform {step_text(pipeline.target_transform)}",)
+        return CompiledDataset(pipeline, fused, unchanged, reasons)
     except CompileError as why:
         return CompiledDataset(None, reasons=(str(why),))
     except Exception as error:
@@ -122,61 +121,44 @@ class _Recipe:
     transforms: tuple[Any, ...]
     target: Any
 
-    def compile(self, store: SampleStore, sizes: PerSizeResolver) -> CompiledDataset:
-        """Compile the transform, at one size if it contains a `per_size`."""
+    def compile(self, store: SampleStore, sizes: PerSizeResolver) -> SamplePipeline:
+        """Compile the transforms, at one size if they contain a `per_size`."""
         transform = sizes.resolve(self.transforms[0])
         for other in self.transforms[1:]:
             _check_equivalent(self.transforms[0], other, sizes)
+        pipeline: SamplePipeline
         if type(transform) is Views:
-            return self._compile_views(transform, store, sizes)
-        fused = compile_transform(_without_wrapper(transform), sizes)
-        notes = fused.notes
-        if fused.no_rows:
-            notes += (f"{fused.no_rows} So samples are made, and collated afterwards.",)
-        pipeline = ImagePipeline(store, fused, self.options, self.target)
-        return CompiledDataset(pipeline, fused.fused, fused.unchanged, notes)
-
-    def _compile_views(
-        self, views: Views, store: SampleStore, sizes: PerSizeResolver
-    ) -> CompiledDataset:
-        """Compile several views; CompileError if one of them runs unchanged."""
-        by_id: dict[int, FusedTransform] = {}
-        steps: list[str] = []
-        for number, transform in enumerate(views.transforms, 1):
-            if id(transform) in by_id:
-                continue
-            try:
-                by_id[id(transform)] = fused = compile_transform(transform, sizes)
-            except CompileError as why:
-                raise CompileError(f"View {number} runs unchanged: {why}") from None
-            steps += [f"view {number}: {fused.fused[0]}", *fused.fused[1:]]
-        pipeline = ViewsPipeline(
-            store,
-            tuple(by_id[id(transform)] for transform in views.transforms),
-            self.options,
-            self.target,
-        )
-        unchanged = tuple(step for fused in by_id.values() for step in fused.unchanged)
-        notes = tuple(note for fused in by_id.values() for note in fused.notes)
-        return CompiledDataset(pipeline, tuple(steps), unchanged, notes)
-
-    def create_at(self, store: SampleStore, size: int) -> SamplePipeline:
-        """Create the pipeline of a size; CompileError if there is none."""
-        return self.compile_at(store, PerSizeResolver(size))[1]
-
-    def compile_at(
-        self, store: SampleStore, sizes: PerSizeResolver
-    ) -> tuple[CompiledDataset, SamplePipeline]:
-        """Compile for the resolver's size; CompileError if a `per_size` makes images of another."""
-        compiled = self.compile(store, sizes)
-        assert compiled.pipeline is not None, "otherwise it raises"
-        size = compiled.pipeline.image_size
+            pipeline = ViewsPipeline(store, _compile_views(transform, sizes), *self._settings)
+        else:
+            fused = compile_transform(_without_wrapper(transform), sizes)
+            pipeline = ImagePipeline(store, fused, *self._settings)
+        size = pipeline.image_size
         if sizes.is_used and size != sizes.size:
             raise CompileError(f"At {sizes.size} px the transform makes images of {size} px.")
-        return compiled, compiled.pipeline
+        return pipeline
+
+    @property
+    def _settings(self) -> tuple[ReadOptions, Any]:
+        return self.options, self.target
+
+    def compile_at(self, store: SampleStore, size: int) -> SamplePipeline:
+        """Compile the transforms at a size in pixels."""
+        return self.compile(store, PerSizeResolver(size))
 
 
-def _compile(dataset: object, sizes: tuple[int | None, ...]) -> CompiledDataset:
+def _compile_views(views: Views, sizes: PerSizeResolver) -> tuple[FusedTransform, ...]:
+    """Compile several views; CompileError if one of them runs unchanged."""
+    by_id: dict[int, FusedTransform] = {}
+    for number, transform in enumerate(views.transforms, 1):
+        if id(transform) not in by_id:
+            try:
+                by_id[id(transform)] = compile_transform(transform, sizes)
+            except CompileError as why:
+                raise CompileError(f"View {number} runs unchanged: {why}") from None
+    return tuple(by_id[id(transform)] for transform in views.transforms)
+
+
+def _compile(dataset: object, sizes: tuple[int | None, ...]) -> SamplePipeline:
     folders = list[Any]()
     source = find_source(dataset)
     if source is None:
@@ -194,7 +176,7 @@ def _compile(dataset: object, sizes: tuple[int | None, ...]) -> CompiledDataset:
         recipe = _Recipe(ReadOptions.of_source(source), (source.transform,), None)
     check_libraries()
     store: SampleStore | None = None if source is None else source.store
-    by_size: dict[int, tuple[CompiledDataset, SamplePipeline]] = {}
+    pipelines: dict[int, SamplePipeline] = {}
     resolvers = [PerSizeResolver(size) for size in sizes]
     try:
         for resolver in resolvers:
@@ -202,34 +184,15 @@ def _compile(dataset: object, sizes: tuple[int | None, ...]) -> CompiledDataset:
                 _check_loader(folder, resolver)
             if store is None:
                 store = file_store(selection)
-            compiled, pipeline = recipe.compile_at(store, resolver)
+            pipeline = recipe.compile(store, resolver)
             if not resolver.is_used:
-                return compiled
-            by_size[pipeline.image_size] = compiled, pipeline
+                return pipeline
+            pipelines[pipeline.image_size] = pipeline
     except BaseException:
         for resolver in resolvers:
             resolver.forget()
         raise
-    return _merge_sizes(by_size, recipe)
-
-
-def _merge_sizes(
-    by_size: dict[int, tuple[CompiledDataset, SamplePipeline]], recipe: _Recipe
-) -> CompiledDataset:
-    """Result for a transform that differs at each size."""
-    fused = list[str]()
-    for size, (compiled, _) in by_size.items():
-        new = [step for step in compiled.fused if step not in fused]
-        fused += [f"at {size} px: {new[0]}", *new[1:]] if new else []
-    unchanged = dict.fromkeys(step for each, _ in by_size.values() for step in each.unchanged)
-    reasons = dict.fromkeys(reason for each, _ in by_size.values() for reason in each.reasons)
-    pipelines = {size: pipeline for size, (_, pipeline) in by_size.items()}
-    return CompiledDataset(
-        PipelinePerSize(pipelines, recipe.create_at),
-        tuple(fused),
-        tuple(unchanged),
-        tuple(reasons),
-    )
+    return PipelinePerSize(pipelines, recipe.compile_at)
 
 
 def find_source(dataset: object) -> ImageSource[Any] | None:

@@ -177,10 +177,14 @@ class SamplePipeline(RowPipeline[SampleStore]):
         where = repr(self.store)
         if isinstance(self.store, FileStore):
             where = repr(os.fsdecode(self.store.folders[0]))
-        return f"{type(self).__name__}({where}, {len(self)} images: {self._describe()})"
+        return f"{type(self).__name__}({where}, {len(self)} images: {self._text()})"
 
-    def _describe(self) -> str:
-        """Steps, as text."""
+    def _text(self) -> str:
+        """Names of the steps."""
+        raise NotImplementedError
+
+    def describe(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """Fused and unchanged steps, as text, and reasons for unchanged steps, as sentences."""
         raise NotImplementedError
 
 
@@ -271,9 +275,16 @@ class ImagePipeline(SamplePipeline):
     def transform_identity(self) -> str:
         return self.fused.identity() + self._form()
 
-    def _describe(self) -> str:
+    def _text(self) -> str:
         output = self.fused.tail.dtype or "samples"
         return f"{self.fused}, to {output} of {shape_in_words(self.fused.shape)}"
+
+    @override
+    def describe(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        fused, notes = self.fused, self.fused.notes
+        if fused.no_rows:
+            notes += (f"{fused.no_rows} So samples are made, and collated afterwards.",)
+        return fused.fused, fused.unchanged, notes
 
 
 class ViewsPipeline(SamplePipeline):
@@ -316,8 +327,18 @@ class ViewsPipeline(SamplePipeline):
         views = "; ".join(view.identity() for view in self.views)
         return f"views: {views}{self._form()}"
 
-    def _describe(self) -> str:
+    def _text(self) -> str:
         return "; ".join(map(str, self.views))
+
+    @override
+    def describe(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        views, fused = dict.fromkeys(self.views), list[str]()
+        for view in views:
+            number = self.views.index(view) + 1
+            fused += [f"view {number}: {view.fused[0]}", *view.fused[1:]]
+        unchanged = dict.fromkeys(step for view in views for step in view.unchanged)
+        notes = dict.fromkeys(note for view in views for note in view.notes)
+        return tuple(fused), tuple(unchanged), tuple(notes)
 
 
 class PipelinePerSize(SamplePipeline):
@@ -440,14 +461,25 @@ class PipelinePerSize(SamplePipeline):
         return self.at(item.image_size).sample(item)
 
     @override
+    def describe(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        described = [self.at(size).describe() for size in self._sizes]
+        fused = list[str]()
+        for size, (steps, _, _) in zip(self._sizes, described, strict=True):
+            new = [step for step in steps if step not in fused]
+            fused += [f"at {size} px: {new[0]}", *new[1:]] if new else []
+        unchanged = dict.fromkeys(step for _, steps, _ in described for step in steps)
+        notes = dict.fromkeys(note for _, _, notes in described for note in notes)
+        return tuple(fused), tuple(unchanged), tuple(notes)
+
+    @override
     def transform_identity(self) -> str:
         return "; ".join(
             f"at {size} px: {self.at(size).transform_identity()}" for size in self._sizes
         )
 
-    def _describe(self) -> str:
+    def _text(self) -> str:
         sizes = ", ".join(map(str, self._sizes))
-        return f"{self.at(self._sizes[0])._describe()}, at {sizes} px"
+        return f"{self.at(self._sizes[0])._text()}, at {sizes} px"
 
 
 def _are_equal(one: np.ndarray[Any, Any] | None, other: np.ndarray[Any, Any] | None) -> bool:
