@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -191,6 +191,44 @@ def _scale(steps: Sequence[Any], size: int, of: int, strength: float) -> tuple[A
     return tuple(copies)
 
 
+@dataclass(kw_only=True)
+class PairGeometry:
+    """Geometric steps of a pipeline, which transform all parts, and how they resize and pad."""
+
+    steps: list[Any] = field(default_factory=list)
+    filter: Filter | None = None
+    """Filter of the only resize; None if there is none."""
+    resize_mode: ResizeMode = "pillow"
+    fills: tuple[Colour, float] | None = None
+    """Fill of the image's and of a mask's padding; None if there is none."""
+    copies_masks: bool = True
+    """Masks are resized to the nearest pixel like in torch."""
+
+    def pixels(self, params: JointParams, read: Callable[[Part | None], Pixels]) -> Pixels:
+        """Visible pixels of the image; `read` reads a part of it."""
+        colour = self.fills[0] if self.fills else (0, 0, 0)
+        filter = self.filter or "bilinear"
+        pixels = image_on(params.canvas, read, filter, self.resize_mode, colour)
+        end_stage("resize")
+        return pixels
+
+    def move(self, params: JointParams, part: Any) -> Any:
+        """Apply the steps to a part other than the image."""
+        from torchvision import tv_tensors
+
+        if not isinstance(part, tv_tensors.TVTensor):
+            return part
+        if type(part) is not tv_tensors.Mask or not (
+            self.copies_masks and part.dtype in _COPIED_DTYPES and part.device.type == "cpu"
+        ):
+            return params.move(part)
+        mask, value = part.as_subclass(torch.Tensor).numpy(), self.fills[1] if self.fills else 0.0
+        largest = 1 if mask.dtype.kind == "b" else np.iinfo(mask.dtype).max
+        if params.canvas.is_padded and not (value.is_integer() and 0 <= value <= largest):
+            return params.move(part)
+        return tv_tensors.Mask(torch.from_numpy(mask_on(params.canvas, mask, value)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class FusedPair:
     """Fused pipeline that makes a sample of an image and its other parts.
@@ -199,23 +237,14 @@ class FusedPair:
         geometry: steps that transform all parts.
         shape: height and width after these, in pixels; None if they differ, or if a later step sets
             a size of its own.
-        filter, resize_mode: how the image is resized.
-        colour: fill of the image's padding.
-        value: fill of a mask's padding.
-        copies_masks: masks are resized to the nearest pixel like in torch.
         tail: transform of the image's pixels. Other parts pass the steps of its table themselves.
         after: steps that run unchanged, on the whole sample.
         fused: fused steps, as text.
         notes: reasons for unchanged steps, as sentences.
     """
 
-    geometry: tuple[Any, ...]
+    geometry: PairGeometry
     shape: Shape | None
-    filter: Filter
-    resize_mode: ResizeMode
-    colour: Colour
-    value: float
-    copies_masks: bool
     tail: TransformTail
     after: tuple[Step, ...]
     fused: tuple[str, ...]
@@ -229,35 +258,12 @@ class FusedPair:
     def draw(self, height: int, width: int, size: int | None, strength: float) -> JointParams:
         """Draw the parameters of the steps for an image size in pixels."""
         own = max(self.shape or (1,))  # without a shape nothing is scaled
-        return _draw(_scale(self.geometry, size or own, own, strength), height, width)
+        return _draw(_scale(self.geometry.steps, size or own, own, strength), height, width)
 
     @property
     def uses_strength(self) -> bool:
         """True if the geometric steps depend on the augmentation strength."""
-        return any(type(step).__name__ == "RandomResizedCrop" for step in self.geometry)
-
-    def pixels(self, params: JointParams, read: Callable[[Part | None], Pixels]) -> Pixels:
-        """Input pixels of the tail; `read` reads a part of the image."""
-        pixels = image_on(params.canvas, read, self.filter, self.resize_mode, self.colour)
-        end_stage("resize")
-        return pixels
-
-    def move(self, params: JointParams, part: Any) -> Any:
-        """Apply the geometric steps to a part other than the image."""
-        from torchvision import tv_tensors
-
-        if not isinstance(part, tv_tensors.TVTensor):
-            return part
-        if type(part) is not tv_tensors.Mask or not (
-            self.copies_masks and part.dtype in _COPIED_DTYPES and part.device.type == "cpu"
-        ):
-            return params.move(part)
-        mask = part.as_subclass(torch.Tensor).numpy()
-        largest = 1 if mask.dtype.kind == "b" else np.iinfo(mask.dtype).max
-        fits = self.value.is_integer() and 0 <= self.value <= largest
-        if params.canvas.is_padded and not fits:
-            return params.move(part)
-        return tv_tensors.Mask(torch.from_numpy(mask_on(params.canvas, mask, self.value)))
+        return any(type(step).__name__ == "RandomResizedCrop" for step in self.geometry.steps)
 
     def finish(self, pixels: Pixels, targets: tuple[Any, ...]) -> Any:
         """Finish a sample after the geometric steps."""
@@ -303,13 +309,8 @@ def compile_pair(transforms: object) -> FusedPair:
     after = tuple(steps[count:])
     notes = (why, f"So {steps_text(after)} runs unchanged.") if after else ()
     return FusedPair(
-        geometry=tuple(reader.geometry),
-        shape=None if any(map(sets_own_size, after)) else _fixed_shape(reader.geometry),
-        filter=reader.filter,
-        resize_mode=reader.resize_mode,
-        colour=reader.colour,
-        value=reader.value,
-        copies_masks=reader.copies_masks,
+        geometry=reader.geometry,
+        shape=None if any(map(sets_own_size, after)) else _fixed_shape(reader.geometry.steps),
         tail=reader.tail(),
         after=after,
         fused=tuple(map(step_text, steps[:count])),
@@ -338,16 +339,10 @@ class _PairReader:
     def __init__(self) -> None:
         self._builder = TableBuilder()
         self._table: Any = None
-        self._has_resize = self._has_pad = False
         self._colours: list[tuple[Step, PixelStep | None]] = []
         self._values: list[Step] = []
         self._input_form = self._builder.form
-        self.geometry: list[Any] = []
-        self.filter: Filter = "bilinear"
-        self.resize_mode: ResizeMode = "pillow"
-        self.colour: Colour = (0, 0, 0)
-        self.value = 0.0
-        self.copies_masks = True
+        self.geometry = PairGeometry()
 
     def add(self, step: Any) -> None:
         """Add a step, or raise CompileError without a change."""
@@ -371,26 +366,26 @@ class _PairReader:
             raise CompileError(
                 f"{step_text(step)} comes after steps that change values: move it before them."
             )
+        geometry = self.geometry
         if name in _RESIZES:
-            if self._has_resize or self._has_pad:
+            if geometry.filter or geometry.fills:
                 raise CompileError(
                     f"{step_text(step)} resizes a second time, or after padding, which cannot be "
                     "fused."
                 )
-            self.filter = step_filter(step, step.interpolation, form)
-            self.copies_masks = interpolation_name(step.interpolation) != "nearest-exact"
-            self._has_resize = True
-            self.resize_mode = "pillow" if form == "pil" else "bytes"
+            geometry.filter = step_filter(step, step.interpolation, form)
+            geometry.copies_masks = interpolation_name(step.interpolation) != "nearest-exact"
+            geometry.resize_mode = "pillow" if form == "pil" else "bytes"
         pads = name == "RandomCrop" and bool(step.padding or step.pad_if_needed)
         if pads or name in ("CenterCrop", "Pad"):
             fills = ((0, 0, 0), 0.0) if name == "CenterCrop" else _fills(step, form)
-            if self._has_pad and fills != (self.colour, self.value):
+            if geometry.fills not in (None, fills):
                 raise CompileError(f"{step_text(step)} pads again, with another colour.")
-            (self.colour, self.value), self._has_pad = fills, True
+            geometry.fills = fills
         # Earlier conversions only define what holds the pixels.
         self._input_form = form
         self._values.clear()
-        self.geometry.append(step)
+        geometry.steps.append(step)
 
     def end(self, has_more: bool) -> tuple[int, str]:
         """Finish reading."""

@@ -149,28 +149,28 @@ class TransformTail:
         if seed is not None:
             states = seeded(seed, torch_only=self.well_behaved)
         with unbroken(), states:
-            changed, value = self._run_before(pixels)
-            if changed is None or (self.table is None and self.before):
-                value = value if changed is None else _contain(changed, self.input_form)
+            rgb, value = self._run_before(pixels)
+            if rgb is None or (self.table is None and self.before):
+                value = value if rgb is None else _contain(rgb, self.input_form)
                 return _run_all(self.after, _run_all(self.table_steps, value))
-            return _run_all(self.after, self._values(changed, row))
+            return _run_all(self.after, self._values(rgb, row))
 
     def write_pixels(self, pixels: Pixels, seed: int, row: Pixels) -> None:
         """Write the pixels that the table will be applied to elsewhere.
 
         Arguments and errors are those of `write`, except for the row: uint8 (height, width, 3).
         """
-        changed: Pixels | None = pixels
+        rgb: Pixels | None = pixels
         if self.before:
             with unbroken(), seeded(seed, torch_only=self.well_behaved):
-                changed, _ = self._run_before(pixels)
-        if changed is None or changed.shape != row.shape:
+                rgb, _ = self._run_before(pixels)
+        if rgb is None or rgb.shape != row.shape:
             raise SampleError(
                 f"the steps {steps_text(step for step, _ in self.before)} did not return "
                 f"{row.shape[0]} x {row.shape[1]} RGB pixels, which batches for the device consist "
                 "of: remove device= from the loader"
             )
-        np.copyto(row, changed)
+        np.copyto(row, rgb)
         end_stage("resize")
 
     def _run_before(self, pixels: Pixels) -> tuple[Pixels | None, Any]:
@@ -178,21 +178,21 @@ class TransformTail:
 
         If a table comes next, it is pixels if possible.
         """
-        changed: Pixels | None = pixels
+        rgb: Pixels | None = pixels
         value: Any = None
         for step, operation in self.before:
-            if changed is None and operation is not None:
-                changed = _rgb_pixels(value, self.input_form)
-            if changed is None or operation is None:
-                value = step(value if changed is None else _contain(changed, self.input_form))
-                changed = None
+            if rgb is None and operation is not None:
+                rgb = _rgb_pixels(value, self.input_form)
+            if rgb is None or operation is None:
+                value = step(value if rgb is None else _contain(rgb, self.input_form))
+                rgb = None
             else:
-                changed = operation(changed)
+                rgb = operation(rgb)
             if is_timing():
                 end_stage(f"transform: {type(step).__name__}")
-        if changed is None and self.table is not None:
-            changed = _rgb_pixels(value, self.input_form)
-        return changed, value
+        if rgb is None and self.table is not None:
+            rgb = _rgb_pixels(value, self.input_form)
+        return rgb, value
 
     def _values(self, pixels: Pixels, row: np.ndarray[Any, Any] | None) -> Any:
         """Values of pixels (height, width, 3), in the container of the steps."""

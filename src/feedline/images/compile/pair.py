@@ -186,9 +186,9 @@ class Pair:
         picture = LazyImage(file, image if file is None else None)
         rest = _read_mask(name, picture.size, rest, mask, others)
         params = fused.draw(*picture.size, *_requested(fused))
-        pixels = fused.pixels(params, picture.read)
+        pixels = fused.geometry.pixels(params, picture.read)
         leaves, spec = tree_flatten(rest)
-        targets = tree_unflatten([fused.move(params, leaf) for leaf in leaves], spec)
+        targets = tree_unflatten([fused.geometry.move(params, leaf) for leaf in leaves], spec)
         end_stage("mask")
         return fused.finish(pixels, targets)
 
