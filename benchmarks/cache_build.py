@@ -38,9 +38,9 @@ from report import machine, save, spread, table, versions
 
 from feedline import build_cache
 from feedline.bench.pool import ProcessPool, ProcessState, Send
-from feedline.cache.build_plan import make_levels
 from feedline.cache.build_shards import BuildState
 from feedline.cache.level_encoder import LevelEncoder
+from feedline.cache.spec import make_levels
 from feedline.images.codecs import DEFAULT_MAX_PIXELS
 from feedline.system import usable_cores
 
@@ -86,13 +86,13 @@ def build(source: Path, root: Path, sizes: tuple[int, ...], options: Any) -> dic
     assert manifest.samples == options.images
     (look_s, _), (first_s, first), *_ = reports
     last_s, _ = reports[-1]
-    steady = (options.images - first.made) / (last_s - first_s)
+    steady = (options.images - first.new_images) / (last_s - first_s)
     return {
         "images_per_s": options.images / total_s,
         "steady_images_per_s": steady,
         "total_s": total_s,
         "look_s": look_s,
-        "start_s": max(0.0, first_s - look_s - first.made * usable_cores() / steady),
+        "start_s": max(0.0, first_s - look_s - first.new_images * usable_cores() / steady),
         "shards_s": last_s - look_s,
         "finish_s": total_s - last_s,
     }

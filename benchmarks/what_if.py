@@ -32,8 +32,8 @@ from report import machine, table
 from torch.utils.data import Dataset
 
 import feedline
-from feedline.bench.level_rates import Reading, level_costs
 from feedline.bench.survey import ImageSample
+from feedline.cache.rates import Reading, measure_copies
 from feedline.forecast.changes import Changes
 from feedline.forecast.rates import Rates
 from feedline.forecast.schedule import forecast
@@ -451,7 +451,7 @@ def main() -> None:
         caches = {side: Path(scratch) / str(side) for side in _SIDES}
         for side, root in caches.items():
             feedline.build_cache(str(options.folder), str(root), (side,), workers=usable_cores())
-        levels = level_costs(
+        levels = measure_copies(
             feedline.ImageFolder(str(options.folder), transform=feedline.TrainCrop()),
             (112, 224),
             _SIDES,

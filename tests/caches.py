@@ -84,7 +84,7 @@ def stopping(call: str) -> list[str]:
         "import os\n"
         "from feedline.cache.add_size import add_size\n"
         "def progress(said):\n"
-        "    if said.made:\n"
+        "    if said.new_images:\n"
         f"        os._exit({STOPPED})\n"
         f"{call}\n"
     )

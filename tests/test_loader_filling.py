@@ -393,7 +393,7 @@ def unfinished(photos: Path, root: Path, sizes: tuple[int, ...]) -> None:
     script = (
         "import os, sys; from feedline import build_cache\n"
         "def stop(said):\n"
-        "    if said.made:\n"
+        "    if said.new_images:\n"
         "        os._exit(3)\n"
         f"build_cache({str(photos)!r}, {str(root)!r}, {sizes}, workers=0, progress=stop)\n"
     )

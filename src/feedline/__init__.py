@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feedline.bench.plan_cache import plan_cache
     from feedline.cache.build import build_cache
+    from feedline.cache.plan import plan_cache
     from feedline.cache.repair import repair_cache
     from feedline.errors import FeedlineError
     from feedline.images.array import ImageArray
@@ -86,7 +86,7 @@ _HOMES = {
     "image_size": "feedline.order.requested_size",
     "pair": "feedline.images.compile.pair",
     "per_size": "feedline.order.requested_size",
-    "plan_cache": "feedline.bench.plan_cache",
+    "plan_cache": "feedline.cache.plan",
     "repair_cache": "feedline.cache.repair",
     "train_model": "feedline.train.run",
     "tune": "feedline.tuning.tune",

@@ -57,7 +57,7 @@ def test_the_other_levels_can_be_read_while_one_is_made_and_a_loader_lives_on(
     while_it_is_made = []
 
     def look(said: object) -> None:
-        if said.made:
+        if said.new_images:
             store = open_cache(tmp_path / "cache")
             while_it_is_made.append(store.manifest.levels)
             assert store.read(79, 24) == dataset.store.read(79, 24)
@@ -87,7 +87,7 @@ def test_an_addition_that_was_killed_goes_on_where_it_was(tmp_path, source, form
 
     seen = []
     add_size(root, 20, workers=1, progress=seen.append)
-    assert (seen[0].images, seen[-1].made) == (32, 48)  # one unit of three was done
+    assert (seen[0].images, seen[-1].new_images) == (32, 48)  # one unit of three was done
     made(source, tmp_path / "all", form, sizes=(16, 20, 24))
     assert images(root) == images(tmp_path / "all")
     assert verify(root, workers=1).is_sound
@@ -102,7 +102,7 @@ def test_an_unfinished_addition_and_a_build_do_not_take_each_others_records(tmp_
     left: list[str] = []
 
     def stop(said: object) -> None:
-        if said.made:
+        if said.new_images:
             left.extend(sorted(path.name for path in root.glob("unfinished*")))
             raise KeyboardInterrupt
 
@@ -117,10 +117,10 @@ def test_an_unfinished_addition_and_a_build_do_not_take_each_others_records(tmp_
     photo(few / "cats" / "3.jpg", 9)
     seen: list[object] = []
     made(few, root, progress=seen.append)
-    assert seen[-1].made == 12
+    assert seen[-1].new_images == 12
     seen.clear()
     add_size(root, 20, workers=0, progress=seen.append)
-    assert seen[-1].made == 12  # what it had was of the old photograph
+    assert seen[-1].new_images == 12  # what it had was of the old photograph
     assert verify(root, workers=1).is_sound
     made(few, tmp_path / "all", sizes=(16, 20, 24))
     assert images(root) == images(tmp_path / "all")

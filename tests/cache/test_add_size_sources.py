@@ -68,7 +68,7 @@ def test_a_source_that_changes_in_the_middle_is_refused(tmp_path, few) -> None:
     manifest = read_manifest(root)
 
     def change(said: object) -> None:
-        if not said.made:
+        if not said.new_images:
             photo(few / "cats" / "3.jpg", 15)
 
     with pytest.raises(DatasetError, match=r"sample 3, 'cats/3\.jpg', has another size in pixels"):

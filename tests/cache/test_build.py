@@ -218,7 +218,7 @@ def test_an_lmdb_map_that_turns_out_too_small_grows(
 ) -> None:
     monkeypatch.setattr("feedline.cache.writers._MIN_MAP_BYTES", 1 << 15)
     monkeypatch.setattr(
-        "feedline.cache.build_plan.Estimate.level_bytes", property(lambda self: (100, 100))
+        "feedline.cache.spec.Estimate.level_bytes", property(lambda self: (100, 100))
     )
     build_cache(odd_photos, tmp_path / "cache", (16, 24), format="lmdb", workers=1)
     assert len(shown(tmp_path / "cache", 24)) == 70

@@ -31,7 +31,7 @@ def counted(odd_photos: Path, root: Path, **options: Any) -> tuple[Any, int]:
     """What a build made, and how many images of it were made by this one."""
     seen: list[build_shards.BuildState] = []
     made = build_cache(odd_photos, root, (16, 24), workers=2, progress=seen.append, **options)
-    return made, seen[-1].made if seen else 0
+    return made, seen[-1].new_images if seen else 0
 
 
 @pytest.mark.parametrize("format", ["webdataset", *slow("lmdb", "folder")])
@@ -130,7 +130,7 @@ def test_what_was_left_when_a_build_was_done_does_not_keep_the_next_one_off(
 
 
 def copied(said: build_shards.BuildState, to: Path) -> None:
-    if said.made == 70:
+    if said.new_images == 70:
         shutil.copytree(to.parent / "other" / "unfinished", to)
 
 
@@ -206,7 +206,7 @@ def test_a_record_that_is_damaged_counts_as_none(
     root = tmp_path / "cache"
 
     def stop(said: build_shards.BuildState) -> None:
-        if said.made == 70:
+        if said.new_images == 70:
             raise RuntimeError("stopped")
 
     with pytest.raises(RuntimeError, match="stopped"):

@@ -17,7 +17,7 @@ import pytest
 from caches import FORMATS, contents, made, photo, photos
 from feedline.cache import destination
 from feedline.cache.add_size import add_size
-from feedline.cache.delivery import BuilderDelivery
+from feedline.cache.shard import Delivery
 from feedline.cache.writers import LmdbWriter
 from feedline.sources.cache_layout import LMDB_FILE, MANIFEST, UNFINISHED, shard_name
 
@@ -130,7 +130,7 @@ def test_so_it_does_where_the_files_come_from_elsewhere(
     if format == "lmdb":
         pytest.importorskip("lmdb")
     # As if those who make units saw another folder than the builder's.
-    elsewhere = BuilderDelivery("a lock that is nowhere")
+    elsewhere = Delivery(token="a lock that is nowhere")
     monkeypatch.setattr(destination._Folder, "delivery", lambda self, is_remote: elsewhere)
     root = tmp_path / "cache"
     watch(disk, root)

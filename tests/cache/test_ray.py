@@ -244,8 +244,8 @@ def test_a_cluster_makes_what_one_machine_makes(
     manifest = made_on_ray(source, tmp_path / "shared", format, progress=seen.append)
     assert manifest == made(source, tmp_path / "local", format)
     assert seen[0].processes == 3
-    assert [said.made for said in seen] == sorted(said.made for said in seen)
-    assert (seen[0].made, seen[-1].images) == (0, 80)
+    assert [said.new_images for said in seen] == sorted(said.new_images for said in seen)
+    assert (seen[0].new_images, seen[-1].images) == (0, 80)
     # The nodes do not see this folder, and hand over what they have made.
     made_on_ray(source, f"{away(tmp_path)}/handed", format)
     expected = contents(tmp_path / "local", but=("data.mdb",))
@@ -300,7 +300,7 @@ def test_what_a_node_was_making_when_it_died_is_made_by_another(
         return {path.name.split("-")[2] for path in tmp_path.glob(f"waits-{unit}-*")}
 
     def kill(said: BuildState) -> None:
-        if said.made and not killed:  # a unit is done, and others wait at the gate
+        if said.new_images and not killed:  # a unit is done, and others wait at the gate
             assert eventually(lambda: len(waiting(gate)) == 2)
             killed.append(waiting(gate)[1])
             (node,) = (each for each in cluster.worker_nodes if each.node_id == killed[0])
@@ -355,7 +355,7 @@ def test_ctrl_c_ends_the_tasks_and_the_build_goes_on_without_ray(
     interrupter.start()
     with pytest.raises(KeyboardInterrupt):
         made_on_ray(
-            dataset, f"{away(tmp_path)}/cache", progress=lambda said: said.made and done.set()
+            dataset, f"{away(tmp_path)}/cache", progress=lambda said: said.new_images and done.set()
         )
     interrupter.join()
     assert list(scratch.iterdir()) == []
@@ -367,7 +367,7 @@ def test_ctrl_c_ends_the_tasks_and_the_build_goes_on_without_ray(
 
     seen: list[BuildState] = []
     manifest = made(dataset, tmp_path / "cache", progress=seen.append)
-    assert (seen[0].images, seen[-1].made) == (32, 48)
+    assert (seen[0].images, seen[-1].new_images) == (32, 48)
     assert manifest == made(dataset, tmp_path / "local")
     assert contents(tmp_path / "cache") == contents(tmp_path / "local")
 
@@ -377,14 +377,14 @@ def test_a_build_that_was_broken_off_here_goes_on_on_a_cluster(
     cluster: Any, source: Path, tmp_path: Path
 ) -> None:
     def stop(said: BuildState) -> None:
-        if said.made:
+        if said.new_images:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         made(source, tmp_path / "cache", progress=stop)
     seen: list[BuildState] = []
     made_on_ray(source, tmp_path / "cache", progress=seen.append)
-    assert (seen[0].images, seen[-1].made) == (32, 48)
+    assert (seen[0].images, seen[-1].new_images) == (32, 48)
     made(source, tmp_path / "local")
     assert contents(tmp_path / "cache") == contents(tmp_path / "local")
 
@@ -398,7 +398,7 @@ def test_a_finished_cache_is_brought_up_to_date_and_added_to(
     (source / "cats" / "0.jpg").write_bytes((source / "dogs" / "1.jpg").read_bytes())
     seen: list[BuildState] = []
     made_on_ray(source, f"{away(tmp_path)}/cache", progress=seen.append)
-    assert seen[-1].made == 32
+    assert seen[-1].new_images == 32
     made(source, tmp_path / "local")
     assert contents(tmp_path / "cache") == contents(tmp_path / "local")
     manifest = add_size(tmp_path / "cache", 20, ray="auto")
@@ -468,8 +468,7 @@ def test_a_task_runs_where_there_is_no_feedline(monkeypatch: pytest.MonkeyPatch)
 def test_a_unit_that_ends_every_process_is_named(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_workers, "_RETRIES", 0)
-    monkeypatch.setattr(ray_workers, "_ATTEMPTS", 2)
+    monkeypatch.setattr(ray_workers, "_RETRIES", 1)
     images, builder = pictures(), os.getpid()
 
     class Deadly:

@@ -22,11 +22,11 @@ import pytest
 from pictures import CLASSES, LABELS, encoded, pictures
 
 from caches import contents, made, photo, photos
-from feedline.bench.plan_cache import plan_cache
 from feedline.cache import build_shards
 from feedline.cache.add_size import add_size
 from feedline.cache.build import build_cache
 from feedline.cache.open_source import open_source
+from feedline.cache.plan import plan_cache
 from feedline.cache.source_files import ImagePrefetcher
 from feedline.cli.app import main
 from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
@@ -217,7 +217,7 @@ def test_a_server_that_gives_no_parts_of_files_is_told_from_broken_images(
 
 
 def stop_after_one(said: build_shards.BuildState) -> None:
-    if said.made:
+    if said.new_images:
         raise KeyboardInterrupt
 
 
@@ -239,7 +239,7 @@ def test_one_that_was_broken_off_goes_on_from_any_machine(
         add_size(root, 20)
     seen: list[build_shards.BuildState] = []
     far(source, root, progress=seen.append)
-    assert (seen[0].images, seen[-1].made) == (32, 48)
+    assert (seen[0].images, seen[-1].new_images) == (32, 48)
     assert_same(bucket.contents("cache"), contents(here), stamps=False)
 
 
@@ -251,7 +251,7 @@ def test_one_that_was_killed_leaves_its_lock_and_says_how_to_go_on(
         "import os, signal\n"
         "from feedline.cache.build import build_cache\n"
         "def progress(said):\n"
-        "    if said.made:\n"
+        "    if said.new_images:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         f"build_cache({str(source)!r}, {root!r}, (16, 24), workers=0, progress=progress)\n"
     )
@@ -265,7 +265,7 @@ def test_one_that_was_killed_leaves_its_lock_and_says_how_to_go_on(
     bucket.there.remove("cache/.lock")
     seen: list[build_shards.BuildState] = []
     far(source, root, progress=seen.append)
-    assert (seen[0].images, seen[-1].made) == (32, 48)
+    assert (seen[0].images, seen[-1].new_images) == (32, 48)
     assert_same(bucket.contents("cache"), contents(here), stamps=False)
 
 
@@ -349,7 +349,7 @@ def test_a_finished_one_is_brought_up_to_date(bucket: Bucket, tmp_path: Path) ->
     bucket.there.remove("train/dogs/8.jpg")
     seen: list[build_shards.BuildState] = []
     far(train, root, progress=seen.append)
-    assert (seen[0].images, seen[-1].made) == (64, 15)
+    assert (seen[0].images, seen[-1].new_images) == (64, 15)
     made(source, tmp_path / "local")
     assert_same(bucket.contents("cache"), contents(tmp_path / "local"), stamps=True)
     # With fewer images there are fewer shards.
@@ -554,13 +554,12 @@ def test_a_source_in_a_store_is_pickled_without_its_connection(train: str) -> No
 def test_a_plan_is_measured_on_some_images_of_a_store(
     train: str, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedline.bench.level_rates._MIN_TURN_S", 0.0)
+    monkeypatch.setattr("feedline.cache.rates._MIN_TURN_S", 0.0)
     plans = [
         plan_cache(given, "16x1,24x1", sizes=(16, 24), images=20, workers=0, seconds=0.01)
         for given in (train, source)
     ]
     far, here = plans
-    assert (far.source, far.kind, far.looked_at, far.measured.images) == (train, "folder", 20, 80)
-    assert far.measured.original_bytes == here.measured.original_bytes
+    assert (far.source, far.kind, far.images_measured, far.images) == (train, "folder", 20, 80)
+    assert far.originals.bytes == here.originals.bytes
     assert [choice.bytes for choice in far.choices] == [choice.bytes for choice in here.choices]
-    assert far.measured.differences == here.measured.differences

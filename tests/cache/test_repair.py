@@ -244,7 +244,7 @@ def test_an_unfinished_build_of_another_source_is_told(tmp_path: Path, source: P
     other, root = photos(tmp_path / "other"), tmp_path / "cache"
 
     def stop(said: object) -> None:
-        if said.made:  # type: ignore[attr-defined]
+        if said.new_images:  # type: ignore[attr-defined]
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -10,7 +10,7 @@ import pytest
 from command_line import Command
 
 from feedline import build_cache
-from feedline.bench import level_rates
+from feedline.cache import rates
 from feedline.errors import ResourceError
 from feedline.images.demo_set import DemoSet, write_demo_set
 
@@ -127,7 +127,7 @@ def test_copies_are_announced_and_what_lacks_them_is_said(
     def full(*args: Any, **more: Any) -> Any:
         raise ResourceError("there is no room for the copies")
 
-    monkeypatch.setattr(level_rates, "level_costs", full)
+    monkeypatch.setattr(rates, "measure_copies", full)
     file = tmp_path / "tuned.json"
     arguments = ["tune", str(folder), "--schedule", "16x1", "--batch-size", "8", "--json"]
     arguments += [str(file), "--step-ms", "20", "--budget", "6"]

@@ -1,1 +1,1 @@
-"""Benchmarks of a loader on the user's images: rates, upper bound, cost per image, cache plan."""
+"""Benchmarks of a loader on the user's images: rates, upper bound, cost per image."""

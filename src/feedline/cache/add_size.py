@@ -13,23 +13,32 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
-from feedline.cache.build_plan import estimate, make_levels, split_into_shards
+import numpy as np
+
 from feedline.cache.build_shards import (
     BuildCallback,
+    BuildWorkers,
     build_shards,
     check_disk_space,
+    open_workers,
     unfinished_work,
 )
-from feedline.cache.build_workers import BuildWorkers, open_workers
 from feedline.cache.destination import Destination, open_destination
 from feedline.cache.finish import finish_level
 from feedline.cache.open_source import open_cache_source
-from feedline.cache.records import shard_matches
-from feedline.cache.settings import BuildSettings, Spec
+from feedline.cache.shard import Columns, encode_name, read_record, shard_matches
 from feedline.cache.source import CacheSource
-from feedline.cache.source_changes import shards_difference, source_difference
+from feedline.cache.spec import (
+    ShardRange,
+    Spec,
+    continue_settings,
+    estimate,
+    make_levels,
+    split_into_shards,
+)
 from feedline.errors import DatasetError, UsageError
 from feedline.sources.cache_index import CacheIndex
 from feedline.sources.cache_layout import Level, Manifest, read_manifest
@@ -99,16 +108,16 @@ def _add(
         return manifest
     images = open_cache_source(where, manifest, source)
     index = CacheIndex(where, manifest)
-    _refuse(where, manifest, images, source_difference(images, manifest, index))
+    _refuse(where, manifest, images, _source_difference(images, manifest, index))
     with unfinished_work(spec):
         expected = estimate(images, spec.levels, exif=spec.exif)
-        BuildSettings.of(images, spec, manifest.per_shard).reconcile(spec)
+        continue_settings(images, spec, manifest.per_shard)
         shards = split_into_shards(len(images), manifest.per_shard)
         todo = [shard for shard in shards if not shard_matches(images, spec, shard)]
         check_disk_space(spec, expected, todo, pool, destination)
         build_shards(images, spec, expected, todo, pool, destination, progress)
         # The originals may have changed while they were read.
-        _refuse(where, manifest, images, shards_difference(spec, shards, index))
+        _refuse(where, manifest, images, _shards_difference(spec, shards, index))
         return finish_level(spec, shards, manifest)
 
 
@@ -132,3 +141,75 @@ def _refuse(where: str, manifest: Manifest, source: CacheSource, difference: str
             hint="update the cache first, with the other options of its build: `feedline cache "
             f"build {shlex.quote(source.where)} {shlex.quote(where)} --sizes {sizes}`",
         )
+
+
+_COMPARED = {
+    "labels": "label",
+    "sizes": "size in pixels",
+    "stamps": "size or modification time",
+}
+
+
+def _source_difference(source: CacheSource, manifest: Manifest, index: CacheIndex) -> str:
+    """Describe the first difference between a source and the source of a cache; "" if equal.
+
+    No image is read: a Dataset may decode an image to return its label, so its labels are compared
+    after the build.
+    """
+    form = source.label_field.dtype, source.label_field.shape
+    if form != manifest.label:
+        return f"its labels are {form}, before {manifest.label}"
+    if len(source) != manifest.samples_in_source:
+        return f"it has {len(source)} samples, before {manifest.samples_in_source}"
+    classes = None if source.classes is None else tuple(source.classes)
+    if classes != manifest.classes:
+        return f"its classes are {classes}, before {manifest.classes}"
+    for key, name, _ in manifest.skipped:
+        if source.name(key) != name:
+            return f"sample {key} is {source.name(key)!r}, before {name!r}"
+    keys = index.keys.tolist()
+    for row, key in enumerate(keys):
+        name = encode_name(source.name(key)).decode()
+        if name != index.name(row):
+            return f"sample {key} is {name!r}, before {index.name(row)!r}"
+    columns = {"stamps": np.array([source.stamp(key) for key in keys], np.uint64)}
+    if source.kind != "dataset":
+        labels = np.array([source.label(key) for key in keys], form[0])
+        columns["labels"] = labels.reshape(-1, *form[1])
+    return _rows_difference(columns, index, 0)
+
+
+def _shards_difference(spec: Spec, shards: Sequence[ShardRange], index: CacheIndex) -> str:
+    """Describe the first difference between finished shards and a cache; "" if equal."""
+    first = 0
+    for shard in shards:
+        record = read_record(spec, shard.number)
+        columns = {name: record[name] for name in _COMPARED}
+        if difference := _rows_difference(columns, index, first):
+            return difference
+        first += len(record["keys"])
+    return ""
+
+
+def _rows_difference(columns: Columns, index: CacheIndex, first: int) -> str:
+    """Describe the first difference between columns and the rows of a cache from `first`."""
+    for name, column in columns.items():
+        if not len(column):
+            continue
+        before = np.array(getattr(index, name)[first : first + len(column)])
+        # Compared as bytes: NaN equals itself.
+        differs = (_bytes(column) != _bytes(before)).any(axis=1)
+        if name == "stamps":  # 0: unknown
+            differs &= (column != 0) & (before != 0)
+        if differs.any():
+            row = first + int(differs.argmax())
+            return (
+                f"sample {index.keys[row]}, {index.name(row)!r}, has another {_COMPARED[name]} "
+                "than before"
+            )
+    return ""
+
+
+def _bytes(column: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the bytes of each row."""
+    return np.ascontiguousarray(column).view(np.uint8).reshape(len(column), -1)

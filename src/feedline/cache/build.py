@@ -18,21 +18,30 @@ from pathlib import Path
 from typing import Any, get_args
 
 from feedline.cache.atomic_write import sync_names
-from feedline.cache.build_plan import estimate, make_levels, samples_per_shard, split_into_shards
 from feedline.cache.build_shards import (
     BuildCallback,
+    BuildWorkers,
     build_shards,
     check_disk_space,
+    open_workers,
     unfinished_work,
 )
-from feedline.cache.build_workers import BuildWorkers, open_workers
 from feedline.cache.destination import Destination, open_destination
 from feedline.cache.finish import current_fingerprint, finish
 from feedline.cache.open_source import open_source
-from feedline.cache.records import record_name, shard_matches, write_records
-from feedline.cache.settings import SETTINGS, BuildSettings, Spec, is_same_source, keep_qualities
-from feedline.cache.shard import ExistingCopies
+from feedline.cache.shard import ExistingCopies, record_name, shard_matches, write_records
 from feedline.cache.source import CacheSource
+from feedline.cache.spec import (
+    SETTINGS,
+    Spec,
+    continue_settings,
+    estimate,
+    is_same_source,
+    keep_qualities,
+    make_levels,
+    samples_per_shard,
+    split_into_shards,
+)
 from feedline.cache.verify import damaged_shards, file_damage
 from feedline.errors import UsageError
 from feedline.sources.cache_index import index_damage
@@ -123,69 +132,55 @@ def build(
     *,
     keep_manifest: bool = False,
 ) -> Manifest:
-    """Build a cache at an open destination, or continue a build; see `build_cache`.
+    """Build a cache at a locked destination, or continue a build; see `build_cache`.
 
     Args:
-        source: source of the images.
-        spec: specification of the cache.
-        pool: processes that build shards.
-        destination: where the cache is stored.
+        source, spec, pool, destination: images, specification, processes and storage.
         progress: called repeatedly, first after all checks and before any shard is built.
         keep_manifest: keep the manifest of a finished cache until the end.
     """
     with unfinished_work(spec):
-        return _build(source, spec, pool, destination, progress, keep_manifest)
-
-
-def _build(
-    source: CacheSource,
-    spec: Spec,
-    pool: BuildWorkers,
-    destination: Destination,
-    progress: BuildCallback,
-    keep_manifest: bool,
-) -> Manifest:
-    expected = estimate(source, spec.levels, exif=spec.exif)
-    finished = _find_finished(source, spec, destination)
-    if finished is not None:  # may be left by a build that stopped after writing the manifest
-        (spec.unfinished / SETTINGS).unlink(missing_ok=True)
-    each = finished.per_shard if finished else samples_per_shard(expected)
-    settings = BuildSettings.of(source, spec, each).reconcile(spec)
-    if not is_same_source((settings.source, settings.where), source):
-        _warn(
-            destination,
-            f"{spec.root!r} holds an unfinished build of {settings.where!r}, which is continued "
-            f"with {source.where!r}: copies of images with the same name, label, size and "
-            "modification time are not rebuilt",
-        )
-    shards = split_into_shards(len(source), settings.per_shard)
-    # Nothing of a damaged index is reused, as its new digest would hide the damage.
-    sound = finished is not None and not index_damage(spec.root, finished)
-    damaged: set[int] = set()
-    if finished is not None and sound:
-        write_records(spec, finished)
-        damaged = damaged_shards(spec.root, finished)
-    todo = [
-        shard
-        for shard in shards
-        if shard.number in damaged or not shard_matches(source, spec, shard)
-    ]
-    if finished is not None and sound and not todo and finished.samples_in_source == len(source):
-        shutil.rmtree(spec.unfinished, ignore_errors=True)
-        return finished
-    check_disk_space(spec, expected, todo, pool, destination)
-    # From here on the folder is not a cache until it is finished.
-    sync_names(spec.root, [spec.unfinished / "settings.json"])
-    if damaged and finished is not None:
-        _note_damage(destination, spec, finished, damaged)
-    if not keep_manifest:
-        Path(spec.root, MANIFEST).unlink(missing_ok=True)
-    existing = None
-    if finished is not None and sound and destination.is_local and not pool.is_remote:
-        # Without them, shards are rebuilt to equal bytes.
-        existing = ExistingCopies(spec.root, finished)
-    build_shards(source, spec, expected, todo, pool, destination, progress, existing)
-    return finish(source, spec, shards, settings.per_shard)
+        expected = estimate(source, spec.levels, exif=spec.exif)
+        finished = _find_finished(source, spec, destination)
+        if finished is not None:  # may be left by a build that stopped after writing the manifest
+            (spec.unfinished / SETTINGS).unlink(missing_ok=True)
+        each = finished.per_shard if finished else samples_per_shard(expected)
+        settings = continue_settings(source, spec, each)
+        if not is_same_source((settings.source, settings.where), source):
+            _warn(
+                destination,
+                f"{spec.root!r} holds an unfinished build of {settings.where!r}, which is "
+                f"continued with {source.where!r}: copies of images with the same name, label, "
+                "size and modification time are not rebuilt",
+            )
+        shards = split_into_shards(len(source), settings.per_shard)
+        # Nothing of a damaged index is reused, as its new digest would hide the damage.
+        sound = None if finished is None or index_damage(spec.root, finished) else finished
+        damaged: set[int] = set()
+        if sound is not None:
+            write_records(spec, sound)
+            damaged = damaged_shards(spec.root, sound)
+        todo = [
+            shard
+            for shard in shards
+            if shard.number in damaged or not shard_matches(source, spec, shard)
+        ]
+        if sound is not None and not todo and sound.samples_in_source == len(source):
+            shutil.rmtree(spec.unfinished, ignore_errors=True)
+            return sound
+        check_disk_space(spec, expected, todo, pool, destination)
+        # From here on the folder is not a cache until it is finished.
+        sync_names(spec.root, [spec.unfinished / "settings.json"])
+        if damaged and sound is not None:
+            _note_damage(destination, spec, sound, damaged)
+        if not keep_manifest:
+            Path(spec.root, MANIFEST).unlink(missing_ok=True)
+        existing = None
+        if sound is not None and destination.is_local and not pool.is_remote:
+            # Without them, shards are rebuilt to equal bytes.
+            existing = ExistingCopies(spec.root, sound)
+        build_shards(source, spec, expected, todo, pool, destination, progress, existing)
+        return finish(source, spec, shards, settings.per_shard)
 
 
 def _warn(destination: Destination, text: str) -> None:
@@ -242,16 +237,16 @@ def _find_finished(source: CacheSource, spec: Spec, destination: Destination) ->
     """
     if not os.path.exists(os.path.join(spec.root, MANIFEST)):
         return None
-    found = read_manifest(spec.root)
-    had = (found.format, [str(level) for level in found.levels], found.exif)
-    wanted = (spec.format, [str(level) for level in spec.levels], spec.exif)
-    if had != wanted:
+    manifest = read_manifest(spec.root)
+    before = (manifest.format, [str(level) for level in manifest.levels], manifest.exif)
+    now = (spec.format, [str(level) for level in spec.levels], spec.exif)
+    if before != now:
         raise UsageError(
-            f"{spec.root!r} already is a {found.format} cache of {', '.join(had[1])}"
-            f"{' with exif' * found.exif}, but {spec.format} of {', '.join(wanted[1])}"
+            f"{spec.root!r} already is a {manifest.format} cache of {', '.join(before[1])}"
+            f"{' with exif' * manifest.exif}, but {spec.format} of {', '.join(now[1])}"
             f"{' with exif' * spec.exif} was requested",
             hint="add a size with `feedline cache add-size`, omit the quality to keep the existing "
             "ones, or use another folder",
         )
-    _check_source(source, spec, found, destination)
-    return found
+    _check_source(source, spec, manifest, destination)
+    return manifest

@@ -1,9 +1,11 @@
-"""Builds the missing shards of a cache, or of a new resolution.
+"""Building of shards by worker processes of this machine, or by a Ray cluster.
 
-Guarantees: no partial file is left, however it ends, and finished shards are kept. Missing disk
-space is reported before the build.
+Guarantees: each shard is built once, even if processes die. Missing disk space is reported before
+the build. When a build ends, for any reason, its work ends as well: no partial file is left, and
+finished shards are kept.
 
-Relies on: `build_workers` for the processes, `destination` for the storage.
+Relies on: `loader`, whose workers build shards like samples: a worker that dies is replaced, and
+its shard is built again. `ray_workers` for clusters, `destination` for the storage.
 """
 
 from __future__ import annotations
@@ -11,26 +13,36 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any, Protocol
 
 from rich.filesize import decimal
 
 from feedline.cache.atomic_write import PARTIAL, report_disk_errors
-from feedline.cache.build_plan import Estimate
-from feedline.cache.build_workers import BuildWorkers
-from feedline.cache.delivery import make_level_folders
 from feedline.cache.destination import Destination
-from feedline.cache.settings import ShardRange, Spec
-from feedline.cache.shard import ExistingCopies, ShardDataset
+from feedline.cache.ray_workers import connect_ray
+from feedline.cache.shard import BuiltShard, ExistingCopies, ShardDataset, make_level_folders
 from feedline.cache.source import CacheSource
+from feedline.cache.spec import Estimate, ShardRange, Spec, count_samples
 from feedline.cache.writers import LmdbWriter
-from feedline.errors import ResourceError
+from feedline.engine.defaults import worker_count
+from feedline.errors import FeedlineError, ResourceError, UsageError
+from feedline.loader import DataLoader
 from feedline.sources.cache_layout import INDEX, MANIFEST
 
-__all__ = ["BuildCallback", "BuildState", "build_shards", "check_disk_space", "unfinished_work"]
+__all__ = [
+    "BuildCallback",
+    "BuildState",
+    "BuildWorkers",
+    "build_shards",
+    "check_disk_space",
+    "open_workers",
+    "unfinished_work",
+]
 
 _MARGIN = 1.05  # of disk space, as the estimate is from a few images
 
@@ -42,28 +54,104 @@ class BuildState:
     Args:
         estimate: estimate of the whole build.
         images: number of finished images, including those of an earlier build.
-        made: number of images finished by this build.
+        new_images: number of images finished by this build.
         processes: number of processes.
     """
 
     estimate: Estimate
     images: int
-    made: int
+    new_images: int
     processes: int
 
 
 BuildCallback = Callable[[BuildState], None]
 
 
-@contextlib.contextmanager
-def unfinished_work(spec: Spec) -> Iterator[None]:
-    """Context with a folder of unfinished work that removes partial files at the end."""
-    try:
-        with report_disk_errors(spec.root):
-            spec.unfinished.mkdir(exist_ok=True)
-            yield
-    finally:
-        _tidy(spec)
+class BuildWorkers(Protocol):
+    """Processes that build shards."""
+
+    @property
+    def is_remote(self) -> bool:
+        """True if they may run on other machines."""
+        ...
+
+    def count(self) -> int:
+        """Return the number of shards that are built at a time."""
+        ...
+
+    def build(self, shards: ShardDataset) -> AbstractContextManager[Iterable[BuiltShard]]:
+        """Build shards, which are returned as they finish."""
+        ...
+
+
+def open_workers(workers: int | str, ray: str | None) -> AbstractContextManager[BuildWorkers]:
+    """Open the worker processes, or the Ray cluster.
+
+    Args:
+        workers: number of processes on this machine, or "auto" for one per usable core.
+        ray: address of a Ray cluster; None for worker processes.
+
+    Raises:
+        UsageError: both are given, one is invalid, or there is no such cluster.
+    """
+    if ray is None:
+        return nullcontext(_LocalWorkers(worker_count(workers)))
+    if workers != "auto":
+        raise UsageError(
+            f"{workers!r} is a number of local processes, but Ray ({ray!r}) uses all CPUs of the "
+            "cluster; remove one of them",
+            argument="workers",
+        )
+    return connect_ray(ray)
+
+
+@dataclass(frozen=True)
+class _LocalWorkers:
+    """Local worker processes; with 0, this process."""
+
+    processes: int
+    is_remote = False
+
+    def count(self) -> int:
+        return max(1, self.processes)
+
+    @contextmanager
+    def build(self, shards: ShardDataset) -> Iterator[Iterable[BuiltShard]]:
+        loader: DataLoader[BuiltShard | FeedlineError] = DataLoader(
+            _WithErrors(shards),  # type: ignore[arg-type]
+            batch_size=None,
+            collate_fn=_identity,
+            num_workers=min(self.processes, len(shards)),
+            in_order=False,
+        )
+        with loader:
+            yield map(_raise_error, loader)
+
+
+class _WithErrors:
+    """Shards whose errors are returned, as a loader would add a worker's traceback to them."""
+
+    def __init__(self, shards: ShardDataset) -> None:
+        self._shards = shards
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def __getitem__(self, at: int) -> BuiltShard | FeedlineError:
+        try:
+            return self._shards[at]
+        except FeedlineError as error:
+            return error
+
+
+def _identity(built: Any) -> Any:
+    return built
+
+
+def _raise_error(built: BuiltShard | FeedlineError) -> BuiltShard:
+    if isinstance(built, FeedlineError):
+        raise built
+    return built
 
 
 def check_disk_space(
@@ -73,16 +161,12 @@ def check_disk_space(
     pool: BuildWorkers,
     destination: Destination,
 ) -> None:
-    """Check that the disk can hold the shards to build, or the part that stays on it.
-
-    Raises:
-        ResourceError: not enough disk space.
-    """
+    """Raise ResourceError if the disk cannot hold the shards to build, or their part on it."""
     if not destination.is_local:
         if pool.is_remote:
             return
         todo = todo[: pool.count()]
-    share = _images(todo) / expected.images
+    share = count_samples(todo) / expected.images
     needed_by = [round(size * share) for size in expected.level_bytes]
     needed = sum(needed_by) * _MARGIN
     if spec.format == "lmdb":
@@ -117,19 +201,8 @@ def build_shards(
     progress: BuildCallback,
     existing: ExistingCopies | None = None,
 ) -> None:
-    """Build shards.
-
-    Args:
-        source: source of the images.
-        spec: specification of the cache.
-        expected: estimate of the build.
-        todo: shards to build.
-        pool: processes that build them.
-        destination: storage of the cache.
-        progress: called repeatedly, first before the first shard.
-        existing: copies that can be reused.
-    """
-    done, images = expected.images - _images(todo), 0
+    """Build the shards `todo`; `progress` is first called before the first one."""
+    done, images = expected.images - count_samples(todo), 0
     make_level_folders(spec)
     destination.publish()
     progress(BuildState(expected, done, 0, pool.count()))
@@ -147,8 +220,15 @@ def build_shards(
             progress(BuildState(expected, done + images, images, pool.count()))
 
 
-def _images(shards: Sequence[ShardRange]) -> int:
-    return sum(shard.stop - shard.start for shard in shards)
+@contextlib.contextmanager
+def unfinished_work(spec: Spec) -> Iterator[None]:
+    """Context with a folder of unfinished work that removes partial files at the end."""
+    try:
+        with report_disk_errors(spec.root):
+            spec.unfinished.mkdir(exist_ok=True)
+            yield
+    finally:
+        _tidy(spec)
 
 
 def _tidy(spec: Spec) -> None:

@@ -1,25 +1,38 @@
-"""Storage of a cache that is built: a folder, or a URL.
+"""Storage of a cache that is built: a local folder, or a URL.
 
-Guarantees: one builder at a time; an unfinished cache is never mistaken for a finished one.
+For a URL the builder works in a temporary folder, the *mirror* of the store: small files are
+complete, and each shard is an empty file of its size. So a build works as in a local folder. Its
+changes are uploaded when it publishes; build workers upload the shards.
 
-Relies on: `sources.cache_lock` for the lock.
+Guarantees: one builder at a time, in a store if it can refuse to overwrite an object. Files are
+written atomically, the manifest last. An interrupted build can be continued, in a store from any
+machine. A build that finished no shard leaves nothing.
+
+Relies on: `sources.cache_lock` for the lock of a folder, `remote.folder` for stores.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
+import getpass
 import os
+import re
+import secrets
+import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from feedline.cache.atomic_write import sync_files, write_atomic
-from feedline.cache.delivery import BuilderDelivery, Delivery, LocalDelivery, ShardFiles
-from feedline.cache.remote_destination import RemoteDestination
+from feedline.cache.shard import Delivery, ShardFiles, list_files
 from feedline.cache.source import CacheSource
+from feedline.errors import DatasetError, FeedlineError, UsageError
 from feedline.remote.filesystem import is_url
-from feedline.sources.cache_layout import read_manifest
+from feedline.remote.folder import RemoteFolder
+from feedline.sources.cache_layout import LOCK, MANIFEST, UNFINISHED, read_manifest
 from feedline.sources.cache_lock import only_builder
 from feedline.sources.cache_place import check_place
 
@@ -27,63 +40,55 @@ __all__ = ["Destination", "open_destination"]
 
 
 class Destination(Protocol):
-    """Storage of a cache's files."""
+    """Storage of a cache's files.
 
-    @property
-    def root(self) -> str:
-        """Folder of this machine in which the builder works, once it is open."""
-        ...
+    Attributes:
+        root: folder of this machine in which the builder works, once it is locked.
+        name: path or URL from the user.
+        is_local: True if all files stay in that folder.
+    """
 
-    @property
-    def name(self) -> str:
-        """Path or URL given by the user."""
-        ...
-
-    @property
-    def is_local(self) -> bool:
-        """True if all files stay in that folder."""
-        ...
+    root: str
+    name: str
+    is_local: bool
 
     def check_available(self, source: CacheSource, format: str) -> None:
-        """Check that a cache of a source may be built here.
-
-        Raises:
-            UsageError: the place is used otherwise, or the format is not supported.
-        """
-        ...
+        """Raise UsageError if a cache of a source must not be built here in a format."""
 
     def check_cache(self) -> None:
-        """Check that a finished cache is here.
+        """Raise DatasetError if no finished cache is here."""
 
-        Raises:
-            DatasetError: there is none.
-        """
-        ...
-
-    def lock(self) -> AbstractContextManager[object]:
-        """Context in which no other builder may work here.
-
-        Raises:
-            UsageError: another builder is running.
-        """
+    def lock(self) -> AbstractContextManager[None]:
+        """Context of the only builder here. Raises UsageError if there is another one."""
         ...
 
     def delivery(self, is_remote: bool) -> Delivery:
-        """Return the delivery for build workers, which may run on other machines (`is_remote`)."""
+        """Return the delivery for build workers, which may run on other machines."""
         ...
 
     def store_files(self, files: ShardFiles) -> None:
-        """Store the files of a shard."""
-        ...
+        """Store the files of a shard that its delivery returned."""
 
     def publish(self) -> None:
-        """Store everything that the builder itself wrote to the folder, or removed there, so that
-        it is kept if the build is interrupted. Called again at the end.
+        """Store the builder's own changes of the folder, so that an interrupted build keeps them.
+
+        Called again at the end.
         """
-        ...
 
 
-class _Folder:
+def open_destination(location: Any, token: str = "") -> Destination:
+    """Open the destination of a path or URL.
+
+    Args:
+        location: path of a folder, or a URL that fsspec can write to.
+        token: token of the folder's lock, if this process holds it already.
+    """
+    if is_url(location):
+        return _Store(location)
+    return _Folder(os.path.abspath(os.path.expanduser(os.fspath(location))), token)
+
+
+class _Folder(Destination):
     """A folder of a local file system."""
 
     is_local = True
@@ -107,29 +112,174 @@ class _Folder:
             yield
 
     def delivery(self, is_remote: bool) -> Delivery:
-        return BuilderDelivery(self._token) if is_remote else LocalDelivery()
+        return Delivery(token=self._token if is_remote else "")
 
     def store_files(self, files: ShardFiles) -> None:
         if not files:
             return  # built in place
-        *made, (record, columns) = ((Path(self.root, name), data) for name, data in files)
-        for path, data in made:
+        *built, (record, columns) = ((Path(self.root, name), data) for name, data in files)
+        for path, data in built:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, data, durable=False)
-        sync_files(self.root, [path for path, _ in made])
+        sync_files(self.root, [path for path, _ in built])
         write_atomic(record, columns)
 
     def publish(self) -> None:
         pass
 
 
-def open_destination(given: Any, token: str = "") -> Destination:
-    """Open the destination of a path or URL.
+_SHARD = re.compile(r"(\d+)/\d{6}\.tar")
+_SMALL = re.compile(
+    rf"{re.escape(MANIFEST)}|index/[\w-]+\.npy|{UNFINISHED}(-\d+)?/(\d{{6}}\.npz|settings\.json)"
+)
 
-    Args:
-        given: path of a folder, or a URL.
-        token: token of the folder's lock, if this process holds it already.
-    """
-    if is_url(given):
-        return RemoteDestination(given)
-    return _Folder(os.path.abspath(os.path.expanduser(os.fspath(given))), token)
+
+class _Store(Destination):
+    """A folder below a URL."""
+
+    is_local = False
+
+    def __init__(self, url: str) -> None:
+        self.root = ""
+        self._store = RemoteFolder(url)
+        self.name = str(self._store)
+        self._published: dict[str, tuple[int, int, int]] = {}
+
+    def check_available(self, source: CacheSource, format: str) -> None:
+        if format != "webdataset":
+            raise UsageError(
+                f"format {format} is not supported by the store of {self.name!r}, which holds "
+                "whole files",
+                hint="use the format webdataset, or build in a local folder",
+            )
+        if f"{self.name}/".startswith(f"{source.where.rstrip('/')}/"):
+            raise UsageError(
+                f"the cache {self.name!r} would be inside its source {source.where!r}",
+                hint="use another folder",
+            )
+        names = set(self._store.files()) - {LOCK}
+        unfinished = {name for name in names if name.startswith(f"{UNFINISHED}/")}
+        if names and MANIFEST not in names and not any(map(_SMALL.fullmatch, unfinished)):
+            raise UsageError(
+                f"{self.name!r} is not empty and not a cache: it has {min(names)!r}",
+                hint="use a new folder, or empty this one",
+            )
+
+    def check_cache(self) -> None:
+        if not self._store.has(MANIFEST):
+            raise DatasetError(f"{self.name!r} is not a finished cache: it has no {MANIFEST}")
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        with (
+            self._only_builder(),
+            tempfile.TemporaryDirectory(prefix="feedline-") as self.root,
+        ):
+            self._create_mirror()
+            try:
+                yield
+                self._leave()
+            except BaseException as error:
+                with contextlib.suppress(FeedlineError):  # raise the first error
+                    self._leave()
+                if isinstance(error, FeedlineError):  # with the URL instead of the mirror
+                    error.args = (Exception.__str__(error).replace(self.root, self.name),)
+                    error.hint = error.hint.replace(self.root, self.name)
+                raise
+
+    def delivery(self, is_remote: bool) -> Delivery:
+        return Delivery(store=self._store)
+
+    def store_files(self, files: ShardFiles) -> None:
+        for name, data in files:  # the record, which is in the store already
+            path = Path(self.root, name)
+            write_atomic(path, data)
+            self._published[name] = _status(path)
+
+    def publish(self) -> None:
+        files = {
+            name: _status(path)
+            for name, path in list_files(self.root)
+            if _SMALL.fullmatch(name) or name in self._published
+        }
+        changed = [name for name in files if self._published.get(name) != files[name]]
+        manifest = [MANIFEST] if MANIFEST in changed else []
+        for names in (set(changed) - {MANIFEST}, manifest):
+            list(self._store.each(self._put, sorted(names)))
+        list(self._store.each(self._store.remove, sorted(set(self._published) - set(files))))
+        self._published = files
+
+    def _put(self, name: str) -> None:
+        self._store.put(name, Path(self.root, name))
+
+    @contextlib.contextmanager
+    def _only_builder(self) -> Iterator[None]:
+        since = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        owner = f"{_user()}@{socket.gethostname()}, process {os.getpid()}, since {since}"
+        lock = f"{owner}\n{secrets.token_hex(16)}\n".encode()
+        try:
+            with contextlib.suppress(FileExistsError):
+                self._store.create(LOCK, lock)
+            # A store that cannot refuse keeps the last write.
+            if self._read_lock() != lock:
+                self._refuse()
+            yield
+        finally:
+            # Another builder that removed and replaced it keeps it.
+            with contextlib.suppress(FeedlineError):
+                if self._read_lock() == lock:
+                    self._store.remove(LOCK)
+
+    def _read_lock(self) -> bytes:
+        try:
+            return self._store.read(LOCK)
+        except FileNotFoundError:
+            return b""
+
+    def _refuse(self) -> NoReturn:
+        lock = self._store.file_url(LOCK)
+        owner = self._read_lock().decode("utf-8", "replace").partition("\n")[0]
+        command = f", for S3 with `aws s3 rm {lock}`" if lock.startswith("s3") else ""
+        raise UsageError(
+            f"another build is running in {self.name!r} ({owner or 'it has just ended'})",
+            hint="wait for it, or use another folder; if it was killed, remove the object "
+            f"{lock}{command}, and build again",
+        )
+
+    def _create_mirror(self) -> None:
+        listed = self._store.files()
+        small = [name for name in listed if _SMALL.fullmatch(name)]
+        for name, file in listed.items():
+            if _SHARD.fullmatch(name):
+                path = self._mirrored(name)
+                path.touch()
+                os.truncate(path, file.size)  # needs no disk space
+        for name, data in zip(small, self._store.each(self._store.read, small), strict=True):
+            self._mirrored(name).write_bytes(data)
+        self._published = {name: _status(path) for name, path in list_files(self.root)}
+
+    def _mirrored(self, name: str) -> Path:
+        path = Path(self.root, name)
+        path.parent.mkdir(exist_ok=True)
+        return path
+
+    def _leave(self) -> None:
+        """Publish everything, and remove the shards of resolutions without a finished shard."""
+        self.publish()
+        shards = ((name, _SHARD.fullmatch(name)) for name in self._store.files())
+        unused = [
+            name for name, shard in shards if shard and not Path(self.root, shard[1]).is_dir()
+        ]
+        list(self._store.each(self._store.remove, unused))
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, ImportError, OSError):  # containers may have no user name
+        return "someone"
+
+
+def _status(path: Path) -> tuple[int, int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ino

@@ -58,16 +58,16 @@ def main(root: str, parent: int, eager: bool) -> None:
                 try:
                     token = held.enter_context(only_builder(root, patience_s=0))
                 except UsageError:
-                    return _say(state="busy")
-                _say(state="begun")
-                wanted = pickle.load(sys.stdin.buffer)
+                    return _send(state="busy")
+                _send(state="begun")
+                request = pickle.load(sys.stdin.buffer)
                 threading.Thread(target=_watch, args=(root, parent, eager), daemon=True).start()
-                _fill(root, token, eager, **wanted)
-                _say(state="done")
+                _fill(root, token, eager, **request)
+                _send(state="done")
         except FeedlineError as error:
-            _say(error=type(error).__name__, text=str(error))
+            _send(error=type(error).__name__, text=str(error))
         except OSError as error:
-            _say(error="ResourceError", text=f"cannot fill the cache {root!r}: {error}")
+            _send(error="ResourceError", text=f"cannot fill the cache {root!r}: {error}")
         finally:  # a late SIGINT would be an error of the interpreter's shutdown
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -84,26 +84,19 @@ def _fill(
     sides: list[int],
     exif: bool,
 ) -> None:
-    """Build a cache of files.
+    """Build a cache of the files in a folder; the other arguments are a `CacheContents`.
 
     Args:
         root: folder of the cache.
-        token: token of the lock that this process holds.
-        eager: True if somebody waits for it.
-        where: folder of the files.
-        kind: see `FolderSource`.
-        files: a `FileStore`.
-        classes: class names.
-        sides: resolutions in pixels.
-        exif: rotate images by their Exif orientation.
+        token: token of its lock, which this process holds.
+        eager: True if a loader waits for it.
     """
     # These load torch.
     from feedline.cache.build import build
-    from feedline.cache.build_shards import BuildState
-    from feedline.cache.build_workers import open_workers
+    from feedline.cache.build_shards import BuildState, open_workers
     from feedline.cache.destination import open_destination
     from feedline.cache.folder_source import FolderSource
-    from feedline.cache.settings import Spec
+    from feedline.cache.spec import Spec
 
     source = FolderSource(where, files, classes, kind)
     destination = open_destination(root, token)
@@ -112,11 +105,11 @@ def _fill(
     spec = Spec(root, "webdataset", _levels(root, sides), exif, skip_broken=True)
     ready = False
 
-    def progress(made: BuildState) -> None:
+    def progress(state: BuildState) -> None:
         nonlocal ready
         if not ready:  # all checks have passed
             ready = True
-            _say(state="ready")
+            _send(state="ready")
             if not eager:
                 _yield_to_others()
 
@@ -125,25 +118,25 @@ def _fill(
 
 
 def _levels(root: str, sides: list[int]) -> tuple[Level, ...]:
-    """Return the resolutions of an existing unfinished build, or the wanted ones.
+    """Return the resolutions of an unfinished build, or those for `sides`.
 
     Raises:
         UsageError: the existing ones are too small.
     """
     levels = tuple(Level(side=side, quality=_QUALITY) for side in sides)
-    from feedline.cache.settings import unfinished_levels
+    from feedline.cache.spec import unfinished_levels
 
-    there = unfinished_levels(root)
-    if not there:
+    unfinished = unfinished_levels(root)
+    if not unfinished:
         return levels
-    if there[-1].side < sides[-1]:
+    if unfinished[-1].side < sides[-1]:
         raise UsageError(
-            f"the unfinished cache {root!r} has {', '.join(map(str, there))}, but copies of "
+            f"the unfinished cache {root!r} has {', '.join(map(str, unfinished))}, but copies of "
             f"{sides[-1]} px are needed",
             hint="finish it with its `feedline cache build` and run `feedline cache add-size "
             f"{shlex.quote(root)} {sides[-1]}`, or use another folder",
         )
-    return there
+    return unfinished
 
 
 def _yield_to_others() -> None:
@@ -174,7 +167,7 @@ def _watch(root: str, parent: int, eager: bool) -> None:
         if readable(sys.stdin.buffer, _LOOK_EVERY_S) and not os.read(sys.stdin.fileno(), 1):
             break
         if not eager and os.path.exists(awaited):
-            _say(state="released")
+            _send(state="released")
             _end_at_once()
     if sys.platform == "win32":  # there `os.kill` ends a process immediately
         signal.raise_signal(signal.SIGINT)
@@ -194,5 +187,5 @@ def _end_at_once() -> None:
     os._exit(1)
 
 
-def _say(**what: str) -> None:
-    print(json.dumps(what), flush=True)
+def _send(**message: str) -> None:
+    print(json.dumps(message), flush=True)

@@ -20,9 +20,9 @@ import xxhash
 
 from feedline import __version__
 from feedline.cache.atomic_write import write_atomic
-from feedline.cache.records import Columns, encode_name, read_record
-from feedline.cache.settings import ShardRange, Spec
+from feedline.cache.shard import Columns, encode_name, read_record
 from feedline.cache.source import CacheSource
+from feedline.cache.spec import ShardRange, Spec
 from feedline.cache.writers import close_lmdb
 from feedline.sources.cache_index import COLUMNS, CacheIndex
 from feedline.sources.cache_layout import (
@@ -56,12 +56,12 @@ def finish(
     before = np.cumsum([0, *(len(record["names"]) for record in records[:-1])])
     counts = [len(record["keys"]) for record in records]
     columns["name_ends"] += np.repeat(before, counts)
-    skipped = [tuple(said) for record in records for said in json.loads(bytes(record["skipped"]))]
+    skipped = [tuple(each) for record in records for each in json.loads(bytes(record["skipped"]))]
     label = source.label_field
     manifest = Manifest(
         format=spec.format,
         samples=len(columns["keys"]),
-        levels=_levels_made(spec, records),
+        levels=_finished_levels(spec, records),
         classes=None if source.classes is None else tuple(source.classes),
         label=(label.dtype, label.shape),
         exif=spec.exif,
@@ -83,7 +83,7 @@ def finish_level(spec: Spec, shards: Sequence[ShardRange], manifest: Manifest) -
         name: np.concatenate([record[name] for record in records])
         for name in (f"level-{level.name}" for level in spec.levels)
     }
-    levels = (*manifest.levels, *_levels_made(spec, records))
+    levels = (*manifest.levels, *_finished_levels(spec, records))
     return _complete(
         spec,
         replace(
@@ -94,7 +94,7 @@ def finish_level(spec: Spec, shards: Sequence[ShardRange], manifest: Manifest) -
     )
 
 
-def _levels_made(spec: Spec, records: Sequence[Columns]) -> tuple[Level, ...]:
+def _finished_levels(spec: Spec, records: Sequence[Columns]) -> tuple[Level, ...]:
     """Return the resolutions with the sizes of their shards."""
     return tuple(
         replace(level, shards=tuple(int(record["shards"][place]) for record in records))

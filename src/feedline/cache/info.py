@@ -6,12 +6,10 @@ Guarantees: nothing is changed; without a measurement, no image is read.
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass
-from typing import Any
 
+from feedline.cache.rates import loader_rate
 from feedline.images.folder import ImageFolder
-from feedline.loader import DataLoader
 from feedline.remote.open_location import location_of
 from feedline.sources.cache_index import load_entries
 from feedline.sources.cache_layout import LMDB_FILE, Level, Manifest
@@ -19,7 +17,6 @@ from feedline.system import usable_cores
 
 __all__ = ["CacheInfo", "LevelInfo", "cache_info", "measured_crop_px"]
 
-_BATCH = 64
 _SECONDS = 2.0
 
 
@@ -77,13 +74,17 @@ def cache_info(root: str | os.PathLike[str], *, measure: bool = True) -> CacheIn
         lengths = load_entries(index_folder, level, manifest.samples)[:, 2]
         crop_px = measured_crop_px(level.side, smaller)
         smaller = level.side
+        rate = None
+        if measure and manifest.samples:
+            images = ImageFolder(root, exif=manifest.exif)
+            rate = loader_rate(images, crop_px, workers=usable_cores(), seconds=_SECONDS)
         levels.append(
             LevelInfo(
                 level=level,
                 bytes=_bytes_on_disk(where, manifest, level),
                 image_bytes=float(lengths.mean()) if len(lengths) else 0.0,
                 crop_px=crop_px,
-                images_per_s=_images_per_s(root, manifest, crop_px) if measure else None,
+                images_per_s=rate,
             )
         )
     return CacheInfo(root=where, manifest=manifest, levels=tuple(levels))
@@ -108,28 +109,3 @@ def _bytes_on_disk(root: str, manifest: Manifest, level: Level) -> int:
         return os.path.getsize(os.path.join(root, level.name, LMDB_FILE))
     except OSError:
         return 0
-
-
-def _images_per_s(root: str | os.PathLike[str], manifest: Manifest, crop_px: int) -> float | None:
-    """Measure the rate of random crops; None without images."""
-    if not manifest.samples:
-        return None
-    loader: DataLoader[Any] = DataLoader(
-        ImageFolder(root, exif=manifest.exif),
-        min(_BATCH, manifest.samples),
-        image_size=crop_px,
-        seed=0,
-        num_workers=usable_cores(),
-    )
-    with loader:
-        images, started, passed = 0, 0.0, 0.0
-        while passed < _SECONDS:
-            for batch, _ in loader:
-                if not started:  # the workers have started
-                    started = time.perf_counter()
-                    continue
-                images += len(batch)
-                passed = time.perf_counter() - started
-                if passed >= _SECONDS:
-                    break
-    return images / passed

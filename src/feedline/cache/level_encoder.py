@@ -28,7 +28,7 @@ from feedline.images.jpeg import jpeg_orientation
 from feedline.sources.cache_layout import Level, level_size
 from feedline.sources.store import Pixels
 
-__all__ = ["RESTARTS", "DecodedImage", "LevelEncoder", "ResizedCopies"]
+__all__ = ["RESTARTS", "LevelEncoder", "ResizedCopies"]
 
 _bicubic: Any = torch._C._nn._upsample_bicubic2d_aa
 _SUBSAMPLING = "4:2:0"
@@ -53,19 +53,6 @@ class ResizedCopies:
     images: tuple[bytes, ...]
 
 
-@dataclass(frozen=True)
-class DecodedImage:
-    """A decoded original.
-
-    Args:
-        pixels: uint8 (height, width, 3), RGB, valid until the encoder opens another image.
-        unchanged: original bytes if a large enough resolution may store them; else None.
-    """
-
-    pixels: Pixels
-    unchanged: bytes | None
-
-
 class LevelEncoder:
     """Makes copies of one image after another, in one thread.
 
@@ -86,52 +73,43 @@ class LevelEncoder:
         Raises:
             ImageError: the image cannot be decoded, or is too long for a JPEG.
         """
-        opened = self.open(image)
-        height, width = opened.pixels.shape[:2]
-        return ResizedCopies(
-            height, width, tuple(self.make_copy(opened, level) for level in self._levels)
-        )
-
-    def open(self, image: bytes | Pixels) -> DecodedImage:
-        """Decode an image of which copies are made; raises as `make_copies` does."""
         if isinstance(image, np.ndarray):
-            return DecodedImage(image, None)
-        self._decoder.open(image)
-        unchanged = self._decoder.reducible and not (self._exif and jpeg_orientation(image) != 1)
-        # An original that is stored unchanged is decoded, too, to find broken ones now.
-        pixels = np.ascontiguousarray(self._decoder.read())
-        return DecodedImage(pixels, image if unchanged else None)
-
-    def make_copy(self, opened: DecodedImage, level: Level) -> bytes:
-        """Make one encoded copy of an image.
-
-        Raises:
-            ImageError: the copy would be too long for a JPEG.
-        """
-        may_keep = min(opened.pixels.shape[:2]) <= level.side and level.quality is not None
-        if may_keep and opened.unchanged is not None:
-            return opened.unchanged
-        return self._encode(opened.pixels, level)
-
-    def _encode(self, pixels: Pixels, level: Level) -> bytes:
+            pixels, unchanged = image, None
+        else:
+            self._decoder.open(image)
+            upright = not self._exif or jpeg_orientation(image) == 1
+            unchanged = image if self._decoder.reducible and upright else None
+            # An original that is stored unchanged is decoded, too, to find broken ones now.
+            pixels = np.ascontiguousarray(self._decoder.read())
         height, width = pixels.shape[:2]
-        small = _resize(pixels, *level_size(height, width, level.side))
-        if level.quality is None:
-            return npy_header(*small.shape[:2]) + small.tobytes()
-        if max(small.shape) > _MAX_JPEG_PX:
-            raise ImageError(
-                f"its copy of {small.shape[1]} x {small.shape[0]} pixels is too large for a JPEG, "
-                f"at most {_MAX_JPEG_PX} pixels per side: split the image, or store raw pixels"
-            )
-        file = io.BytesIO()
-        Image.fromarray(small).save(
-            file,
-            "JPEG",
-            quality=level.quality,
-            subsampling=_SUBSAMPLING,
-            restart_marker_blocks=RESTARTS,
+        copies = []
+        for level in self._levels:
+            if unchanged is not None and min(height, width) <= level.side and level.quality:
+                copies.append(unchanged)
+            else:
+                copies.append(_encode(pixels, level))
+        return ResizedCopies(height, width, tuple(copies))
+
+
+def _encode(pixels: Pixels, level: Level) -> bytes:
+    height, width = pixels.shape[:2]
+    small = _resize(pixels, *level_size(height, width, level.side))
+    if level.quality is None:
+        return _npy_header(*small.shape[:2]) + small.tobytes()
+    if max(small.shape) > _MAX_JPEG_PX:
+        raise ImageError(
+            f"its copy of {small.shape[1]} x {small.shape[0]} pixels is too large for a JPEG, "
+            f"at most {_MAX_JPEG_PX} pixels per side: split the image, or store raw pixels"
         )
-        return file.getvalue()
+    file = io.BytesIO()
+    Image.fromarray(small).save(
+        file,
+        "JPEG",
+        quality=level.quality,
+        subsampling=_SUBSAMPLING,
+        restart_marker_blocks=RESTARTS,
+    )
+    return file.getvalue()
 
 
 def _resize(pixels: Pixels, height: int, width: int) -> Pixels:
@@ -152,7 +130,7 @@ def _resize(pixels: Pixels, height: int, width: int) -> Pixels:
 
 
 @functools.lru_cache(256)
-def npy_header(height: int, width: int) -> bytes:
+def _npy_header(height: int, width: int) -> bytes:
     """Return the 128 bytes that NumPy writes before the pixels of an image of this size."""
     header = io.BytesIO()
     form = {"descr": "|u1", "fortran_order": False, "shape": (height, width, 3)}

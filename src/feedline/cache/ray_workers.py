@@ -1,24 +1,25 @@
-"""Builds shards with tasks of a Ray cluster.
+"""Building of shards by tasks of a Ray cluster.
 
 Guarantees: at most two shards per CPU of the cluster are in flight. A shard that is lost with a
-node or process is built again, by Ray or by another task. When a build ends, for any reason, its
+node or process is built again by Ray. When a build ends, for any reason, its
 tasks have ended, or Ray was told to kill them. An existing connection is not closed; no cluster is
 started unless requested. A node without feedline, with another version, or that does not see the
 source raises an error that names it.
 
-Relies on: Ray, imported only if a cluster is requested.
+Relies on: Ray, imported only if a cluster is requested. Nodes import this module by its name.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
 import signal
 import socket
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -26,15 +27,15 @@ from typing import Any
 
 from feedline import __version__
 from feedline.cache.shard import BuiltShard, ShardDataset
-from feedline.errors import UsageError, WorkerError
+from feedline.engine.process import limit_threads
+from feedline.errors import DatasetError, UsageError, WorkerError
 
-__all__ = ["RayWorkers", "connect_ray"]
+__all__ = ["RayWorkers", "build_on_node", "connect_ray"]
 
 
 _SHARDS_PER_CPU = 2  # one is built, one waits, so that a CPU is never idle
 _MIN_SHARDS = 2  # so that a cluster that scales on demand sees some
-_RETRIES = 3  # by Ray itself, for each of our attempts
-_ATTEMPTS = 3
+_RETRIES = 8  # of a shard whose process or node ended
 _LOOK_S = 30.0
 _CONNECT_S = 10.0
 _CANCEL_S = 20.0  # for tasks to notice that they are cancelled, and then to be killed
@@ -146,7 +147,7 @@ class RayWorkers:
         ray = self.ray
         shared = [self._put(shards)]  # in a list, or Ray would resolve it for each task
         task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_task(__version__))
-        waiting, attempts = deque(range(len(shards))), Counter[int]()
+        waiting = deque(range(len(shards)))
         running: dict[Any, int] = {}
         try:
             while waiting or running:
@@ -158,12 +159,7 @@ class RayWorkers:
                 if not done:
                     self._warn_without_cpus()
                 for each in done:
-                    at = running.pop(each)
-                    built = self._result(each, shards, at, attempts)
-                    if built is None:
-                        waiting.appendleft(at)
-                    else:
-                        yield built
+                    yield self._result(each, shards, running.pop(each))
         finally:
             self._cancel(list(running))
 
@@ -180,25 +176,19 @@ class RayWorkers:
                 "build without ray",
             ) from error
 
-    def _result(
-        self, each: Any, shards: ShardDataset, at: int, attempts: Counter[int]
-    ) -> BuiltShard | None:
-        """Return the shard of a task; None if it was lost and must be built again."""
+    def _result(self, each: Any, shards: ShardDataset, at: int) -> BuiltShard:
+        """Return the shard of a task."""
         errors = self.ray.exceptions
         try:
             built: BuiltShard | str = self.ray.get(each)
         except errors.RayTaskError as error:  # raised by the task itself
             raise error.cause or error from error
         except errors.RayError as error:
-            attempts[at] += 1
             shard = shards.shards[at]
-            message = f"{type(error).__name__}: {error}"
-            if attempts[at] < _ATTEMPTS:
-                _log.warning("building shard %d again: %s", shard.number, message)
-                return None
             raise WorkerError(
                 f"samples {shard.start} to {shard.stop - 1} of {shards.source.where!r} were lost "
-                f"with their process {_ATTEMPTS} times; the last time: {message}",
+                f"with their process {_RETRIES + 1} times; the last time: {type(error).__name__}: "
+                f"{error}",
                 hint="an image may crash its decoder, or nodes may have too little memory",
             ) from error
         if isinstance(built, str):
@@ -231,6 +221,7 @@ def _task(version: str) -> Callable[[list[Any], int], Any]:
 
     # Ray pickles it by value, as it belongs to no module: it also runs without feedline.
     def make(shards: list[Any], at: int) -> Any:
+        import importlib
         import signal
         import socket
 
@@ -240,20 +231,64 @@ def _task(version: str) -> Callable[[list[Any], int], Any]:
         before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
         try:
             import feedline
-            from feedline.cache.ray_task import build_on_node
 
-            there = f"feedline {feedline.__version__}"
+            node = importlib.import_module("feedline.cache.ray_workers")
+            package = f"feedline {feedline.__version__}"
         except ImportError as error:
-            there = f"no feedline ({error})"
+            package = f"no feedline ({error})"
         finally:
             signal.signal(signal.SIGINT, before)
         if interrupts:
             raise KeyboardInterrupt
-        if there != f"feedline {version}":
+        if package != f"feedline {version}":
             return (
-                f"the node {socket.gethostname()} of the Ray cluster has {there}, but the build "
+                f"the node {socket.gethostname()} of the Ray cluster has {package}, but the build "
                 f"uses feedline {version}: install this version on each node"
             )
-        return build_on_node(shards[0], at)
+        return node.build_on_node(shards[0], at)
 
     return make
+
+
+def build_on_node(shards: Any, at: int) -> BuiltShard:
+    """Build a shard on this node, in one thread.
+
+    Args:
+        shards: Ray's reference to the `ShardDataset`.
+        at: number of the shard.
+
+    Raises:
+        DatasetError: the source is missing on this node, or a store is unreachable from it; images
+            of a missing source do not count as broken.
+        ImageError: an image is broken and may not be skipped; names it.
+    """
+    limit_threads()
+    fetched = _fetch_shards(shards)
+    try:
+        _check_source(fetched, at)
+        return fetched[at]
+    except DatasetError as error:
+        node = socket.gethostname()
+        raise DatasetError.of(error, f"on the node {node} of the Ray cluster") from error
+
+
+@functools.lru_cache(maxsize=1)
+def _fetch_shards(shards: Any) -> ShardDataset:
+    """Fetch and unpickle the shards once per process."""
+    import ray
+
+    fetched: ShardDataset = ray.get(shards)
+    return fetched
+
+
+def _check_source(shards: ShardDataset, at: int) -> None:
+    """Check that some file of a shard exists on this node."""
+    shard = shards.shards[at]
+    path = shards.source.path(shard.start)
+    if path and not any(
+        os.path.exists(shards.source.path(sample)) for sample in range(shard.start, shard.stop)
+    ):
+        raise DatasetError(
+            f"{path!r} does not exist here",
+            hint="mount the source at the same path on every node",
+        )

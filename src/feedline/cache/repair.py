@@ -3,7 +3,7 @@
 Guarantees: intact copies stay unchanged and readable. Files are replaced atomically. An interrupted
 repair can be repeated. A copy of the same original by the same encoder has equal bytes.
 
-Relies on: `verify` for the damage, `repair_source` for the originals, `build_shards` for the work.
+Relies on: `verify` for the damage, `build_shards` for the work.
 Tar shards and folders are repaired shard by shard. The LMDB of a resolution is written to a new
 file that replaces the old one, with the intact copies of the old one. If a column of the index that
 all resolutions share is damaged, everything is rebuilt.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,21 +22,35 @@ import numpy as np
 
 from feedline.cache.atomic_write import sync_names
 from feedline.cache.build import build
-from feedline.cache.build_plan import BYTES_BESIDE, Estimate, split_into_shards
-from feedline.cache.build_shards import BuildState, build_shards, check_disk_space, unfinished_work
-from feedline.cache.build_workers import BuildWorkers, open_workers
+from feedline.cache.build_shards import (
+    BuildState,
+    BuildWorkers,
+    build_shards,
+    check_disk_space,
+    open_workers,
+    unfinished_work,
+)
 from feedline.cache.destination import Destination, open_destination
 from feedline.cache.finish import current_fingerprint, finish_level
+from feedline.cache.level_encoder import LevelEncoder
 from feedline.cache.open_source import open_cache_source
-from feedline.cache.records import record_name, write_records
-from feedline.cache.repair_source import RepairSource
-from feedline.cache.settings import ShardRange, Spec
-from feedline.cache.shard import ExistingCopies
-from feedline.cache.source import CacheSource
+from feedline.cache.shard import ExistingCopies, encode_name, record_name, write_records
+from feedline.cache.source import CacheSource, Stamp, spread_evenly
+from feedline.cache.spec import (
+    BYTES_BESIDE,
+    Estimate,
+    ShardRange,
+    Spec,
+    count_samples,
+    split_into_shards,
+)
 from feedline.cache.verify import Verification, file_damage, verify
-from feedline.errors import DatasetError
-from feedline.sources.cache_index import CacheIndex, damaged_columns, load_entries
+from feedline.errors import DatasetError, ImageError
+from feedline.images.codecs import DEFAULT_MAX_PIXELS
+from feedline.order.batch_spec import Field
+from feedline.sources.cache_index import CacheIndex, checksum, damaged_columns, load_entries
 from feedline.sources.cache_layout import LMDB_FILE, Level, Manifest, read_manifest
+from feedline.sources.store import Pixels
 from feedline.system import write_through
 
 __all__ = ["Repair", "repair_cache"]
@@ -55,17 +69,6 @@ class Repair:
 
     verification: Verification
     images: int
-
-
-@dataclass(frozen=True)
-class _Work:
-    """Common arguments of the repairs of all resolutions."""
-
-    manifest: Manifest
-    source: CacheSource
-    pool: BuildWorkers
-    destination: Destination
-    report: RepairCallback
 
 
 def repair_cache(
@@ -99,154 +102,264 @@ def repair_cache(
     with open_workers(workers, None) as pool:
         destination.check_cache()  # before a lock is created there
         with destination.lock():
-            return _repair(root, destination, pool, source, workers, progress)
+            where = destination.root
+            manifest = read_manifest(where)
+            found = verify(root, workers=workers, progress=lambda *at: progress("checking", *at))
+            columns = damaged_columns(where, manifest)
+            if found.is_sound and not columns:
+                return Repair(found, 0)
+            repair = _Repair(
+                manifest=manifest,
+                source=open_cache_source(where, manifest, source),
+                pool=pool,
+                destination=destination,
+                progress=progress,
+            )
+            return Repair(found, repair.run(found, set(columns)))
 
 
-def _repair(
-    root: str | os.PathLike[str],
-    destination: Destination,
-    pool: BuildWorkers,
-    source: Any,
-    workers: int | str,
-    report: RepairCallback,
-) -> Repair:
-    where = destination.root
-    manifest = read_manifest(where)
-    found = verify(root, workers=workers, progress=lambda *at: report("checking", *at))
-    columns = damaged_columns(where, manifest)
-    if found.is_sound and not columns:
-        return Repair(found, 0)
-    images = open_cache_source(where, manifest, source)
-    work = _Work(manifest, images, pool, destination, report)
-    shared = set(columns) - {f"level-{level.name}" for level in manifest.levels}
-    if shared:
-        return Repair(found, _make_all(work))
-    made = 0
-    for level in manifest.levels:
-        rows = {each.sample for each in found.damaged if each.level == level.side}
-        known = f"level-{level.name}" not in columns
-        if rows or not known or file_damage(where, manifest, level):
-            made += _repair_level(work, level, rows, known=known)
-    return Repair(found, made)
+@dataclass(frozen=True, kw_only=True)
+class _Repair:
+    """Repair of one cache; the builder's lock is held."""
+
+    manifest: Manifest
+    source: CacheSource
+    pool: BuildWorkers
+    destination: Destination
+    progress: RepairCallback
+
+    def run(self, found: Verification, columns: Collection[str]) -> int:
+        """Rebuild damaged copies and columns of the index. Return the number of written copies."""
+        where, levels = self.destination.root, self.manifest.levels
+        if set(columns) - {f"level-{level.name}" for level in levels}:
+            return self._rebuild_all()
+        written = 0
+        for level in levels:
+            rows = {each.sample for each in found.damaged if each.level == level.side}
+            has_column = f"level-{level.name}" not in columns
+            if rows or not has_column or file_damage(where, self.manifest, level):
+                written += self._rebuild_level(level, rows, has_column=has_column)
+        return written
+
+    def _rebuild_level(self, level: Level, rows: Collection[int], *, has_column: bool) -> int:
+        """Rebuild the damaged copies of a resolution.
+
+        Args:
+            level: resolution of the manifest.
+            rows: samples with damaged copies.
+            has_column: True if the resolution's column of the index is intact.
+        """
+        manifest, where = self.manifest, self.destination.root
+        alone, index = replace(manifest, levels=(level,)), CacheIndex(where, manifest)
+        shards = todo = split_into_shards(manifest.samples_in_source, manifest.per_shard)
+        if has_column and manifest.format != "lmdb":
+            damaged = {int(index.keys[row]) // manifest.per_shard for row in rows}
+            damaged |= set(file_damage(where, manifest, level))
+            todo = [shard for shard in shards if shard.number in damaged]
+        existing = None
+        if has_column and self.destination.is_local:
+            existing = ExistingCopies(where, alone, rows)
+        keys = index.keys.tolist()
+        if existing is None:  # all samples of the shards are read
+            edges = [np.searchsorted(index.keys, (each.start, each.stop)).tolist() for each in todo]
+            rows = [row for first, stop in edges for row in range(first, stop)]
+        entries = load_entries(where, level, manifest.samples) if has_column else None
+        checksums = {
+            keys[row]: 0 if entries is None else int(entries[row, 3]) for row in sorted(rows)
+        }
+        originals = _Originals(self.source, manifest, level, index, checksums)
+        spec = Spec(
+            where,
+            manifest.format,
+            (replace(level, shards=()),),
+            manifest.exif,
+            repairs_level=True,
+            skipped_before=frozenset(key for key, _, _ in manifest.skipped),
+        )
+        shutil.rmtree(spec.unfinished, ignore_errors=True)  # of a repair that was killed
+        with unfinished_work(spec):
+            try:
+                if todo is not shards:
+                    write_records(spec, alone)
+                # Other processes may read the existing LMDB.
+                merges = manifest.format == "lmdb"
+                apart = replace(spec, root=str(spec.unfinished)) if merges else spec
+                apart.unfinished.mkdir(exist_ok=True)
+                self._build(originals, apart, alone, todo, existing)
+                if apart is not spec:
+                    _replace_database(apart, spec, shards)
+                now = read_manifest(where)
+                others = tuple(each for each in now.levels if each.side != level.side)
+                finish_level(spec, shards, replace(now, levels=others))
+            finally:
+                if existing is not None:  # the replaced LMDB is not read again
+                    existing.close()
+                shutil.rmtree(spec.unfinished, ignore_errors=True)
+        return count_samples(todo)
+
+    def _build(
+        self,
+        originals: CacheSource,
+        spec: Spec,
+        alone: Manifest,
+        todo: Sequence[ShardRange],
+        existing: ExistingCopies | None,
+    ) -> None:
+        (level,), images = alone.levels, max(1, alone.samples_in_source)
+        each = max(0.0, level.bytes / images - BYTES_BESIDE)
+        expected = Estimate(alone.levels, images, image_bytes=(each,), seconds=0.0)
+        check_disk_space(spec, expected, todo, self.pool, self.destination)
+        report = self._reporter(todo)
+        build_shards(originals, spec, expected, todo, self.pool, self.destination, report, existing)
+
+    def _rebuild_all(self) -> int:
+        """Rebuild all copies and the index."""
+        manifest, source, where = self.manifest, self.source, self.destination.root
+        if current_fingerprint(source, manifest) != manifest.fingerprint:
+            raise DatasetError(
+                f"the names or labels of the images in {source.where!r} have changed since the "
+                f"cache {where!r} was built, and its damaged index does not tell what is missing",
+                hint="restore the images, or remove the cache and build it again",
+            )
+        levels = tuple(replace(level, shards=()) for level in manifest.levels)
+        skips = bool(manifest.skipped)
+        spec = Spec(where, manifest.format, levels, manifest.exif, skip_broken=skips)
+        shutil.rmtree(spec.unfinished, ignore_errors=True)
+        if manifest.format == "lmdb":  # a damaged one must not be written to
+            for level in levels:
+                Path(where, level.name, LMDB_FILE).unlink(missing_ok=True)
+        shards = split_into_shards(len(source), manifest.per_shard)
+        report = self._reporter(shards)
+        build(source, spec, self.pool, self.destination, report, keep_manifest=True)
+        return count_samples(shards) * len(levels)
+
+    def _reporter(self, todo: Sequence[ShardRange]) -> Callable[[BuildState], None]:
+        total = count_samples(todo)
+        return lambda state: self.progress("repairing", state.new_images, total)
 
 
-def _repair_level(work: _Work, level: Level, rows: Collection[int], *, known: bool) -> int:
-    """Rebuild the damaged copies of a resolution. Return the number of written copies.
-
-    Args:
-        work: common arguments.
-        level: resolution of the manifest.
-        rows: samples with damaged copies.
-        known: True if the resolution's column of the index is intact.
-    """
-    manifest, destination, where = work.manifest, work.destination, work.destination.root
-    alone, index = replace(manifest, levels=(level,)), CacheIndex(where, manifest)
-    shards = todo = split_into_shards(manifest.samples_in_source, manifest.per_shard)
-    if known and manifest.format != "lmdb":
-        damaged = {int(index.keys[row]) // manifest.per_shard for row in rows}
-        damaged |= set(file_damage(where, manifest, level))
-        todo = [shard for shard in shards if shard.number in damaged]
-    existing = ExistingCopies(where, alone, rows) if known and destination.is_local else None
-    originals = RepairSource(
-        work.source,
-        manifest,
-        level,
-        index,
-        _checksums(where, alone, index, known, rows if existing else _rows_of(todo, index)),
-    )
-    skipped_before = frozenset(key for key, _, _ in manifest.skipped)
-    form = manifest.format, (replace(level, shards=()),), manifest.exif
-    spec = Spec(where, *form, repairs_level=True, skipped_before=skipped_before)
-    shutil.rmtree(spec.unfinished, ignore_errors=True)  # of a repair that was killed
-    with unfinished_work(spec):
-        try:
-            if todo is not shards:
-                write_records(spec, alone)
-            # Other processes may read the existing LMDB.
-            apart = replace(spec, root=str(spec.unfinished)) if manifest.format == "lmdb" else spec
-            apart.unfinished.mkdir(exist_ok=True)
-            expected = _estimate(alone)
-            check_disk_space(apart, expected, todo, work.pool, destination)
-            report = _reporter(work.report, todo)
-            build_shards(originals, apart, expected, todo, work.pool, destination, report, existing)
-            if apart is not spec:
-                _put_in_place(apart, spec, shards)
-            now = read_manifest(where)
-            others = tuple(each for each in now.levels if each.side != level.side)
-            finish_level(spec, shards, replace(now, levels=others))
-        finally:
-            if existing is not None:  # the replaced LMDB is not read again
-                existing.close()
-            shutil.rmtree(spec.unfinished, ignore_errors=True)
-    return _images(todo)
-
-
-def _rows_of(shards: Sequence[ShardRange], index: CacheIndex) -> list[int]:
-    """Return the samples of some shards."""
-    edges = [np.searchsorted(index.keys, [shard.start, shard.stop]).tolist() for shard in shards]
-    return [row for first, last in edges for row in range(first, last)]
-
-
-def _checksums(
-    where: str, alone: Manifest, index: CacheIndex, known: bool, rows: Collection[int]
-) -> dict[int, int]:
-    """Return checksums of copies by their keys; 0 if the index does not have them."""
-    entries = load_entries(where, alone.levels[0], alone.samples) if known else None
-    return {
-        int(index.keys[row]): 0 if entries is None else int(entries[row, 3]) for row in sorted(rows)
-    }
-
-
-def _put_in_place(made: Spec, spec: Spec, shards: Sequence[ShardRange]) -> None:
+def _replace_database(built: Spec, spec: Spec, shards: Sequence[ShardRange]) -> None:
     """Replace the LMDB of a resolution by one that was built in another folder."""
     (level,) = spec.levels
     for shard in shards:
-        os.replace(Path(made.root, record_name(made, shard.number)), _record(spec, shard))
+        name = record_name(built, shard.number)
+        os.replace(Path(built.root, name), Path(spec.root, record_name(spec, shard.number)))
     path = Path(spec.root, level.name, LMDB_FILE)
     path.parent.mkdir(exist_ok=True)
-    new = Path(made.root, level.name, LMDB_FILE)
+    new = Path(built.root, level.name, LMDB_FILE)
     write_through(new)
     os.replace(new, path)
     sync_names(spec.root, [path])
 
 
-def _record(spec: Spec, shard: ShardRange) -> Path:
-    return Path(spec.root, record_name(spec, shard.number))
+_MAX_NAMED = 5
 
 
-def _make_all(work: _Work) -> int:
-    """Rebuild all copies and the index. Return the number of written copies."""
-    manifest, destination, source = work.manifest, work.destination, work.source
-    if current_fingerprint(source, manifest) != manifest.fingerprint:
-        raise DatasetError(
-            f"the names or labels of the images in {source.where!r} have changed since the cache "
-            f"{destination.root!r} was built, and its damaged index does not tell what is missing",
-            hint="restore the images, or remove the cache and build it again",
+class _Originals:
+    """Source for rebuilding some copies of a resolution. Pickled and sent to every worker.
+
+    Args:
+        source: current source of the cache.
+        manifest: manifest of the cache.
+        level: resolution that is rebuilt.
+        index: index of the cache.
+        checksums: checksums of the copies by the keys of their samples; 0 if unknown.
+
+    Raises:
+        DatasetError: originals are missing; names them.
+    """
+
+    def __init__(
+        self,
+        source: CacheSource,
+        manifest: Manifest,
+        level: Level,
+        index: CacheIndex,
+        checksums: Mapping[int, int],
+    ) -> None:
+        self._source, self._manifest, self._level, self._index = source, manifest, level, index
+        self._checksums = checksums
+        self._left_out = {key: name for key, name, _ in manifest.skipped}
+        self.kind, self.where = manifest.source
+        self.classes = manifest.classes
+        self.label_field = Field("label", *manifest.label)
+        self._numbers = self._found(checksums)
+
+    def _found(self, keys: Collection[int]) -> dict[int, int]:
+        """Return the samples' current numbers in the source by their keys."""
+        names = {key: self.name(key) for key in keys}
+        count = len(self._source)
+        if all(key < count and self._source_name(key) == name for key, name in names.items()):
+            return {key: key for key in keys}
+        places = {self._source_name(number): number for number in range(count)}
+        missing = [name for name in names.values() if name not in places]
+        if missing:
+            names_text = ", ".join(map(repr, missing[:_MAX_NAMED]))
+            more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
+            raise DatasetError(
+                f"{self._source.where!r} lacks {len(missing)} of {len(names)} images that the "
+                f"repair needs: {names_text}{more}",
+                hint="restore them, or pass the folder that holds them now",
+                fix={"source": "DIR"},
+            )
+        return {key: places[name] for key, name in names.items()}
+
+    def _source_name(self, number: int) -> str:
+        return encode_name(self._source.name(number)).decode()
+
+    def __len__(self) -> int:
+        return self._manifest.samples_in_source
+
+    def pick(self, count: int) -> list[int]:
+        """Return evenly spread samples."""
+        return spread_evenly(len(self), count)
+
+    def prefetch(self, samples: Iterable[int]) -> None:
+        """Prefetch the originals of samples."""
+        self._source.prefetch([self._numbers[key] for key in samples if key in self._numbers])
+
+    def read(self, sample: int) -> bytes | Pixels:
+        """Return an original, encoded or as pixels."""
+        if sample not in self._numbers:
+            raise ImageError("its copy was damaged during the repair: run the repair again")
+        number = self._numbers[sample]
+        image = self._source.read(number)
+        had, has = self.stamp(sample), self._source.stamp(number)
+        if had and has and had != has:  # a moved file may have another stamp: compare its copy
+            self._check_unchanged(sample, image)
+        return image
+
+    def _check_unchanged(self, sample: int, image: bytes | Pixels) -> None:
+        encoder = LevelEncoder(
+            [self._level], exif=self._manifest.exif, max_pixels=DEFAULT_MAX_PIXELS
         )
-    levels = tuple(replace(level, shards=()) for level in manifest.levels)
-    skips = bool(manifest.skipped)
-    spec = Spec(destination.root, manifest.format, levels, manifest.exif, skip_broken=skips)
-    shutil.rmtree(spec.unfinished, ignore_errors=True)
-    if manifest.format == "lmdb":  # a damaged one must not be written to
-        for level in levels:
-            Path(destination.root, level.name, LMDB_FILE).unlink(missing_ok=True)
-    shards = split_into_shards(len(source), manifest.per_shard)
-    report = _reporter(work.report, shards)
-    build(source, spec, work.pool, destination, report, keep_manifest=True)
-    return _images(shards) * len(levels)
+        (copy,) = encoder.make_copies(image).images
+        label = np.asarray(self.label(sample), self.label_field.dtype)
+        if checksum(copy, sample, label) != self._checksums[sample]:
+            raise ImageError(
+                f"it has changed in {self._source.where!r} since the cache was built: update the "
+                "cache with `feedline cache build`"
+            )
 
+    def _row(self, key: int) -> int | None:
+        """Return the row of a sample in the cache; None if it was skipped."""
+        row = int(np.searchsorted(self._index.keys, key))
+        return row if row < len(self._index.keys) and self._index.keys[row] == key else None
 
-def _estimate(alone: Manifest) -> Estimate:
-    """Return the size of a finished resolution as an estimate."""
-    (level,), images = alone.levels, max(1, alone.samples_in_source)
-    each = max(0.0, level.bytes / images - BYTES_BESIDE)
-    return Estimate(alone.levels, images, looked_at=0, image_bytes=(each,), seconds=0.0)
+    def label(self, sample: int) -> Any:
+        """Return the label in the cache."""
+        return self._index.labels[self._row(sample)]
 
+    def name(self, sample: int) -> str:
+        """Return the name in the cache."""
+        row = self._row(sample)
+        return self._left_out.get(sample, "") if row is None else self._index.name(row)
 
-def _reporter(report: RepairCallback, todo: Sequence[ShardRange]) -> Callable[[BuildState], None]:
-    total = _images(todo)
-    return lambda progress: report("repairing", progress.made, total)
+    def path(self, sample: int) -> str:
+        """Return the path of the original's local file, or ""."""
+        return self._source.path(self._numbers[sample]) if sample in self._numbers else ""
 
-
-def _images(shards: Sequence[ShardRange]) -> int:
-    return sum(shard.stop - shard.start for shard in shards)
+    def stamp(self, sample: int) -> Stamp:
+        """Return the stamp in the cache."""
+        row = self._row(sample)
+        return 0 if row is None else int(self._index.stamps[row])

@@ -1,45 +1,63 @@
-"""Building a shard of each resolution from consecutive samples.
+"""Building of a shard of each resolution, and its record.
+
+The record of a shard marks it as finished: the columns of its samples, and the sizes of its files.
 
 Guarantees: building a shard again gives equal bytes, in any folder and on any machine. Its files
-    are written atomically, and its record, which marks it as finished, is written after they are on
-    disk.
-
-Relies on: `delivery` for the storage of the files.
+are written atomically, and its record is stored after they are on the disk, also after a power cut.
+An interrupted shard leaves nothing. No record is unpickled; a damaged one counts as missing.
 """
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Collection, Sequence
+import os
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from feedline.cache.atomic_write import report_disk_errors
-from feedline.cache.delivery import Delivery, ShardFiles
+from feedline.cache.atomic_write import report_disk_errors, write_atomic
 from feedline.cache.level_encoder import LevelEncoder, ResizedCopies
-from feedline.cache.records import Columns, encode_name
-from feedline.cache.settings import ShardRange, Spec
 from feedline.cache.source import CacheSource
+from feedline.cache.spec import ShardRange, Spec
 from feedline.cache.writers import WRITERS, CacheSample
 from feedline.errors import FeedlineError, ImageError
 from feedline.images.codecs import DEFAULT_MAX_PIXELS
-from feedline.sources.cache_index import COLUMNS, ENTRY, CacheIndex, checksum
-from feedline.sources.cache_layout import Manifest
+from feedline.remote.folder import RemoteFolder
+from feedline.sources.cache_index import COLUMNS, ENTRY, CacheIndex, checksum, load_entries
+from feedline.sources.cache_layout import Manifest, shard_name
 from feedline.sources.cache_level import reader_of
+from feedline.sources.cache_lock import sees_lock
 
-__all__ = ["BuiltShard", "ExistingCopies", "ShardDataset", "build_shard"]
+__all__ = [
+    "BuiltShard",
+    "Columns",
+    "Delivery",
+    "ExistingCopies",
+    "ShardDataset",
+    "ShardFiles",
+    "build_shard",
+    "encode_name",
+    "list_files",
+    "make_level_folders",
+    "read_record",
+    "record_name",
+    "shard_matches",
+    "write_records",
+]
+
+Columns: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
+ShardFiles: TypeAlias = "list[tuple[str, bytes | np.ndarray[Any, Any]]]"
+"""File names relative to the cache's folder and their contents; the record is last."""
 
 
 class BuiltShard(NamedTuple):
-    """A shard that was built.
-
-    Args:
-        number: number of the shard.
-        images: number of its samples.
-        files: files that the builder must still store.
-    """
+    """A finished shard, its number of samples, and files that the builder must still store."""
 
     number: int
     images: int
@@ -47,15 +65,7 @@ class BuiltShard(NamedTuple):
 
 
 class ShardDataset:
-    """Shards as a dataset: reading an item builds it. Needs no order and keeps nothing in memory.
-
-    Args:
-        source: source of the images.
-        spec: specification of the cache.
-        shards: the shards.
-        delivery: storage of the files.
-        existing: copies that can be reused.
-    """
+    """Shards as a dataset: reading an item builds it, with copies of `existing` if it has them."""
 
     def __init__(
         self,
@@ -86,19 +96,16 @@ class ShardDataset:
 def build_shard(
     source: CacheSource, spec: Spec, shard: ShardRange, existing: ExistingCopies | None = None
 ) -> Columns:
-    """Build a shard of each resolution in existing folders.
-
-    Returns:
-        Columns of its record.
+    """Build a shard of each resolution in existing folders. Return the columns of its record.
 
     Raises:
         ImageError: an image is broken and may not be skipped; names it.
     """
     encoder = LevelEncoder(spec.levels, exif=spec.exif, max_pixels=DEFAULT_MAX_PIXELS)
-    columns: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, "labels")}
-    entries: list[list[tuple[int, int, int, int]]] = [[] for _ in spec.levels]
-    names, skipped = bytearray(), []
-    label_dtype = np.dtype(source.label_field.dtype)
+    keys, sizes, stamps, labels, names = [], [], [], [], []
+    entries: dict[str, list[tuple[int, int, int, int]]] = {each.name: [] for each in spec.levels}
+    skipped: list[tuple[int, str, str]] = []
+    dtype, numbers = np.dtype(source.label_field.dtype), range(shard.start, shard.stop)
     with ExitStack() as opened:
         writers = [
             opened.enter_context(
@@ -106,8 +113,12 @@ def build_shard(
             )
             for level in spec.levels
         ]
-        numbers = range(shard.start, shard.stop)
-        source.prefetch(each for each in numbers if not _is_there(source, spec, each, existing))
+        source.prefetch(
+            number
+            for number in numbers
+            if number not in spec.skipped_before
+            and not (existing and existing.has(source.name(number), source.stamp(number)))
+        )
         for number in numbers:
             name, stamp = source.name(number), source.stamp(number)
             if number in spec.skipped_before:
@@ -127,39 +138,46 @@ def build_shard(
                     ) from error
                 skipped.append((number, name, error.message))
                 continue
-            label = np.asarray(source.label(number), label_dtype)
+            label = np.asarray(source.label(number), dtype)
             sample = CacheSample(number, name, label, copies)
-            for writer, image, rows in zip(writers, copies.images, entries, strict=True):
+            for writer, image, rows in zip(writers, copies.images, entries.values(), strict=True):
                 first = writer.write(sample, image)
                 rows.append((shard.number, first, len(image), checksum(image, number, label)))
-            names += encode_name(name)
-            row = (number, (copies.height, copies.width), len(names), stamp)
-            for column, value in zip(COLUMNS, row, strict=True):
-                columns[column].append(value)
-            columns["labels"].append(label)
+            keys.append(number)
+            sizes.append((copies.height, copies.width))
+            stamps.append(stamp)
+            labels.append(label)
+            names.append(encode_name(name))
         shards = [writer.finish() for writer in writers]
-    arrays = {
-        name: np.array(columns[name], dtype).reshape(-1, *shape)
-        for name, (dtype, shape) in COLUMNS.items()
+    columns = {"keys": keys, "sizes": sizes, "stamps": stamps}
+    shape = len(labels), *source.label_field.shape
+    return _record(columns, np.array(labels, dtype).reshape(shape), names, entries, shards, skipped)
+
+
+def _record(
+    columns: Mapping[str, Any],
+    labels: np.ndarray[Any, Any],
+    names: Sequence[bytes],
+    entries: Mapping[str, Any],
+    shards: Sequence[int],
+    skipped: Sequence[tuple[int, str, str]],
+) -> Columns:
+    """Return the columns of a record; `columns` are keys, sizes and stamps."""
+    columns = {**columns, "name_ends": np.cumsum([len(name) for name in names])}
+    return {
+        **{
+            name: np.array(columns[name], dtype).reshape(-1, *shape)
+            for name, (dtype, shape) in COLUMNS.items()
+        },
+        **{
+            f"level-{name}": np.array(rows, ENTRY[0]).reshape(-1, *ENTRY[1])
+            for name, rows in entries.items()
+        },
+        "labels": labels,
+        "names": np.frombuffer(b"".join(names), np.uint8),
+        "shards": np.array(shards, np.int64),
+        "skipped": np.frombuffer(json.dumps(skipped).encode(), np.uint8),
     }
-    arrays["labels"] = np.array(columns["labels"], label_dtype).reshape(
-        -1, *source.label_field.shape
-    )
-    arrays["names"] = np.frombuffer(bytes(names), np.uint8)
-    for level, rows in zip(spec.levels, entries, strict=True):
-        arrays[f"level-{level.name}"] = np.array(rows, ENTRY[0]).reshape(-1, *ENTRY[1])
-    arrays["shards"] = np.array(shards, np.int64)
-    arrays["skipped"] = np.frombuffer(json.dumps(skipped).encode(), np.uint8)
-    return arrays
-
-
-def _is_there(
-    source: CacheSource, spec: Spec, number: int, existing: ExistingCopies | None
-) -> bool:
-    """Return True if an image need not be read."""
-    if number in spec.skipped_before:
-        return True
-    return existing is not None and existing.has(source.name(number), source.stamp(number))
 
 
 class ExistingCopies:
@@ -203,3 +221,137 @@ class ExistingCopies:
         """Close all readers of this process."""
         for reader in self._readers:
             reader.close()
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Transfer of shards to the cache. Pickled, and sent to every process that builds shards.
+
+    A process that sees the cache's folder builds there. Another one builds in a temporary folder,
+    and uploads the files or returns them to the builder, the record last.
+
+    Args:
+        store: the cache's folder in a store; None for a folder.
+        token: text in the folder's lock, by which processes of other machines recognise it; "" if
+            all processes run on the builder's machine.
+    """
+
+    store: RemoteFolder | None = None
+    token: str = ""
+
+    def deliver(self, spec: Spec, shard: int, build: Callable[[Spec], Columns]) -> ShardFiles:
+        """Build a shard. Return the files that the builder must still store.
+
+        `build` writes the files in the folder of a spec and returns the columns of the record.
+        """
+        name = record_name(spec, shard)
+        if self.store is None and not self.token:
+            write_atomic(Path(spec.root, name), _encode_record(build(spec)))
+            return []
+        if self.store is None and sees_lock(spec.root, self.token):
+            make_level_folders(spec)
+            return [(name, _encode_record(build(spec)))]
+        with tempfile.TemporaryDirectory(prefix="feedline-") as folder:
+            temporary = replace(spec, root=folder)
+            make_level_folders(temporary)
+            record = _encode_record(build(temporary))
+            files = list_files(folder)
+            if self.store is None:
+                contents = ((file, np.fromfile(path, np.uint8)) for file, path in files)
+                return [*contents, (name, record)]
+            path = Path(folder, "record.npz")
+            path.write_bytes(record)
+            for file, source in [*files, (name, path)]:
+                self.store.put(file, source)
+            return [(name, record)]
+
+
+def make_level_folders(spec: Spec) -> None:
+    """Create the missing folders of the resolutions."""
+    for level in spec.levels:
+        os.makedirs(os.path.join(spec.root, level.name), exist_ok=True)
+
+
+def list_files(root: str) -> list[tuple[str, Path]]:
+    """List the files below a folder: relative names and paths."""
+    paths = sorted(path for path in Path(root).rglob("*") if path.is_file())
+    return [(path.relative_to(root).as_posix(), path) for path in paths]
+
+
+def record_name(spec: Spec, shard: int) -> str:
+    """Relative path of a shard's record, an .npz file with the columns of its samples."""
+    return f"{spec.unfinished.name}/{shard:06d}.npz"
+
+
+def read_record(spec: Spec, shard: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Read the record of a finished shard; OSError if there is none, ValueError if damaged."""
+    path = Path(spec.root, record_name(spec, shard))
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as record:
+            return {name: record[name] for name in record.files}
+    except OSError:
+        raise
+    except Exception as error:  # of zipfile, zlib or numpy's parser
+        raise ValueError(f"the record {str(path)!r} is damaged: {error}") from error
+
+
+def encode_name(name: str) -> bytes:
+    """Encode a sample's name for records and the index; invalid text is escaped."""
+    return name.encode("utf-8", "backslashreplace")
+
+
+def _encode_record(columns: Columns) -> bytes:
+    whole = io.BytesIO()
+    np.savez(whole, allow_pickle=False, **columns)
+    return whole.getvalue()
+
+
+def write_records(spec: Spec, manifest: Manifest) -> None:
+    """Write the records of a finished cache's shards again, from its index."""
+    index = CacheIndex(spec.root, manifest)
+    entries = {
+        level.name: load_entries(spec.root, level, manifest.samples) for level in manifest.levels
+    }
+    shards = index.keys // manifest.per_shard
+    for shard in range(len(manifest.levels[0].shards)):
+        rows = slice(*np.searchsorted(shards, [shard, shard + 1]).tolist())
+        record = _record(
+            {name: getattr(index, name)[rows] for name in ("keys", "sizes", "stamps")},
+            np.array(index.labels[rows]),
+            [index.name(row).encode() for row in range(rows.start, rows.stop)],
+            {name: column[rows] for name, column in entries.items()},
+            [level.shards[shard] for level in manifest.levels],
+            [each for each in manifest.skipped if each[0] // manifest.per_shard == shard],
+        )
+        write_atomic(Path(spec.root, record_name(spec, shard)), _encode_record(record))
+
+
+def shard_matches(source: CacheSource, spec: Spec, shard: ShardRange) -> bool:
+    """Return True if a shard is finished, its images are unchanged and its files exist."""
+    try:
+        record = read_record(spec, shard.number)
+        for level, size in zip(spec.levels, record["shards"].tolist(), strict=True):
+            path = Path(spec.root, level.name, shard_name(shard.number))
+            if spec.format == "webdataset" and path.stat().st_size != size:
+                return False
+            if spec.format == "lmdb" and path.exists():
+                return False  # not yet added to the LMDB
+        broken = {key: name for key, name, _ in json.loads(bytes(record["skipped"]))}
+        numbers = range(shard.start, shard.stop)
+        if not spec.skip_broken and set(broken) != spec.skipped_before.intersection(numbers):
+            return False
+        ends = record["name_ends"].tolist()
+        starts, names = [0, *ends[:-1]], bytes(record["names"])
+        encoded = [names[start:end] for start, end in zip(starts, ends, strict=True)]
+        recorded = {key: encode_name(name) for key, name in broken.items()}
+        recorded |= dict(zip(record["keys"].tolist(), encoded, strict=True))
+        if recorded != {number: encode_name(source.name(number)) for number in numbers}:
+            return False
+        return all(
+            stamp == source.stamp(key) and np.array_equal(label, source.label(key))
+            for key, stamp, label in zip(
+                record["keys"].tolist(), record["stamps"].tolist(), record["labels"], strict=True
+            )
+        )
+    except (OSError, ValueError, KeyError, TypeError, ImageError):
+        return False

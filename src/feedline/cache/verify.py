@@ -141,7 +141,7 @@ def count_copies(number: int, kind: str = "") -> str:
 
 
 class SampleRange(NamedTuple):
-    """Samples `start:stop` of a resolution, which is given by its position in the manifest."""
+    """Samples `start:stop` of the resolution at a position in the manifest."""
 
     level: int
     start: int
@@ -170,15 +170,10 @@ class _RangeDataset:
 def check_ranges(
     check: Callable[[SampleRange], BrokenSamples], ranges: Sequence[SampleRange], workers: int
 ) -> Iterator[tuple[SampleRange, BrokenSamples]]:
-    """Check ranges of samples in worker processes, in any order.
+    """Check ranges of samples by a picklable function in worker processes, in any order.
 
     A range that ends its worker is checked again sample by sample; samples that end it again are
     broken.
-
-    Args:
-        check: checks one range; picklable.
-        ranges: the ranges.
-        workers: number of processes, at least one.
     """
     while ranges:
         lost = set(ranges)

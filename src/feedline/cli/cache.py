@@ -138,11 +138,11 @@ def _make(
         complain("interrupted\nhint: run the same command again to continue")
         raise typer.Exit(_INTERRUPTED) from None
     seconds = time.monotonic() - started
-    rate = progress.made / seconds
+    rate = progress.new_images / seconds
     levels = ", ".join(f"{level} {decimal(level.bytes)}" for level in manifest.levels)
     typer.echo(f"{cache}: {manifest.samples} images, {manifest.format}: {levels}")
-    if progress.made:
-        typer.echo(f"wrote {progress.made} images in {seconds:.1f} s, {rate:.0f} images/s")
+    if progress.new_images:
+        typer.echo(f"wrote {progress.new_images} images in {seconds:.1f} s, {rate:.0f} images/s")
     else:
         typer.echo("already complete, by names and sizes of the originals")
         complain(f"feedline cache verify {shlex.quote(cache)} checks every copy", "hint")
@@ -150,7 +150,7 @@ def _make(
         _, name, reason = manifest.skipped[0]
         typer.echo(f"skipped {len(manifest.skipped)} broken images; first: {name}: {reason}")
     timed = {"seconds": round(seconds, 3), "images_per_s": round(rate, 3)}
-    write_json(json, {**_manifest_json(cache, manifest), "made": progress.made, **timed})
+    write_json(json, {**_manifest_json(cache, manifest), "made": progress.new_images, **timed})
 
 
 def verify(
@@ -289,7 +289,7 @@ def plan(
     schedule: Annotated[str, _copies("Image sizes and epochs; @N: batch size.", options.SCHEDULE)],
     sizes: Annotated[
         str | None,
-        _copies("Sizes to compare, in pixels.", _SIZES, "those of the schedule and above"),
+        _copies("Sizes of the copies, in pixels.", _SIZES, "those of the schedule"),
     ] = None,
     disk: Annotated[
         str | None,
@@ -307,9 +307,9 @@ def plan(
 ) -> None:
     """Recommend which sizes to cache for a schedule; builds nothing.
 
-    Lists SRC, makes copies of 300 images, then measures for 30 s how many images/s a loader makes
-    from the originals and from copies of each size. Takes about a minute on idle cores. Compares
-    images/s, disk space and build time of each choice.
+    Makes copies of 300 images, then measures for 30 s how many images/s a loader makes from the
+    originals, from JPEG copies of one size, of a size for each phase, and from the latter as raw
+    pixels. Takes about a minute on idle cores.
 
     Example: feedline cache plan demo-data/train --schedule 112x10,160x10,224x10 --disk 50GB
     """
@@ -318,8 +318,7 @@ def plan(
     sides = None if sizes is None else options.parse_sizes(sizes)
     processes = options.parse_workers(workers)
 
-    from feedline.bench.plan_cache import plan_cache  # loads torch
-    from feedline.bench.planned_cache import plan_table
+    from feedline.cache.plan import plan_cache  # loads torch
     from feedline.cli.progress import ProgressBar
     from feedline.images.crops import EvalCrop, TrainCrop
 
@@ -334,7 +333,7 @@ def plan(
             workers=processes,
             images=images,
             seconds=seconds,
-            report=bar,
+            progress=lambda stage, done, total: bar.update(done, total, stage),
         )
-    typer.echo(plan_table(found))
+    typer.echo(str(found))
     write_json(json, found.as_dict())

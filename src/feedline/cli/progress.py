@@ -126,23 +126,23 @@ class BuildProgress:
     """Shows how a cache is built: the estimate, once, then a bar with images/s.
 
     Attributes:
-        made: number of images that this run has written.
+        new_images: number of images that this run has written.
     """
 
     def __init__(self, bar: ProgressBar) -> None:
-        self._bar, self._started, self.made = bar, time.monotonic(), 0
+        self._bar, self._started, self.new_images = bar, time.monotonic(), 0
 
     def __call__(self, state: BuildState) -> None:
         """Show the state of a build."""
-        self.made = state.made
+        self.new_images = state.new_images
         total = state.estimate.images
-        if not self.made:
+        if not self.new_images:
             self._announce(state)
             self._started = time.monotonic()
             self._bar.begin("images", total)
             self._bar.update(state.images)
         else:
-            rate = self.made / (time.monotonic() - self._started)
+            rate = self.new_images / (time.monotonic() - self._started)
             self._bar.update(state.images, total, f"images, {rate:.0f}/s")
 
     def _announce(self, state: BuildState) -> None:

@@ -99,7 +99,7 @@ def _measure_copies(
     sizes = [each.size for each in found.rates if each.size]
     if images is None or not sides or not sizes:
         return {}, ""
-    from feedline.bench.level_rates import level_costs
+    from feedline.cache.rates import measure_copies
     from feedline.cli.progress import ProgressBar
     from feedline.system import usable_cores
 
@@ -108,8 +108,13 @@ def _measure_copies(
     started = time.monotonic()
     try:
         with ProgressBar("starting", clock="elapsed", steady=True) as bar:
-            levels = level_costs(
-                images, sizes, sides, crop=images.transform, workers=usable_cores(), report=bar
+            levels = measure_copies(
+                images,
+                sizes,
+                sides,
+                crop=images.transform,
+                workers=usable_cores(),
+                progress=lambda stage, done, total: bar.update(done, total, stage),
             )
     except FeedlineError as error:
         return {}, f"copies could not be measured: {error}"

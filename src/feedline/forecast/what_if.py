@@ -223,7 +223,7 @@ def _level_rate(levels: LevelRates, size: int, side: int | None) -> float:
             f"loading images of {size} px from {source} was not measured"
             + (f", only from {', '.join(known)}" if known else ""),
             hint="`feedline tune DIR --what-if cache=...` measures it; in Python pass "
-            "levels=feedline.plan_cache(folder, schedule, sizes=[...]).measured.rates",
+            "levels=feedline.plan_cache(folder, schedule, sizes=[...]).rates",
         )
     return found.get(_QUALITY, found[max(found)])
 

@@ -133,7 +133,7 @@ class TuningResult:
                 `cache` is a resolution of the cache in pixels or "none", `gpu` a factor of the
                 step's speed.
             levels: rates of the cache's resolutions, for another one than measured:
-                `feedline.plan_cache(folder, schedule).measured.rates`.
+                `feedline.plan_cache(folder, schedule).rates`.
 
         Raises:
             UsageError: changes are not understood; a resolution was not measured; nothing was

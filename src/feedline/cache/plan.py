@@ -1,0 +1,427 @@
+"""Recommendation of a cache for a schedule, from three measured choices.
+
+Guarantees: the choices are built and read as in training, on a sample of the images. Only a
+temporary folder is written, and it is removed. Images that do not fit into memory are read at most
+as fast as the disk allows. No cache is recommended if the originals are fast enough.
+"""
+
+from __future__ import annotations
+
+import glob
+import math
+import os
+import shlex
+import shutil
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.filesize import decimal
+
+from feedline.cache.open_source import open_source
+from feedline.cache.rates import QUALITY, RateCallback, Reading, measure_rates, sample_images
+from feedline.cache.spec import estimate, make_levels
+from feedline.diagnose.finding import count
+from feedline.engine.defaults import worker_count
+from feedline.errors import UsageError
+from feedline.forecast.text import align_columns, duration, wrap_text
+from feedline.images.crops import Transform, checked_transform, wanted_side
+from feedline.images.folder import ImageFolder
+from feedline.order.schedule import Phase, Schedule
+from feedline.remote.filesystem import is_url
+from feedline.sources.cache_layout import Level
+from feedline.system import cacheable_memory_bytes
+
+__all__ = ["CacheChoice", "CachePlan", "build_command", "plan_cache", "recommend"]
+
+_DISK_BYTES_PER_S = 500e6  # of a SATA SSD
+_USABLE = 0.9  # share of the free disk space
+_COMMON_PX = (32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048)
+_MIN_PX, _MAX_PX, _MAX_SIZES, _MAX_IMAGES = 8, 8192, 8, 10_000
+_EQUAL = 1.05  # ratio of loading times that count as equal
+_WORTH_IT = 1.1  # smallest useful gain over the originals
+_MAX_COLUMNS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheChoice:
+    """A cache that may be built, or the originals.
+
+    Args:
+        levels: resolutions, smallest first; empty for the originals.
+        bytes: disk space.
+        build_s: time to build it.
+        images_per_s: loading rate by image size, limited by the disk if memory is too small.
+        disk_bytes_per_s: largest read rate that the disk must have; 0 if memory holds the images.
+        load_s: loading time of all epochs of the schedule.
+    """
+
+    levels: tuple[Level, ...]
+    bytes: float
+    build_s: float
+    images_per_s: Mapping[int, float]
+    disk_bytes_per_s: float
+    load_s: float
+
+    def __str__(self) -> str:
+        if not self.levels:
+            return "originals"
+        quality = self.levels[0].quality
+        sides = ",".join(level.name for level in self.levels)
+        return f"{sides} {'raw' if quality is None else f'q{quality}'}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the choice, JSON-able; names end in the units."""
+        levels = [{"size_px": level.side, "quality": level.quality} for level in self.levels]
+        rates = {str(size): rate for size, rate in self.images_per_s.items()}
+        return {**asdict(self), "levels": levels, "images_per_s": rates}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachePlan:
+    """Result of `plan_cache`.
+
+    Args:
+        source: path, or the name of the Dataset.
+        kind: "folder", "files", "webdataset", "parquet" or "dataset".
+        schedule: schedule of the training.
+        transform: `repr` of the transform.
+        workers: number of processes that the rates hold for.
+        images: number of images in the source.
+        images_measured: number of images that were copied and measured.
+        limits: "disk_bytes", "memory_bytes" and "disk_bytes_per_s" of this machine.
+        rates: images/s from memory, by image size and resolution; None for the originals.
+        originals: training without a cache.
+        choices: measured caches: one size, a size for each phase, and the same as raw pixels.
+        recommended: the recommended one; None for no cache.
+        reason: reason in a few sentences.
+        command: command, or call for a Dataset, that builds it; "" for no cache.
+        skipped: names and reasons of broken images.
+    """
+
+    source: str
+    kind: str
+    schedule: Schedule
+    transform: str
+    workers: int
+    images: int
+    images_measured: int
+    limits: Mapping[str, float]
+    rates: Mapping[Reading, float]
+    originals: CacheChoice
+    choices: tuple[CacheChoice, ...]
+    recommended: CacheChoice | None
+    reason: str
+    command: str
+    skipped: tuple[tuple[str, str], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan, JSON-able; names end in the units."""
+        plain = ("source", "kind", "transform", "workers", "images", "images_measured", "reason")
+        return {
+            **{name: getattr(self, name) for name in plain},
+            "schedule": str(self.schedule),
+            "limits": dict(self.limits),
+            "originals": self.originals.as_dict(),
+            "choices": [choice.as_dict() for choice in self.choices],
+            "recommended": self.recommended and self.recommended.as_dict(),
+            "command": self.command or None,
+            "skipped": [{"name": name, "why": why} for name, why in self.skipped],
+        }
+
+    def __str__(self) -> str:
+        """Table of the choices, the recommendation, and the assumed limits."""
+        sizes = sorted(self.originals.images_per_s)
+        heads = [f"{size} px" for size in sizes] if len(sizes) <= _MAX_COLUMNS else []
+        rows = [["", *heads, "loading", "disk", "build", ""]]
+        for choice in (self.originals, *self.choices):
+            rates = [f"{choice.images_per_s[size]:.0f}" for size in sizes[: len(heads)]]
+            build = duration(choice.build_s) if choice.levels else "-"
+            mark = "recommended" if choice is self.recommended else ""
+            size = _size(choice.bytes) if choice.bytes else "-"
+            rows.append([str(choice), *rates, duration(choice.load_s), size, build, mark])
+        workers = count(self.workers, "worker") if self.workers else "no workers"
+        limits = (
+            f"Assumed: {_size(self.limits['disk_bytes'])} of disk for a cache, "
+            f"{_size(self.limits['memory_bytes'])} of memory for its files, "
+            f"{_size(self.limits['disk_bytes_per_s'])}/s from and to the disk."
+        )
+        if self.skipped:
+            name, why = self.skipped[0]
+            limits += f" Skipped {count(len(self.skipped), 'broken image')}; first: {name}: {why}"
+        return "\n".join(
+            [
+                f"{count(self.images, 'image')} for {self.schedule} with {workers}: images/s, "
+                f"measured on {self.images_measured}",
+                *align_columns(rows),
+                *wrap_text(self.reason),
+                *([f"\n{self.command}\n"] if self.command else []),
+                *wrap_text(limits),
+            ]
+        )
+
+
+def plan_cache(
+    source: Any,
+    schedule: str | Schedule | Phase | Iterable[Phase],
+    *,
+    disk_bytes: float | None = None,
+    disk_bytes_per_s: float = _DISK_BYTES_PER_S,
+    sizes: Collection[int] | None = None,
+    transform: Transform | None = None,
+    workers: int | str = "auto",
+    images: int = 300,
+    seconds: float = 30.0,
+    progress: RateCallback = lambda stage, done, total: None,
+) -> CachePlan:
+    """Recommend a cache for a schedule; builds nothing but copies of a few hundred images.
+
+    Compares the originals with three caches: copies of one size, of a size for each phase, and
+    the latter as raw pixels.
+
+    Args:
+        source: any source that `build_cache` accepts: a path, or a map-style Dataset of
+            (image, label).
+        schedule: the phases of training, each with a size; or text, "112x10,160x10,224x10".
+        disk_bytes: limit of the cache's bytes. Default: nine tenths of the free space on the
+            source's disk.
+        disk_bytes_per_s: rate at which the disk reads images that memory does not hold, and writes
+            a build.
+        sizes: shorter sides of the copies in pixels. Default: the size that each phase needs.
+        transform: part of an image that is shown. Default: `TrainCrop()`.
+        workers: processes of the loader and of the build; "auto" for the usable cores; 0: none.
+        images: number of images measured, spread over the source.
+        seconds: total time of counting images; everything else takes about as long again.
+        progress: called repeatedly with the current work, its finished parts, and their number.
+
+    Returns:
+        The choices with their rates, bytes and times, and the recommended one.
+
+    Raises:
+        DatasetError: the source is missing, or none of its images can be read.
+        ResourceError: there is no disk space for the copies of a few hundred images.
+        UsageError: an argument is out of range; the source is itself a cache.
+
+    Example:
+        >>> plan = feedline.plan_cache("train/", "112x10,160x10,224x10")          # doctest: +SKIP
+        >>> print(plan.reason, plan.command)                                      # doctest: +SKIP
+    """
+    phases, crop = Schedule.of(schedule), checked_transform(transform)
+    sides = _required_sides(phases, crop)
+    resolutions = _level_sets(sizes, sides)
+    _check_numbers(images, disk_bytes, disk_bytes_per_s, seconds)
+    processes = worker_count(workers)
+    progress("listing the images", 0, 1)
+    opened = open_source(source)
+    if disk_bytes is None:
+        disk_bytes = _USABLE * shutil.disk_usage(_existing_folder(opened.where)).free
+    limits = {
+        "disk_bytes": disk_bytes,
+        "memory_bytes": cacheable_memory_bytes(),
+        "disk_bytes_per_s": disk_bytes_per_s,
+    }
+    with sample_images(opened, images, progress) as sample:
+        readings: dict[Reading, tuple[ImageFolder, int]] = {
+            (size, None): (sample.originals(crop), size) for size in sides
+        }
+        estimates = []
+        for done, levels in enumerate(resolutions):
+            progress("making copies", done, len(resolutions))
+            estimates.append(estimate(opened, levels, exif=False))
+            copies = sample.build(levels, crop, processes)
+            for size, side in sides.items():
+                readings.setdefault((size, _serving(levels, side)), (copies, size))
+        rates = measure_rates(readings, workers=processes, seconds=seconds, progress=progress)
+    for size in sides:
+        rates[size, None] = sample.loading_rate(rates[size, None], processes)
+
+    def choice(levels: Sequence[Level], image_bytes: Sequence[float], make_s: float) -> CacheChoice:
+        limited, needed = {}, 0.0
+        for size, side in sides.items():
+            level = _serving(levels, side)
+            rate, each = rates[size, level], image_bytes[levels.index(level) if level else 0]
+            if each * len(opened) > limits["memory_bytes"]:
+                needed = max(needed, rate * each)
+                rate = min(rate, disk_bytes_per_s / each)
+            limited[size] = rate
+        total = len(opened) * sum(image_bytes)
+        epoch_s = {size: len(opened) / rate for size, rate in limited.items()}
+        return CacheChoice(
+            levels=tuple(levels),
+            bytes=total,
+            build_s=make_s + total / disk_bytes_per_s if levels else 0.0,
+            images_per_s=limited,
+            disk_bytes_per_s=needed,
+            load_s=sum(phase.epochs * epoch_s[phase.image_size or 0] for phase in phases.phases),
+        )
+
+    originals = choice((), (sample.file_bytes,), 0.0)
+    choices = tuple(
+        choice(each.levels, each.copy_bytes, each.seconds / max(1, processes)) for each in estimates
+    )
+    recommended, reason = recommend(originals, choices, limits, phases.epochs)
+    return CachePlan(
+        source=opened.where,
+        kind=opened.kind,
+        schedule=phases,
+        transform=repr(crop),
+        workers=processes,
+        images=len(opened),
+        images_measured=len(sample.names),
+        limits=limits,
+        rates=rates,
+        originals=originals,
+        choices=choices,
+        recommended=recommended,
+        reason=reason,
+        command=build_command(opened.kind, opened.where, recommended, workers, bool(sample.broken)),
+        skipped=tuple(sorted(sample.broken.items())),
+    )
+
+
+def recommend(
+    originals: CacheChoice,
+    choices: Sequence[CacheChoice],
+    limits: Mapping[str, float],
+    epochs: int,
+) -> tuple[CacheChoice | None, str]:
+    """Return the choice that loads the schedule fastest, or None, and the reason.
+
+    Of choices that are equally fast within 5% it is the one with the fewest bytes.
+    """
+    budget, schedule = _size(limits["disk_bytes"]), f"these {count(epochs, 'epoch')}"
+    fitting = [choice for choice in choices if choice.bytes <= limits["disk_bytes"]]
+    if not fitting:
+        smallest = min(choices, key=lambda choice: choice.bytes)
+        return None, (
+            f"No choice fits into {budget}: the smallest, {smallest}, needs "
+            f"{_size(smallest.bytes)}."
+        )
+    fastest = min(choice.load_s for choice in fitting)
+    equal = [choice for choice in fitting if choice.load_s <= _EQUAL * fastest]
+    best = min(equal, key=lambda choice: (choice.bytes, choice.load_s))
+    if originals.load_s < _WORTH_IT * best.load_s:
+        return None, (
+            f"A cache is not worth it: the originals load {schedule} in "
+            f"{duration(originals.load_s)}, the best choice within {budget}, {best}, in "
+            f"{duration(best.load_s)}."
+        )
+    saved_s = originals.load_s - best.load_s
+    paid = (
+        f"which pays off after {count(math.ceil(epochs * best.build_s / saved_s), 'epoch')}"
+        if saved_s >= best.build_s
+        else f"longer than it saves in {schedule}: build it for several runs"
+    )
+    reason = (
+        f"It loads {schedule} in {duration(best.load_s)}, {originals.load_s / best.load_s:.1f} "
+        f"times as fast as the originals, and needs {_size(best.bytes)}. Building it takes about "
+        f"{duration(best.build_s)}, {paid}."
+    )
+    if best.disk_bytes_per_s:
+        reason += (
+            f" It does not fit into {_size(limits['memory_bytes'])} of memory: loading reads up to "
+            f"{_size(best.disk_bytes_per_s)}/s from the disk."
+        )
+    return best, reason
+
+
+def _size(size_bytes: float) -> str:
+    return decimal(round(size_bytes))
+
+
+def _serving(levels: Sequence[Level], side: int) -> Level | None:
+    """Return the first resolution that is large enough; None for the originals."""
+    return next((level for level in levels if level.side >= side), None)
+
+
+def _existing_folder(where: str) -> Path:
+    """Return the nearest existing folder of a source; it may be a pattern or a Dataset's name."""
+    return next(path for path in (Path(where), *Path(where).absolute().parents) if path.exists())
+
+
+def _required_sides(schedule: Schedule, crop: Transform) -> dict[int, int]:
+    """Return the shorter side of the images that each size of the schedule needs, in pixels.
+
+    Raises:
+        UsageError: the schedule has no sizes, or one for which no resolution is large enough.
+    """
+    if not schedule.image_sizes:
+        raise UsageError(
+            f"the schedule {schedule} has no image sizes, which a cache plan needs",
+            hint='write them, e.g. "112x10,160x10,224x10"',
+        )
+    sides = {size: wanted_side(crop, size) for size in sorted(set(schedule.image_sizes))}
+    for size, side in sides.items():
+        if side > _MAX_PX:
+            raise UsageError(
+                f"image size {size} px needs copies of {side} px; the limit is {_MAX_PX} px",
+                hint="train with the originals at that size",
+            )
+    return sides
+
+
+def _level_sets(sizes: Collection[int] | None, sides: Mapping[int, int]) -> list[tuple[Level, ...]]:
+    """Return the resolutions of the choices: one size; all sizes; all sizes as raw pixels.
+
+    Raises:
+        UsageError: there are too many sizes, or none is large enough.
+    """
+    largest = max(sides.values())
+    if sizes is None:
+        each = sorted({max(side, _MIN_PX) for side in sides.values()})
+        # Of a larger copy, random crops are enlarged less.
+        one = next((side for side in _COMMON_PX if side >= largest), largest)
+    else:
+        each = [level.side for level in make_levels(tuple(sizes), quality=QUALITY, raw=False)]
+        one = each[-1]
+        if len(each) > _MAX_SIZES:
+            raise UsageError(f"at most {_MAX_SIZES} sizes are compared, got {len(each)}")
+        if one < largest:
+            raise UsageError(
+                f"sizes {','.join(map(str, each))}: none serves image size {max(sides)} px",
+                hint=f"add a size of at least {largest}",
+            )
+    sets = [make_levels(pixels, quality=QUALITY, raw=False) for pixels in ([one], each)]
+    return list(dict.fromkeys([*sets, make_levels(each, quality=QUALITY, raw=True)]))
+
+
+def _check_numbers(
+    images: int, disk_bytes: float | None, disk_bytes_per_s: float, seconds: float
+) -> None:
+    """Raise UsageError if a number is out of range."""
+    if isinstance(images, bool) or not isinstance(images, int) or not 1 <= images <= _MAX_IMAGES:
+        raise UsageError(
+            f"must be a whole number from 1 to {_MAX_IMAGES}, got {images!r}", argument="images"
+        )
+    numbers = {"disk_bytes": disk_bytes, "disk_bytes_per_s": disk_bytes_per_s, "seconds": seconds}
+    for name, value in numbers.items():
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise UsageError(f"must be a number above 0, got {value!r}", argument=name)
+
+
+def build_command(
+    kind: str, where: str, choice: CacheChoice | None, workers: int | str, skips: bool
+) -> str:
+    """Return the command, or the call for a Dataset, that builds a choice; "" for None."""
+    if choice is None:
+        return ""
+    quality, sides = choice.levels[0].quality, [level.side for level in choice.levels]
+    if kind == "dataset":
+        options = "raw=True" if quality is None else f"quality={quality}"
+        options += "" if workers == "auto" else f", workers={workers}"
+        options += ', on_error="skip"' * skips
+        return f'feedline.build_cache(dataset, "cache/", {tuple(sides)}, {options})'
+    parts = ["feedline", "cache", "build", where, _cache_path(where)]
+    parts += ["--sizes", ",".join(map(str, sides))]
+    parts += ["--raw"] if quality is None else ["--quality", str(quality)]
+    parts += [] if workers == "auto" else ["--workers", str(workers)]
+    return shlex.join([*parts, *["--on-error", "skip"] * skips])
+
+
+def _cache_path(source: str) -> str:
+    """Return a path for a cache: next to the source's folder, or in this one if it is remote."""
+    named = source.lower().endswith((".tar", ".parquet")) or glob.has_magic(source)
+    files = named and not os.path.isdir(source)
+    folder = (os.path.dirname(source) if files else source).rstrip("/")
+    return f"{os.path.basename(folder) if is_url(source) else folder}-cache"

@@ -1,0 +1,274 @@
+"""Images/s of a loader, from original images and from resized copies of a few of them.
+
+Guarantees: a loader with its own workers makes the batches, as in training; several are measured in
+turn and the median counts; prefetched batches are not counted. Only a temporary folder is written,
+and it is removed.
+
+Relies on: images in the page cache.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+from rich.filesize import decimal
+
+from feedline.cache.build import build_cache
+from feedline.cache.open_source import open_source
+from feedline.cache.source import CacheSource
+from feedline.errors import DatasetError, ImageError, ResourceError
+from feedline.images.crops import Transform, wanted_side
+from feedline.images.folder import ImageFolder
+from feedline.loader import DataLoader
+from feedline.sources.cache_layout import Level
+
+__all__ = [
+    "QUALITY",
+    "RateCallback",
+    "Reading",
+    "SampledImages",
+    "loader_rate",
+    "measure_copies",
+    "measure_rates",
+    "sample_images",
+]
+
+Key = TypeVar("Key")
+Reading: TypeAlias = "tuple[int, Level | None]"
+"""Image size of the batches in pixels, and the resolution that is read; None for originals."""
+
+RateCallback: TypeAlias = Callable[[str, int, int], None]
+"""Called with the current work as text, the finished parts, and the number of parts."""
+
+QUALITY = 95  # default of a build
+_ROUNDS = 3
+_MIN_TURN_S = 0.15
+_BATCHES_AHEAD = 3  # the loader's default
+_MIN_BATCH, _MAX_BATCH, _BATCH_PIXELS = 8, 64, 1 << 24
+_MAX_SAMPLE_BYTES, _MAX_SAMPLE_S, _MIN_IMAGES = 512 << 20, 60.0, 32
+
+
+def loader_rate(
+    images: ImageFolder, image_size: int, *, workers: int, seconds: float, on_error: str = "raise"
+) -> float:
+    """Return the images/s of random crops.
+
+    Args:
+        images: at least one image.
+        image_size: size of the crops in pixels.
+        workers: number of processes; 0 loads in this one.
+        seconds: minimum time of counting, after the prefetched batches.
+        on_error: "raise" or "skip" broken images.
+    """
+    batch_size = max(_MIN_BATCH, min(_MAX_BATCH, _BATCH_PIXELS // image_size**2))
+    loader: DataLoader[Any] = DataLoader(
+        images,
+        min(batch_size, len(images)),
+        image_size=image_size,
+        num_workers=workers,
+        prefetch=_BATCHES_AHEAD,
+        on_error=on_error,
+        rank=0,  # all images, even if the environment sets a rank
+        world_size=1,
+        seed=0,
+    )
+    with loader:
+        batches = (len(batch) for _ in count() for batch, _ in loader)
+        for _ in range(_BATCHES_AHEAD + 1 if workers else 1):
+            next(batches)
+        number, started, passed = 0, time.perf_counter(), 0.0
+        while passed < seconds:
+            number += next(batches)
+            passed = time.perf_counter() - started
+    return number / passed
+
+
+def measure_rates(
+    readings: Mapping[Key, tuple[ImageFolder, int]],
+    *,
+    workers: int,
+    seconds: float,
+    progress: RateCallback,
+) -> dict[Key, float]:
+    """Return the images/s of each reading of images at a size, measured in turn.
+
+    Args:
+        readings: images, and the image size in pixels.
+        workers: number of processes; 0 loads in this one.
+        seconds: total time of counting images.
+        progress: called before each turn.
+    """
+    turns = _ROUNDS * len(readings)
+    turn_s = max(_MIN_TURN_S, seconds / turns)
+    rates: dict[Key, list[float]] = {key: [] for key in readings}
+    idle = next(iter(readings.values()))[0]
+    # It keeps the fork server alive, which all loaders share.
+    server: DataLoader[Any] = DataLoader(
+        idle, 1, image_size=8, num_workers=min(1, workers), on_error="skip"
+    )
+    with server:
+        next(iter(server))
+        for turn in range(turns):
+            key = list(readings)[turn % len(readings)]
+            images, image_size = readings[key]
+            progress("measuring", turn, turns)
+            rate = loader_rate(images, image_size, workers=workers, seconds=turn_s, on_error="skip")
+            rates[key].append(rate)
+    return {key: median(measured) for key, measured in rates.items()}
+
+
+@dataclass(frozen=True)
+class SampledImages:
+    """Originals of some samples of a source, in a temporary folder.
+
+    Args:
+        root: the temporary folder; the originals are in its folder "originals".
+        names: names of the originals.
+        file_bytes: mean size of an original; 0 if the source returns pixels.
+        read_s: mean time to read one.
+        broken: reasons by the names of broken images; completed by builds.
+    """
+
+    root: Path
+    names: list[str]
+    file_bytes: float
+    read_s: float
+    broken: dict[str, str]
+
+    def originals(self, crop: Transform) -> ImageFolder:
+        """Return the originals as a folder of one class."""
+        return ImageFolder(self.root / "originals", crop)
+
+    def build(self, levels: Sequence[Level], crop: Transform, workers: int) -> ImageFolder:
+        """Build a cache of the originals with some resolutions of one quality."""
+        quality, sides = levels[0].quality, [level.side for level in levels]
+        root = self.root / "-".join(map(str, [*sides, quality or "raw"]))
+        manifest = build_cache(
+            self.root / "originals",
+            root,
+            sides,
+            quality=quality,
+            raw=quality is None,
+            workers=workers,
+            on_error="skip",
+        )
+        self.broken.update((self.names[key], problem) for key, _, problem in manifest.skipped)
+        return ImageFolder(root, crop)
+
+    def loading_rate(self, rate: float, workers: int) -> float:
+        """Return the rate of the originals if a source of pixels has to be read as well."""
+        return rate if self.file_bytes else 1 / (1 / rate + self.read_s / max(1, workers))
+
+
+@contextmanager
+def sample_images(
+    source: CacheSource, images: int, progress: RateCallback
+) -> Iterator[SampledImages]:
+    """Context with the originals of some evenly spread samples; broken ones are omitted.
+
+    Large images end the sample early, after 512 MB or a minute.
+
+    Raises:
+        DatasetError: none of them can be read.
+        ResourceError: there is no disk space for them.
+    """
+    numbers = source.pick(images)
+    parent = tempfile.gettempdir()
+    free = shutil.disk_usage(parent).free
+    if free < 2 * _MAX_SAMPLE_BYTES:
+        raise ResourceError(
+            f"measuring copies needs {decimal(2 * _MAX_SAMPLE_BYTES)} in {parent!r}, which has "
+            f"only {decimal(free)} free",
+            hint="set $TMPDIR to another folder",
+        )
+    with tempfile.TemporaryDirectory(prefix="feedline-", ignore_cleanup_errors=True) as root:
+        folder = Path(root, "originals", "images")
+        folder.mkdir(parents=True)
+        source.prefetch(numbers)
+        names, times, sizes, total = [], [], [], 0
+        broken: dict[str, str] = {}
+        until = time.monotonic() + _MAX_SAMPLE_S
+        for done, number in enumerate(numbers):
+            progress("reading images", done, len(numbers))
+            started = time.perf_counter()
+            try:
+                image = source.read(number)
+            except ImageError as error:
+                broken[source.name(number)] = error.message
+                continue
+            names.append(source.name(number))
+            times.append(time.perf_counter() - started)
+            path = folder / f"{done:06}.jpg"  # readers detect the type by the bytes
+            if isinstance(image, np.ndarray):
+                header = f"P6 {image.shape[1]} {image.shape[0]} 255\n".encode()
+                total += path.write_bytes(header + image.tobytes())
+                sizes.append(0)
+            else:
+                total += path.write_bytes(image)
+                sizes.append(len(image))
+            late = total > _MAX_SAMPLE_BYTES or time.monotonic() > until
+            if late and len(sizes) >= _MIN_IMAGES:
+                break
+        if not sizes:
+            first = "; ".join(f"{name}: {problem}" for name, problem in [*broken.items()][:1])
+            raise DatasetError(
+                f"none of {len(numbers)} sampled images of {source.where!r} can be read: {first}"
+            )
+        yield SampledImages(Path(root), names, mean(sizes), mean(times), broken)
+
+
+def measure_copies(
+    source: Any,
+    sizes: Collection[int],
+    sides: Collection[int],
+    *,
+    crop: Transform,
+    workers: int,
+    images: int = 200,
+    seconds: float = 10.0,
+    progress: RateCallback = lambda stage, done, total: None,
+) -> dict[Reading, float]:
+    """Measure images/s from the originals and from JPEG copies of some images.
+
+    Args:
+        source: any source that `build_cache` accepts.
+        sizes: image sizes in pixels.
+        sides: resolutions of the copies; each is measured at the image sizes that it serves.
+        crop: part of an image that is shown.
+        workers: number of processes; 0 loads in this one.
+        images: number of images, spread over the source.
+        seconds: total time of counting images.
+        progress: called repeatedly.
+
+    Raises:
+        DatasetError: the source is missing, or none of its images can be read.
+        ResourceError: there is no disk space for the copies.
+        UsageError: the source is itself a cache.
+    """
+    with sample_images(open_source(source), images, progress) as sample:
+        folders: dict[Level | None, ImageFolder] = {None: sample.originals(crop)}
+        for side in sorted(sides):
+            progress("making copies", len(folders) - 1, len(sides))
+            level = Level(side=side, quality=QUALITY)
+            folders[level] = sample.build([level], crop, workers)
+        readings = {
+            (size, level): (folder, size)
+            for size in sizes
+            for level, folder in folders.items()
+            if level is None or level.side >= wanted_side(crop, size)
+        }
+        rates = measure_rates(readings, workers=workers, seconds=seconds, progress=progress)
+    return {
+        (size, level): rate if level else sample.loading_rate(rate, workers)
+        for (size, level), rate in rates.items()
+    }

@@ -1,0 +1,261 @@
+"""Specification of a cache, its shards, and an estimate of its size and time.
+
+Guarantees: shards depend only on the source and the settings, so a continued build, or one on
+another machine, has the same. Only a build with the same settings is continued.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import NamedTuple
+
+from feedline.cache.atomic_write import write_atomic
+from feedline.cache.level_encoder import LevelEncoder
+from feedline.cache.source import CacheSource
+from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.images.codecs import DEFAULT_MAX_PIXELS
+from feedline.remote.filesystem import is_url
+from feedline.sources.cache_layout import UNFINISHED, CacheFormat, Level, read_manifest
+
+__all__ = [
+    "BYTES_BESIDE",
+    "SETTINGS",
+    "BuildSettings",
+    "Estimate",
+    "ShardRange",
+    "Spec",
+    "continue_settings",
+    "count_samples",
+    "estimate",
+    "is_same_source",
+    "keep_qualities",
+    "make_levels",
+    "samples_per_shard",
+    "split_into_shards",
+    "unfinished_levels",
+]
+
+SETTINGS = "settings.json"
+_MAY_DIFFER = ("per_shard", "where")
+_SAMPLE_IMAGES = 64
+_SHARD_BYTES = 256 << 20
+_MAX_SHARD_SAMPLES = 4096
+_MIN_SHARD_SAMPLES = 32
+_MIN_SHARDS = 64
+BYTES_BESIDE = 3 * 512 + 2 * 512 + 256
+"""Tar overhead of an image: three headers, label and metadata, and half a block."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Specification of a cache, the same for all its shards.
+
+    Args:
+        root: folder of the cache.
+        format: file format.
+        levels: resolutions, smallest first.
+        exif: rotate images by their Exif orientation.
+        skip_broken: skip and list broken images instead of raising.
+        adds_level: True if the only resolution is added to a finished cache.
+        skipped_before: samples that this cache has skipped before.
+        repairs_level: True if shards of the only resolution of a finished cache are rebuilt.
+    """
+
+    root: str
+    format: CacheFormat
+    levels: tuple[Level, ...]
+    exif: bool = False
+    skip_broken: bool = False
+    adds_level: bool = False
+    skipped_before: frozenset[int] = frozenset()
+    repairs_level: bool = False
+
+    @property
+    def unfinished(self) -> Path:
+        """Folder of unfinished work; an addition or a repair of a resolution has its own."""
+        own = self.adds_level or self.repairs_level
+        return Path(self.root, f"{UNFINISHED}-{self.levels[0].name}" if own else UNFINISHED)
+
+
+class ShardRange(NamedTuple):
+    """Number of a shard, and its samples `start:stop`."""
+
+    number: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Estimate of a build from a sample of the images.
+
+    Args:
+        levels: resolutions of the copies.
+        images: number of images.
+        image_bytes: mean size of a copy in each resolution.
+        seconds: time to make all copies on one core.
+    """
+
+    levels: tuple[Level, ...]
+    images: int
+    image_bytes: tuple[float, ...]
+    seconds: float
+
+    @property
+    def copy_bytes(self) -> tuple[float, ...]:
+        """Mean disk space of a copy in each resolution."""
+        return tuple(size + BYTES_BESIDE for size in self.image_bytes)
+
+    @property
+    def level_bytes(self) -> tuple[int, ...]:
+        """Disk space of each resolution."""
+        return tuple(round(self.images * size) for size in self.copy_bytes)
+
+
+def make_levels(sizes: Sequence[int], *, quality: int, raw: bool) -> tuple[Level, ...]:
+    """Return the resolutions for given sizes, smallest first.
+
+    Raises:
+        UsageError: a size or the quality is out of range.
+    """
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int) or not 8 <= size <= 8192:
+            raise UsageError(f"must be from 8 to 8192 pixels, got {size!r}", argument="sizes")
+    if not sizes:
+        raise UsageError("must be one or more, such as 128,192,256", argument="sizes")
+    if isinstance(quality, bool) or not isinstance(quality, int) or not 1 <= quality <= 100:
+        raise UsageError(f"must be from 1 to 100, got {quality!r}", argument="quality")
+    return tuple(Level(side=size, quality=None if raw else quality) for size in sorted(set(sizes)))
+
+
+def estimate(source: CacheSource, levels: Sequence[Level], *, exif: bool) -> Estimate:
+    """Make and measure the copies of some evenly spread images.
+
+    Raises:
+        DatasetError: none of them can be read.
+    """
+    encoder = LevelEncoder(levels, exif=exif, max_pixels=DEFAULT_MAX_PIXELS)
+    samples = source.pick(_SAMPLE_IMAGES)
+    source.prefetch(samples)
+    sizes: list[list[int]] = []
+    seconds, problem = 0.0, ""
+    for sample in samples:
+        started = time.perf_counter()
+        try:
+            copies = encoder.make_copies(source.read(sample))
+        except ImageError as error:
+            problem = f"; the last one: {source.name(sample)}: {error.message}"
+            continue
+        seconds += time.perf_counter() - started
+        sizes.append([len(image) for image in copies.images])
+    if not sizes:
+        raise DatasetError(
+            f"none of {len(samples)} sampled images of {source.where!r} can be read{problem}"
+        )
+    return Estimate(
+        levels=tuple(levels),
+        images=len(source),
+        image_bytes=tuple(map(mean, zip(*sizes, strict=True))),
+        seconds=seconds / len(sizes) * len(source),
+    )
+
+
+def samples_per_shard(expected: Estimate) -> int:
+    """Return the samples of a shard: about 256 MB, at most 4096 samples, at least 64 shards."""
+    largest = max(expected.image_bytes) + BYTES_BESIDE
+    by_count = max(_MIN_SHARD_SAMPLES, -(-expected.images // _MIN_SHARDS))
+    return max(1, min(int(_SHARD_BYTES / largest), by_count, _MAX_SHARD_SAMPLES))
+
+
+def split_into_shards(images: int, per_shard: int) -> list[ShardRange]:
+    """Divide the samples into shards."""
+    starts = range(0, images, per_shard)
+    return [ShardRange(n, start, min(start + per_shard, images)) for n, start in enumerate(starts)]
+
+
+def count_samples(shards: Sequence[ShardRange]) -> int:
+    """Return the number of samples of some shards."""
+    return sum(shard.stop - shard.start for shard in shards)
+
+
+class BuildSettings(NamedTuple):
+    """Settings of an unfinished build, as in its file."""
+
+    format: str
+    levels: list[str]
+    exif: bool
+    source: str
+    where: str
+    per_shard: int
+
+
+def continue_settings(source: CacheSource, spec: Spec, per_shard: int) -> BuildSettings:
+    """Return the settings of an existing unfinished build, or write those of a new one.
+
+    They may differ in the samples of a shard, which are estimated, and in the path of the source,
+    which may differ between machines.
+
+    Raises:
+        UsageError: other settings differ.
+    """
+    path, levels = spec.unfinished / SETTINGS, [str(level) for level in spec.levels]
+    new = BuildSettings(spec.format, levels, spec.exif, source.kind, source.where, per_shard)
+    try:
+        old = BuildSettings(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        write_atomic(path, json.dumps(new._asdict()).encode())
+        return new
+    differences = [
+        f"{name} {before}, not {now}"
+        for name, before, now in zip(BuildSettings._fields, old, new, strict=True)
+        if before != now and name not in _MAY_DIFFER
+    ]
+    if differences:
+        folder = str(spec.unfinished) if spec.adds_level else spec.root
+        raise UsageError(
+            f"{folder!r} holds an unfinished build with {'; '.join(differences)}",
+            hint="use those settings to continue it, or remove the folder",
+        )
+    return old
+
+
+def is_same_source(before: tuple[str, str], source: CacheSource) -> bool:
+    """Return True if a source has the kind and path of a former one."""
+    kind, where = before
+    if kind != source.kind or where == source.where:
+        return kind == source.kind
+    paths = kind != "dataset" and not is_url(where) and not is_url(source.where)
+    return paths and os.path.realpath(where) == os.path.realpath(source.where)
+
+
+def unfinished_levels(root: str) -> tuple[Level, ...]:
+    """Return the resolutions of the unfinished build in a folder; empty if unknown."""
+    try:
+        settings = json.loads(Path(root, UNFINISHED, SETTINGS).read_bytes())
+        return tuple(map(Level.of, settings["levels"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+
+
+def keep_qualities(root: str, levels: tuple[Level, ...]) -> tuple[Level, ...]:
+    """Return resolutions with the qualities of the cache in a folder, finished or not.
+
+    Args:
+        root: the folder.
+        levels: JPEG resolutions; returned unchanged if the cache has other sizes or raw pixels, or
+            if there is none.
+    """
+    try:
+        before = read_manifest(root).levels
+    except DatasetError:
+        before = unfinished_levels(root)
+    sides = [level.side for level in levels]
+    if [level.side for level in before] != sides or any(level.quality is None for level in before):
+        return levels
+    return tuple(replace(level, shards=()) for level in before)

@@ -1,0 +1,24 @@
+"""Times as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from feedline.forecast.text import duration
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (99.4, "99 s"),
+        (100, "2 min"),
+        (5900, "98 min"),
+        (6000, "1.7 h"),
+        (360_000, "100 h"),
+    ],
+)
+def test_a_time_has_the_unit_that_fits(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
