@@ -71,8 +71,8 @@ from report import machine, save, spread, table, versions
 from torchvision.transforms import v2
 
 from feedline import DataLoader, ImageFolder, TrainCrop, build_cache
+from feedline.cli.demo_set import DemoSet, write_demo_set
 from feedline.engine.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
-from feedline.images.demo_set import DemoSet, write_demo_set
 from feedline.system import usable_cores
 
 SCALE = (0.25, 1.0)

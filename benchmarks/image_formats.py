@@ -25,7 +25,7 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
 import feedline
-from feedline.images.demo_set import CLASS_NAMES, demo_pixels
+from feedline.cli.demo_set import CLASS_NAMES, demo_pixels
 
 FORMATS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "JPEG 4:2:0": ("RGB", "jpg", {"quality": 91}),

@@ -43,7 +43,7 @@ from typing import Any
 from cache_accuracy_table import Interval, interval
 from report import begun, save, table
 
-from feedline.images.demo_set import DemoSet, write_demo_set
+from feedline.cli.demo_set import DemoSet, write_demo_set
 from feedline.order.schedule import Schedule
 from feedline.system import usable_cores
 

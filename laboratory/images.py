@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from feedline.images.demo_set import CLASS_NAMES, demo_pixels
+from feedline.cli.demo_set import CLASS_NAMES, demo_pixels
 
 PHOTOS = 384
 LARGE = 64

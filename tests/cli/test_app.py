@@ -175,7 +175,7 @@ def test_a_command_line_that_does_not_parse_is_wrong_use(
 def test_an_error_is_printed_without_a_traceback_and_has_its_exit_status(
     feedline: Command, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int
 ) -> None:
-    monkeypatch.setattr("feedline.images.demo_set.write_demo_set", _raising(error))
+    monkeypatch.setattr("feedline.cli.demo_set.write_demo_set", _raising(error))
     ended = feedline("demo-data", "somewhere")
     assert ended.status == status
     label, *hints = ended.err.splitlines()
@@ -261,7 +261,7 @@ def test_a_signal_ends_a_command_and_leaves_nothing_behind(
 ) -> None:
     script = (
         "import os, sys\n"
-        "import feedline.images.demo_set as demo_set\n"
+        "import feedline.cli.demo_set as demo_set\n"
         "from feedline.cli.app import main\n"
         "draw = demo_set.demo_jpeg\n"
         "def draw_and_signal(name, **settings):\n"

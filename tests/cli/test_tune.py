@@ -14,7 +14,7 @@ import pytest
 from command_line import Command
 
 from feedline import DataLoader, ImageFolder, build_cache
-from feedline.images.demo_set import DemoSet, write_demo_set
+from feedline.cli.demo_set import DemoSet, write_demo_set
 from feedline.tuning import alternative
 from feedline.tuning import folder as tuning_folder
 from feedline.tuning.step_benchmark import StepBenchmark

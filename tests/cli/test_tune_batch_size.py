@@ -9,7 +9,7 @@ import pytest
 import torch
 from command_line import Command
 
-from feedline.images.demo_set import DemoSet, write_demo_set
+from feedline.cli.demo_set import DemoSet, write_demo_set
 
 MODEL = ["--model", "test_resnet.r160_in1k"]
 AUTO = ["--batch-size", "auto"]

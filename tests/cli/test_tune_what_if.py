@@ -11,8 +11,8 @@ from command_line import Command
 
 from feedline import build_cache
 from feedline.cache import rates
+from feedline.cli.demo_set import DemoSet, write_demo_set
 from feedline.errors import ResourceError
-from feedline.images.demo_set import DemoSet, write_demo_set
 
 
 @pytest.fixture(scope="module")

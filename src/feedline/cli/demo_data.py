@@ -32,8 +32,8 @@ def demo_data(
 
     Example: feedline demo-data demo-data --num-classes 6 --train-per-class 64
     """
+    from feedline.cli.demo_set import DemoSet, write_demo_set  # loads numpy
     from feedline.cli.progress import ProgressBar
-    from feedline.images.demo_set import DemoSet, write_demo_set  # loads numpy
 
     demo = DemoSet(
         classes=num_classes,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import simplejpeg
 
+from feedline.cli.demo_set import CLASS_NAMES, DemoSet, demo_jpeg, demo_pixels, write_demo_set
 from feedline.errors import DatasetError, UsageError
-from feedline.images.demo_set import CLASS_NAMES, DemoSet, demo_jpeg, demo_pixels, write_demo_set
 
 SMALL = DemoSet(classes=2, train_per_class=2, val_per_class=1)
 
