@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import warnings
 import zipfile
@@ -15,12 +16,20 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from feedline import DataLoader, EvalCrop, ImageArray, ImageFolder, TrainCrop
+from feedline import (
+    DataLoader,
+    EvalCrop,
+    ImageArray,
+    ImageFolder,
+    TrainCrop,
+    build_cache,
+)
+from feedline.cache.add_size import add_size
 from feedline.errors import ImageError, UsageError
 from feedline.images.crops import Box, Window
 from feedline.images.resize import FILTERS, fill
 from feedline.order.batch_spec import Field, Item
-from feedline.order.pixel_layout import PixelLayout
+from feedline.order.pixel_layout import RGB, PixelLayout
 
 FORMATS = {"I;16": ("png", "tif"), "L": ("png", "jpg", "tif", "webp", "bmp")}
 
@@ -183,6 +192,45 @@ def test_arrays_keep_their_channels_and_dtype(tmp_path: Path, dtype: str) -> Non
     np.save(tmp_path / "images.npy", images.astype("int16"))
     with pytest.raises(Exception, match="overwritten"):
         pickle.loads(pickle.dumps(source))
+
+
+@pytest.mark.parametrize(("mode", "raw"), [("L", False), ("L", True), ("I;16", True)])
+@pytest.mark.parametrize("format", ["webdataset", "folder"])
+def test_caches_keep_the_layout(tmp_path: Path, mode: Any, raw: bool, format: Any) -> None:
+    root = write(tmp_path / "grey", mode)
+    settings: dict[str, Any] = {"format": format, "raw": raw, "workers": 0}
+    manifest = build_cache(root, tmp_path / "cache", (32,), mode=mode, **settings)
+    assert manifest.mode == mode
+    cached, originals = ImageFolder(tmp_path / "cache", EvalCrop()), ImageFolder(root, mode=mode)
+    assert cached.layout == originals.layout
+    whole = 255 if mode == "L" else 65535
+    for sample in range(len(cached)):
+        expected = row(originals.with_transform(EvalCrop()), sample, 24).astype(float)
+        assert np.abs(row(cached, sample, 24) - expected).mean() < whole / 100
+    (images, _), *_ = list(DataLoader(cached, 2, image_size=24))
+    assert images.shape == (2, 1, 24, 24)
+    add_size(tmp_path / "cache", 40, workers=0)
+    assert row(ImageFolder(tmp_path / "cache", EvalCrop(1.0)), 0, 40).dtype == images.numpy().dtype
+    with pytest.raises(UsageError) as caught:
+        ImageFolder(tmp_path / "cache", mode="RGB")
+    assert caught.value.argument == "mode"
+    with pytest.raises(UsageError, match=f"cache of .*{mode}"):
+        build_cache(root, tmp_path / "cache", (32, 40), **settings)
+
+
+def test_jpeg_copies_of_16_bits_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="8 bits") as caught:
+        build_cache(write(tmp_path / "grey", "I;16"), tmp_path / "cache", (32,), mode="I;16")
+    assert (caught.value.argument, caught.value.fix) == ("mode", {"raw": True})
+
+
+def test_a_cache_without_a_mode_is_rgb(tmp_path: Path) -> None:
+    build_cache(write(tmp_path / "grey", "L"), tmp_path / "cache", (32,), workers=0)
+    path = tmp_path / "cache/feedline-cache.json"
+    fields = json.loads(path.read_text())
+    assert fields.pop("mode") == "RGB"
+    path.write_text(json.dumps(fields))
+    assert ImageFolder(tmp_path / "cache").layout == RGB
 
 
 def test_pipelines_of_other_layouts_run_unchanged(tmp_path: Path) -> None:

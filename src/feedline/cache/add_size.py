@@ -97,7 +97,7 @@ def _add(
     level = _level(where, manifest, size, quality)
     skipped_before = frozenset(key for key, _, _ in manifest.skipped)
     form = manifest.format, (level,), manifest.exif
-    spec = Spec(where, *form, adds_level=True, skipped_before=skipped_before)
+    spec = Spec(where, *form, adds_level=True, skipped_before=skipped_before, mode=manifest.mode)
     if any(level.side == size for level in manifest.levels):
         if not spec.unfinished.exists():
             raise UsageError(
@@ -110,7 +110,7 @@ def _add(
     index = CacheIndex(where, manifest)
     _refuse(where, manifest, images, _source_difference(images, manifest, index))
     with unfinished_work(spec):
-        expected = estimate(images, spec.levels, exif=spec.exif)
+        expected = estimate(images, spec)
         continue_settings(images, spec, manifest.per_shard)
         shards = split_into_shards(len(images), manifest.per_shard)
         todo = [shard for shard in shards if not shard_matches(images, spec, shard)]

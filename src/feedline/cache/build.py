@@ -44,6 +44,7 @@ from feedline.cache.spec import (
 )
 from feedline.cache.verify import damaged_shards, file_damage
 from feedline.errors import UsageError
+from feedline.images.codecs import mode_layout
 from feedline.sources.cache_index import index_damage
 from feedline.sources.cache_layout import LMDB_FILE, MANIFEST, CacheFormat, Manifest, read_manifest
 
@@ -64,6 +65,7 @@ def build_cache(
     ray: str | None = None,
     on_error: str = "raise",
     exif: bool = False,
+    mode: str = "RGB",
     progress: BuildCallback = lambda progress: None,
 ) -> Manifest:
     """Build resized copies of all images, which `feedline.ImageFolder(root)` reads.
@@ -86,6 +88,8 @@ def build_cache(
             connected, that cluster is used. Default: worker processes.
         on_error: "raise", or "skip": broken images are omitted and listed in the manifest.
         exif: rotate images by their Exif orientation, as `ImageFolder(..., exif=True)`.
+        mode: Pillow's mode of the copies, which the cache keeps: "RGB", "L" or "I;16"; the last
+            needs `raw`.
         progress: called repeatedly.
 
     Returns:
@@ -107,6 +111,9 @@ def build_cache(
         raise UsageError(
             f"{quality!r} is a JPEG quality, but raw=True stores pixels", argument="quality"
         )
+    if mode_layout(mode).dtype != "uint8" and not raw:
+        message = f"{mode!r} does not fit into JPEGs, which have 8 bits"
+        raise UsageError(message, argument="mode", fix={"raw": True})
     levels = make_levels(sizes, quality=_QUALITY if quality is None else quality, raw=raw)
     if on_error not in ("raise", "skip"):
         raise UsageError(f'on_error must be "raise" or "skip", got {on_error!r}')
@@ -119,7 +126,7 @@ def build_cache(
         with destination.lock():
             if quality is None and not raw:
                 levels = keep_qualities(destination.root, levels)
-            spec = Spec(destination.root, format, levels, exif, on_error == "skip")
+            spec = Spec(destination.root, format, levels, exif, on_error == "skip", mode=mode)
             return build(images, spec, pool, destination, progress)
 
 
@@ -140,7 +147,7 @@ def build(
         keep_manifest: keep the manifest of a finished cache until the end.
     """
     with unfinished_work(spec):
-        expected = estimate(source, spec.levels, exif=spec.exif)
+        expected = estimate(source, spec)
         finished = _find_finished(source, spec, destination)
         if finished is not None:  # may be left by a build that stopped after writing the manifest
             (spec.unfinished / SETTINGS).unlink(missing_ok=True)
@@ -238,13 +245,14 @@ def _find_finished(source: CacheSource, spec: Spec, destination: Destination) ->
     if not os.path.exists(os.path.join(spec.root, MANIFEST)):
         return None
     manifest = read_manifest(spec.root)
-    before = (manifest.format, [str(level) for level in manifest.levels], manifest.exif)
-    now = (spec.format, [str(level) for level in spec.levels], spec.exif)
+    before, now = (
+        f"{each.format} cache of {', '.join(map(str, each.levels))}, {each.mode}"
+        + " with exif" * each.exif
+        for each in (manifest, spec)
+    )
     if before != now:
         raise UsageError(
-            f"{spec.root!r} already is a {manifest.format} cache of {', '.join(before[1])}"
-            f"{' with exif' * manifest.exif}, but {spec.format} of {', '.join(now[1])}"
-            f"{' with exif' * spec.exif} was requested",
+            f"{spec.root!r} already is a {before}, but a {now} was requested",
             hint="add a size with `feedline cache add-size`, omit the quality to keep the existing "
             "ones, or use another folder",
         )

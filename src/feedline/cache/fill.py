@@ -83,6 +83,7 @@ def _fill(
     classes: Sequence[str] | None,
     sides: list[int],
     exif: bool,
+    mode: str,
 ) -> None:
     """Build a cache of the files in a folder; the other arguments are a `CacheContents`.
 
@@ -102,7 +103,7 @@ def _fill(
     destination = open_destination(root, token)
     if is_finished(root):  # meanwhile, by another process
         return
-    spec = Spec(root, "webdataset", _levels(root, sides), exif, skip_broken=True)
+    spec = Spec(root, "webdataset", _levels(root, sides), exif, skip_broken=True, mode=mode)
     ready = False
 
     def progress(state: BuildState) -> None:

@@ -65,6 +65,7 @@ def finish(
         classes=None if source.classes is None else tuple(source.classes),
         label=(label.dtype, label.shape),
         exif=spec.exif,
+        mode=spec.mode,
         fingerprint=_fingerprint(columns),
         source=(source.kind, source.where),
         skipped=tuple(skipped),

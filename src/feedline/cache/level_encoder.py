@@ -24,7 +24,10 @@ from PIL import Image
 
 from feedline.errors import ImageError
 from feedline.images.codecs import Decoder
+from feedline.images.crops import Box
 from feedline.images.jpeg import jpeg_orientation
+from feedline.images.resize import fill
+from feedline.order.pixel_layout import MODES, PixelLayout
 from feedline.sources.cache_layout import Level, level_size
 from feedline.sources.store import Pixels
 
@@ -60,15 +63,19 @@ class LevelEncoder:
         levels: resolutions of the copies.
         exif: rotate images by their Exif orientation.
         max_pixels: images whose header announces more raise an ImageError.
+        mode: Pillow's mode of the copies.
     """
 
-    def __init__(self, levels: Sequence[Level], *, exif: bool, max_pixels: int) -> None:
+    def __init__(
+        self, levels: Sequence[Level], *, exif: bool, max_pixels: int, mode: str = "RGB"
+    ) -> None:
         self._levels = levels
         self._exif = exif
-        self._decoder = Decoder(max_pixels=max_pixels, exif=exif)
+        self._layout = MODES[mode]
+        self._decoder = Decoder(max_pixels=max_pixels, exif=exif, mode=mode)
 
     def make_copies(self, image: bytes | Pixels) -> ResizedCopies:
-        """Make the copies of an image, encoded or as pixels, uint8 (height, width, 3), RGB.
+        """Make the copies of an image, encoded or as pixels (height, width, channels).
 
         Raises:
             ImageError: the image cannot be decoded, or is too long for a JPEG.
@@ -82,6 +89,8 @@ class LevelEncoder:
             # An original that is stored unchanged is decoded, too, to find broken ones now.
             pixels = np.ascontiguousarray(self._decoder.read())
         height, width = pixels.shape[:2]
+        if PixelLayout(pixels.shape[2], pixels.dtype.name) != self._layout:
+            raise ImageError(f"expected {self._layout}, got {pixels.dtype} of shape {pixels.shape}")
         copies = []
         for level in self._levels:
             if unchanged is not None and min(height, width) <= level.side and level.quality:
@@ -95,14 +104,14 @@ def _encode(pixels: Pixels, level: Level) -> bytes:
     height, width = pixels.shape[:2]
     small = _resize(pixels, *level_size(height, width, level.side))
     if level.quality is None:
-        return _npy_header(*small.shape[:2]) + small.tobytes()
+        return _npy_header(small.shape, small.dtype) + small.tobytes()
     if max(small.shape) > _MAX_JPEG_PX:
         raise ImageError(
             f"its copy of {small.shape[1]} x {small.shape[0]} pixels is too large for a JPEG, "
             f"at most {_MAX_JPEG_PX} pixels per side: split the image, or store raw pixels"
         )
     file = io.BytesIO()
-    Image.fromarray(small).save(
+    Image.fromarray(small[..., 0] if small.shape[2] == 1 else small).save(
         file,
         "JPEG",
         quality=level.quality,
@@ -115,7 +124,10 @@ def _encode(pixels: Pixels, level: Level) -> bytes:
 def _resize(pixels: Pixels, height: int, width: int) -> Pixels:
     if pixels.shape[:2] == (height, width):
         return np.ascontiguousarray(pixels)
-    small = np.empty((height, width, 3), np.uint8)
+    small = np.empty((height, width, pixels.shape[2]), pixels.dtype)
+    if pixels.itemsize > 1:
+        fill(small, pixels, Box(0, 0, *pixels.shape[:2], False, filter="bicubic"))
+        return small
     if not pixels.flags.writeable:  # torch would warn
         pixels = pixels.copy()
     _bicubic(
@@ -130,9 +142,10 @@ def _resize(pixels: Pixels, height: int, width: int) -> Pixels:
 
 
 @functools.lru_cache(256)
-def _npy_header(height: int, width: int) -> bytes:
+def _npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     """Return the 128 bytes that NumPy writes before the pixels of an image of this size."""
     header = io.BytesIO()
-    form = {"descr": "|u1", "fortran_order": False, "shape": (height, width, 3)}
+    descr = np.lib.format.dtype_to_descr(dtype)
+    form = {"descr": descr, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, form)
     return header.getvalue()

@@ -21,7 +21,7 @@ from rich.filesize import decimal
 
 from feedline.cache.open_source import open_source
 from feedline.cache.rates import QUALITY, RateCallback, Reading, measure_rates, sample_images
-from feedline.cache.spec import estimate, make_levels
+from feedline.cache.spec import Spec, estimate, make_levels
 from feedline.diagnose.finding import count
 from feedline.engine.defaults import worker_count
 from feedline.errors import UsageError
@@ -228,7 +228,7 @@ def plan_cache(
         estimates = []
         for done, levels in enumerate(resolutions):
             progress("making copies", done, len(resolutions))
-            estimates.append(estimate(opened, levels, exif=False))
+            estimates.append(estimate(opened, Spec("", "webdataset", tuple(levels))))
             copies = sample.build(levels, crop, processes)
             for size, side in sides.items():
                 readings.setdefault((size, _serving(levels, side)), (copies, size))

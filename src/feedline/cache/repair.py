@@ -32,7 +32,6 @@ from feedline.cache.build_shards import (
 )
 from feedline.cache.destination import Destination, open_destination
 from feedline.cache.finish import current_fingerprint, finish_level
-from feedline.cache.level_encoder import LevelEncoder
 from feedline.cache.open_source import open_cache_source
 from feedline.cache.shard import ExistingCopies, encode_name, record_name, write_records
 from feedline.cache.source import CacheSource, Stamp, spread_evenly
@@ -46,7 +45,6 @@ from feedline.cache.spec import (
 )
 from feedline.cache.verify import Verification, file_damage, verify
 from feedline.errors import DatasetError, ImageError
-from feedline.images.codecs import DEFAULT_MAX_PIXELS
 from feedline.order.batch_spec import Field
 from feedline.sources.cache_index import CacheIndex, checksum, damaged_columns, load_entries
 from feedline.sources.cache_layout import LMDB_FILE, Level, Manifest, read_manifest
@@ -174,6 +172,7 @@ class _Repair:
             (replace(level, shards=()),),
             manifest.exif,
             repairs_level=True,
+            mode=manifest.mode,
             skipped_before=frozenset(key for key, _, _ in manifest.skipped),
         )
         shutil.rmtree(spec.unfinished, ignore_errors=True)  # of a repair that was killed
@@ -223,7 +222,8 @@ class _Repair:
             )
         levels = tuple(replace(level, shards=()) for level in manifest.levels)
         skips = bool(manifest.skipped)
-        spec = Spec(where, manifest.format, levels, manifest.exif, skip_broken=skips)
+        form = manifest.format, levels, manifest.exif
+        spec = Spec(where, *form, skip_broken=skips, mode=manifest.mode)
         shutil.rmtree(spec.unfinished, ignore_errors=True)
         if manifest.format == "lmdb":  # a damaged one must not be written to
             for level in levels:
@@ -330,9 +330,9 @@ class _Originals:
         return image
 
     def _check_unchanged(self, sample: int, image: bytes | Pixels) -> None:
-        encoder = LevelEncoder(
-            [self._level], exif=self._manifest.exif, max_pixels=DEFAULT_MAX_PIXELS
-        )
+        manifest = self._manifest
+        form = manifest.format, (self._level,), manifest.exif
+        encoder = Spec("", *form, mode=manifest.mode).encoder()
         (copy,) = encoder.make_copies(image).images
         label = np.asarray(self.label(sample), self.label_field.dtype)
         if checksum(copy, sample, label) != self._checksums[sample]:

@@ -22,12 +22,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from feedline.cache.atomic_write import report_disk_errors, write_atomic
-from feedline.cache.level_encoder import LevelEncoder, ResizedCopies
+from feedline.cache.level_encoder import ResizedCopies
 from feedline.cache.source import CacheSource
 from feedline.cache.spec import ShardRange, Spec
 from feedline.cache.writers import WRITERS, CacheSample
 from feedline.errors import FeedlineError, ImageError
-from feedline.images.codecs import DEFAULT_MAX_PIXELS
 from feedline.remote.folder import RemoteFolder
 from feedline.sources.cache_index import COLUMNS, ENTRY, CacheIndex, checksum, load_entries
 from feedline.sources.cache_layout import Manifest, shard_name
@@ -101,7 +100,7 @@ def build_shard(
     Raises:
         ImageError: an image is broken and may not be skipped; names it.
     """
-    encoder = LevelEncoder(spec.levels, exif=spec.exif, max_pixels=DEFAULT_MAX_PIXELS)
+    encoder = spec.encoder()
     keys, sizes, stamps, labels, names = [], [], [], [], []
     entries: dict[str, list[tuple[int, int, int, int]]] = {each.name: [] for each in spec.levels}
     skipped: list[tuple[int, str, str]] = []

@@ -65,6 +65,7 @@ class Spec:
         adds_level: True if the only resolution is added to a finished cache.
         skipped_before: samples that this cache has skipped before.
         repairs_level: True if shards of the only resolution of a finished cache are rebuilt.
+        mode: Pillow's mode of the copies.
     """
 
     root: str
@@ -75,6 +76,13 @@ class Spec:
     adds_level: bool = False
     skipped_before: frozenset[int] = frozenset()
     repairs_level: bool = False
+    mode: str = "RGB"
+
+    def encoder(self) -> LevelEncoder:
+        """Create an encoder of its copies, for one thread."""
+        return LevelEncoder(
+            self.levels, exif=self.exif, mode=self.mode, max_pixels=DEFAULT_MAX_PIXELS
+        )
 
     @property
     def unfinished(self) -> Path:
@@ -134,13 +142,13 @@ def make_levels(sizes: Sequence[int], *, quality: int, raw: bool) -> tuple[Level
     return tuple(Level(side=size, quality=None if raw else quality) for size in sorted(set(sizes)))
 
 
-def estimate(source: CacheSource, levels: Sequence[Level], *, exif: bool) -> Estimate:
+def estimate(source: CacheSource, spec: Spec) -> Estimate:
     """Make and measure the copies of some evenly spread images.
 
     Raises:
         DatasetError: none of them can be read.
     """
-    encoder = LevelEncoder(levels, exif=exif, max_pixels=DEFAULT_MAX_PIXELS)
+    encoder = spec.encoder()
     samples = source.pick(_SAMPLE_IMAGES)
     source.prefetch(samples)
     sizes: list[list[int]] = []
@@ -159,7 +167,7 @@ def estimate(source: CacheSource, levels: Sequence[Level], *, exif: bool) -> Est
             f"none of {len(samples)} sampled images of {source.where!r} can be read{problem}"
         )
     return Estimate(
-        levels=tuple(levels),
+        levels=spec.levels,
         images=len(source),
         image_bytes=tuple(map(mean, zip(*sizes, strict=True))),
         seconds=seconds / len(sizes) * len(source),
@@ -193,6 +201,7 @@ class BuildSettings(NamedTuple):
     source: str
     where: str
     per_shard: int
+    mode: str = "RGB"
 
 
 def continue_settings(source: CacheSource, spec: Spec, per_shard: int) -> BuildSettings:
@@ -205,7 +214,8 @@ def continue_settings(source: CacheSource, spec: Spec, per_shard: int) -> BuildS
         UsageError: other settings differ.
     """
     path, levels = spec.unfinished / SETTINGS, [str(level) for level in spec.levels]
-    new = BuildSettings(spec.format, levels, spec.exif, source.kind, source.where, per_shard)
+    form = spec.format, levels, spec.exif
+    new = BuildSettings(*form, source.kind, source.where, per_shard, spec.mode)
     try:
         old = BuildSettings(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):

@@ -136,7 +136,9 @@ class ImageFolder(ImageSource["FileStore[FolderIndex] | ArchiveStore | CacheStor
         if not isinstance(store, CacheStore) and (splits := splits_of(store.paths)):
             warnings.warn(split_hint(self.root, splits), stacklevel=2)
         if isinstance(store, CacheStore):
-            check_cache_mode(store, layout)
+            if mode is not None:
+                check_cache_mode(store, layout)
+            layout = store.manifest.layout
         # Copies in a cache stand as they should.
         turn = bool(exif) and not isinstance(store, CacheStore)
         super().__init__(

@@ -91,15 +91,15 @@ def without_addresses(text: str) -> str:
 
 
 def check_cache_mode(cache: CacheStore, layout: PixelLayout) -> None:
-    """Check that the copies of a cache have a source's layout; RGB for all caches so far.
+    """Check that the copies of a cache have a source's layout.
 
     Raises:
         UsageError: they have another one.
     """
-    if layout != RGB:
+    if layout != cache.manifest.layout:
         raise UsageError(
             f"{layout.mode or str(layout)!r} does not match the cache {cache.root!r}, whose copies "
-            "are RGB: read the original images",
+            f"are {cache.manifest.mode!r}: build another cache",
             argument="mode",
         )
 

@@ -95,6 +95,7 @@ class CacheContents:
         classes: class names by number; None if unknown.
         sides: shorter sides of the resolutions in pixels, smallest first.
         exif: images are rotated by their Exif orientation.
+        mode: Pillow's mode of the copies.
     """
 
     root: str
@@ -104,6 +105,7 @@ class CacheContents:
     classes: list[str] | None
     sides: tuple[int, ...]
     exif: bool
+    mode: str
 
 
 def cache_contents(options: Options, source: Any) -> CacheContents:
@@ -113,6 +115,12 @@ def cache_contents(options: Options, source: Any) -> CacheContents:
         UsageError: the images are not files, or the folder cannot be their cache.
     """
     assert options.cache is not None
+    if source.layout.dtype != "uint8":
+        raise UsageError(
+            f"{options.cache!r} is not a cache, and one that is filled while training has JPEGs, "
+            f"which cannot hold {source.layout}: build it first with raw=True and mode=...",
+            argument="cache",
+        )
     whole = own_source(options.dataset)
     files = (source if whole is None else whole).originals()  # all files, also of a Subset
     if isinstance(files, RemoteImages):
@@ -145,6 +153,7 @@ def cache_contents(options: Options, source: Any) -> CacheContents:
         classes=classes,
         sides=tuple(sorted({-(-side // _STEP) * _STEP for side in needed})),
         exif=source.exif,
+        mode=source.layout.mode,
     )
 
 
@@ -204,6 +213,7 @@ class CacheFiller:
                 "classes": contents.classes,
                 "sides": list(contents.sides),
                 "exif": contents.exif,
+                "mode": contents.mode,
             }
             with (
                 contextlib.suppress(BrokenPipeError),  # its next message has the reason

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from feedline.errors import DatasetError
+from feedline.order.pixel_layout import MODES, PixelLayout
 from feedline.sources.read_file import without_waiting
 
 __all__ = [
@@ -129,6 +130,7 @@ class Manifest:
         skipped: broken images that were skipped: their number, name, and the reason.
         digests: digests of the index's files, by name.
         feedline: version that made it.
+        mode: Pillow's mode of the copies, one of `pixel_layout.MODES`.
     """
 
     format: CacheFormat
@@ -144,6 +146,12 @@ class Manifest:
     skipped: tuple[tuple[int, str, str], ...] = ()
     digests: dict[str, str] = field(default_factory=dict)
     feedline: str = ""
+    mode: str = "RGB"
+
+    @property
+    def layout(self) -> PixelLayout:
+        """Channels and dtype of the copies."""
+        return MODES[self.mode]
 
     def extends(self, other: Manifest) -> bool:
         """Return True if this is the other manifest, possibly with additional resolutions."""
@@ -270,6 +278,8 @@ def _checked(given: dict[str, Any]) -> Manifest:
         raise ValueError(f"invalid resolutions {sides}")
     if len({len(level.shards) for level in levels}) != 1:
         raise ValueError("the resolutions have different numbers of shards")
+    if made_of.mode not in MODES:
+        raise ValueError(f"invalid mode {made_of.mode!r}")
     counts = made_of.samples, made_of.samples_in_source, made_of.per_shard
     if made_of.format not in get_args(CacheFormat) or not all(map(_is_count, counts)):
         raise ValueError(f"invalid format {made_of.format!r} or samples {counts!r}")

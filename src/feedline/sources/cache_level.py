@@ -75,6 +75,8 @@ class LevelReader:
         self._cache = root  # in messages
         self._folder = os.path.join(root, level.name)
         self._manifest = manifest
+        self._layout = manifest.layout
+        self._pixel_bytes = self._layout.channels * np.dtype(self._layout.dtype).itemsize
         self._index = index
         self._entries = load_entries(root, level, manifest.samples)
 
@@ -91,12 +93,13 @@ class LevelReader:
         if self.level.quality is not None:
             return bytes(held)
         height, width = self.size(sample)
-        if len(held) != NPY_HEADER_BYTES + 3 * height * width:
+        if len(held) != NPY_HEADER_BYTES + self._pixel_bytes * height * width:
             raise self._damaged(
                 f"size mismatch: the cache's copy at {self.level.side} px has {len(held)} bytes, "
                 f"which do not match {width} x {height} pixels. The cache's index is damaged"
             )
-        pixels: Pixels = np.ndarray((height, width, 3), np.uint8, held, NPY_HEADER_BYTES)
+        shape = height, width, self._layout.channels
+        pixels: Pixels = np.ndarray(shape, self._layout.dtype, held, NPY_HEADER_BYTES)
         return pixels
 
     def file(self, sample: int) -> Held:
