@@ -126,7 +126,8 @@ def _resize(pixels: Pixels, height: int, width: int) -> Pixels:
         return np.ascontiguousarray(pixels)
     small = np.empty((height, width, pixels.shape[2]), pixels.dtype)
     if pixels.itemsize > 1:
-        fill(small, pixels, Box(0, 0, *pixels.shape[:2], False, filter="bicubic"))
+        from_height, from_width = pixels.shape[:2]
+        fill(small, pixels, Box(0, 0, from_height, from_width, False, filter="bicubic"))
         return small
     if not pixels.flags.writeable:  # torch would warn
         pixels = pixels.copy()
