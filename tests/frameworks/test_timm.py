@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import feedline
-import feedline.integrations.timm
 from packages import needs
 from slow import slow
 

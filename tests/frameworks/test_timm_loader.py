@@ -12,7 +12,6 @@ import torch
 from torchvision.datasets import ImageFolder
 
 from feedline.errors import ImageError, UsageError
-from feedline.integrations.timm import create_loader
 from packages import needs
 from torchvision_folder import IMAGES, write_images
 
@@ -30,10 +29,12 @@ GREY_LEVEL = 1 / 255 / 0.224  # of a normalised image
 @pytest.fixture(scope="module", autouse=True)
 def _timm() -> None:
     """Import timm for these tests alone; see `needs`."""
-    global data
+    global create_loader, data
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from timm import data
+
+        from feedline.integrations.timm import create_loader
 
 
 @pytest.fixture(scope="module")

@@ -5,17 +5,27 @@ samplers, collate_fn, transfer to the device, normalisation and random erasing t
 objects; only the torch DataLoader within is replaced. Evaluation gives timm's pixels, training
 pixels of the same distribution. Arguments that cannot be followed raise an error.
 
+On the CPU workers normalise, with the same values: there is no transfer that would overlap it.
+
 Relies on: the attributes of torch's DataLoader and of timm's PrefetchLoader.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
-from torch.utils.data import BatchSampler, RandomSampler
+import torch
+from timm.data import create_loader as timm_create_loader
+from timm.data.loader import PrefetchLoader, fast_collate
+from timm.data.transforms import MaybePILToTensor, ToTensor
+from torch.utils.data import BatchSampler, RandomSampler, default_collate
+from torchvision.transforms import Compose, Normalize
 
 from feedline.errors import UsageError
+from feedline.images.compile.datasets import is_timm_folder, is_torchvision_folder
 from feedline.loader.dataloader import DataLoader
 
 __all__ = ["create_loader"]
@@ -47,8 +57,6 @@ def create_loader(*args: Any, **kwargs: Any) -> Any:
         UsageError: `worker_seeding` is not "all": samples are seeded, not workers.
         Exception: any error of timm's own function.
     """
-    from timm.data import create_loader as timm_create_loader
-
     arguments = signature(timm_create_loader).bind(*args, **kwargs)
     arguments.apply_defaults()
     values = arguments.arguments
@@ -63,8 +71,67 @@ def create_loader(*args: Any, **kwargs: Any) -> Any:
     timm_loader = timm_create_loader(*arguments.args, **arguments.kwargs)
     if not values.get("use_prefetcher"):
         return _replace(timm_loader)
+    if timm_loader.device.type == "cpu" and timm_loader.img_dtype is torch.float32:
+        timm_loader = _CpuPrefetchLoader.of(timm_loader)
     timm_loader.loader = _replace(timm_loader.loader)
     return timm_loader
+
+
+class _CpuPrefetchLoader(PrefetchLoader):  # type: ignore[misc]
+    """PrefetchLoader whose batches are normalised by the workers."""
+
+    collate_fn: Any
+
+    @classmethod
+    def of(cls, loader: Any) -> _CpuPrefetchLoader:
+        """Create from timm's loader, whose dataset and collate_fn then normalise."""
+        own = cls.__new__(cls)
+        own.__dict__.update(vars(loader))
+        inner = own.loader
+        own.collate_fn = inner.collate_fn
+        steps = getattr(getattr(inner.dataset, "transform", None), "transforms", [None])
+        is_folder = is_timm_folder(inner.dataset) or is_torchvision_folder(inner.dataset)
+        is_fast = own.collate_fn is fast_collate and type(steps[-1]) is MaybePILToTensor
+        if is_fast and is_folder:  # rows are a table of pixel values
+            statistics = (each.flatten().tolist() for each in (own.mean, own.std))
+            tail = [ToTensor(torch.float32), Normalize(*statistics)]
+            inner.dataset.transform = Compose([*steps[:-1], *tail])
+            inner.collate_fn = default_collate
+        else:
+            inner.collate_fn = _NormalizedCollate(own.collate_fn, own.mean, own.std)
+        return own
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        is_long = self.collate_fn is fast_collate
+        for images, labels in self.loader:
+            if self.random_erasing is not None:
+                images = self.random_erasing(images)
+            yield images, labels.long() if is_long and labels.ndim == 1 else labels
+
+    @property
+    def mixup_enabled(self) -> bool:
+        """True if the collate_fn mixes images."""
+        return bool(getattr(self.collate_fn, "mixup_enabled", False))
+
+    @mixup_enabled.setter
+    def mixup_enabled(self, enabled: bool) -> None:
+        if hasattr(self.collate_fn, "mixup_enabled"):
+            self.collate_fn.mixup_enabled = enabled
+            # A new object, which workers that persist get.
+            self.loader.collate_fn = _NormalizedCollate(self.collate_fn, self.mean, self.std)
+
+
+@dataclass(eq=False)
+class _NormalizedCollate:
+    """A collate_fn of uint8 images, and timm's normalisation of its batches."""
+
+    collate_fn: Callable[[list[Any]], Any]
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __call__(self, samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        images, labels = self.collate_fn(samples)
+        return images.to(torch.float32).sub_(self.mean).div_(self.std), labels
 
 
 def _replace(loader: Any) -> DataLoader[Any]:
