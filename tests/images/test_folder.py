@@ -376,6 +376,20 @@ def test_extensions_widen_what_is_an_image(root):
     loaded(widened, 5)
 
 
+@pytest.mark.parametrize("name", ["cats/._1.jpg", "dogs/a/.b.png", "dogs/.c/d.png", ".ipynb/1.jpg"])
+def test_hidden_files_are_numbered_as_by_torchvision_with_one_warning(root, name):
+    (root / name).parent.mkdir(exist_ok=True)
+    (root / name).write_bytes(b"\0\5\x16\7" + bytes(99))
+    with pytest.warns(UserWarning, match="hidden") as caught:
+        ours = ImageFolder(root)
+    assert len(caught) == 1
+    assert (name.split("/")[0] if name.startswith(".") else name) in str(caught[0].message)
+    theirs = TorchvisionFolder(str(root))
+    assert [ours.path(sample) for sample in range(len(ours))] == [path for path, _ in theirs.imgs]
+    with pytest.raises(ImageError, match="metadata"):
+        loaded(ours, [ours.path(k) for k in range(len(ours))].index(str(root / name)))
+
+
 def test_it_says_what_it_is(root):
     assert repr(ImageFolder(root, EvalCrop())) == (
         f"ImageFolder({str(root)!r}, EvalCrop(fraction=0.875, filter='bilinear'), "

@@ -187,6 +187,8 @@ def _unknown_format(data: bytes) -> str:
         guess = "a web page or SVG text, e.g. from a failed download"
     elif data[4:8] == b"ftyp":
         guess = "a video, or another ISO media file"
+    elif data.startswith(b"\0\5\x16\7"):
+        guess = "macOS's metadata of another file: remove files named ._*"
     elif head.startswith(b"version https://git-lfs"):
         guess = "a Git LFS pointer: run `git lfs pull`"
     else:

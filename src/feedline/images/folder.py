@@ -133,12 +133,19 @@ class ImageFolder(ImageSource["FileStore[FolderIndex] | ArchiveStore | CacheStor
             store = ArchiveStore(*archive, archive_index(*archive, endings))
         else:
             store = files_of(self.root, scan_folder(self.root, extensions))
-        if not isinstance(store, CacheStore) and (splits := splits_of(store.paths)):
-            warnings.warn(split_hint(self.root, splits), stacklevel=2)
         if isinstance(store, CacheStore):
             if mode is not None:
                 check_cache_mode(store, layout)
             layout = store.manifest.layout
+        else:
+            if splits := splits_of(store.paths):
+                warnings.warn(split_hint(self.root, splits), stacklevel=2)
+            if hidden := _first_hidden(store.paths):
+                warnings.warn(
+                    f"{self.root!r}: hidden files count as images and hidden folders as classes, "
+                    f"like in torchvision, the first {hidden!r}. Remove them if they are not data",
+                    stacklevel=2,
+                )
         # Copies in a cache stand as they should.
         turn = bool(exif) and not isinstance(store, CacheStore)
         super().__init__(
@@ -203,6 +210,18 @@ class ImageFolder(ImageSource["FileStore[FolderIndex] | ArchiveStore | CacheStor
             f"decode={'scaled' if self._scaled else 'exact'!r}): "
             f"{len(self)} images, {len(self.classes)} classes"
         )
+
+
+def _first_hidden(index: FolderIndex) -> str:
+    """First class or path with a name that begins with a dot, e.g. ".ipynb_checkpoints" or macOS's
+    "._1.jpg"; "" without.
+    """
+    hidden = [name for name in index.classes if name.startswith(".")]
+    names = b"\0" + index.blob.tobytes()
+    found = [at for at in (names.find(b"\0."), names.find(b"/.")) if at >= 0]
+    if hidden or not found:
+        return hidden[0] if hidden else ""
+    return index.path(int(np.searchsorted(index.starts, min(found), "right")) - 1)
 
 
 def _cache_at(
