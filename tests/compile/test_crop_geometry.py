@@ -10,7 +10,7 @@ from torchvision.transforms import CenterCrop, RandomCrop, Resize
 from torchvision.transforms.functional import hflip
 
 from feedline.images.compile.crop_geometry import WindowCrop
-from feedline.images.crops import Box, EvalCrop, Window, scaled
+from feedline.images.crops import Box, EvalCrop, Window, scale_shape
 from feedline.images.resize import fill
 from feedline.order.batch_spec import Item
 
@@ -81,7 +81,7 @@ def test_other_sizes_keep_the_proportion_and_lie_inside(resize):
     crop = WindowCrop(resize, (64, 40), random=True)
     assert crop.place(300, 400, Item(0, 32, 1, 1.0))[:2] == ((32, 42) if resize == 64 else (35, 32))
     for size in range(1, 200):
-        rows, columns = scaled((64, 40), size, 64)
+        rows, columns = scale_shape((64, 40), size, 64)
         assert (rows, columns) == (size, max(1, round(size * 40 / 64)))
         for height, width in SIZES:
             window = crop.place(height, width, Item(0, size, size, 1.0))

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image, ImageFile, ImageOps, features
 
 from feedline.errors import ImageError
-from feedline.images.codecs import CODECS, Decoder, ThreadsDecoder, codec_of
+from feedline.images.codecs import CODECS, Decoder, ThreadDecoder, codec_of
 from feedline.images.jpeg import jpeg_is_lossless, jpeg_orientation
 from feedline.images.pillow import exif_orientation
 
@@ -410,7 +410,7 @@ def test_an_image_above_the_kept_memory_is_decoded_all_the_same(monkeypatch):
 
 
 def test_each_thread_has_a_decoder_of_its_own():
-    threads, others = ThreadsDecoder(max_pixels=100, exif=False, mode="RGB"), []
+    threads, others = ThreadDecoder(max_pixels=100, exif=False, mode="RGB"), []
     thread = threading.Thread(target=lambda: others.append(threads.decoder))
     thread.start()
     thread.join()

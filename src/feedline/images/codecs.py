@@ -30,7 +30,7 @@ __all__ = [
     "CODECS",
     "DEFAULT_MAX_PIXELS",
     "Decoder",
-    "ThreadsDecoder",
+    "ThreadDecoder",
     "added_codecs",
     "check_decoding",
     "codec_of",
@@ -169,7 +169,7 @@ class Decoder:
         return pixels
 
 
-class ThreadsDecoder(threading.local):
+class ThreadDecoder(threading.local):
     """A decoder per thread: `decoder` is the calling thread's."""
 
     def __init__(self, *, max_pixels: int, exif: bool, mode: str) -> None:

@@ -28,12 +28,12 @@ __all__ = [
     "TrainCrop",
     "Transform",
     "Window",
-    "centred",
+    "centre_corner",
     "check_part",
     "cut",
-    "resized",
-    "scaled",
-    "shape_in_words",
+    "format_shape",
+    "resize_shape",
+    "scale_shape",
     "wanted_side",
 ]
 
@@ -45,13 +45,13 @@ Shape: TypeAlias = tuple[int, int]
 """Height and width, in pixels."""
 
 
-def scaled(shape: Shape, size: int, of: int) -> Shape:
+def scale_shape(shape: Shape, size: int, of: int) -> Shape:
     """Scale a height and width in proportion, from `of` pixels to `size`."""
     height, width = (max(1, round(side * size / of)) for side in shape)
     return height, width
 
 
-def shape_in_words(shape: Shape) -> str:
+def format_shape(shape: Shape) -> str:
     """Side of a square, or height x width, in pixels, as text."""
     height, width = shape
     return f"{height} px" if height == width else f"{height} x {width} px"
@@ -237,12 +237,17 @@ class TrainCrop:
         scale, ratio = _pair("scale", self.scale), _pair("ratio", self.ratio)
         if not 0 < scale[0] <= scale[1] <= 1:
             raise UsageError(
-                f"scale must be (low, high) with 0 < low <= high <= 1, got {self.scale!r}"
+                f"must be (low, high) with 0 < low <= high <= 1, got {self.scale!r}",
+                argument="scale",
             )
         if not 0 < ratio[0] <= ratio[1] < math.inf:
-            raise UsageError(f"ratio must be (low, high) with 0 < low <= high, got {self.ratio!r}")
+            raise UsageError(
+                f"must be (low, high) with 0 < low <= high, got {self.ratio!r}", argument="ratio"
+            )
         if not (isinstance(self.flip, (int, float)) and 0 <= self.flip <= 1):
-            raise UsageError(f"flip must be a probability from 0 to 1, got {self.flip!r}")
+            raise UsageError(
+                f"must be a probability from 0 to 1, got {self.flip!r}", argument="flip"
+            )
         several = isinstance(self.filter, (tuple, list)) and len(self.filter) > 0
         for each in self.filter if several else (self.filter,):
             _check_filter(each)
@@ -309,7 +314,9 @@ class EvalCrop:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.fraction, (int, float)) and 0 < self.fraction <= 1):
-            raise UsageError(f"fraction must be above 0 and at most 1, got {self.fraction!r}")
+            raise UsageError(
+                f"must be above 0 and at most 1, got {self.fraction!r}", argument="fraction"
+            )
         _check_filter(self.filter)
 
     def place(self, height: int, width: int, item: Item) -> Window:
@@ -321,15 +328,15 @@ class EvalCrop:
 
         The resized image is never smaller than the square, so there is no padding.
         """
-        whole = resized(height, width, self.wanted_side(size))
-        return Window(*whole, *centred(*whole, size, size), False, self.filter)
+        whole = resize_shape(height, width, self.wanted_side(size))
+        return Window(*whole, *centre_corner(*whole, size, size), False, self.filter)
 
     def wanted_side(self, size: int) -> int:
         """Shorter side, in pixels, to which images are resized for rows of `size` px."""
         return round(size / self.fraction)
 
 
-def resized(height: int, width: int, short: int) -> tuple[int, int]:
+def resize_shape(height: int, width: int, short: int) -> tuple[int, int]:
     """Height and width of an image after its shorter side is resized to `short` px."""
     # As torchvision rounds: the longer side is cut.
     if width <= height:
@@ -337,7 +344,7 @@ def resized(height: int, width: int, short: int) -> tuple[int, int]:
     return short, int(short * width / height)
 
 
-def centred(height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
+def centre_corner(height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
     """Top and left of a central part of (rows, columns) in (height, width) pixels."""
     # As torchvision rounds: the corner goes to the even neighbour.
     return round((height - rows) / 2.0), round((width - columns) / 2.0)
@@ -352,14 +359,16 @@ def checked_transform(transform: object) -> Transform:
     if transform is None:
         return TrainCrop()
     if isinstance(transform, type) or not callable(getattr(transform, "place", None)):
-        raise UsageError(f"transform must be TrainCrop(...) or EvalCrop(...), got {transform!r}")
+        raise UsageError(
+            f"must be TrainCrop(...) or EvalCrop(...), got {transform!r}", argument="transform"
+        )
     return transform  # type: ignore[return-value]
 
 
 def _check_filter(filter: object) -> None:
     known = get_args(Filter)
     if filter not in known:
-        raise UsageError(f"filter must be one of {', '.join(known)}, got {filter!r}")
+        raise UsageError(f"must be one of {', '.join(known)}, got {filter!r}", argument="filter")
 
 
 def _pair(name: str, value: object) -> tuple[float, float]:
@@ -367,4 +376,4 @@ def _pair(name: str, value: object) -> tuple[float, float]:
         low, high = value
         if isinstance(low, (int, float)) and isinstance(high, (int, float)):
             return low, high
-    raise UsageError(f"{name} must be two numbers (low, high), got {value!r}")
+    raise UsageError(f"must be two numbers (low, high), got {value!r}", argument=name)

@@ -24,7 +24,7 @@ from PIL import Image
 from feedline.errors import ImageError, UsageError, note
 from feedline.images.codecs import (
     DEFAULT_MAX_PIXELS,
-    ThreadsDecoder,
+    ThreadDecoder,
     added_codecs,
     register_codecs,
 )
@@ -176,7 +176,7 @@ class RowPipeline(Generic[Store]):
     def _begin(self) -> None:
         """Create what is not pickled."""
         self._is_open = False
-        self._threads = ThreadsDecoder(
+        self._threads = ThreadDecoder(
             max_pixels=self._max_pixels, exif=self.exif, mode=self.layout.mode
         )
         self._warns_of_clipping = True

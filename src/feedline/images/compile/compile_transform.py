@@ -45,7 +45,7 @@ from feedline.images.compile.steps import (
     steps_text,
     why_not_fused,
 )
-from feedline.images.crops import Filter, Shape, TrainCrop, Transform, shape_in_words
+from feedline.images.crops import Filter, Shape, TrainCrop, Transform, format_shape
 from feedline.images.resize import ResizeMode
 
 __all__ = ["TableBuilder", "compile_transform", "interpolation_name", "step_filter"]
@@ -233,7 +233,7 @@ class _Reader:
         smallest = (resize, resize) if isinstance(resize, int) else resize
         if shape[0] > smallest[0] or shape[1] > smallest[1]:
             raise CompileError(
-                f"{step_text(step)} is larger than the {shape_in_words(smallest)} to which the "
+                f"{step_text(step)} is larger than the {format_shape(smallest)} to which the "
                 "image was resized, and pads it."
             )
         self._crop = shape, at_random

@@ -19,10 +19,10 @@ from feedline.images.crops import (
     Shape,
     Transform,
     Window,
-    centred,
+    centre_corner,
     cut,
-    resized,
-    scaled,
+    resize_shape,
+    scale_shape,
     wanted_side,
 )
 from feedline.order.batch_spec import Item
@@ -65,7 +65,7 @@ class WindowCrop:
         """Place the crop in an image of (height, width) pixels for this item."""
         stream = RandomStream(item.seed)
         flip = bool(self.flip) and stream.uniform() < self.flip
-        rows, columns = scaled(self.crop, item.required_image_size, max(self.crop))
+        rows, columns = scale_shape(self.crop, item.required_image_size, max(self.crop))
         whole = self._resized_shape(height, width, item.required_image_size)
         if whole == (rows, columns) and not isinstance(self.resize, int):
             return Box(0, 0, height, width, flip, None, self.filter)
@@ -73,7 +73,7 @@ class WindowCrop:
             down, across = stream.pair()
             top, left = int(down * (whole[0] - rows + 1)), int(across * (whole[1] - columns + 1))
         else:
-            top, left = centred(*whole, rows, columns)
+            top, left = centre_corner(*whole, rows, columns)
         if flip and self.flip_first:
             # What is cut out of the mirrored image lies on the other side of the image itself.
             left = whole[1] - columns - left
@@ -81,8 +81,8 @@ class WindowCrop:
 
     def _resized_shape(self, height: int, width: int, size: int) -> Shape:
         if isinstance(self.resize, int):
-            return resized(height, width, self.wanted_side(size))
-        return scaled(self.resize, size, max(self.crop))
+            return resize_shape(height, width, self.wanted_side(size))
+        return scale_shape(self.resize, size, max(self.crop))
 
     def wanted_side(self, size: int) -> int:
         """Shorter side, in pixels, of an image that need not be enlarged for `size` px."""

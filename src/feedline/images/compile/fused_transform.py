@@ -34,7 +34,7 @@ from feedline.images.compile.steps import (
     steps_text,
     well_behaved,
 )
-from feedline.images.crops import Placement, Shape, Transform, scaled, shape_in_words
+from feedline.images.crops import Placement, Shape, Transform, format_shape, scale_shape
 from feedline.images.resize import ResizeMode, apply_lut, fill_as
 from feedline.images.rows import without_addresses
 from feedline.randomness import seeded, unbroken
@@ -261,7 +261,7 @@ def infer_row_layout(tail: TransformTail, shape: Shape) -> tuple[TransformTail, 
     foreign = [step for step in steps if not is_library_step(step)]
     if foreign:
         return tail, f"The output of {steps_text(foreign)} is known only to its own code."
-    text, size = steps_text(steps), shape_in_words(shape)
+    text, size = steps_text(steps), format_shape(shape)
     pixels = np.resize(np.arange(251, dtype=np.uint8), (*shape, 3))
     try:
         with warnings.catch_warnings():
@@ -343,7 +343,7 @@ class FusedTransform:
                 "its own size: make the pipeline with feedline.per_size(...), or leave the size "
                 "out of the schedule"
             )
-        return scaled(self.shape, size, self.image_size)
+        return scale_shape(self.shape, size, self.image_size)
 
     def resize(
         self, image: Pixels, placement: Placement, size: int, into: Pixels | None = None

@@ -31,7 +31,7 @@ from feedline.images.compile.image_input import (
 )
 from feedline.images.compile.steps import attempt, error_text, step_text
 from feedline.images.compile.views import format_facts, steps_facts
-from feedline.images.crops import shape_in_words
+from feedline.images.crops import format_shape
 from feedline.order.requested_size import (
     SampleRequest,
     augmentation_strength,
@@ -205,7 +205,7 @@ class Pair:
             "size of a schedule"
         )
         if fused.shape is not None:
-            size = f"{shape_in_words(fused.shape)}, or the size of a feedline loader"
+            size = f"{format_shape(fused.shape)}, or the size of a feedline loader"
         facts = steps_facts(fused.fused, fused.unchanged, self._reasons)
         return format_facts([*facts, ("size", size), ("inputs", _FAST_INPUTS)])
 

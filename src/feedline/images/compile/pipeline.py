@@ -25,7 +25,7 @@ from feedline.images.compile.crop_geometry import PlacedViews
 from feedline.images.compile.fused_transform import FusedTransform, resize_views, view_crops
 from feedline.images.compile.image_input import ReadOptions, decode_with_pillow
 from feedline.images.compile.steps import CompileError
-from feedline.images.crops import Placement, Transform, shape_in_words
+from feedline.images.crops import Placement, Transform, format_shape
 from feedline.images.rows import RowPipeline, sample_label
 from feedline.order.batch_spec import Field, Item
 from feedline.order.requested_size import SampleRequest
@@ -277,7 +277,7 @@ class ImagePipeline(SamplePipeline):
 
     def _text(self) -> str:
         output = self.fused.tail.dtype or "samples"
-        return f"{self.fused}, to {output} of {shape_in_words(self.fused.shape)}"
+        return f"{self.fused}, to {output} of {format_shape(self.fused.shape)}"
 
     @override
     def describe(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:

@@ -29,7 +29,7 @@ from feedline.images.compile.image_input import (
     read_input,
 )
 from feedline.images.compile.steps import attempt, step_text
-from feedline.images.crops import shape_in_words
+from feedline.images.crops import format_shape
 from feedline.order.batch_spec import Item
 from feedline.order.requested_size import (
     SampleRequest,
@@ -67,7 +67,7 @@ class View:
         if not fused.sized:
             square = fused.shape[0] == fused.shape[1]
             sides = "" if square else " (height x width; an image size is that of the longer side)"
-            size = f"{shape_in_words(fused.shape)}{sides}, or the size of a feedline loader"
+            size = f"{format_shape(fused.shape)}{sides}, or the size of a feedline loader"
         return [*steps_facts(fused.fused, fused.unchanged, self.reasons), ("size", size)]
 
     def __str__(self) -> str:
