@@ -28,10 +28,12 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module", autouse=True)
 def _timm() -> None:
     """Import timm for these tests alone; see `needs`."""
-    global timm
+    global timm, integration
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import timm.data
+
+        from feedline.integrations import timm as integration
 
 
 def picture(number: int) -> tuple[Any, int]:
@@ -162,10 +164,16 @@ SLOW = ("evaluation", "no workers", "workers' seeds", "naflex, evaluation", "ran
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("case", slow(*(each for each in CASES if each not in UNCOVERED)))
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(each for each in CASES if each not in (*SLOW, *UNCOVERED)),
+        *slow(*(each for each in SLOW if each not in UNCOVERED)),
+    ],
+)
 def test_create_loader_of_the_integration_gives_what_timms_gives(case: str) -> None:
     found = []
-    for timms in (timm.data, feedline.integrations.timm):
+    for timms in (timm.data, integration):
         torch.manual_seed(1)
         random.seed(1)
         np.random.seed(1)

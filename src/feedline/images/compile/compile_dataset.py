@@ -198,14 +198,13 @@ def _compile(dataset: object, sizes: tuple[int | None, ...]) -> SamplePipeline:
 def find_source(dataset: object) -> ImageSource[Any] | None:
     """Find the feedline source that a dataset is, or that its Subsets select from."""
     inner, subsets = unwrap_subsets(dataset)
-    if ImageSource not in type(inner).__mro__:  # isinstance may run code of the user's
+    if ImageSource not in type(inner).__mro__:  # isinstance may run user code
         return None
     source = cast("ImageSource[Any]", inner)
     kind = type(source)
     for name in (*_LOOKUPS, "label", "load"):
-        if getattr(kind, name, None) is not getattr(ImageSource, name, None) or name in vars(
-            source
-        ):
+        is_own = getattr(kind, name, None) is not getattr(ImageSource, name, None)
+        if is_own or name in vars(source):
             raise CompileError(f"{kind.__name__} overrides {name}, which may return anything.")
     if not subsets:
         return source
@@ -259,7 +258,7 @@ def _check_torchvision_folder(dataset: Any) -> None:
 
 def _check_timm_folder(dataset: Any) -> None:
     if why := why_modified(dataset) or why_modified(dataset.reader):
-        raise CompileError(f"timm's ImageDataset is not used as it is in timm: {why}.")
+        raise CompileError(f"A method of timm's ImageDataset was replaced: {why}.")
     for name, supported in (
         ("load_bytes", not dataset.load_bytes),
         ("input_img_mode", dataset.input_img_mode == "RGB"),

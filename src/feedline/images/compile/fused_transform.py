@@ -389,7 +389,7 @@ def resize_views(
 ) -> list[Pixels]:
     """Input pixels of the tail of each view, from the part of an image that contains them.
 
-    They are made before any tail runs, because a step of the user's may have another image decoded.
+    They are made before any tail runs, because a user-defined step may have another image decoded.
     """
     return [
         view.resize(part, placement, side)

@@ -64,7 +64,7 @@ _MAX_TEXT = 120
 
 _CONTAINERS = frozenset(("Compose", "RandomApply", "RandomChoice", "RandomOrder"))
 _CALLERS = frozenset(("Lambda", "SanitizeBoundingBoxes"))
-"""Steps that call a function of the user's."""
+"""Steps that call a user-defined function."""
 _POLICIES = {"timm.RandAugment": "ops", "timm.AutoAugment": "policy", "timm.AugMixAugment": "ops"}
 """Attributes with the operations of timm's policies."""
 _SEQUENCES = (list, tuple, nn.ModuleList, nn.Sequential)
