@@ -39,7 +39,7 @@ from report import begun, save
 from torch import Tensor, nn
 
 from feedline import DataLoader, EvalCrop, ImageFolder, TrainCrop, build_cache
-from feedline.remote.open_location import open_cache
+from feedline.sources.remote_cache import open_cache
 from feedline.train.evaluate import evaluate
 from feedline.train.recipe import Recipe
 from feedline.train.runtime import prepare_process

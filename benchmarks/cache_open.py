@@ -41,9 +41,9 @@ from report import machine, save, spread, table, versions
 from feedline import DataLoader, ImageFolder, __version__
 from feedline.bench.pool import ProcessPool, ProcessState, Send
 from feedline.sources.cache_index import COLUMNS, ENTRY, digest_of
-from feedline.sources.cache_layout import INDEX, MANIFEST, Level, Manifest
-from feedline.sources.index import FolderIndex
-from feedline.sources.path_table import starts_of
+from feedline.sources.folder import FolderIndex
+from feedline.sources.manifest import INDEX, MANIFEST, Level, Manifest
+from feedline.sources.path_table import path_starts
 
 PACKAGES = ("feedline", "torch", "torchvision", "numpy", "xxhash")
 SIDES = (128, 192, 256)
@@ -203,7 +203,7 @@ def folder_index(samples: int) -> FolderIndex:
     text = "".join(f"{file}\0" for own in files for file in own).encode()
     blob = np.frombuffer(text, np.uint8)
     labels = np.repeat(np.arange(len(files), dtype=np.int32), [len(own) for own in files])
-    return FolderIndex(blob, starts_of(blob), labels, class_names(len(files)))
+    return FolderIndex(blob, path_starts(blob), labels, class_names(len(files)))
 
 
 class Labels(ImageFolder):

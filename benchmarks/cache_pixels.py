@@ -38,7 +38,7 @@ from feedline import EvalCrop, ImageFolder, TrainCrop, build_cache
 from feedline.images.crops import Box, Placement, wanted_side
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import mix
-from feedline.remote.open_location import open_cache
+from feedline.sources.remote_cache import open_cache
 
 try:
     import cv2

@@ -44,7 +44,7 @@ from peers.work import Work
 from report import machine, save, versions
 
 from feedline import build_cache
-from feedline.sources.cache_layout import CacheFormat
+from feedline.sources.manifest import CacheFormat
 
 FORMATS: tuple[CacheFormat, ...] = ("webdataset", "lmdb", "folder")
 PACKAGES = (

@@ -28,7 +28,7 @@ import psutil
 
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
-from feedline.sources.index import scan_folder
+from feedline.sources.folder import scan_folder
 
 
 class Blank(ImageFolder):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import simplejpeg
 
-from feedline.remote.open_location import open_cache
+from feedline.sources.remote_cache import open_cache
 
 __all__ = ["everything", "shown"]
 

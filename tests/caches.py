@@ -10,8 +10,8 @@ import numpy as np
 import simplejpeg
 
 from feedline.cache.build import build_cache
-from feedline.remote.open_location import open_cache
-from feedline.sources.cache_layout import Manifest
+from feedline.sources.manifest import Manifest
+from feedline.sources.remote_cache import open_cache
 
 SIZES = (16, 24)
 FORMATS = ("webdataset", "lmdb", "folder")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from feedline.remote.folder import RemoteFolder
+from feedline.sources.remote_files import RemoteFolder
 
 __all__ = ["Bucket", "serving"]
 

@@ -24,7 +24,7 @@ from torchvision.transforms import v2
 from feedline import DataLoader, ImageFolder, TrainCrop, build_cache
 from feedline.errors import FeedlineError, ImageError, ResourceError, StateError, UsageError
 from feedline.loader import cache_filling
-from feedline.sources.cache_layout import MANIFEST, read_manifest
+from feedline.sources.manifest import MANIFEST, read_manifest
 
 TRAIN = v2.Compose(
     [

@@ -29,7 +29,6 @@ ROOMS = (
     "engine",
     "images.compile",
     "images",
-    "remote",
     "sources",
     "report",
     "diagnose",

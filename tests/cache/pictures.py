@@ -11,7 +11,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from feedline import ImageFolder
-from feedline.remote.open_location import open_cache
+from feedline.sources.remote_cache import open_cache
 from torchvision_folder import image, pixel_error
 
 __all__ = ["CLASSES", "LABELS", "Samples", "assert_cached", "encoded", "pictures"]

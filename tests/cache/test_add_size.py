@@ -14,8 +14,8 @@ from caches import FORMATS, STOPPED, contents, environment, images, made, photo,
 from feedline.cache.add_size import add_size
 from feedline.cache.verify import verify
 from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.remote.open_location import open_cache
-from feedline.sources.cache_layout import MANIFEST, read_manifest
+from feedline.sources.manifest import MANIFEST, read_manifest
+from feedline.sources.remote_cache import open_cache
 from slow import slow
 
 PER_CLASS = 40  # three units

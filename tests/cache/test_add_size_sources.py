@@ -10,7 +10,7 @@ import pytest
 from caches import contents, images, made, photo, photos
 from feedline.cache.add_size import add_size
 from feedline.errors import DatasetError, UsageError
-from feedline.sources.cache_layout import read_manifest
+from feedline.sources.manifest import read_manifest
 
 
 @pytest.fixture

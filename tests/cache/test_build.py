@@ -20,8 +20,8 @@ from feedline import ImageFolder
 from feedline.cache.build import build_cache
 from feedline.cache.level_encoder import LevelEncoder
 from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
-from feedline.remote.open_location import open_cache
-from feedline.sources.cache_layout import Level
+from feedline.sources.manifest import Level
+from feedline.sources.remote_cache import open_cache
 from processes import eventually, newcomers, own_family
 
 lmdb = pytest.importorskip("lmdb")
@@ -216,7 +216,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_made(
 def test_an_lmdb_map_that_turns_out_too_small_grows(
     odd_photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedline.cache.writers._MIN_MAP_BYTES", 1 << 15)
+    monkeypatch.setattr("feedline.sources.cache_formats._MIN_MAP_BYTES", 1 << 15)
     monkeypatch.setattr(
         "feedline.cache.spec.Estimate.level_bytes", property(lambda self: (100, 100))
     )

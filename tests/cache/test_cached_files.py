@@ -23,9 +23,9 @@ from feedline.cache.build import build_cache
 from feedline.errors import ImageError, UsageError
 from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.order.batch_spec import Item
-from feedline.remote.open_location import open_cache
-from feedline.sources.index import scan_folder
-from feedline.sources.path_table import starts_of
+from feedline.sources.folder import folder_store, scan_folder
+from feedline.sources.path_table import path_starts
+from feedline.sources.remote_cache import open_cache
 from row_of import made
 
 STEPS = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
@@ -71,7 +71,8 @@ def test_a_part_of_a_folder_gets_its_own_copies(photos: Path, tmp_path: Path) ->
     numbers = np.array([20, 3, 11, 0, 23, 12])
     blob = np.frombuffer(b"".join(index.name(k) + b"\0" for k in numbers.tolist()), np.uint8)
     part = copy.copy(data)
-    part._adopt(type(index)(blob, starts_of(blob), index.labels[numbers], index.classes))
+    chosen = type(index)(blob, path_starts(blob), index.labels[numbers], index.classes)
+    part.store = folder_store(str(photos), chosen)
     found = copies(part, root)
     assert found == {data.name(k): wanted[data.name(k)] for k in numbers.tolist()}
 

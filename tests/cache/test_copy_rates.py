@@ -10,7 +10,7 @@ import pytest
 from feedline import ImageFolder, TrainCrop, build_cache
 from feedline.cache.rates import loader_rate, measure_copies, measure_rates
 from feedline.errors import UsageError
-from feedline.sources.cache_layout import Level
+from feedline.sources.manifest import Level
 
 
 def test_each_resolution_is_measured_at_the_sizes_that_it_serves_and_nothing_is_left(

@@ -18,7 +18,7 @@ from feedline import DataLoader, ImageFolder, build_cache
 from feedline.cache.verify import verify
 from feedline.errors import DatasetError, ImageError, SampleError
 from feedline.sources.cache_index import digest_of
-from feedline.sources.cache_layout import MANIFEST
+from feedline.sources.manifest import MANIFEST
 from row_of import made
 from slow import slow
 
@@ -226,7 +226,7 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(
         (lambda text: text[: len(text) // 2], "is not a valid manifest"),
         (lambda text: "[]", "is not a valid manifest"),
         (lambda text: text.replace('"side": 24', '"side": "../24"'), "is not a valid manifest"),
-        (lambda text: text.replace('"webdataset"', '"pickle"'), "is not a valid manifest"),
+        (lambda text: text.replace('"webdataset"', '"pickle"'), "unknown format 'pickle'"),
         (lambda text: text.replace('"int64"', '"object"'), "is not a valid manifest"),
         (lambda text: text.replace('"side": 48', '"side": 24'), "is not a valid manifest"),
         (lambda text: text.replace('"samples": 24', '"samples": -1'), "is not a valid manifest"),

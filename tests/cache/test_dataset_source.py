@@ -17,7 +17,7 @@ from PIL import Image
 
 from feedline import ImageFolder
 from feedline.cache.build import build_cache
-from feedline.cache.open_source import open_source
+from feedline.cache.source import open_source
 from feedline.errors import DatasetError, ImageError
 from feedline.order.batch_spec import Field
 from feedline.sources.store import Pixels

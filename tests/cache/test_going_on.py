@@ -159,16 +159,16 @@ def test_a_build_keeps_the_qualities_that_are_there(
 FULL = """
 import resource, sys
 from feedline.cache.build import build_cache
-from feedline.cache.writers import LmdbWriter
+from feedline.sources.cache_formats import _LmdbMerger
 from feedline.errors import ResourceError
 
 def fill_the_disk(*given):
     resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
     return put(*given)
 
-put = LmdbWriter.put
+put = _LmdbMerger.put
 if sys.argv[3] == "lmdb":  # which takes the whole tar files of a unit
-    LmdbWriter.put = fill_the_disk
+    _LmdbMerger.put = fill_the_disk
 else:
     resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
 try:

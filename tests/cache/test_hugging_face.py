@@ -9,7 +9,7 @@ import pytest
 from pictures import CLASSES, LABELS, assert_cached, pictures
 
 from feedline.cache.build import build_cache
-from feedline.cache.open_source import open_source
+from feedline.cache.source import open_source
 from feedline.errors import DatasetError, UsageError
 
 datasets = pytest.importorskip("datasets")

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from pictures import CLASSES, LABELS, assert_cached, encoded, pictures
 
-from feedline.cache import parquet_source
 from feedline.cache.build import build_cache
-from feedline.cache.open_source import open_source
+from feedline.cache.source import open_source
 from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.sources import rows as rows_module
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -186,7 +186,7 @@ def test_a_damaged_file_is_named(files: Path) -> None:
 def test_a_row_group_that_is_too_large_is_refused(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet_source, "_MAX_GROUP_BYTES", 1000)
+    monkeypatch.setattr(rows_module, "_MAX_GROUP_BYTES", 1000)
     with pytest.raises(DatasetError, match=r"has a row group with .* GB of images"):
         open_source(files)
 

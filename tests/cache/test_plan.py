@@ -20,7 +20,7 @@ from feedline.cache.plan import CacheChoice, CachePlan, recommend
 from feedline.errors import DatasetError, ResourceError, UsageError
 from feedline.images.crops import EvalCrop
 from feedline.images.folder import ImageFolder
-from feedline.sources.cache_layout import Level, read_manifest
+from feedline.sources.manifest import Level, read_manifest
 from processes import newcomers, own_family
 
 SCHEDULE = "24x2,48x3"
@@ -319,8 +319,8 @@ def test_an_image_folder_is_planned_as_its_path(photos: Path) -> None:
 
 
 def test_pixels_of_a_dataset_are_measured_unchanged(tmp_path: Path) -> None:
-    from feedline.cache.open_source import open_source
     from feedline.cache.rates import sample_images
+    from feedline.cache.source import open_source
     from feedline.images.crops import TrainCrop
 
     pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)

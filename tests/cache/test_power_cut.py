@@ -18,8 +18,9 @@ from caches import FORMATS, contents, made, photo, photos
 from feedline.cache import destination
 from feedline.cache.add_size import add_size
 from feedline.cache.shard import Delivery
-from feedline.cache.writers import LmdbWriter
-from feedline.sources.cache_layout import LMDB_FILE, MANIFEST, UNFINISHED, shard_name
+from feedline.sources.cache_formats import _LmdbMerger
+from feedline.sources.lmdb_store import LMDB_FILE
+from feedline.sources.manifest import MANIFEST, UNFINISHED, shard_name
 
 PER_CLASS = 40  # three units
 LEVELS = ("16", "24")
@@ -154,7 +155,7 @@ def test_what_went_into_an_lmdb_is_on_the_disk_when_its_tar_files_are_removed(
     disk: Disk, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lmdb = pytest.importorskip("lmdb")
-    root, opened, put = tmp_path / "cache", [], LmdbWriter.put
+    root, opened, put = tmp_path / "cache", [], _LmdbMerger.put
     really_open, unlink = lmdb.open, Path.unlink
     began: list[int] = []
 
@@ -162,7 +163,7 @@ def test_what_went_into_an_lmdb_is_on_the_disk_when_its_tar_files_are_removed(
         opened.append(really_open(*arguments, **options))
         return opened[-1]
 
-    def noted_put(writer: LmdbWriter, unit: int) -> None:
+    def noted_put(writer: _LmdbMerger, unit: int) -> None:
         began.append(disk.calls)
         put(writer, unit)
 
@@ -178,7 +179,7 @@ def test_what_went_into_an_lmdb_is_on_the_disk_when_its_tar_files_are_removed(
         unlink(path, missing_ok=missing_ok)
 
     monkeypatch.setattr(lmdb, "open", open_lmdb)
-    monkeypatch.setattr(LmdbWriter, "put", noted_put)
+    monkeypatch.setattr(_LmdbMerger, "put", noted_put)
     monkeypatch.setattr(Path, "unlink", noted_unlink)
     made(source, root, "lmdb")
     assert disk.checked == 3 * len(LEVELS)

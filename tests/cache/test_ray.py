@@ -29,7 +29,7 @@ from feedline.cache.build import build_cache
 from feedline.cache.build_shards import BuildState
 from feedline.cli.app import main
 from feedline.errors import DatasetError, ImageError, UsageError, WorkerError
-from feedline.sources.cache_layout import MANIFEST
+from feedline.sources.manifest import MANIFEST
 from processes import eventually
 from s3_server import Bucket, serving
 

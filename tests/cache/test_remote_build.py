@@ -25,14 +25,13 @@ from caches import contents, made, photo, photos
 from feedline.cache import build_shards
 from feedline.cache.add_size import add_size
 from feedline.cache.build import build_cache
-from feedline.cache.open_source import open_source
 from feedline.cache.plan import plan_cache
-from feedline.cache.source_files import ImagePrefetcher
+from feedline.cache.source import ReadAhead, open_source
 from feedline.cli.app import main
 from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
-from feedline.remote import folder
-from feedline.remote.folder import AT_ONCE, RemoteFolder
-from feedline.sources.cache_layout import MANIFEST, Manifest, read_manifest
+from feedline.sources import remote_files
+from feedline.sources.manifest import MANIFEST, Manifest, read_manifest
+from feedline.sources.remote_files import THREADS, RemoteFolder
 from processes import eventually
 from s3_server import Bucket, serving
 from slow import slow
@@ -417,7 +416,7 @@ def test_a_broken_image_is_named_and_may_be_left_out(
 def test_an_object_that_is_gone_is_a_broken_image_and_a_store_out_of_reach_is_none(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(remote_files, "_PATIENCE_S", 0.0)
     with serving() as server:
         bucket = Bucket(server)
         train = bucket.fill("train", source)
@@ -515,9 +514,9 @@ class Counting:
 
 def test_images_are_fetched_ahead_and_a_bounded_number_of_them() -> None:
     fetch = Counting()
-    ahead = ImagePrefetcher(fetch)
+    ahead = ReadAhead(fetch)
     ahead.plan(range(100))
-    assert eventually(lambda: len(fetch.asked) == AT_ONCE)
+    assert eventually(lambda: len(fetch.asked) == THREADS)
     fetch.gate.set()
     for sample in range(100):
         if sample == 7:
@@ -525,14 +524,14 @@ def test_images_are_fetched_ahead_and_a_bounded_number_of_them() -> None:
                 ahead.result(sample)
             continue
         assert ahead.result(sample) == str(sample).encode()
-        assert len(fetch.asked) <= sample + 1 + AT_ONCE
+        assert len(fetch.asked) <= sample + 1 + THREADS
     assert sorted(fetch.asked) == list(range(100))
 
 
 def test_images_out_of_the_plan_are_fetched_and_those_left_out_are_passed_over() -> None:
     fetch = Counting()
     fetch.gate.set()
-    ahead = ImagePrefetcher(fetch)
+    ahead = ReadAhead(fetch)
     assert ahead.result(3) == b"3"
     ahead.plan([10, 11, 12])
     assert ahead.result(50) == b"50"

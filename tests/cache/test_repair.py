@@ -19,7 +19,7 @@ from cache_contents import everything
 from caches import FORMATS, STOPPED, environment, find, flip, made, photo, photos, stopping
 from feedline.cache.verify import verify
 from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.remote.open_location import open_cache
+from feedline.sources.remote_cache import open_cache
 from slow import slow
 
 PER_CLASS = 40  # three shards

@@ -15,10 +15,10 @@ import pytest
 from caches import FORMATS, find, flip, made, photos
 from feedline.cache.verify import Verification, verify
 from feedline.errors import DatasetError
-from feedline.remote.open_location import open_cache
-from feedline.sources.cache_layout import MANIFEST
-from feedline.sources.cache_level import LevelReader
-from feedline.sources.tar_members import TarMember, tar_members
+from feedline.sources.archive_files import TarMember, tar_members
+from feedline.sources.cache_format import LevelReader
+from feedline.sources.manifest import MANIFEST
+from feedline.sources.remote_cache import open_cache
 
 
 @pytest.fixture(scope="module")

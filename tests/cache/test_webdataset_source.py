@@ -15,8 +15,8 @@ import pytest
 from pictures import CLASSES, LABELS, assert_cached, encoded, pictures
 
 from feedline.cache.build import build_cache
-from feedline.cache.open_source import open_source
-from feedline.errors import DatasetError, ImageError
+from feedline.cache.source import open_source
+from feedline.errors import DatasetError, ImageError, UsageError
 
 webdataset = pytest.importorskip("webdataset")
 
@@ -142,30 +142,37 @@ def test_classes_have_names_only_where_all_samples_agree(
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"1.cls": b"1"}, "has no image for the key '1', only .cls"),
-        ({"n01.tar": b""}, "has no image for the key 'n01', only .tar"),
-        ({"1.jpg": b""}, "has no label for the key '1', only .jpg"),
-        ({"1.jpg": b"", "1.cls": b"ant"}, "no label for the key '1'.*got b'ant'"),
-        ({"1.jpg": b"", "1.cls": b"1_0"}, "no label for the key '1'.*got b'1_0'"),
-        ({"1.jpg": b"", "1.json": b'{"label": 0.5}'}, "no label for the key '1'.*got 0.5"),
-        ({"1.jpg": b"", "1.json": b'{"label": true}'}, "got True"),
-        ({"1.jpg": b"", "1.json": b'{"label": 9223372036854775808}'}, "got 9223372036854775808"),
-        ({"1.jpg": b"", "1.json": b"{"}, "no label for the key '1', only .jpg, .json"),
+        ({"1.cls": b"1"}, r"a\.tar/1': it has no image: there is only \.cls"),
+        ({"n01.tar": b""}, r"a\.tar/n01': it has no image: there is only \.tar"),
+        ({"1.jpg": b""}, r"a\.tar/1': it has no label: there is only \.jpg"),
+        ({"1.jpg": b"", "1.json": b'{"label": 9223372036854775808}'}, "label 9223372036854775808"),
+        ({"1.jpg": b"", "1.json": b"{"}, r"a\.tar/1': it has no label: its \.json cannot be read"),
+        (
+            {"1.jpg": b"", "1.cls": b"1", "2.jpg": b"", "2.cls": b"ant"},
+            r"mixed types: 'ant' of sample 1, 'a\.tar/2\.jpg',",
+        ),
         (
             {"1.jpg": b"", "1.cls": b"1", "2.jpg": b"", "2.cls": b"1", "1.txt": b""},
             "has the key '1' twice",
         ),
         ({"1.jpg": b"", "1.JPG": b"", "1.cls": b"1"}, "has '1.jpg' twice"),
-        ({"README": b""}, "hold no samples: a.tar"),
+        ({"README": b""}, "contains no samples"),
     ],
 )
 def test_a_shard_that_is_untidy_is_refused_with_its_key(
     tmp_path: Path, files: dict[str, bytes], said: str
 ) -> None:
     path = write_shard(tmp_path / "a.tar", files)
-    with pytest.raises(DatasetError, match=said) as refused:
+    with pytest.raises(UsageError, match=said) as refused:  # DatasetError is one
         open_source(path)
     assert "a.tar" in str(refused.value)
+
+
+def test_texts_are_class_names(tmp_path: Path) -> None:
+    files = {"1.jpg": b"", "1.cls": b"bee", "2.jpg": b"", "2.cls": b"ant"}
+    source = open_source(write_shard(tmp_path / "a.tar", files))
+    assert source.classes == ["ant", "bee"]
+    assert [source.label(sample) for sample in range(2)] == [1, 0]
 
 
 def test_a_shard_that_is_cut_off_anywhere_is_refused(shards: Path) -> None:
@@ -233,10 +240,10 @@ def test_compressed_shards_are_to_be_unpacked(tmp_path: Path, name: str) -> None
 def test_a_shard_that_ends_early_since_it_was_listed_is_an_error(shards: Path) -> None:
     source = open_source(shards)
     os.truncate(shards / "b.tar", 600)
-    with pytest.raises(ImageError, match=r"ends \d+ bytes too early"):
+    with pytest.raises(ImageError, match="its shard has changed since it was scanned"):
         source.read(5)
     os.unlink(shards / "a.tar")
-    with pytest.raises(ImageError, match="its file cannot be read: No such file"):
+    with pytest.raises(ImageError, match="its shard cannot be opened: No such file"):
         source.read(0)
 
 

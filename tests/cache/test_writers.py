@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-from feedline.cache.writers import tar_header
+from feedline.sources.cache_formats import tar_header
 
 
 @pytest.mark.parametrize("name", ["000000000.jpg", "999999999.json", "1" * 96 + ".cls"])

@@ -17,7 +17,7 @@ from command_line import Command, Ended
 from rich.filesize import decimal
 
 from feedline import ImageFolder
-from feedline.sources.cache_layout import read_manifest
+from feedline.sources.manifest import read_manifest
 from processes import eventually
 from slow import slow
 

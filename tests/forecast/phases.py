@@ -6,7 +6,7 @@ from typing import Any
 
 from feedline.diagnose.step_load import StepLoad
 from feedline.forecast.rates import PoolRate, Rates
-from feedline.sources.cache_layout import Level
+from feedline.sources.manifest import Level
 
 LEVELS: dict[tuple[int, Level | None], float] = {
     (112, None): 1000.0,

@@ -227,7 +227,7 @@ def test_a_file_that_may_not_be_read_is_named(root, monkeypatch):
     def refuse(path, flags):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("feedline.sources.read_file.os.open", refuse)
+    monkeypatch.setattr("feedline.sources.files.os.open", refuse)
     with pytest.raises(ImageError, match=r"cats/1\.jpg, cannot be loaded.*Permission denied"):
         loaded(data, 0)
 
@@ -236,7 +236,7 @@ def test_a_file_that_is_read_in_short_parts_arrives_whole(root, monkeypatch):
     data = ImageFolder(root, EvalCrop())
     expected = loaded(data, 0)[0]
     read = os.read
-    monkeypatch.setattr("feedline.sources.read_file.os.read", lambda fd, n: read(fd, min(n, 100)))
+    monkeypatch.setattr("feedline.sources.files.os.read", lambda fd, n: read(fd, min(n, 100)))
     assert np.array_equal(loaded(data, 0)[0], expected)
 
 

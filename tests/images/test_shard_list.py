@@ -18,7 +18,7 @@ import torch
 from feedline import DataLoader, EvalCrop, ImageFolder, ImageList, build_cache
 from feedline.errors import DatasetError, FeedlineError, ImageError, SampleError, UsageError
 from feedline.order.batch_spec import Field, Item
-from feedline.sources import webdataset_index
+from feedline.sources import webdataset
 
 Files = dict[str, bytes]
 
@@ -218,13 +218,13 @@ def test_a_cache_is_made_of_it(shards: Path, tmp_path: Path) -> None:
 
 def test_a_shard_is_looked_through_once(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times: list[str] = []
-    scanned = webdataset_index._scanned
+    scan = webdataset._scan_shard
 
-    def counted(file: Any, path: str, *rest: Any) -> Any:
+    def counted(file: Any, size: int, path: str, *rest: Any) -> Any:
         times.append(os.path.basename(path))
-        return scanned(file, path, *rest)
+        return scan(file, size, path, *rest)
 
-    monkeypatch.setattr(webdataset_index, "_scanned", counted)
+    monkeypatch.setattr(webdataset, "_scan_shard", counted)
     first = ImageList.from_webdataset(shards, label="txt")
     again = ImageList.from_webdataset(shards, label="txt")
     assert len(times) == 3
@@ -262,7 +262,9 @@ def test_samples_that_lack_something_are_errors_or_are_listed(
     del files["0002.cls"]
     files["0003.cls"] = b""
     path = shard(tmp_path / "a.tar", files)
-    with pytest.raises(DatasetError, match=r'3 of 4 .*a\.tar/0001\'.* no image.*incomplete="skip"'):
+    with pytest.raises(
+        DatasetError, match=r'(?s)3 of 4 .*a\.tar/0001\'.* no image.*incomplete="skip"'
+    ):
         ImageList.from_webdataset(path)
     data = ImageList.from_webdataset(path, incomplete="skip")
     assert (len(data), data.name(0)) == (1, f"{path}/0000.jpg")

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from feedline.remote import disk_room
-from feedline.remote.disk_room import DiskRoom, default_limit
-from feedline.remote.joined_parts import Part
-from feedline.remote.local_copies import LocalCopies
+from feedline.sources import local_copies
+from feedline.sources.local_copies import DiskBudget, LocalCopies, default_limit
 
 CACHE = "cache-0123456789abcdef.remote"
 IMAGE = b"\1" * 8192
@@ -33,23 +31,23 @@ def test_what_was_not_used_for_longest_makes_room_and_only_as_much_as_is_wanted(
     oldest = put(tmp_path / CACHE / "48" / "000000.part", 50, idle_s=9000)
     older = put(tmp_path / CACHE / "24" / "000001.part", 50, idle_s=5000)
     young = put(tmp_path / CACHE / "24" / "000002.part", 50, idle_s=10)
-    room = DiskRoom(str(tmp_path), 150 * 4096)
-    assert room.take(4096)
+    room = DiskBudget(str(tmp_path), 150 * 4096)
+    assert room.reserve(4096)
     assert (oldest.exists(), older.exists(), young.exists()) == (False, True, True)
     assert not oldest.parent.exists()
 
 
 def test_what_is_in_use_stays_and_no_more_is_kept(tmp_path, monkeypatch) -> None:
     young = put(tmp_path / CACHE / "24" / "000002.part", 50, idle_s=10)
-    room = DiskRoom(str(tmp_path), 50 * 4096)
-    assert not room.take(1)
+    room = DiskBudget(str(tmp_path), 50 * 4096)
+    assert not room.reserve(1)
     assert young.exists()
     # It is not measured anew for every image,
     young.unlink()
-    assert not room.take(1)
+    assert not room.reserve(1)
     # and it is after a while.
     monkeypatch.setattr(room, "_full_until", 0.0)
-    assert room.take(1)
+    assert room.reserve(1)
 
 
 def test_nothing_else_is_removed_whatever_it_is_called(tmp_path) -> None:
@@ -66,17 +64,19 @@ def test_nothing_else_is_removed_whatever_it_is_called(tmp_path) -> None:
             "cache-0123.remote/24/000000.part",
         )
     ]
-    assert DiskRoom(str(tmp_path), 100 * 4096).take(1)
+    assert DiskBudget(str(tmp_path), 100 * 4096).reserve(1)
     assert not own.exists()
     assert all(other.exists() for other in others)
 
 
 def test_the_limit_holds_for_many_writers_together(tmp_path) -> None:
     limit = 400 * 4096
-    writers = [LocalCopies(str(tmp_path / CACHE), DiskRoom(str(tmp_path), limit)) for _ in range(8)]
+    writers = [
+        LocalCopies(str(tmp_path / CACHE), DiskBudget(str(tmp_path), limit)) for _ in range(8)
+    ]
     for turn in range(100):
         for number, writer in enumerate(writers):
-            writer.keep(Part(f"24/{number:06}.tar", 8192 * turn, 8192), IMAGE)
+            writer.write(f"24/{number:06}.tar", 8192 * turn, IMAGE)
     assert limit * 0.9 < used(tmp_path) <= limit + 8 * 8192
 
 
@@ -84,29 +84,29 @@ def test_a_disk_is_not_filled_up(tmp_path, monkeypatch) -> None:
     disk = shutil.disk_usage(tmp_path)
     usage = disk._replace(total=10**9, free=10**9 // 20 + 4096)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
-    room = DiskRoom(str(tmp_path), 10**12)
-    assert not room.take(4097)
-    assert DiskRoom(str(tmp_path), 10**12).take(4096)
+    room = DiskBudget(str(tmp_path), 10**12)
+    assert not room.reserve(4097)
+    assert DiskBudget(str(tmp_path), 10**12).reserve(4096)
     assert default_limit(str(tmp_path / "not" / "there")) == 2048
     usage = usage._replace(total=10**13, free=10**13)
-    assert default_limit(str(tmp_path)) == disk_room.DEFAULT_BYTES
+    assert default_limit(str(tmp_path)) == local_copies._DEFAULT_BYTES
 
 
 def test_what_was_kept_is_read_and_what_was_not_reads_as_something_else(tmp_path) -> None:
-    copies = LocalCopies(str(tmp_path / CACHE), DiskRoom(str(tmp_path), 10**6))
-    part = Part("24/000000.tar", 100_000, len(IMAGE))
-    assert copies.read(part) is None
-    copies.keep(part, IMAGE)
-    assert copies.read(part) == IMAGE
-    assert copies.read(part._replace(first=0)) == bytes(len(IMAGE))
-    assert copies.read(part._replace(first=100_001)) is None
+    copies = LocalCopies(str(tmp_path / CACHE), DiskBudget(str(tmp_path), 10**6))
+    name, length = "24/000000.tar", len(IMAGE)
+    assert copies.read(name, 100_000, length) is None
+    copies.write(name, 100_000, IMAGE)
+    assert copies.read(name, 100_000, length) == IMAGE
+    assert copies.read(name, 0, length) == bytes(length)
+    assert copies.read(name, 100_001, length) is None
     assert used(tmp_path) <= 2 * len(IMAGE) + 8192
 
 
 def test_a_file_is_brought_up_to_date_when_it_is_used(tmp_path) -> None:
     path = put(tmp_path / CACHE / "24" / "000000.part", 50, idle_s=9000)
-    copies = LocalCopies(str(tmp_path / CACHE), DiskRoom(str(tmp_path), 50 * 4096))
-    assert copies.read(Part("24/000000.tar", 0, 10)) is not None
+    copies = LocalCopies(str(tmp_path / CACHE), DiskBudget(str(tmp_path), 50 * 4096))
+    assert copies.read("24/000000.tar", 0, 10) is not None
     assert time.time() - path.stat().st_mtime < 600
 
 
@@ -116,7 +116,7 @@ def test_nothing_is_written_through_a_link(tmp_path, caplog) -> None:
     link = tmp_path / CACHE / "24" / "000000.part"
     link.parent.mkdir(parents=True)
     link.symlink_to(victim)
-    copies = LocalCopies(str(tmp_path / CACHE), DiskRoom(str(tmp_path), 10**6))
-    copies.keep(Part("24/000000.tar", 0, 4), b"else")
+    copies = LocalCopies(str(tmp_path / CACHE), DiskBudget(str(tmp_path), 10**6))
+    copies.write("24/000000.tar", 0, b"else")
     assert victim.read_bytes() == b"\1" * 4096
-    assert "cannot be kept" in caplog.text
+    assert "cannot be stored" in caplog.text

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("fsspec")
 
-from feedline.remote.joined_parts import BLOCK_BYTES, GAP_BYTES, Part, joined
+from feedline.sources.remote_cache import BLOCK_BYTES, GAP_BYTES, join_ranges
+from feedline.sources.remote_files import Range
 
 LENGTHS = st.one_of(st.integers(1, 100_000), st.integers(1, 2 * BLOCK_BYTES))
 PARTS = st.lists(
-    st.builds(Part, st.sampled_from(["24/0.tar", "24/1.tar"]), st.integers(0, 10**7), LENGTHS),
+    st.builds(Range, st.sampled_from(["24/0.tar", "24/1.tar"]), st.integers(0, 10**7), LENGTHS),
     min_size=1,
     max_size=40,
 )
@@ -20,10 +21,10 @@ PARTS = st.lists(
 
 @given(PARTS)
 def test_every_part_lies_in_its_block_and_no_block_is_longer_than_it_may_be(parts) -> None:
-    blocks, where = joined(parts)
+    blocks, where = join_ranges(parts)
     for part, at in zip(parts, where, strict=True):
         block = blocks[at]
-        assert block.name == part.name
+        assert block.url == part.url
         assert block.first <= part.first
         assert part.first + part.length <= block.first + block.length
     longest = max(part.length for part in parts)
@@ -32,8 +33,8 @@ def test_every_part_lies_in_its_block_and_no_block_is_longer_than_it_may_be(part
 
 
 def test_parts_are_joined_across_a_small_gap_only() -> None:
-    parts = [Part("a", 0, 10), Part("a", 10 + GAP_BYTES, 10), Part("a", 21 + 2 * GAP_BYTES, 5)]
-    blocks, where = joined(parts[::-1])
-    assert blocks == [Part("a", 0, 20 + GAP_BYTES), parts[2]]
+    parts = [Range("a", 0, 10), Range("a", 10 + GAP_BYTES, 10), Range("a", 21 + 2 * GAP_BYTES, 5)]
+    blocks, where = join_ranges(parts[::-1])
+    assert blocks == [Range("a", 0, 20 + GAP_BYTES), parts[2]]
     assert where == [1, 0, 0]
-    assert joined([Part("a", 0, 10), Part("b", 10, 10)])[1] == [0, 1]
+    assert join_ranges([Range("a", 0, 10), Range("b", 10, 10)])[1] == [0, 1]

@@ -21,7 +21,7 @@ from caches import made as build
 from caches import photos as make_photos
 from feedline import DataLoader, EvalCrop, ImageFolder
 from feedline.errors import DatasetError, UsageError
-from feedline.remote import joined_parts
+from feedline.sources import remote_cache
 from processes import all_workers
 from range_server import Answer, RangeServer
 from row_of import made
@@ -63,7 +63,7 @@ def remote(server: RangeServer, tmp_path: Path) -> ImageFolder:
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each image is a request."""
-    monkeypatch.setattr(joined_parts, "GAP_BYTES", 0)
+    monkeypatch.setattr(remote_cache, "GAP_BYTES", 0)
 
 
 def batches(data: Any, **options: Any) -> list[Any]:
@@ -390,7 +390,9 @@ def test_other_formats_are_refused_with_what_to_do(
 ) -> None:
     server.root = tmp_path
     build(originals, tmp_path / "files", "folder")
-    with pytest.raises(UsageError, match=r"has the format 'folder'.*copy it.*--format webdataset"):
+    with pytest.raises(
+        UsageError, match=r"(?s)has the format 'folder'.*copy it.*--format webdataset"
+    ):
         ImageFolder(f"{server.url}/files", local_dir=tmp_path / "local")
 
 

@@ -24,8 +24,8 @@ from caches import made as build
 from caches import photos as make_photos
 from feedline import DataLoader, ImageFolder
 from feedline.errors import DatasetError, ImageError
-from feedline.remote import filesystem, joined_parts, location, parts, shards
-from feedline.sources.cache_layout import MANIFEST
+from feedline.sources import filesystem, remote_cache, remote_files
+from feedline.sources.manifest import MANIFEST
 from processes import eventually
 from range_server import Answer, RangeServer
 from row_of import made
@@ -96,7 +96,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each image is a request."""
-    monkeypatch.setattr(joined_parts, "GAP_BYTES", 0)
+    monkeypatch.setattr(remote_cache, "GAP_BYTES", 0)
 
 
 def batches(data: ImageFolder, **options: Any) -> list[torch.Tensor]:
@@ -211,7 +211,7 @@ def test_a_server_that_stays_away_is_an_error_that_says_so_and_costs_little_from
             r"be read \(tried \d+ times in \d+ s\): Client\w+.*server may be down",
         ):
             made(remote, 24, 3, 0)
-        assert 30 < sum(clock.pauses) <= 1.5 * shards._PATIENCE_S
+        assert 30 < sum(clock.pauses) <= 1.5 * remote_cache._IMAGE_PATIENCE_S
         waited = len(clock.pauses)
         for sample in range(4, 20):
             with pytest.raises(ImageError):
@@ -293,7 +293,7 @@ def test_a_server_that_gives_no_parts_is_named_when_the_dataset_is_made(
     server: RangeServer, tmp_path: Path
 ) -> None:
     server.fault = whole_file
-    with pytest.raises(DatasetError, match=r"RangeIgnored.*status 200.*nginx.*http\.server"):
+    with pytest.raises(DatasetError, match=r"RangeError.*status 200.*nginx.*http\.server"):
         ImageFolder(f"{server.url}/cache", local_dir=tmp_path)
 
 
@@ -301,7 +301,7 @@ def test_one_that_ceases_to_give_parts_is_named_at_once(
     remote: ImageFolder, server: RangeServer, clock: Clock
 ) -> None:
     server.fault = whole_file
-    with pytest.raises(ImageError, match=r"sample 3.*RangeIgnored.*status 200"):
+    with pytest.raises(ImageError, match=r"sample 3.*RangeError.*status 200"):
         made(remote, 24, 3, 0)
     assert not clock.pauses
 
@@ -340,7 +340,7 @@ def test_a_folder_without_a_cache_and_a_server_that_is_none_are_refused_soon(
 ) -> None:
     with pytest.raises(DatasetError, match=r"FileNotFoundError.*must contain everything"):
         ImageFolder(f"{server.url}/nothing", local_dir=tmp_path)
-    monkeypatch.setattr(location, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(remote_cache, "_PATIENCE_S", 0.0)
     server.stop()
     server.fault = reset  # of connections that are still open
     try:
@@ -353,12 +353,12 @@ def test_a_folder_without_a_cache_and_a_server_that_is_none_are_refused_soon(
 def test_a_server_that_says_nothing_is_given_up(
     remote: ImageFolder, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "DEADLINE_S", 0.2)
-    monkeypatch.setattr(shards, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(remote_files, "_DEADLINE_S", 0.2)
+    monkeypatch.setattr(remote_cache, "_IMAGE_PATIENCE_S", 0.0)
     ended = threading.Event()
     server.fault = lambda answer: not ended.wait(60)
     try:
-        with pytest.raises(ImageError, match="FSTimeoutError"):
+        with pytest.raises(ImageError, match="TimeoutError"):
             made(remote, 24, 3, 0)
     finally:
         ended.set()
@@ -391,13 +391,13 @@ def test_a_full_disk_ends_nothing(server: RangeServer, cache: Path, tmp_path: Pa
         env=environment(),
     )
     assert ended.returncode == 0, ended.stderr
-    assert "cannot be kept" in ended.stderr
+    assert "cannot be stored" in ended.stderr
     assert all(path.stat().st_size <= 8192 for path in tmp_path.rglob("*.part"))
 
 
 def test_a_folder_that_cannot_be_written_is_named(server: RangeServer, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DatasetError, match=r"cannot be kept in '.*file/.*use another folder as"):
+    with pytest.raises(DatasetError, match=r"cannot be stored in '.*file/.*use another folder as"):
         ImageFolder(f"{server.url}/cache", local_dir=tmp_path / "file")
 
 
@@ -443,7 +443,7 @@ def test_an_index_that_is_too_large_is_not_fetched(
 ) -> None:
     forged(cache, tmp_path / "forged", **said)
     server.root = tmp_path
-    with pytest.raises(DatasetError, match=r"has a file of .* GB, but only .* GB may be kept"):
+    with pytest.raises(DatasetError, match=r"has a file of .* GB, but only .* GB may be stored"):
         ImageFolder(f"{server.url}/forged", local_dir=tmp_path / "local")
     assert server.asked("labels.npy") == 0
 

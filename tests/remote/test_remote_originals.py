@@ -21,7 +21,7 @@ from caches import made as build
 from caches import photos as make_photos
 from feedline import DataLoader, ImageFolder, ImageList
 from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.remote import filesystem, image_files, kept_images, whole_files
+from feedline.sources import filesystem, local_copies, remote_files, remote_images
 from processes import all_workers
 from range_server import Answer, RangeServer
 from row_of import made
@@ -466,7 +466,7 @@ def test_what_is_missing_is_named_and_left_out(
 
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [(unavailable, "tried .* 503.*server may be down"), (half, "RangeIgnored.*sends bytes 0-")],
+    [(unavailable, "tried .* 503.*server may be down"), (half, "RangeError.*sends bytes 0-")],
     ids=["unavailable", "half"],
 )
 def test_what_lasts_is_an_error_that_says_what_the_server_said(
@@ -481,13 +481,13 @@ def test_what_lasts_is_an_error_that_says_what_the_server_said(
         ImageError, match=rf"sample 3, {server.url}/photos/.*cannot be read.*{said}"
     ):
         made(remote, 24, 3, 0)
-    assert sum(pauses) <= 1.5 * image_files._PATIENCE_S
+    assert sum(pauses) <= 1.5 * remote_images._PATIENCE_S
 
 
 def test_a_server_that_is_slow_costs_the_images_that_did_not_come_in_time_alone(
     remote: ImageList, server: RangeServer, wanted: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whole_files, "DEADLINE_S", 1.0)
+    monkeypatch.setattr(remote_files, "_DEADLINE_S", 1.0)
     asked: Counter[str] = Counter()
     ended = threading.Event()
 
@@ -540,7 +540,7 @@ def test_what_was_damaged_here_is_fetched_again_and_mended(
 ) -> None:
     assert same(batches(remote), wanted)
     (path,) = kept(tmp_path)
-    slot = kept_images._SLOT_BYTES
+    slot = local_copies._SLOT_BYTES
     for place in (0, 7 * slot + 9, 20 * slot + 300):  # in a length, a checksum, an image
         flip(path, place)
     assert same(batches(remote), wanted)
@@ -630,7 +630,7 @@ def test_a_local_disk_that_is_smaller_than_an_epoch_keeps_what_it_can(
 def test_an_image_that_is_too_large_for_its_place_is_fetched_each_time(
     remote: ImageList, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_images, "_MOST_BYTES", 100)
+    monkeypatch.setattr(local_copies, "_MAX_IMAGE_BYTES", 100)
     for _ in range(2):
         made(remote, 24, 3, 0)
     assert server.asked(".jpg") == 2
@@ -639,7 +639,7 @@ def test_an_image_that_is_too_large_for_its_place_is_fetched_each_time(
 def test_what_there_is_no_memory_for_is_read_later(
     remote: ImageList, server: RangeServer, wanted: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_files, "_MOST_IN_HAND_BYTES", 3000)
+    monkeypatch.setattr(remote_images, "_MAX_PREFETCHED_BYTES", 3000)
     assert same(batches(remote), wanted)
     assert same(batches(remote), wanted)
     assert server.asked(".jpg") == COUNT

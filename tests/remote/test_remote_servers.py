@@ -20,7 +20,7 @@ from feedline import DataLoader, ImageFolder, ImageList
 from feedline.cache.info import cache_info
 from feedline.cache.verify import verify
 from feedline.errors import DatasetError, FeedlineError, ImageError
-from feedline.remote.open_location import open_cache
+from feedline.sources.remote_cache import open_cache
 from processes import eventually
 from range_server import Answer, RangeServer
 from row_of import made
@@ -270,7 +270,7 @@ def test_an_endpoint_that_gives_more_than_was_asked_for_is_refused(
 
     server.fault = more
     try:
-        with pytest.raises(FeedlineError, match=r"RangeIgnored.*(status 200|sends \d+ bytes)"):
+        with pytest.raises(FeedlineError, match=r"RangeError.*(status 200|sends \d+ bytes)"):
             made(
                 ImageFolder(
                     "s3://bucket/train",

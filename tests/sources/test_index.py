@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
 from feedline.errors import DatasetError, UsageError
-from feedline.sources import index as index_module
-from feedline.sources.index import IMAGE_EXTENSIONS, scan_folder
+from feedline.sources import folder as folder_module
+from feedline.sources.folder import IMAGE_EXTENSIONS, scan_folder
 
 
 def make(root, *paths):
@@ -171,7 +171,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error_and_not_left_out(tmp_path, m
             raise PermissionError(13, "Permission denied", path)
         return scandir(path)
 
-    monkeypatch.setattr(index_module.os, "scandir", guarded)
+    monkeypatch.setattr(folder_module.os, "scandir", guarded)
     with pytest.raises(DatasetError, match=r"secret' cannot be listed: Permission denied"):
         scan_folder(root)
 
@@ -225,5 +225,5 @@ def test_the_fingerprint_tells_where_a_class_name_ends(tmp_path):
 
 
 def test_the_index_needs_no_torch():
-    code = "import sys, feedline.sources.index; sys.exit('torch' in sys.modules)"
+    code = "import sys, feedline.sources.folder; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

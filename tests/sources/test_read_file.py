@@ -16,7 +16,7 @@ import pytest
 from caches import FORMATS, images, made
 from feedline import DataLoader, ImageFolder
 from feedline.errors import ImageError
-from feedline.sources.read_file import read_file, read_part, read_small, without_waiting
+from feedline.sources.files import open_nonblocking, read_file, read_part, read_small
 
 HOLDER = """
 import fcntl, os, signal, sys
@@ -52,7 +52,7 @@ def leased(*files: Path) -> Iterator[None]:
 
 
 def opened(path: Path) -> bytes:
-    with open(path, "rb", opener=without_waiting) as file:
+    with open(path, "rb", opener=open_nonblocking) as file:
         return file.read()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from feedline.errors import DatasetError, UsageError
-from feedline.sources.shard_names import braces_expanded, shard_paths
+from feedline.sources.webdataset import _expand_braces, expand_shards
 
 
 @pytest.mark.parametrize(
@@ -32,28 +32,28 @@ from feedline.sources.shard_names import braces_expanded, shard_paths
     ],
 )
 def test_braces_stand_for_several_names(text: str, wanted: list[str]) -> None:
-    assert braces_expanded(text) == wanted
+    assert _expand_braces(text) == wanted
 
 
 def test_they_mean_what_they_mean_to_webdataset() -> None:
     braceexpand = pytest.importorskip("braceexpand").braceexpand
     texts = ["d/{0..3}-{a,b}.tar", "{007..010..2}", "{a..e..2}", "{1,{2..3}}", "{}x{a}", r"\{x\}"]
     for text in texts:
-        assert braces_expanded(text) == list(braceexpand(text))
+        assert _expand_braces(text) == list(braceexpand(text))
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{0..3.tar", "unmatched '{'"),
-        ("0}.tar", "unmatched '}'"),
+        ("{0..3.tar", "unmatched brace"),
+        ("0}.tar", "unmatched brace"),
         ("{0..99999999}", "more than 1000000 names"),
         ("{0..999}{0..999}{0..999}", "more than 1000000 names"),
     ],
 )
 def test_braces_that_cannot_be_meant_are_refused(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        braces_expanded(text)
+        _expand_braces(text)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_paths_are_filled_in_in_their_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def names(given: object) -> list[str]:
-        return [os.path.relpath(path, folder) for path in shard_paths(given)]
+        return [os.path.relpath(path, folder) for path in expand_shards(given)]
 
     assert names(folder / "a-{1..0}.tar") == ["a-1.tar", "a-0.tar"]
     assert names(str(folder / "?-*.tar")) == ["a-0.tar", "a-1.tar", "b-0.tar"]
@@ -97,4 +97,4 @@ def test_what_is_no_shard_is_an_error_that_says_what_to_do(
 ) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises((DatasetError, UsageError), match=said):
-        shard_paths(given)
+        expand_shards(given)

@@ -8,7 +8,7 @@ import pytest
 from tiny_training import write_tiny_set
 
 from feedline.errors import DatasetError
-from feedline.sources.splits import VAL_NAMES
+from feedline.sources.folder import VAL_NAMES
 from feedline.train.data import TrainData, find_splits, label_map
 
 

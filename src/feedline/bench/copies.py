@@ -28,7 +28,7 @@ from feedline.bench.survey import Survey
 from feedline.errors import ImageError
 from feedline.images.codecs import Decoder
 from feedline.images.folder import ImageFolder
-from feedline.sources.read_file import read_file
+from feedline.sources.files import read_file
 from feedline.system import available_memory_bytes
 
 __all__ = ["JpegCopies", "copies_side", "make_jpeg_copies", "space_problem", "temporary_folder"]

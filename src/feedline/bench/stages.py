@@ -28,7 +28,7 @@ from feedline.images.resize import fill
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import mix
 from feedline.sources import page_cache
-from feedline.sources.read_file import read_file
+from feedline.sources.files import read_file
 
 __all__ = ["StageCosts", "measure_stages"]
 

@@ -20,7 +20,7 @@ from feedline.errors import DatasetError, ImageError
 from feedline.images.codecs import Decoder
 from feedline.images.folder import ImageFolder
 from feedline.order.batch_spec import Field, Item
-from feedline.sources.read_file import read_file
+from feedline.sources.files import read_file
 
 __all__ = ["ImageSample", "Survey", "SurveyedImage", "survey_images"]
 

@@ -28,9 +28,8 @@ from feedline.cache.build_shards import (
 )
 from feedline.cache.destination import Destination, open_destination
 from feedline.cache.finish import finish_level
-from feedline.cache.open_source import open_cache_source
 from feedline.cache.shard import Columns, encode_name, read_record, shard_matches
-from feedline.cache.source import CacheSource
+from feedline.cache.source import CacheSource, open_cache_source
 from feedline.cache.spec import (
     ShardRange,
     Spec,
@@ -41,7 +40,7 @@ from feedline.cache.spec import (
 )
 from feedline.errors import DatasetError, UsageError
 from feedline.sources.cache_index import CacheIndex
-from feedline.sources.cache_layout import Level, Manifest, read_manifest
+from feedline.sources.manifest import Level, Manifest, read_manifest
 
 __all__ = ["add_size"]
 

@@ -15,9 +15,8 @@ import shutil
 import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from feedline.cache.atomic_write import sync_names
 from feedline.cache.build_shards import (
     BuildCallback,
     BuildWorkers,
@@ -28,9 +27,8 @@ from feedline.cache.build_shards import (
 )
 from feedline.cache.destination import Destination, open_destination
 from feedline.cache.finish import current_fingerprint, finish
-from feedline.cache.open_source import open_source
 from feedline.cache.shard import ExistingCopies, record_name, shard_matches, write_records
-from feedline.cache.source import CacheSource
+from feedline.cache.source import CacheSource, open_source
 from feedline.cache.spec import (
     SETTINGS,
     Spec,
@@ -42,11 +40,13 @@ from feedline.cache.spec import (
     samples_per_shard,
     split_into_shards,
 )
-from feedline.cache.verify import damaged_shards, file_damage
 from feedline.errors import UsageError
 from feedline.images.codecs import mode_layout
+from feedline.sources.atomic_write import sync_names
+from feedline.sources.cache_format import CACHE_FORMATS
+from feedline.sources.cache_formats import cache_format
 from feedline.sources.cache_index import index_damage
-from feedline.sources.cache_layout import LMDB_FILE, MANIFEST, CacheFormat, Manifest, read_manifest
+from feedline.sources.manifest import MANIFEST, Manifest, read_manifest
 
 __all__ = ["build", "build_cache"]
 
@@ -58,7 +58,7 @@ def build_cache(
     root: str | os.PathLike[str],
     sizes: Sequence[int],
     *,
-    format: CacheFormat = "webdataset",
+    format: str = "webdataset",
     quality: int | None = None,
     raw: bool = False,
     workers: int | str = "auto",
@@ -117,7 +117,7 @@ def build_cache(
     levels = make_levels(sizes, quality=_QUALITY if quality is None else quality, raw=raw)
     if on_error not in ("raise", "skip"):
         raise UsageError(f'on_error must be "raise" or "skip", got {on_error!r}')
-    if format not in get_args(CacheFormat):
+    if format not in CACHE_FORMATS:
         raise UsageError(f"format must be webdataset, lmdb or folder, got {format!r}")
     destination = open_destination(root)
     with open_workers(workers, ray) as pool:
@@ -166,7 +166,9 @@ def build(
         damaged: set[int] = set()
         if sound is not None:
             write_records(spec, sound)
-            damaged = damaged_shards(spec.root, sound)
+            format = cache_format(sound.format)
+            for level in sound.levels:
+                damaged |= format.damaged_shards(spec.root, sound, level)
         todo = [
             shard
             for shard in shards
@@ -204,12 +206,12 @@ def _note_damage(
         f"{len(finished.levels[0].shards)} shards are missing or have another size, and are "
         f"rebuilt. `feedline cache verify {spec.root}` checks all copies",
     )
-    if spec.format == "lmdb":  # a truncated one must not be written to
+    if name := cache_format(spec.format).merged_file:  # a truncated one must not be written to
         for shard in damaged:
             Path(spec.root, record_name(spec, shard)).unlink(missing_ok=True)
         for level in finished.levels:
-            if file_damage(spec.root, finished, level):
-                Path(spec.root, level.name, LMDB_FILE).unlink(missing_ok=True)
+            if cache_format(finished.format).file_damage(spec.root, level):
+                Path(spec.root, level.name, name).unlink(missing_ok=True)
 
 
 def _check_source(

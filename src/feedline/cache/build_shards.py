@@ -22,17 +22,17 @@ from typing import Any, Protocol
 
 from rich.filesize import decimal
 
-from feedline.cache.atomic_write import PARTIAL, report_disk_errors
 from feedline.cache.destination import Destination
 from feedline.cache.ray_workers import connect_ray
 from feedline.cache.shard import BuiltShard, ExistingCopies, ShardDataset, make_level_folders
 from feedline.cache.source import CacheSource
 from feedline.cache.spec import Estimate, ShardRange, Spec, count_samples
-from feedline.cache.writers import LmdbWriter
 from feedline.engine.defaults import worker_count
 from feedline.errors import FeedlineError, ResourceError, UsageError
 from feedline.loader import DataLoader
-from feedline.sources.cache_layout import INDEX, MANIFEST
+from feedline.sources.atomic_write import PARTIAL, report_disk_errors
+from feedline.sources.cache_formats import cache_format
+from feedline.sources.manifest import INDEX, MANIFEST
 
 __all__ = [
     "BuildCallback",
@@ -169,7 +169,7 @@ def check_disk_space(
     share = count_samples(todo) / expected.images
     needed_by = [round(size * share) for size in expected.level_bytes]
     needed = sum(needed_by) * _MARGIN
-    if spec.format == "lmdb":
+    if cache_format(spec.format).merged_file:
         needed += max(needed_by)  # of the shards that wait to be added
     free = shutil.disk_usage(spec.root).free
     if needed > free and not destination.is_local:
@@ -208,14 +208,14 @@ def build_shards(
     progress(BuildState(expected, done, 0, pool.count()))
     shards = ShardDataset(source, spec, todo, destination.delivery(pool.is_remote), existing)
     with contextlib.ExitStack() as opened:
-        lmdb = None
-        if spec.format == "lmdb":
+        merger = None
+        if (format := cache_format(spec.format)).merged_file:
             sizes = [2 * size for size in expected.level_bytes]
-            lmdb = opened.enter_context(LmdbWriter(spec.root, spec.levels, sizes))
+            merger = opened.enter_context(format.merger(spec.root, spec.levels, sizes))
         for built in opened.enter_context(pool.build(shards)):
             destination.store_files(built.files)
-            if lmdb is not None:
-                lmdb.put(built.number)
+            if merger is not None:
+                merger.put(built.number)
             images += built.images
             progress(BuildState(expected, done + images, images, pool.count()))
 

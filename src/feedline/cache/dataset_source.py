@@ -9,23 +9,23 @@ Relies on: a dataset without random augmentation, which returns the same for a n
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from feedline.cache.source import IMAGE_NAMES, LABEL_NAMES, Stamp, first_existing, spread_evenly
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.images.compile.datasets import FolderSelection, file_store
 from feedline.images.compile.steps import CompileError
 from feedline.order.batch_spec import Field
-from feedline.sources.array_store import checked_labels
-from feedline.sources.path_table import LabelledPaths
-from feedline.sources.store import Pixels
+from feedline.sources.arrays import checked_labels
+from feedline.sources.path_table import PathTable
+from feedline.sources.rows import IMAGE_NAMES, LABEL_NAMES, first_of
+from feedline.sources.store import Pixels, SampleStore
 
-__all__ = ["DatasetSource"]
+__all__ = ["DatasetStore"]
 
 _WANTED = (
     "a PIL image, a numpy array, uint8 of shape (height, width, 3) or (height, width), or a torch "
@@ -33,7 +33,7 @@ _WANTED = (
 )
 
 
-class DatasetSource:
+class DatasetStore(SampleStore):
     """The samples of a map-style Dataset in its order.
 
     A sample is (image, label), or a dict with these entries, as in Hugging Face's datasets. Labels
@@ -51,8 +51,6 @@ class DatasetSource:
     Raises:
         DatasetError: the dataset is empty, or sample 0 cannot be read or has an unsupported label.
     """
-
-    kind = "dataset"
 
     def __init__(self, dataset: Any) -> None:
         self.where = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
@@ -77,15 +75,7 @@ class DatasetSource:
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def pick(self, count: int) -> list[int]:
-        """Return evenly spread samples."""
-        return spread_evenly(len(self), count)
-
-    def prefetch(self, samples: Iterable[int]) -> None:
-        """Do nothing, as a dataset may not be read from several threads."""
-
-    def read(self, sample: int) -> Pixels:
-        """Return the pixels of an image."""
+    def read(self, sample: int, side: int) -> Pixels:
         image, label = self._sample(sample)
         if Field("label", label.dtype.name, label.shape) != self.label_field:
             raise ImageError(
@@ -108,14 +98,6 @@ class DatasetSource:
             return f"{sample:08d}"
         return self._paths.name(sample).decode("utf-8", "backslashreplace")
 
-    def path(self, sample: int) -> str:
-        """Return "": the file of a sample is unknown."""
-        return ""
-
-    def stamp(self, sample: int) -> Stamp:
-        """Return 0: changes are not detected."""
-        return 0
-
     def _sample(self, sample: int) -> tuple[Any, Any]:
         """Return the image as returned by the dataset, and the label as a NumPy value."""
         if self._last is None or self._last[0] != sample:
@@ -137,7 +119,7 @@ class DatasetSource:
 def _parts(sample: Any) -> tuple[Any, Any]:
     """Split a sample into image and label."""
     if isinstance(sample, Mapping):
-        image, label = first_existing(IMAGE_NAMES, sample), first_existing(LABEL_NAMES, sample)
+        image, label = first_of(IMAGE_NAMES, sample), first_of(LABEL_NAMES, sample)
         if image is not None and label is not None:
             return sample[image], sample[label]
         got = f"a dict of {', '.join(map(repr, list(sample)[:9])) or 'nothing'}"
@@ -208,7 +190,7 @@ def _listed_labels(dataset: Any, first: Any) -> np.ndarray[Any, Any] | None:
     return labels if alike and np.array_equal(labels[0], first) else None
 
 
-def _paths(dataset: Any) -> LabelledPaths | None:
+def _paths(dataset: Any) -> PathTable | None:
     """Return the relative paths of a torchvision DatasetFolder; None if two are equal."""
     module: Any = sys.modules.get("torchvision.datasets.folder")
     if module is None or not isinstance(dataset, module.DatasetFolder):
@@ -227,7 +209,7 @@ def _classes(dataset: Any) -> list[str] | None:
     names = getattr(dataset, "classes", None)
     features = getattr(dataset, "features", None)
     if names is None and isinstance(features, Mapping):
-        names = getattr(features.get(first_existing(LABEL_NAMES, features)), "names", None)
+        names = getattr(features.get(first_of(LABEL_NAMES, features)), "names", None)
     if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
         return list(names)
     return None

@@ -26,15 +26,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from feedline.cache.atomic_write import sync_files, write_atomic
 from feedline.cache.shard import Delivery, ShardFiles, list_files
 from feedline.cache.source import CacheSource
 from feedline.errors import DatasetError, FeedlineError, UsageError
-from feedline.remote.filesystem import is_url
-from feedline.remote.folder import RemoteFolder
-from feedline.sources.cache_layout import LOCK, MANIFEST, UNFINISHED, read_manifest
+from feedline.sources.atomic_write import sync_files, write_atomic
+from feedline.sources.cache_formats import cache_format
 from feedline.sources.cache_lock import only_builder
-from feedline.sources.cache_place import check_place
+from feedline.sources.filesystem import is_url
+from feedline.sources.manifest import LOCK, MANIFEST, UNFINISHED, check_place, read_manifest
+from feedline.sources.remote_files import RemoteFolder
 
 __all__ = ["Destination", "open_destination"]
 
@@ -146,7 +146,7 @@ class _Store(Destination):
         self._published: dict[str, tuple[int, int, int]] = {}
 
     def check_available(self, source: CacheSource, format: str) -> None:
-        if format != "webdataset":
+        if not cache_format(format).in_parts:
             raise UsageError(
                 f"format {format} is not supported by the store of {self.name!r}, which holds "
                 "whole files",
@@ -237,7 +237,7 @@ class _Store(Destination):
             return b""
 
     def _refuse(self) -> NoReturn:
-        lock = self._store.file_url(LOCK)
+        lock = self._store.path(LOCK)
         owner = self._read_lock().decode("utf-8", "replace").partition("\n")[0]
         command = f", for S3 with `aws s3 rm {lock}`" if lock.startswith("s3") else ""
         raise UsageError(

@@ -28,8 +28,8 @@ from typing import Any
 import psutil
 
 from feedline.errors import FeedlineError, UsageError
-from feedline.sources.cache_layout import AWAITED, UNFINISHED, Level, is_finished
 from feedline.sources.cache_lock import only_builder
+from feedline.sources.manifest import AWAITED, UNFINISHED, Level, is_finished
 from feedline.system import readable
 
 __all__ = ["main"]
@@ -96,10 +96,10 @@ def _fill(
     from feedline.cache.build import build
     from feedline.cache.build_shards import BuildState, open_workers
     from feedline.cache.destination import open_destination
-    from feedline.cache.folder_source import FolderSource
+    from feedline.cache.source import CacheSource
     from feedline.cache.spec import Spec
 
-    source = FolderSource(where, files, classes, kind)
+    source = CacheSource(files, where, classes, kind)
     destination = open_destination(root, token)
     if is_finished(root):  # meanwhile, by another process
         return

@@ -10,7 +10,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,13 @@ import numpy as np
 import xxhash
 
 from feedline import __version__
-from feedline.cache.atomic_write import write_atomic
 from feedline.cache.shard import Columns, encode_name, read_record
 from feedline.cache.source import CacheSource
 from feedline.cache.spec import ShardRange, Spec
-from feedline.cache.writers import close_lmdb
+from feedline.sources.atomic_write import write_atomic
+from feedline.sources.cache_formats import cache_format
 from feedline.sources.cache_index import COLUMNS, CacheIndex
-from feedline.sources.cache_layout import (
-    INDEX,
-    LMDB_FILE,
-    MANIFEST,
-    Level,
-    Manifest,
-    member,
-    shard_name,
-)
-from feedline.sources.file_name import file_name
+from feedline.sources.manifest import INDEX, MANIFEST, Level, Manifest
 from feedline.system import write_through
 
 __all__ = ["current_fingerprint", "finish", "finish_level", "remove_stale"]
@@ -167,46 +158,5 @@ def remove_stale(root: str, manifest: Manifest, sides: Collection[int]) -> None:
     """Remove files from the folders of some resolutions that the manifest does not list."""
     index = CacheIndex(root, manifest)
     for level in manifest.levels:
-        if level.side not in sides:
-            continue
-        folder = Path(root, level.name)
-        if manifest.format == "lmdb":
-            _remove_files(folder, [LMDB_FILE])
-            _remove_entries(folder, {member(key) for key in index.keys.tolist()})
-        elif manifest.format == "webdataset":
-            _remove_files(folder, map(shard_name, range(len(level.shards))))
-        else:
-            _remove_files(folder, _files(index, manifest, level))
-
-
-def _files(index: CacheIndex, manifest: Manifest, level: Level) -> Iterable[str]:
-    for row, key in enumerate(index.keys.tolist()):
-        name = file_name(key, index.name(row), index.labels[row], manifest.classes)
-        yield f"{name}.{level.ending}"
-
-
-def _remove_files(folder: Path, wanted: Iterable[str]) -> None:
-    known = set(wanted)
-    for path in folder.rglob("*"):
-        if path.is_file() and path.relative_to(folder).as_posix() not in known:
-            path.unlink()
-    for path in folder.iterdir():
-        if path.is_dir() and not os.listdir(path):
-            path.rmdir()
-
-
-def _remove_entries(folder: Path, wanted: set[str]) -> None:
-    import lmdb
-
-    # Space for the pages that a deletion rewrites.
-    room = 2 * (folder / LMDB_FILE).stat().st_size + (64 << 20)
-    environment = lmdb.open(str(folder), map_size=room)
-    with environment.begin(write=True) as transaction:
-        stale = [
-            name
-            for name, _ in transaction.cursor()
-            if bytes(name).decode("ascii", "replace").partition(".")[0] not in wanted
-        ]
-        for name in stale:
-            transaction.delete(name)
-    close_lmdb(environment, folder)
+        if level.side in sides:
+            cache_format(manifest.format).remove_stale(root, manifest, level, index)

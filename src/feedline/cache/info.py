@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from feedline.cache.rates import loader_rate
 from feedline.images.folder import ImageFolder
-from feedline.remote.open_location import location_of
+from feedline.sources.cache_formats import cache_format
 from feedline.sources.cache_index import load_entries
-from feedline.sources.cache_layout import LMDB_FILE, Level, Manifest
+from feedline.sources.manifest import Level, Manifest
+from feedline.sources.remote_cache import open_location
 from feedline.system import usable_cores
 
 __all__ = ["CacheInfo", "LevelInfo", "cache_info", "measured_crop_px"]
@@ -65,7 +66,7 @@ def cache_info(root: str | os.PathLike[str], *, measure: bool = True) -> CacheIn
         DatasetError: there is no cache, or its index is damaged.
         ImageError: an image read by the measurement is damaged; names it.
     """
-    location = location_of(root)
+    location = open_location(root)
     manifest, where = location.manifest(), str(location)
     index_folder = location.index(manifest).root
     levels = []
@@ -81,7 +82,7 @@ def cache_info(root: str | os.PathLike[str], *, measure: bool = True) -> CacheIn
         levels.append(
             LevelInfo(
                 level=level,
-                bytes=_bytes_on_disk(where, manifest, level),
+                bytes=cache_format(manifest.format).disk_bytes(where, level),
                 image_bytes=float(lengths.mean()) if len(lengths) else 0.0,
                 crop_px=crop_px,
                 images_per_s=rate,
@@ -99,13 +100,3 @@ def measured_crop_px(side: int, smaller: int) -> int:
     """
     size = max(8, side * 7 // 8 // 16 * 16)
     return size if size > smaller else side
-
-
-def _bytes_on_disk(root: str, manifest: Manifest, level: Level) -> int:
-    if manifest.format != "lmdb":
-        return level.bytes
-    # The manifest counts the contents of an LMDB, without the overhead of its pages.
-    try:
-        return os.path.getsize(os.path.join(root, level.name, LMDB_FILE))
-    except OSError:
-        return 0

@@ -28,7 +28,7 @@ from feedline.images.crops import Box
 from feedline.images.jpeg import jpeg_orientation
 from feedline.images.resize import fill
 from feedline.order.pixel_layout import MODES, PixelLayout
-from feedline.sources.cache_layout import Level, level_size
+from feedline.sources.manifest import Level, level_size
 from feedline.sources.store import Pixels
 
 __all__ = ["RESTARTS", "LevelEncoder", "ResizedCopies"]

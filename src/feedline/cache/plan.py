@@ -19,8 +19,8 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from feedline.cache.open_source import open_source
 from feedline.cache.rates import QUALITY, RateCallback, Reading, measure_rates, sample_images
+from feedline.cache.source import open_source
 from feedline.cache.spec import Spec, estimate, make_levels
 from feedline.diagnose.finding import count
 from feedline.engine.defaults import worker_count
@@ -29,8 +29,8 @@ from feedline.forecast.text import align_columns, duration, wrap_text
 from feedline.images.crops import Transform, checked_transform, wanted_side
 from feedline.images.folder import ImageFolder
 from feedline.order.schedule import Phase, Schedule
-from feedline.remote.filesystem import is_url
-from feedline.sources.cache_layout import Level
+from feedline.sources.filesystem import is_url
+from feedline.sources.manifest import Level
 from feedline.system import cacheable_memory_bytes
 
 __all__ = ["CacheChoice", "CachePlan", "build_command", "plan_cache", "recommend"]

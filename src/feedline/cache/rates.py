@@ -24,13 +24,12 @@ import numpy as np
 from rich.filesize import decimal
 
 from feedline.cache.build import build_cache
-from feedline.cache.open_source import open_source
-from feedline.cache.source import CacheSource
+from feedline.cache.source import CacheSource, open_source
 from feedline.errors import DatasetError, ImageError, ResourceError
 from feedline.images.crops import Transform, wanted_side
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
-from feedline.sources.cache_layout import Level
+from feedline.sources.manifest import Level
 
 __all__ = [
     "QUALITY",

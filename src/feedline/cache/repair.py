@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from feedline.cache.atomic_write import sync_names
 from feedline.cache.build import build
 from feedline.cache.build_shards import (
     BuildState,
@@ -32,9 +31,8 @@ from feedline.cache.build_shards import (
 )
 from feedline.cache.destination import Destination, open_destination
 from feedline.cache.finish import current_fingerprint, finish_level
-from feedline.cache.open_source import open_cache_source
 from feedline.cache.shard import ExistingCopies, encode_name, record_name, write_records
-from feedline.cache.source import CacheSource, Stamp, spread_evenly
+from feedline.cache.source import CacheSource, open_cache_source
 from feedline.cache.spec import (
     BYTES_BESIDE,
     Estimate,
@@ -43,11 +41,13 @@ from feedline.cache.spec import (
     count_samples,
     split_into_shards,
 )
-from feedline.cache.verify import Verification, file_damage, verify
+from feedline.cache.verify import Verification, verify
 from feedline.errors import DatasetError, ImageError
 from feedline.order.batch_spec import Field
+from feedline.sources.atomic_write import sync_names
+from feedline.sources.cache_formats import cache_format
 from feedline.sources.cache_index import CacheIndex, checksum, damaged_columns, load_entries
-from feedline.sources.cache_layout import LMDB_FILE, Level, Manifest, read_manifest
+from feedline.sources.manifest import Level, Manifest, read_manifest
 from feedline.sources.store import Pixels
 from feedline.system import write_through
 
@@ -129,13 +129,14 @@ class _Repair:
     def run(self, found: Verification, columns: Collection[str]) -> int:
         """Rebuild damaged copies and columns of the index. Return the number of written copies."""
         where, levels = self.destination.root, self.manifest.levels
+        format = cache_format(self.manifest.format)
         if set(columns) - {f"level-{level.name}" for level in levels}:
             return self._rebuild_all()
         written = 0
         for level in levels:
             rows = {each.sample for each in found.damaged if each.level == level.side}
             has_column = f"level-{level.name}" not in columns
-            if rows or not has_column or file_damage(where, self.manifest, level):
+            if rows or not has_column or format.file_damage(where, level):
                 written += self._rebuild_level(level, rows, has_column=has_column)
         return written
 
@@ -150,9 +151,9 @@ class _Repair:
         manifest, where = self.manifest, self.destination.root
         alone, index = replace(manifest, levels=(level,)), CacheIndex(where, manifest)
         shards = todo = split_into_shards(manifest.samples_in_source, manifest.per_shard)
-        if has_column and manifest.format != "lmdb":
+        if has_column and not cache_format(manifest.format).merged_file:
             damaged = {int(index.keys[row]) // manifest.per_shard for row in rows}
-            damaged |= set(file_damage(where, manifest, level))
+            damaged |= set(cache_format(manifest.format).file_damage(where, level))
             todo = [shard for shard in shards if shard.number in damaged]
         existing = None
         if has_column and self.destination.is_local:
@@ -181,7 +182,7 @@ class _Repair:
                 if todo is not shards:
                     write_records(spec, alone)
                 # Other processes may read the existing LMDB.
-                merges = manifest.format == "lmdb"
+                merges = bool(cache_format(manifest.format).merged_file)
                 apart = replace(spec, root=str(spec.unfinished)) if merges else spec
                 apart.unfinished.mkdir(exist_ok=True)
                 self._build(originals, apart, alone, todo, existing)
@@ -225,9 +226,10 @@ class _Repair:
         form = manifest.format, levels, manifest.exif
         spec = Spec(where, *form, skip_broken=skips, mode=manifest.mode)
         shutil.rmtree(spec.unfinished, ignore_errors=True)
-        if manifest.format == "lmdb":  # a damaged one must not be written to
+        # A damaged file must not be written to.
+        if name := cache_format(manifest.format).merged_file:
             for level in levels:
-                Path(where, level.name, LMDB_FILE).unlink(missing_ok=True)
+                Path(where, level.name, name).unlink(missing_ok=True)
         shards = split_into_shards(len(source), manifest.per_shard)
         report = self._reporter(shards)
         build(source, spec, self.pool, self.destination, report, keep_manifest=True)
@@ -244,9 +246,10 @@ def _replace_database(built: Spec, spec: Spec, shards: Sequence[ShardRange]) -> 
     for shard in shards:
         name = record_name(built, shard.number)
         os.replace(Path(built.root, name), Path(spec.root, record_name(spec, shard.number)))
-    path = Path(spec.root, level.name, LMDB_FILE)
+    name = cache_format(spec.format).merged_file
+    path = Path(spec.root, level.name, name)
     path.parent.mkdir(exist_ok=True)
-    new = Path(built.root, level.name, LMDB_FILE)
+    new = Path(built.root, level.name, name)
     write_through(new)
     os.replace(new, path)
     sync_names(spec.root, [path])
@@ -255,7 +258,7 @@ def _replace_database(built: Spec, spec: Spec, shards: Sequence[ShardRange]) -> 
 _MAX_NAMED = 5
 
 
-class _Originals:
+class _Originals(CacheSource):
     """Source for rebuilding some copies of a resolution. Pickled and sent to every worker.
 
     Args:
@@ -310,10 +313,6 @@ class _Originals:
     def __len__(self) -> int:
         return self._manifest.samples_in_source
 
-    def pick(self, count: int) -> list[int]:
-        """Return evenly spread samples."""
-        return spread_evenly(len(self), count)
-
     def prefetch(self, samples: Iterable[int]) -> None:
         """Prefetch the originals of samples."""
         self._source.prefetch([self._numbers[key] for key in samples if key in self._numbers])
@@ -359,7 +358,7 @@ class _Originals:
         """Return the path of the original's local file, or ""."""
         return self._source.path(self._numbers[sample]) if sample in self._numbers else ""
 
-    def stamp(self, sample: int) -> Stamp:
+    def stamp(self, sample: int) -> int:
         """Return the stamp in the cache."""
         row = self._row(sample)
         return 0 if row is None else int(self._index.stamps[row])

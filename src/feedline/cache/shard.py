@@ -21,17 +21,17 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from feedline.cache.atomic_write import report_disk_errors, write_atomic
 from feedline.cache.level_encoder import ResizedCopies
 from feedline.cache.source import CacheSource
 from feedline.cache.spec import ShardRange, Spec
-from feedline.cache.writers import WRITERS, CacheSample
 from feedline.errors import FeedlineError, ImageError
-from feedline.remote.folder import RemoteFolder
+from feedline.sources.atomic_write import report_disk_errors, write_atomic
+from feedline.sources.cache_format import CacheSample
+from feedline.sources.cache_formats import cache_format, level_reader
 from feedline.sources.cache_index import COLUMNS, ENTRY, CacheIndex, checksum, load_entries
-from feedline.sources.cache_layout import Manifest, shard_name
-from feedline.sources.cache_level import reader_of
 from feedline.sources.cache_lock import sees_lock
+from feedline.sources.manifest import Manifest
+from feedline.sources.remote_files import RemoteFolder
 
 __all__ = [
     "BuiltShard",
@@ -76,6 +76,7 @@ class ShardDataset:
     ) -> None:
         self.source, self.shards = source, shards
         self._spec, self._delivery, self._existing = spec, delivery, existing
+        self._format = cache_format(spec.format)  # pickled, so that a worker imports it
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -108,7 +109,7 @@ def build_shard(
     with ExitStack() as opened:
         writers = [
             opened.enter_context(
-                WRITERS[spec.format](spec.root, level, shard.number, source.classes)
+                cache_format(spec.format).writer(spec.root, level, shard.number, source.classes)
             )
             for level in spec.levels
         ]
@@ -138,7 +139,7 @@ def build_shard(
                 skipped.append((number, name, error.message))
                 continue
             label = np.asarray(source.label(number), dtype)
-            sample = CacheSample(number, name, label, copies)
+            sample = CacheSample(number, name, label, copies.height, copies.width)
             for writer, image, rows in zip(writers, copies.images, entries.values(), strict=True):
                 first = writer.write(sample, image)
                 rows.append((shard.number, first, len(image), checksum(image, number, label)))
@@ -194,7 +195,9 @@ class ExistingCopies:
     ) -> None:
         self._damaged = damaged
         self._index = CacheIndex(root, manifest)
-        self._readers = [reader_of(root, manifest, level, self._index) for level in manifest.levels]
+        self._readers = [
+            level_reader(root, manifest, level, self._index) for level in manifest.levels
+        ]
         self._rows = {self._index.name(row): row for row in range(manifest.samples)}
 
     def has(self, name: str, stamp: int) -> bool:
@@ -330,11 +333,8 @@ def shard_matches(source: CacheSource, spec: Spec, shard: ShardRange) -> bool:
     try:
         record = read_record(spec, shard.number)
         for level, size in zip(spec.levels, record["shards"].tolist(), strict=True):
-            path = Path(spec.root, level.name, shard_name(shard.number))
-            if spec.format == "webdataset" and path.stat().st_size != size:
+            if not cache_format(spec.format).has_shard(spec.root, level, shard.number, size):
                 return False
-            if spec.format == "lmdb" and path.exists():
-                return False  # not yet added to the LMDB
         broken = {key: name for key, name, _ in json.loads(bytes(record["skipped"]))}
         numbers = range(shard.start, shard.stop)
         if not spec.skip_broken and set(broken) != spec.skipped_before.intersection(numbers):

@@ -15,13 +15,13 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from feedline.cache.atomic_write import write_atomic
 from feedline.cache.level_encoder import LevelEncoder
 from feedline.cache.source import CacheSource
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.images.codecs import DEFAULT_MAX_PIXELS
-from feedline.remote.filesystem import is_url
-from feedline.sources.cache_layout import UNFINISHED, CacheFormat, Level, read_manifest
+from feedline.sources.atomic_write import write_atomic
+from feedline.sources.filesystem import is_url
+from feedline.sources.manifest import UNFINISHED, Level, read_manifest
 
 __all__ = [
     "BYTES_BESIDE",
@@ -69,7 +69,7 @@ class Spec:
     """
 
     root: str
-    format: CacheFormat
+    format: str
     levels: tuple[Level, ...]
     exif: bool = False
     skip_broken: bool = False

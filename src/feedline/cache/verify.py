@@ -14,19 +14,18 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from feedline.engine.defaults import worker_count
-from feedline.errors import DatasetError, FeedlineError, ImageError, SampleError
+from feedline.errors import DatasetError, FeedlineError, SampleError
 from feedline.images.codecs import DEFAULT_MAX_PIXELS, Decoder
 from feedline.loader import DataLoader
-from feedline.remote.open_location import location_of
-from feedline.sources.cache_index import CacheIndex, index_damage, load_entries
-from feedline.sources.cache_layout import LMDB_FILE, Level, Manifest, shard_name
-from feedline.sources.cache_level import LevelReader, reader_of
-from feedline.sources.cache_location import CacheLocation, FolderLocation
-from feedline.sources.open_lmdb import open_lmdb
+from feedline.sources.cache_format import LevelReader
+from feedline.sources.cache_formats import cache_format
+from feedline.sources.cache_index import index_damage
+from feedline.sources.cache_store import CacheLocation
+from feedline.sources.manifest import Manifest
+from feedline.sources.remote_cache import open_location
 
 __all__ = [
     "BrokenSamples",
@@ -36,8 +35,6 @@ __all__ = [
     "Verification",
     "check_ranges",
     "count_copies",
-    "damaged_shards",
-    "file_damage",
     "verify",
 ]
 
@@ -245,7 +242,7 @@ def verify(
         DatasetError: there is no cache, or its manifest cannot be read.
     """
     processes = worker_count(workers)
-    location = location_of(root, keep=False)
+    location = open_location(root, stores_copies=False)
     manifest = location.manifest()
     index, files = _damaged_files(location, manifest)
     ranges = [
@@ -308,7 +305,7 @@ def _damaged_files(
     location: CacheLocation, manifest: Manifest
 ) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
     """Return damaged files of the index, and damaged shards and databases, with the reasons."""
-    if not isinstance(location, FolderLocation):
+    if not location.is_local:
         try:
             location.index(manifest)
         except DatasetError as error:
@@ -316,72 +313,8 @@ def _damaged_files(
         return (), []  # truncated shards show as missing images
     levels = manifest.levels
     files = [
-        found for level in levels for found in file_damage(location.root, manifest, level).values()
+        found
+        for level in levels
+        for found in cache_format(manifest.format).file_damage(location.root, level).values()
     ]
     return index_damage(location.root, manifest), files
-
-
-def file_damage(where: str, manifest: Manifest, level: Level) -> dict[int, tuple[str, str]]:
-    """Return the shards of a resolution whose files are missing or have another size.
-
-    A missing or truncated LMDB counts as shard 0. Files of single images are not checked.
-
-    Returns:
-        path and reason by shard.
-    """
-    folder = Path(where, level.name)
-    found = {}
-    if manifest.format == "lmdb":
-        data = folder / LMDB_FILE
-        try:
-            data.stat()
-            open_lmdb(str(folder))
-        except OSError as error:
-            found[0] = str(data), error.strerror or str(error)
-        except ImageError as error:
-            found[0] = str(data), error.message
-    for number, size in enumerate(level.shards if manifest.format == "webdataset" else ()):
-        path = folder / shard_name(number)
-        try:
-            has = path.stat().st_size
-        except OSError as error:
-            found[number] = str(path), error.strerror or str(error)
-            continue
-        if has != size:
-            found[number] = str(path), f"expected {size} bytes, got {has}"
-    return found
-
-
-def damaged_shards(where: str, manifest: Manifest) -> set[int]:
-    """Return the shards with a missing file or one of another size, without reading contents.
-
-    Args:
-        where: folder of a cache with an intact index.
-        manifest: its manifest.
-    """
-    found: set[int] = set()
-    for level in manifest.levels:
-        files = file_damage(where, manifest, level)
-        found |= set(range(len(level.shards)) if manifest.format == "lmdb" and files else files)
-        if manifest.format == "folder" and _bytes_below(Path(where, level.name)) != level.bytes:
-            index = CacheIndex(where, manifest)
-            reader = reader_of(where, manifest, level, index)
-            sizes = load_entries(where, level, manifest.samples)[:, 2].tolist()
-            for row, size in enumerate(sizes):
-                if _size_of(reader.path(row)) != size:
-                    found.add(int(index.keys[row]) // manifest.per_shard)
-    return found
-
-
-def _bytes_below(folder: Path) -> int:
-    return sum(
-        _size_of(os.path.join(below, name)) for below, _, names in os.walk(folder) for name in names
-    )
-
-
-def _size_of(path: str) -> int:
-    """Return the size of a file in bytes; -1 if it is missing."""
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return -1

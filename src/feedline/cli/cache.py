@@ -17,7 +17,7 @@ from feedline.cli import options
 from feedline.cli.output import complain, use_folder, write_json
 
 if TYPE_CHECKING:
-    from feedline.sources.cache_layout import Manifest
+    from feedline.sources.manifest import Manifest
 
 __all__ = ["add_size", "build", "info", "plan", "repair", "verify"]
 
@@ -113,7 +113,7 @@ def add_size(
 
 
 def _train_folder(source: str) -> str:
-    from feedline.cache.open_source import list_splits
+    from feedline.sources.opening import list_splits
 
     return use_folder(source, posixpath.join(source, *list_splits(source)[:1]))
 

@@ -76,7 +76,7 @@ def _check_machine(folder: str | None, measure: bool, json: Path | None) -> None
     from feedline import __version__
     from feedline.doctor.check import found_fault, run_with_deadline
     from feedline.doctor.examine import CHECK_IDS, examine
-    from feedline.sources.splits import splits_below
+    from feedline.sources.folder import splits_below
 
     width = max(map(len, CHECK_IDS))
     if folder is not None:
@@ -125,8 +125,8 @@ def _verify(folder: str, workers: int | str, json: Path | None) -> None:
     """Decode all images below a folder and list the broken ones."""
     from feedline.cli.progress import ProgressBar
     from feedline.doctor.broken_images import broken_images  # loads torch
-    from feedline.images.files import find_images
-    from feedline.sources.cache_layout import is_cache
+    from feedline.images.image_list import find_images
+    from feedline.sources.manifest import is_cache
 
     if is_cache(folder):
         command = f"feedline cache verify {shlex.quote(folder)} --decode"

@@ -109,7 +109,7 @@ def predict(
 
     Example: feedline predict runs/resnet18-1 demo-data/val --topk 3
     """
-    from feedline.images.files import find_images
+    from feedline.images.image_list import find_images
     from feedline.train.evaluate import predict as predictions
 
     if topk < 1:

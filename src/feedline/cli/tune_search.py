@@ -16,7 +16,7 @@ from feedline.errors import UsageError
 from feedline.images.crops import TrainCrop
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
-from feedline.sources.cache_layout import is_cache
+from feedline.sources.manifest import is_cache
 from feedline.train.data import find_splits
 from feedline.train.tune_step import largest_batches, make_step
 from feedline.tuning.batch_search import BatchTrial

@@ -12,8 +12,9 @@ from rich.filesize import decimal
 from feedline.doctor.check import CheckResult
 from feedline.doctor.folder import FolderContents, FoundFile, scan_folder
 from feedline.errors import DatasetError, UsageError
-from feedline.remote.filesystem import is_url
-from feedline.sources.cache_layout import Manifest, is_cache, read_manifest, repair_command
+from feedline.sources.cache_formats import cache_format
+from feedline.sources.filesystem import is_url
+from feedline.sources.manifest import Manifest, is_cache, read_manifest, repair_command
 
 __all__ = ["DataFolder", "inspect_data", "require_folder", "skip_data"]
 
@@ -121,19 +122,22 @@ def _cache(folder: str) -> DataFolder:
             status="fail",
             summary=f"{line}; {missing or f'no file of {largest.name}/ can be read'}",
             details=details,
-            fix="pip install lmdb" if missing else repair_command(folder),
+            fix=f"pip install {cache_format(manifest.format).package}"
+            if missing
+            else repair_command(folder),
         )
     else:
         check = CheckResult(id="data-folder", status="ok", summary=line, details=details)
-    things = "images" if manifest.format == "folder" else "files"
+    things = "images" if cache_format(manifest.format).is_file_per_image else "files"
     return DataFolder(
         check=check, sample=sample, bytes=largest.bytes, at_least=False, things=things
     )
 
 
 def _missing_library(manifest: Manifest) -> str:
-    absent = manifest.format == "lmdb" and importlib.util.find_spec("lmdb") is None
-    return "the package lmdb, which is needed to read it, is not installed" if absent else ""
+    package = cache_format(manifest.format).package
+    absent = package and importlib.util.find_spec(package) is None
+    return f"the package {package}, which is needed to read it, is not installed" if absent else ""
 
 
 def _files(folder: str) -> DataFolder:

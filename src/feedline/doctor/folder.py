@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import mean
 
-from feedline.sources.index import IMAGE_EXTENSIONS
+from feedline.sources.folder import IMAGE_EXTENSIONS
 
 __all__ = ["FolderContents", "FoundFile", "scan_folder"]
 

@@ -38,7 +38,7 @@ from feedline.engine.process import keep_freed_memory, limit_threads
 from feedline.engine.shared_memory import SharedFile
 from feedline.order.batch_spec import Field, Item
 from feedline.order.seeds import mix, row_seed
-from feedline.sources.reading import reading
+from feedline.sources.files import storage_read
 from feedline.trace import is_recording_enabled, stage_timer
 from feedline.trace.stage_timings import StagePage
 
@@ -145,7 +145,7 @@ def open_source(
     try:
         source = load()
         limit_threads()  # of libraries that the source imported
-        reading.show_in(line[READING : READING + 1])
+        storage_read.show_in(line[READING : READING + 1])
         if makes_whole_batches(source):
             keep_freed_memory()
         if (open_ := getattr(source, "open", None)) is not None:
@@ -188,7 +188,7 @@ def fill(
     times_samples = stage_timer.each_sample
     samples = task.samples.tolist()
     if (prepare := getattr(source, "prepare", None)) is not None:
-        with reading, contextlib.suppress(Exception):
+        with storage_read, contextlib.suppress(Exception):
             prepare(samples, task.image_size)
         stage_timer.end_stage("fetch")
     # Start the clock after `prepare`: waiting for a server would raise the measured time per row,

@@ -20,7 +20,7 @@ from feedline.errors import UsageError
 from feedline.forecast.changes import Changes
 from feedline.forecast.rates import PoolRate, Rates
 from feedline.forecast.text import align_columns, phase_name, wrap_text
-from feedline.sources.cache_layout import Level
+from feedline.sources.manifest import Level
 
 __all__ = ["LevelRates", "PhasePrediction", "WhatIf", "predict_loads", "what_if"]
 

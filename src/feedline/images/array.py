@@ -18,7 +18,7 @@ from feedline.images.rows import (
     without_addresses,
 )
 from feedline.order.pixel_layout import RGB
-from feedline.sources.array_store import ArrayStore
+from feedline.sources.arrays import ArrayStore
 from feedline.sources.store import Pixels
 
 __all__ = ["ImageArray"]

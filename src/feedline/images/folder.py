@@ -17,23 +17,27 @@ from typing import Any, Literal
 
 import numpy as np
 
-from feedline.errors import UsageError
+from feedline.errors import DatasetError, UsageError
 from feedline.images.codecs import DEFAULT_MAX_PIXELS, check_decoding, mode_layout
 from feedline.images.rows import ImageSource, ImageTransform, check_cache_mode, check_transform
 from feedline.order.pixel_layout import RGB
-from feedline.remote.error import NoCache
-from feedline.remote.filesystem import is_url, shown
-from feedline.remote.image_files import RemoteImages, images_in, no_files_here
-from feedline.remote.open_location import location_of
-from feedline.sources.archive_index import archive_index
-from feedline.sources.archive_store import ArchiveStore, check_no_archive, in_archive
-from feedline.sources.cache_layout import is_cache
-from feedline.sources.cache_location import CacheLocation, FolderLocation
-from feedline.sources.cache_store import CacheStore
-from feedline.sources.file_store import FileStore, files_of
-from feedline.sources.index import FolderIndex, checked_endings, scan_folder
-from feedline.sources.path_table import starts_of
-from feedline.sources.splits import split_hint, splits_of
+from feedline.sources.archives import ArchiveStore, check_no_archive, find_archive
+from feedline.sources.cache_store import CacheLocation, CacheStore
+from feedline.sources.filesystem import NoCacheError, is_url, shown
+from feedline.sources.folder import (
+    FileStore,
+    FolderIndex,
+    checked_extensions,
+    folder_store,
+    scan_folder,
+    split_hint,
+    splits_of,
+)
+from feedline.sources.local_copies import disk_budget
+from feedline.sources.manifest import is_cache
+from feedline.sources.path_table import path_starts
+from feedline.sources.remote_cache import open_location
+from feedline.sources.remote_images import RemoteStore, local_files_error, url_folder_store
 
 __all__ = ["ENOUGH_IMAGES", "ImageFolder", "sample_folder"]
 
@@ -110,29 +114,30 @@ class ImageFolder(ImageSource["FileStore[FolderIndex] | ArchiveStore | CacheStor
         layout = RGB if mode is None else mode_layout(mode)
         if is_url(root):
             check_no_archive(shown(os.fspath(root)))
-        location = location_of(
+        location = open_location(
             root, local_dir=local_dir, local_bytes=local_bytes, storage_options=storage_options
         )
         self.root = str(location)
         checked = check_transform(transform)
         store: FileStore[FolderIndex] | ArchiveStore | CacheStore
-        endings = checked_endings(extensions)
-        if not isinstance(location, FolderLocation) or is_cache(self.root):
+        endings = checked_extensions(extensions)
+        if not location.is_local or is_cache(self.root):
             try:
                 store = _cache_at(location, exif=exif, extensions=extensions, enlarge=enlarge)
-            except NoCache as no_cache:
-                store = images_in(
-                    os.fspath(root),
-                    endings,
-                    no_cache,
-                    local_dir=local_dir,
-                    local_bytes=local_bytes,
-                    storage_options=storage_options,
-                )
-        elif (archive := in_archive(self.root)) is not None:
-            store = ArchiveStore(*archive, archive_index(*archive, endings))
+            except NoCacheError as no_cache:
+                budget = disk_budget(local_dir, local_bytes)
+                try:
+                    store = url_folder_store(
+                        os.fspath(root), endings, budget=budget, storage_options=storage_options
+                    )
+                except DatasetError as error:
+                    raise DatasetError.of(
+                        error, f"{no_cache.message}. It is not a folder of images either"
+                    ) from error
+        elif (archive := find_archive(self.root)) is not None:
+            store = ArchiveStore(*archive, endings)
         else:
-            store = files_of(self.root, scan_folder(self.root, extensions))
+            store = folder_store(self.root, scan_folder(self.root, extensions))
         if isinstance(store, CacheStore):
             if mode is not None:
                 check_cache_mode(store, layout)
@@ -164,8 +169,8 @@ class ImageFolder(ImageSource["FileStore[FolderIndex] | ArchiveStore | CacheStor
             raise UsageError(
                 f"{self.root!r} is an archive, but image files are needed here: unpack it"
             )
-        if isinstance(self.store, RemoteImages):
-            raise no_files_here(self.root)
+        if isinstance(self.store, RemoteStore):
+            raise local_files_error(self.root)
         if isinstance(self.store, CacheStore):
             raise UsageError(
                 f"{self.root!r} is a cache, which has no original files; name(sample) returns an "
@@ -202,7 +207,7 @@ class ImageFolder(ImageSource["FileStore[FolderIndex] | ArchiveStore | CacheStor
 
     def originals(self) -> FileStore[Any]:
         """Files of the images, possibly at a URL; otherwise raises like `files`."""
-        return self.store if isinstance(self.store, RemoteImages) else self.files
+        return self.store if isinstance(self.store, RemoteStore) else self.files
 
     def __repr__(self) -> str:
         return (
@@ -248,7 +253,7 @@ def sample_folder(folder: ImageFolder, seed: int, most: int = ENOUGH_IMAGES) -> 
     names = [index.name(number) + b"\0" for number in numbers.tolist()]
     blob = np.frombuffer(b"".join(names), np.uint8)
     some = copy.copy(folder)
-    some.store = files_of(
-        folder.root, FolderIndex(blob, starts_of(blob), index.labels[numbers], index.classes)
+    some.store = folder_store(
+        folder.root, FolderIndex(blob, path_starts(blob), index.labels[numbers], index.classes)
     )
     return some

@@ -1,36 +1,51 @@
 """Images by their paths, with labels of any kind, as a source of rows.
 
 Guarantees: those of `rows`; samples have the order of the paths; no file is accessed before it is
-read, unless `check=True`.
+read, unless `check=True`; errors in a table name it. Of containers nothing is unpacked or
+unpickled; a sample without its image or label raises an error that names it, or is counted.
 
-Relies on: `labels` for labels, `tables` for CSV, Parquet and DataFrames, `file_store` for the rest.
+Relies on: `sources` for the stores, their labels and tables.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.images.codecs import DEFAULT_MAX_PIXELS, check_decoding
-from feedline.images.from_stores import FromStores
-from feedline.images.from_tables import FromTables
-from feedline.images.labels import check_repeats, labels_of
-from feedline.images.listed_files import checked_paths, listed_images
-from feedline.images.rows import ImageTransform, RowPipeline, check_transform
-from feedline.remote.image_files import RemoteImages, no_files_here
-from feedline.sources.file_store import FileStore
-from feedline.sources.path_table import LabelledPaths
+from feedline.images.codecs import DEFAULT_MAX_PIXELS, check_decoding, codec_of
+from feedline.images.rows import ImageSource, ImageTransform, RowPipeline, check_transform
+from feedline.sources.folder import IMAGE_EXTENSIONS, FileStore
+from feedline.sources.labels import Labels, check_repeats, convert_labels, ordered
+from feedline.sources.lmdb_store import LmdbStore, lmdb_samples
+from feedline.sources.path_table import PathTable
+from feedline.sources.remote_images import RemoteStore, local_files_error
+from feedline.sources.rows import RowStore, hf_rows
+from feedline.sources.tables import (
+    Table,
+    checked_paths,
+    path_store,
+    read_csv,
+    read_frame,
+    read_parquet,
+)
+from feedline.sources.webdataset import WebDatasetStore, webdataset_samples
 
-__all__ = ["ImageList"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-_NAMED = 5
+__all__ = ["ImageList", "find_images"]
+
+ListStore = FileStore[PathTable] | RowStore | WebDatasetStore | LmdbStore
+
+_NAMES_IN_ERRORS = 5
 
 
-class ImageList(FromStores, FromTables):
+class ImageList(ImageSource[ListStore]):
     """Images by their paths, each with its label; or those of tar shards, an LMDB, Hugging Face.
 
     A row is "image", uint8 (size, size, 3), RGB, and "label": int64 of a class; or, of other
@@ -59,6 +74,9 @@ class ImageList(FromStores, FromTables):
             types, NaN, or not in `classes`; an argument is invalid. The message names the sample.
     """
 
+    left_out: tuple[tuple[str, str], ...] = ()
+    """Of shards: skipped samples without an image or a label, and the reasons."""
+
     def __init__(
         self,
         paths: Sequence[str | os.PathLike[str]],
@@ -78,15 +96,15 @@ class ImageList(FromStores, FromTables):
         scaled = check_decoding(decode, max_pixels)
         names = checked_paths(paths)
 
-        def called(sample: int) -> str:
+        def describe(sample: int) -> str:
             return f"sample {sample}, {names[sample]!r},"
 
-        found = labels_of(labels, len(names), classes, called)
-        check_repeats(names, found.values, called)
-        self.classes = found.classes
-        self.root, store = listed_images(
+        converted = convert_labels(labels, len(names), classes, describe)
+        check_repeats(names, converted.values, describe)
+        self.classes = converted.classes
+        self.root, store = path_store(
             names,
-            found.values,
+            converted.values,
             root,
             local_dir=local_dir,
             local_bytes=local_bytes,
@@ -99,15 +117,248 @@ class ImageList(FromStores, FromTables):
         if check:
             self._check_files()
 
+    @classmethod
+    def from_csv(
+        cls,
+        path: str | os.PathLike[str],
+        image: str = "path",
+        label: str | Sequence[str] = "label",
+        *,
+        transform: ImageTransform | None = None,
+        root: str | os.PathLike[str] | None = None,
+        sep: str = ",",
+        **options: Any,
+    ) -> Self:
+        """Images listed in a CSV file, in its order.
+
+        Args:
+            path: UTF-8 file whose first line names the columns.
+            image: column of the paths.
+            label: column of the labels; or a list of columns of numbers, which form a row together.
+                A column holds whole numbers if all cells are, floats if all are numbers, and
+                otherwise class names; with `classes`, names, or whole numbers if no cell is a name.
+            transform: as in `ImageList`.
+            root: folder or URL for relative paths; None for the CSV file's folder.
+            sep: separator of cells.
+            options: `classes`, `check`, `decode`, `exif`, `max_pixels`, `local_dir`, `local_bytes`,
+                `storage_options`, as in `ImageList`.
+
+        Raises:
+            DatasetError: the file cannot be read or has no rows; and as `ImageList`.
+            UsageError: there is no such column; numbers and texts are mixed; and as `ImageList`.
+        """
+        table = read_csv(path, image, label, sep=sep, classes=options.get("classes"))
+        return cls._of_table(table, transform, _folder_of(path) if root is None else root, options)
+
+    @classmethod
+    def from_parquet(
+        cls,
+        path: str | os.PathLike[str],
+        image: str = "path",
+        label: str | Sequence[str] = "label",
+        *,
+        transform: ImageTransform | None = None,
+        root: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> Self:
+        """Images whose paths a Parquet file lists; arguments and errors as in `from_csv`.
+
+        Needs pyarrow: `pip install "feedline[parquet]"`.
+        """
+        table = read_parquet(path, image, label)
+        return cls._of_table(table, transform, _folder_of(path) if root is None else root, options)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        image: str = "path",
+        label: str | Sequence[str] = "label",
+        *,
+        transform: ImageTransform | None = None,
+        root: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> Self:
+        """Images listed in a pandas or polars DataFrame.
+
+        Arguments and errors are those of `from_csv`; relative paths are relative to the working
+        directory, unless `root` is given. For a column of pandas' categories or of a polars Enum
+        these are the classes, in their order.
+        """
+        return cls._of_table(read_frame(frame, image, label), transform, root, options)
+
+    @classmethod
+    def from_hf(
+        cls,
+        dataset: Any,
+        image: str = "image",
+        label: str = "label",
+        *,
+        transform: ImageTransform | None = None,
+        classes: Sequence[str] | None = None,
+        decode: Literal["exact", "scaled"] = "exact",
+        exif: bool = True,
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+    ) -> Self:
+        """Images of a Hugging Face `datasets.Dataset`, in their encoded form.
+
+        `set_transform` and `set_format` of the dataset have no effect here.
+
+        Args:
+            dataset: one split, with random access to rows.
+            image: column with the feature `Image`.
+            label: column of a `ClassLabel`, of numbers, texts, or rows of numbers; see `ImageList`.
+            transform, decode, max_pixels: as in `ImageList`.
+            classes: as in `ImageList`; not for a `ClassLabel`, whose names are known.
+            exif: rotate images by their Exif orientation, as datasets does.
+
+        Raises:
+            DatasetError: it has no rows.
+            UsageError: it is not such a dataset, has no such column, or other classes; and as
+                `ImageList`.
+        """
+        scaled = check_decoding(decode, max_pixels)
+        check_transform(transform)
+        rows, labels, names = hf_rows(dataset, image, label)
+        if names is not None and classes is not None and ordered(classes) != names:
+            raise UsageError(
+                f"{classes!r:.99} differ from those of the column {label!r}, {names!r:.99}",
+                argument="classes",
+                hint="remove it; use dataset.cast_column for new classes",
+            )
+        known = names if classes is None else classes
+        converted = convert_labels(labels, len(rows), known, lambda sample: f"row {sample}")
+        store = RowStore(rows, image, converted.values)
+        options = {"scaled": scaled, "exif": exif, "max_pixels": max_pixels}
+        return cls._of_store(store, converted, "", transform, **options)
+
+    @classmethod
+    def from_webdataset(
+        cls,
+        shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        image: str = "jpg;jpeg;png;webp",
+        label: str | None = "cls",
+        *,
+        incomplete: Literal["raise", "skip"] = "raise",
+        transform: ImageTransform | None = None,
+        classes: Sequence[str] | None = None,
+        decode: Literal["exact", "scaled"] = "exact",
+        exif: bool = False,
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+    ) -> Self:
+        """Images of WebDataset tar shards, read directly from the shards.
+
+        A sample consists of consecutive files whose names are equal up to the first dot after the
+        last slash, as in webdataset. Samples are indexed in the order of the shards and read in any
+        order: shuffling, samplers and resume work as for a folder. Each shard is scanned once; its
+        index is cached next to it or in $XDG_CACHE_HOME or ~/.cache.
+
+        Args:
+            shards: paths of uncompressed .tar files: "train-{000000..000099}.tar", "train/*.tar",
+                or a list of such.
+            image: file extensions of images, in order of preference.
+            label: "cls", "txt" or another extension of text files; "json:label" or
+                "json:about.label", a field of JSON; several separated by ";", in order of
+                preference. Texts become whole numbers if all are, floats if all are numbers, and
+                otherwise class names. None: all labels are 0.
+            incomplete: "raise" an error for a sample without image or label, or "skip" it and list
+                it in `left_out`.
+            transform, classes, decode, exif, max_pixels: as in `ImageList`.
+
+        Raises:
+            DatasetError: a shard is missing, empty, damaged, truncated or compressed, or contains a
+                duplicate key or a name that leads out of it; a sample lacks its image or label.
+            UsageError: an argument is invalid; and as `ImageList`.
+        """
+        scaled = check_decoding(decode, max_pixels)
+        check_transform(transform)
+        store, labels, left_out = webdataset_samples(shards, image, label, incomplete, classes)
+        root = store.folder.rstrip(os.sep) or os.sep
+        options = {"scaled": scaled, "exif": exif, "max_pixels": max_pixels}
+        images = cls._of_store(store, labels, root, transform, **options)
+        images.left_out = tuple(left_out)
+        return images
+
+    @classmethod
+    def from_lmdb(
+        cls,
+        path: str | os.PathLike[str],
+        keys: str | Sequence[str | bytes] | None = None,
+        labels: Any | str | Callable[[str], Any] = None,
+        *,
+        check: bool = False,
+        transform: ImageTransform | None = None,
+        classes: Sequence[str] | None = None,
+        decode: Literal["exact", "scaled"] = "exact",
+        exif: bool = False,
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+    ) -> Self:
+        """Images of an LMDB whose values are the bytes of image files.
+
+        Each worker opens it read-only and without a lock file; it must not be written to meanwhile.
+        Other values, e.g. pickles, raise an error.
+
+        Args:
+            path: folder with its data.mdb, or such a file with another name.
+            keys: keys of the images: a sequence of texts or bytes; or a pattern with one number,
+                e.g. "image-%09d", for all matching keys, by number; None for all keys, sorted.
+            labels: one per key, as in `ImageList`; or a pattern such as "label-%09d" for entries
+                with the same numbers, whose texts are read like those of a CSV; or a function of a
+                key as text; None: all labels are 0.
+            check: check now that each key exists. Otherwise a missing one raises an ImageError when
+                it is read.
+            transform, classes, decode, exif, max_pixels: as in `ImageList`.
+
+        Raises:
+            DatasetError: it is missing, damaged, or not an LMDB; it has no such entries, or they
+                are not images; a key has two labels; with `check`, a key is missing.
+            UsageError: an argument is invalid; and as `ImageList`.
+        """
+        scaled = check_decoding(decode, max_pixels)
+        check_transform(transform)
+        store, converted = lmdb_samples(path, keys, labels, classes, check=check, is_image=codec_of)
+        options = {"scaled": scaled, "exif": exif, "max_pixels": max_pixels}
+        return cls._of_store(store, converted, store.path, transform, **options)
+
+    @classmethod
+    def _of_table(
+        cls,
+        table: Table,
+        transform: ImageTransform | None,
+        root: str | os.PathLike[str] | None,
+        options: dict[str, Any],
+    ) -> Self:
+        if table.classes is not None and options.get("classes") is None:
+            options = {**options, "classes": table.classes}
+        try:
+            return cls(table.images, table.labels, transform, root=root, **options)
+        except UsageError as error:  # DatasetError is one
+            raise type(error).of(error, str(table.where)) from error
+
+    @classmethod
+    def _of_store(
+        cls,
+        store: ListStore,
+        labels: Labels,
+        root: str,
+        transform: ImageTransform | None,
+        **options: Any,
+    ) -> Self:
+        """Create a list of a store's images; `options` are those of `RowPipeline`."""
+        images = cls.__new__(cls)
+        images.classes, images.root = labels.classes, root
+        RowPipeline.__init__(images, store, check_transform(transform), **options)
+        return images
+
     @property
-    def files(self) -> FileStore[LabelledPaths]:
+    def files(self) -> FileStore[PathTable]:
         """Files of the images.
 
         Raises:
             UsageError: the images are not separate files, or they are at URLs.
         """
-        if isinstance(self.store, RemoteImages):
-            raise no_files_here(self.root)
+        if isinstance(self.store, RemoteStore):
+            raise local_files_error(self.root)
         if not isinstance(self.store, FileStore):
             raise UsageError(
                 f"image files are needed here, but the images are inside {self.store!r}: remove "
@@ -119,9 +370,9 @@ class ImageList(FromStores, FromTables):
         """Absolute path of a sample's file."""
         return os.fsdecode(self.files.path(sample))
 
-    def originals(self) -> FileStore[LabelledPaths]:
+    def originals(self) -> FileStore[PathTable]:
         """Files of the images, possibly at URLs; otherwise raises like `files`."""
-        return self.store if isinstance(self.store, RemoteImages) else self.files
+        return self.store if isinstance(self.store, RemoteStore) else self.files
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -134,17 +385,17 @@ class ImageList(FromStores, FromTables):
         return np.array(self.store.labels)
 
     def _check_files(self) -> None:
-        if isinstance(self.store, RemoteImages):
+        if isinstance(self.store, RemoteStore):
             missing = list(self.store.missing())
         else:
             paths = map(self.path, range(len(self)))
             missing = [path for path in paths if not os.path.isfile(path)]
         if missing:
-            some = ", ".join(map(repr, missing[:_NAMED]))
+            some = ", ".join(map(repr, missing[:_NAMES_IN_ERRORS]))
+            some += ", ..." if len(missing) > _NAMES_IN_ERRORS else ""
             raise DatasetError(
-                f"{len(missing)} of {len(self)} images are missing or not files: "
-                f"{some}{', ...' if len(missing) > _NAMED else ''}. Relative paths are relative to "
-                f"{self.root!r}; set root= to change that"
+                f"{len(missing)} of {len(self)} images are missing or not files: {some}. Relative "
+                f"paths are relative to {self.root!r}; set root= to change that"
             )
 
     def __repr__(self) -> str:
@@ -155,3 +406,30 @@ class ImageList(FromStores, FromTables):
             f"ImageList({self.root or self.store!r}, {self.transform!r}, "
             f"decode={'scaled' if self._scaled else 'exact'!r}): {len(self)} images, {labels}"
         )
+
+
+def _folder_of(path: str | os.PathLike[str]) -> str:
+    return os.path.dirname(os.path.abspath(os.path.expanduser(os.fspath(path))))
+
+
+def find_images(paths: Iterable[Path]) -> list[Path]:
+    """Find the given images, and those in the given folders, recursively, sorted.
+
+    Raises:
+        DatasetError: a path does not exist, or there is no image.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.is_file():
+            found.append(path)
+        elif path.is_dir():
+            inside = (each for each in path.rglob("*") if each.is_file())
+            found += sorted(each for each in inside if each.suffix.lower() in IMAGE_EXTENSIONS)
+        else:
+            raise DatasetError(f"{path}: no such file or folder")
+    if not found:
+        raise DatasetError(
+            f"no images in {', '.join(map(str, paths))}; image names end in "
+            f"{', '.join(IMAGE_EXTENSIONS)}"
+        )
+    return found

@@ -32,13 +32,11 @@ from feedline.images.crops import Placement, TrainCrop, Transform, Window, cut, 
 from feedline.images.resize import fill
 from feedline.order.batch_spec import Field, Item
 from feedline.order.pixel_layout import RGB, PixelLayout
-from feedline.sources.cache_layout import level_size, repair_command
-from feedline.sources.cache_store import CacheStore
-from feedline.sources.cached_files import CachedFiles, cache_within
-from feedline.sources.chosen_store import ChosenStore, Numbers
-from feedline.sources.file_store import FileStore
-from feedline.sources.reading import reading
-from feedline.sources.store import Pixels, SampleStore
+from feedline.sources.cache_store import CachedFiles, CacheStore, cache_within
+from feedline.sources.files import storage_read
+from feedline.sources.folder import FileStore
+from feedline.sources.manifest import level_size, repair_command
+from feedline.sources.store import Numbers, Pixels, SampleStore, SelectedStore
 from feedline.trace import stage_timer
 
 if TYPE_CHECKING:
@@ -158,8 +156,8 @@ class RowPipeline(Generic[Store]):
         store: Any = self.store
         if isinstance(store, FileStore):
             return store
-        if isinstance(store, ChosenStore) and isinstance(store.store, FileStore):
-            return store.store.chosen(store.numbers)
+        if isinstance(store, SelectedStore) and isinstance(store.store, FileStore):
+            return store.store.select(store.numbers)
         raise UsageError(
             f"cache= needs images that are files of a folder, but {type(self).__name__} stores its "
             "images elsewhere; remove cache="
@@ -169,7 +167,7 @@ class RowPipeline(Generic[Store]):
     def has_originals(self) -> bool:
         """True if the images are files, of which a cache may hold copies."""
         store: Any = self.store
-        if isinstance(store, ChosenStore):
+        if isinstance(store, SelectedStore):
             store = store.store
         return isinstance(store, FileStore | CachedFiles)
 
@@ -221,7 +219,7 @@ class RowPipeline(Generic[Store]):
     def copies_from(self) -> str:
         """Location of the copies that rows are made of, as text; "" for the originals."""
         cache = cache_within(self.store)
-        return "" if cache is None else cache.location.in_words()
+        return "" if cache is None else cache.location.describe()
 
     def prepare(self, samples: Sequence[int], image_size: int | None) -> None:
         """Prepare for rows that are about to be loaded: fetch remote images together."""
@@ -252,7 +250,7 @@ class RowPipeline(Generic[Store]):
             self.open(0, 1)
         try:
             wanted = wanted_side(self.transform, item.required_image_size)
-            with reading:
+            with storage_read:
                 image = self.store.read(item.sample, wanted)
             if stage_timer.timed:
                 stage_timer.end_stage("read")
@@ -260,9 +258,8 @@ class RowPipeline(Generic[Store]):
                 try:
                     return self._decoded(image, item)
                 except ImageError:
-                    anew = getattr(self.store, "anew", None)
-                    with reading:
-                        other = None if anew is None else anew(item.sample, image)
+                    with storage_read:
+                        other = self.store.reload(item.sample, image)
                     if other is not None:
                         return self._decoded(other, item)
                     rescued = self._rescued(image)
@@ -478,7 +475,7 @@ def sample_label(label: Any) -> Any:
     return given.copy() if given.shape else given[()]
 
 
-class ImageSubset(ImageSource[ChosenStore]):
+class ImageSubset(ImageSource[SelectedStore]):
     """Selected images of a source.
 
     Args:
@@ -489,7 +486,7 @@ class ImageSubset(ImageSource[ChosenStore]):
     def __init__(self, whole: ImageSource[Any], numbers: Numbers) -> None:
         self.whole = whole
         super().__init__(
-            ChosenStore(whole.store, numbers),
+            SelectedStore(whole.store, numbers),
             whole.transform,
             scaled=whole.reads_scaled,
             exif=whole.exif,
@@ -504,7 +501,7 @@ class ImageSubset(ImageSource[ChosenStore]):
 
     def originals(self) -> FileStore[Any]:
         """Selected files of the source; raises like the source."""
-        return self.whole.originals().chosen(self.store.numbers)
+        return self.whole.originals().select(self.store.numbers)
 
     def __repr__(self) -> str:
         return f"{len(self)} images of {self.whole!r}"

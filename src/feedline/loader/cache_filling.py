@@ -48,13 +48,11 @@ from feedline.loader.position import LoaderPosition
 from feedline.loader.ranks import RankAgreement
 from feedline.order.sample_order import Order
 from feedline.order.schedule import is_count
-from feedline.remote.filesystem import is_url
-from feedline.remote.image_files import RemoteImages
-from feedline.sources.cache_layout import AWAITED, UNFINISHED, is_finished
 from feedline.sources.cache_lock import is_locked
-from feedline.sources.cache_place import check_place
-from feedline.sources.file_store import FileStore
-from feedline.sources.index import FolderIndex
+from feedline.sources.filesystem import is_url
+from feedline.sources.folder import FileStore, FolderIndex
+from feedline.sources.manifest import AWAITED, UNFINISHED, check_place, is_finished
+from feedline.sources.remote_images import RemoteStore
 from feedline.system import readable
 
 __all__ = [
@@ -123,7 +121,7 @@ def cache_contents(options: Options, source: Any) -> CacheContents:
         )
     whole = own_source(options.dataset)
     files = (source if whole is None else whole).originals()  # all files, also of a Subset
-    if isinstance(files, RemoteImages):
+    if isinstance(files, RemoteStore):
         raise UsageError(
             f"{options.cache!r} is not a cache, and a cache of images at URLs cannot be filled "
             "while training: build it first with feedline.build_cache(dataset, ...), or remove "

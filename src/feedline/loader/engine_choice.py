@@ -33,9 +33,8 @@ from feedline.loader.cache_filling import CacheContents, CacheFilling, cache_con
 from feedline.loader.dataset_kind import check_kind_unchanged, own_source
 from feedline.loader.options import Options
 from feedline.loader.state import fingerprint_of, identity_of
-from feedline.remote.open_location import open_cache
-from feedline.sources.cache_store import CacheStore
-from feedline.sources.cached_files import cache_within
+from feedline.sources.cache_store import CacheStore, cache_within
+from feedline.sources.remote_cache import open_cache
 
 __all__ = [
     "REFRESH",

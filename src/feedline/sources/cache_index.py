@@ -17,9 +17,9 @@ import numpy as np
 import xxhash
 
 from feedline.errors import DatasetError
-from feedline.sources.cache_layout import INDEX, Level, Manifest, repair_command
-from feedline.sources.path_table import starts_of
-from feedline.sources.read_file import without_waiting
+from feedline.sources.files import open_nonblocking
+from feedline.sources.manifest import INDEX, Level, Manifest, repair_command
+from feedline.sources.path_table import path_starts
 
 __all__ = [
     "COLUMNS",
@@ -121,7 +121,7 @@ class CacheIndex:
         names, ends = self._names.tobytes(), self._name_ends
         # A folder that has not changed since is the usual case, and needs no look at single names.
         if paths.replace(b"\0", b"") == names:
-            lengths = np.diff(starts_of(np.frombuffer(paths, np.uint8))) - 1
+            lengths = np.diff(path_starts(np.frombuffer(paths, np.uint8))) - 1
             if np.array_equal(np.cumsum(lengths), ends):
                 return range(len(ends))
         edges = pairwise([0, *ends.tolist()])
@@ -139,7 +139,7 @@ def load_column(root: str, name: str, rows: int, dtype: str, shape: tuple[int, .
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ValueError("it is not a file")
-        with open(path, "rb", opener=without_waiting) as file:
+        with open(path, "rb", opener=open_nonblocking) as file:
             found, offset = _npy_header(file.read(1 << 16))
         if found != (np.dtype(dtype).str, (rows, *shape)):
             raise DatasetError(
@@ -180,7 +180,7 @@ def load_entries(root: str, level: Level, samples: int) -> Array:
 def digest_of(path: str | os.PathLike[str]) -> str:
     """Digest of an index file, as in the manifest; raises OSError if it cannot be read."""
     digest = xxhash.xxh3_64()
-    with open(path, "rb", opener=without_waiting) as file:
+    with open(path, "rb", opener=open_nonblocking) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

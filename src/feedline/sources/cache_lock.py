@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 
 from feedline.errors import ResourceError, UsageError
-from feedline.sources.cache_layout import LOCK
+from feedline.sources.manifest import LOCK
 from feedline.system import BINARY, lock_file, read_at, write_at
 
 __all__ = ["is_locked", "only_builder", "sees_lock"]

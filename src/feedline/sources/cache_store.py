@@ -1,9 +1,12 @@
 """A cache as a store: for each phase the smallest resolution that serves its image size.
 
-Guarantees: those of `cache_level`; crops are drawn on the original's size, so a seed gives the same
-crop at every resolution; a pickle contains the location, and workers share one copy of everything.
+Guarantees: crops are drawn on the original's size, so a seed gives the same crop at every
+resolution; a pickle contains the location, and workers share one copy of everything. `CachedFiles`
+reads a cache's copies for a dataset of files, found by their paths below the folder that both were
+made of; a file without a copy raises an error when the two are joined. A broken file that the cache
+skipped is read itself, with the same result or error as without the cache.
 
-Relies on: a `CacheLocation`, local or remote.
+Relies on: `cache_formats` for the copies.
 """
 
 from __future__ import annotations
@@ -14,18 +17,71 @@ from typing import Any
 
 import numpy as np
 
-from feedline.errors import DatasetError, UsageError
+from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.order.batch_spec import Field
-from feedline.sources.cache_index import load_entries
-from feedline.sources.cache_layout import Level, Manifest
-from feedline.sources.cache_level import LevelReader
-from feedline.sources.cache_location import CacheLocation
-from feedline.sources.store import Pixels
+from feedline.sources.cache_format import LevelReader
+from feedline.sources.cache_formats import cache_format, level_reader
+from feedline.sources.cache_index import CacheIndex, load_entries
+from feedline.sources.folder import FileStore
+from feedline.sources.manifest import Level, Manifest, read_manifest
+from feedline.sources.path_table import printable
+from feedline.sources.store import Numbers, Pixels, SampleStore, SelectedStore
 
-__all__ = ["CacheStore"]
+__all__ = ["CacheLocation", "CacheStore", "CachedFiles", "cache_within"]
+
+_NAMES_IN_ERRORS = 3
+_SKIPPED = -1
 
 
-class CacheStore:
+class CacheLocation:
+    """A cache in a local folder. Pickled and sent to workers; its text is the user's name for it.
+
+    Args:
+        root: its absolute path.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def __str__(self) -> str:
+        return self.root
+
+    @property
+    def is_local(self) -> bool:
+        """True if its files are in `root`."""
+        return True
+
+    def manifest(self) -> Manifest:
+        """Read the current manifest.
+
+        Raises:
+            DatasetError: it is missing, unfinished, damaged, of a newer version or unreachable.
+        """
+        manifest = read_manifest(self.root)
+        self._format = cache_format(manifest.format)  # pickled, so that a worker imports it
+        return manifest
+
+    def still_has(self, manifest: Manifest) -> bool:
+        """Return True if it is the same cache, possibly with more resolutions."""
+        return self.manifest().extends(manifest)
+
+    def index(self, manifest: Manifest) -> CacheIndex:
+        """Columns of the cache; raises their errors."""
+        return CacheIndex(self.root, manifest)
+
+    def reader(self, manifest: Manifest, level: Level, index: CacheIndex) -> LevelReader:
+        """Reader of one of its resolutions; raises DatasetError."""
+        return level_reader(self.root, manifest, level, index)
+
+    def describe(self) -> str:
+        """Source of the copies, and the folder where fetched ones are stored."""
+        return self.root
+
+    def close(self) -> None:
+        """Close all connections; it may be used again."""
+
+
+class CacheStore(SampleStore):
     """Images of a cache; a `SampleStore`.
 
     Args:
@@ -41,15 +97,15 @@ class CacheStore:
         self.location = location
         self.enlarge = enlarge
         self.manifest: Manifest = location.manifest()
-        self._begin()
+        self._open_index()
         self.index.check_sizes(self.manifest)
         self.location.close()  # workers open it for themselves
 
-    def _begin(self) -> None:
+    def _open_index(self) -> None:
         dtype, shape = self.manifest.label
         self.label_field = Field("label", dtype, shape)
         self.index = self.location.index(self.manifest)
-        self._readers: dict[int, LevelReader] = {}  # by the side that was wanted
+        self._readers: dict[int, LevelReader] = {}  # by the required side
 
     @property
     def root(self) -> str:
@@ -90,9 +146,9 @@ class CacheStore:
             UsageError: they were not.
         """
         if bool(exif) != self.manifest.exif:
-            made = "with" if self.manifest.exif else "without"
+            how = "with" if self.manifest.exif else "without"
             raise UsageError(
-                f"{exif!r} does not match the cache {self.root!r}, which was built {made} "
+                f"{exif!r} does not match the cache {self.root!r}, which was built {how} "
                 "rotating images by their Exif orientation",
                 argument="exif",
                 hint="build another cache, or pass",
@@ -100,24 +156,17 @@ class CacheStore:
             )
 
     def reader(self, level: Level) -> LevelReader:
-        """Reader of a resolution."""
         return self.location.reader(self.manifest, level, self.index)
 
-    def open(self) -> None:
-        """Do nothing: files are opened at the first read."""
-
     def close(self) -> None:
-        """Close all files."""
         for reader in self._readers.values():
             reader.close()
         self.location.close()
 
     def prepare(self, samples: Sequence[int], side: int) -> None:
-        """Prepare for images that are about to be read: fetch remote ones together."""
         self._reader_for(side).prepare(samples)
 
     def read(self, sample: int, side: int) -> bytes | Pixels:
-        """Read a copy of an image that is large enough for this shorter side in pixels."""
         reader = self._reader_for(side)
         if not 0 <= sample < len(self):
             raise IndexError(f"sample index {sample} is out of range for {len(self)} samples")
@@ -141,12 +190,10 @@ class CacheStore:
         return str(level)
 
     def original_size(self, sample: int) -> tuple[int, int]:
-        """Height and width of the original, in pixels."""
         height, width = self.index.sizes[sample].tolist()
         return height, width
 
     def label(self, sample: int) -> Any:
-        """Label of a sample."""
         return self.index.labels[sample]
 
     @property
@@ -163,7 +210,6 @@ class CacheStore:
         return self.manifest.fingerprint
 
     def form(self) -> str:
-        """Resolutions, as text."""
         return "copies of " + ", ".join(map(str, self.manifest.levels))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -171,9 +217,113 @@ class CacheStore:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if not self.location.still_holds(self.manifest):
+        if not self.location.still_has(self.manifest):
             raise DatasetError(
                 f"the cache {self.root!r} was rebuilt after this dataset was created",
                 hint="create the dataset again",
             )
-        self._begin()
+        self._open_index()
+
+
+class CachedFiles(SampleStore):
+    """Files with copies in a cache; a `SampleStore`.
+
+    Args:
+        files: samples; copies are found by their paths below the dataset's folder.
+        cache: cache with the copies.
+
+    Raises:
+        UsageError: the cache has no copy of a file.
+    """
+
+    def __init__(self, files: FileStore[Any], cache: CacheStore) -> None:
+        self.files, self.cache = files, cache
+        self.label_field = files.label_field
+        self._rows = _rows(printable(files.paths.table()), cache)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def close(self) -> None:
+        self.cache.close()
+
+    def reload(self, sample: int, refused: bytes) -> bytes | None:
+        """Fetch a skipped file again, if it is remote."""
+        return self.files.reload(sample, refused) if self._row(sample) is None else None
+
+    def prepare(self, samples: Sequence[int], side: int) -> None:
+        rows = (int(self._rows[sample]) for sample in samples)
+        self.cache.prepare([row for row in rows if row != _SKIPPED], side)
+
+    def read(self, sample: int, side: int) -> bytes | Pixels:
+        row = self._row(sample)
+        return self.files.read(sample, side) if row is None else self.cache.read(row, side)
+
+    def check_side(self, side: int) -> str:
+        return self.cache.check_side(side)
+
+    def original_size(self, sample: int) -> tuple[int, int] | None:
+        row = self._row(sample)
+        return None if row is None else self.cache.original_size(row)
+
+    def label(self, sample: int) -> Any:
+        return self.files.label(sample)
+
+    def name(self, sample: int) -> str:
+        """Path of a file."""
+        return self.files.name(sample)
+
+    def fingerprint(self) -> str:
+        """Short hash of the files' paths, their order and labels."""
+        return self.files.fingerprint()
+
+    def form(self) -> str:
+        return self.cache.form()
+
+    def _row(self, sample: int) -> int | None:
+        """Index of a file in the cache; None: it was skipped.
+
+        Raises:
+            ImageError: it was skipped, and copies are rotated by their Exif orientation, which
+                files are not.
+        """
+        row = int(self._rows[sample])
+        if row == _SKIPPED:
+            if not self.cache.manifest.exif:
+                return None
+            name = self.files.paths.path(sample)
+            why = next(why for _, skipped, why in self.cache.manifest.skipped if skipped == name)
+            raise ImageError(f"it was skipped in the cache {self.cache.root!r}: {why}")
+        return row
+
+
+def cache_within(store: object) -> CacheStore | None:
+    """Cache of a store's images; None for originals."""
+    if isinstance(store, SelectedStore):
+        store = store.store
+    if isinstance(store, CachedFiles):
+        store = store.cache
+    return store if isinstance(store, CacheStore) else None
+
+
+def _rows(paths: bytes, cache: CacheStore) -> range | Numbers:
+    """Indices of these paths in a cache, each ended by a zero byte; _SKIPPED for skipped ones."""
+    places = cache.index.places(paths)
+    if isinstance(places, range):
+        return places
+    skipped = {name for _, name, _ in cache.manifest.skipped}
+    names = paths.decode().split("\0")[:-1]
+    missing = [
+        name
+        for name, place in zip(names, places, strict=True)
+        if place is None and name not in skipped
+    ]
+    if missing:
+        some = ", ".join(map(repr, missing[:_NAMES_IN_ERRORS]))
+        some += ", ..." if len(missing) > _NAMES_IN_ERRORS else ""
+        raise UsageError(
+            f"the cache {cache.root!r} has no copies of {len(missing)} of {len(names)} images, "
+            f"{some}. It was made from {cache.manifest.source[1]!r}",
+            hint="build it again from the current folder, or remove these images from the dataset",
+        )
+    return np.array([_SKIPPED if place is None else place for place in places], np.int64)

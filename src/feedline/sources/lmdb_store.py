@@ -1,30 +1,135 @@
-"""Encoded images in the entries of an LMDB as a store.
+"""LMDBs whose values are the bytes of image files.
 
-Guarantees: nothing is written, not even a lock file; each process opens it itself; no value is ever
-unpickled.
+Guarantees: nothing is written, not even a lock file; no value is ever unpickled; no key is
+invented: missing numbers of a pattern raise an error. A damaged LMDB that crashes the process which
+scans it does not crash this one, because the library does not check all that it reads. Each process
+opens an LMDB once, as LMDB requires, and closes it when the last reader and the last reference to
+its bytes are gone; a forked process uses the inherited one.
 
-Relies on: `open_lmdb`; an LMDB that is not written to meanwhile.
+Relies on: an LMDB that is not written to meanwhile. Without a lock file readers share only the
+mapped file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from feedline.errors import ImageError
-from feedline.order.batch_spec import Field
-from feedline.sources.lmdb_keys import as_text
-from feedline.sources.open_lmdb import OpenLmdb, open_lmdb
-from feedline.sources.originals import NamedOriginals
-from feedline.sources.path_table import LabelledPaths
-from feedline.sources.read_file import check_size
+from feedline import errors
+from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.sources.files import check_size
+from feedline.sources.labels import Labels, check_repeats, convert_labels, convert_texts, ordered
+from feedline.sources.path_table import PathTable
+from feedline.sources.store import IndexedStore
 
-__all__ = ["LmdbStore", "why_no_image"]
+__all__ = ["LMDB_FILE", "LmdbStore", "OpenLmdb", "lmdb_samples", "open_lmdb"]
+
+LMDB_FILE = "data.mdb"
+
+_PATTERN = re.compile(r"((?:[^%]|%%)*)%(0?)(\d{0,3})d((?:[^%]|%%)*)")
+_SCAN = "import sys; sys.path[:] = sys.argv[1:]; import feedline.sources.lmdb_store as m; m.main()"
+_LOOKS = 10
+_NAMES_IN_ERRORS = 5
+
+_environments: weakref.WeakValueDictionary[str, OpenLmdb] = weakref.WeakValueDictionary()
 
 
-class LmdbStore(NamedOriginals[LabelledPaths]):
+class OpenLmdb:
+    """An open LMDB.
+
+    Args:
+        path: folder with its data.mdb, or such a file with another name.
+
+    Raises:
+        DatasetError: the package lmdb is missing.
+        ImageError: it cannot be read.
+    """
+
+    def __init__(self, path: str) -> None:
+        try:
+            import lmdb
+        except ImportError as error:
+            raise DatasetError(
+                f"{path!r} is an LMDB, and the package lmdb is not installed",
+                hint='pip install "feedline[cache]"',
+            ) from error
+        self._path, self._error = path, lmdb.Error
+        is_file = os.path.exists(path) and not os.path.isdir(path)
+        data = path if is_file else os.path.join(path, LMDB_FILE)
+        if os.path.exists(data) and not os.path.isfile(data):  # LMDB would wait on a pipe
+            raise self._unreadable(f"{data!r} is not a file")
+        try:
+            # Nobody writes to it, so no lock file is made: its folder may be read only.
+            self._environment = lmdb.open(
+                path,
+                subdir=not is_file,
+                readonly=True,
+                lock=False,
+                create=False,
+                readahead=False,
+                max_dbs=0,
+            )
+            self._transaction = self._environment.begin(buffers=True)
+        except lmdb.Error as error:
+            hint = ""
+            if "already open in this process" in str(error):
+                hint = (
+                    "LMDB allows one lmdb.Environment per file and process: close yours first, or "
+                    'load in workers (num_workers=1 or more) with start_method="forkserver" or '
+                    '"spawn"'
+                )
+            raise self._unreadable(error, hint) from error
+        # Reading what is missing of a truncated file would end the process.
+        pages = self._environment.info()["last_pgno"] + 1
+        expected = pages * self._environment.stat()["psize"]
+        if (size := os.path.getsize(data)) < expected:
+            raise self._unreadable(
+                f"{data!r} has {size} of {expected} bytes, so it was not copied completely"
+            )
+
+    def keys(self) -> Iterator[bytes]:
+        """All keys, in the order of their bytes; raises an ImageError if the LMDB is damaged."""
+        try:
+            for key in self._transaction.cursor().iternext(keys=True, values=False):
+                yield bytes(key)
+        except self._error as error:
+            raise self._unreadable(error) from error
+
+    def get(self, key: bytes) -> memoryview | None:
+        """View of an entry's bytes, valid as long as this object lives.
+
+        Raises:
+            ImageError: the LMDB is damaged.
+        """
+        try:
+            value: Any = self._transaction.get(key)
+        except self._error as error:
+            raise self._unreadable(error) from error
+        return value if value is None else memoryview(value)
+
+    def _unreadable(self, why: object, hint: str = "") -> ImageError:
+        return ImageError(f"the LMDB {self._path!r} cannot be read: {why}", hint=hint)
+
+
+def open_lmdb(path: str) -> OpenLmdb:
+    """Return the LMDB at a path, opened once per process; raises like `OpenLmdb`."""
+    place = os.path.realpath(path)
+    opened = _environments.get(place)
+    if opened is None:
+        opened = _environments[place] = OpenLmdb(path)
+    return opened
+
+
+class LmdbStore(IndexedStore):
     """Images by their keys; a `SampleStore`.
 
     Args:
@@ -34,35 +139,32 @@ class LmdbStore(NamedOriginals[LabelledPaths]):
     """
 
     def __init__(self, path: str, keys: Sequence[bytes], labels: np.ndarray[Any, Any]) -> None:
+        super().__init__(PathTable.of(keys, labels))
         self.path = path
-        # A key may hold zero bytes itself, so lengths say where each begins.
-        starts = np.cumsum([0, *(len(key) + 1 for key in keys)], dtype=np.int64)
-        blob = np.frombuffer(b"\0".join([*keys, b""]), np.uint8)
-        self.paths = LabelledPaths(blob, starts, labels)
-        self.label_field = Field("label", labels.dtype.name, labels.shape[1:])
         self._opened: OpenLmdb | None = None
 
     def close(self) -> None:
-        """Close the LMDB."""
         self._opened = None
 
     def read(self, sample: int, side: int) -> bytes:
-        """Read the bytes of a sample's image, which is the original."""
         key = self.paths.name(sample)
-        opened = self._opened
-        if opened is None:
-            opened = self._opened = open_lmdb(self.path)
-        value = opened.get(key)
+        if self._opened is None:
+            self._opened = open_lmdb(self.path)
+        value = self._opened.get(key)
         if value is None:
             raise ImageError("the LMDB has no such entry")
         check_size(len(value))
-        if why := why_no_image(value):
+        if why := _why_no_image(value):
             raise ImageError(why)
         return bytes(value)
 
     def name(self, sample: int) -> str:
         """Path of the LMDB, and the key of a sample in it."""
-        return f"{self.path}/{as_text(self.paths.name(sample))}"
+        return f"{self.path}/{_as_text(self.paths.name(sample))}"
+
+    def key(self, sample: int) -> str:
+        """Name of a sample in a cache: as `name`."""
+        return self.name(sample)
 
     def __repr__(self) -> str:
         return f"the LMDB {self.path!r}"
@@ -71,7 +173,232 @@ class LmdbStore(NamedOriginals[LabelledPaths]):
         return {**self.__dict__, "_opened": None}
 
 
-def why_no_image(value: bytes | memoryview) -> str:
+def lmdb_samples(
+    path: Any,
+    keys: Any,
+    labels: Any,
+    classes: Any,
+    *,
+    check: bool,
+    is_image: Callable[[bytes], object],
+) -> tuple[LmdbStore, Labels]:
+    """Entries and their labels. Arguments and errors are those of `ImageList.from_lmdb`.
+
+    Args:
+        path, keys, labels, classes, check: as there.
+        is_image: tests the first 16 bytes of a value; a function of a module.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise UsageError(f"must be the path of an LMDB, got {path!r:.200}", argument="path")
+    where = os.path.abspath(os.path.expanduser(os.fspath(path)))
+    pattern = labels if isinstance(labels, str) else None
+    if keys is not None and not isinstance(keys, str):
+        sequence = ordered(keys)
+        if sequence is None:
+            raise UsageError(
+                'must be a sequence of texts or bytes, or a pattern such as "image-%09d", got '
+                f"{keys!r:.200}",
+                argument="keys",
+            )
+        keys = sequence
+    names, texts = _scan_in_subprocess(where, keys, pattern, check, is_image)
+
+    def describe(sample: int) -> str:
+        return f"sample {sample}, {_as_text(names[sample])!r},"
+
+    if labels is None:
+        labels = np.zeros(len(names), np.int64)
+    elif pattern is not None:
+        labels = convert_texts(f"the LMDB {where!r}", texts, classes, describe)
+    elif callable(labels):
+        labels = [labels(_as_text(name)) for name in names]
+    converted = convert_labels(labels, len(names), classes, describe)
+    check_repeats(names, converted.values, describe)
+    return LmdbStore(where, names, converted.values), converted
+
+
+def _scan_in_subprocess(path: str, *request: Any) -> tuple[list[bytes], list[Any]]:
+    """Call `_scan` in another process, because a damaged LMDB may crash it."""
+    done = subprocess.run(
+        [sys.executable, "-c", _SCAN, *(part or os.getcwd() for part in sys.path)],
+        input=pickle.dumps((path, *request)),
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    if done.returncode:
+        how = f"status {done.returncode}"
+        if done.returncode < 0:
+            how = signal.strsignal(-done.returncode) or f"signal {-done.returncode}"
+        raise DatasetError(
+            f"the LMDB {path!r} is damaged: the process that scanned it crashed ({how})",
+            hint="copy it again, or write it again",
+        )
+    error, names, texts = pickle.loads(done.stdout)
+    if error is not None:
+        kind, arguments, state = error
+        raised = getattr(errors, kind)(*arguments)
+        raised.__dict__.update(state)
+        raise raised
+    return names, texts
+
+
+def main() -> None:
+    """Scan an LMDB named on standard input, and write the result."""
+    result: tuple[Any, ...]
+    try:
+        result = None, *_scan(*pickle.load(sys.stdin.buffer))
+    except errors.FeedlineError as error:
+        result = (type(error).__name__, error.args, error.__dict__), [], []
+    pickle.dump(result, sys.stdout.buffer)
+    sys.stdout.flush()
+
+
+def _scan(
+    path: str,
+    keys: str | Sequence[Any] | None,
+    pattern: str | None,
+    check: bool,
+    is_image: Callable[[bytes], object],
+) -> tuple[list[bytes], list[Any]]:
+    """Keys of the samples, and the texts of their labels, if these have a pattern."""
+    data = os.path.join(path, LMDB_FILE) if os.path.isdir(path) else path
+    if not os.path.exists(data):
+        raise DatasetError(
+            f"no LMDB at {path!r}", hint="pass the folder with its data.mdb, or its file"
+        )
+    try:
+        lmdb = open_lmdb(path)
+    except ImageError as error:
+        cause = "" if error.hint else ". It is not an LMDB, or was not copied completely"
+        raise DatasetError(f"{error.message}{cause}", hint=error.hint) from error
+    try:
+        names, numbers = _keys_of(lmdb, path, keys)
+        _look_at_some(lmdb, path, names, is_image, explicit=keys is not None)
+        missing = [_as_text(name) for name in names if check and lmdb.get(name) is None]
+        if missing:
+            some = ", ".join(map(repr, missing[:_NAMES_IN_ERRORS]))
+            some += ", ..." if len(missing) > _NAMES_IN_ERRORS else ""
+            raise DatasetError(
+                f"{len(missing)} of {len(names)} keys are not in the LMDB {path!r}: {some}"
+            )
+        return names, [] if pattern is None else _texts_at(lmdb, path, pattern, numbers)
+    except ImageError as error:
+        raise DatasetError.of(error) from error
+
+
+def _keys_of(
+    lmdb: OpenLmdb, path: str, keys: str | Sequence[Any] | None
+) -> tuple[list[bytes], list[int] | None]:
+    """Keys of the samples, and their numbers if they have a pattern."""
+    numbers = None
+    if keys is None:
+        names = list(lmdb.keys())
+    elif isinstance(keys, str):
+        numbers = _numbers(lmdb, path, keys)
+        names = [(keys % number).encode() for number in numbers]
+    else:
+        names = [_as_bytes(key, sample) for sample, key in enumerate(keys)]
+    if not names:
+        asked = "" if keys is None else f" of {keys!r:.99}"
+        there = [_as_text(key) for key in lmdb.keys()][:3]  # noqa: SIM118
+        raise DatasetError(
+            f"the LMDB {path!r} has no entries{asked}"
+            + (f"; it has {', '.join(map(repr, there))}, ..." if there else "")
+        )
+    return names, numbers
+
+
+def _as_bytes(key: Any, sample: int) -> bytes:
+    try:
+        name = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
+    except UnicodeEncodeError:  # half a character
+        name = None
+    if not isinstance(name, bytes) or not name:
+        raise UsageError(
+            f"must be texts or bytes, but sample {sample} has {key!r:.200}", argument="keys"
+        )
+    return name
+
+
+def _numbers(lmdb: OpenLmdb, path: str, pattern: str) -> list[int]:
+    """Numbers of a pattern that has an entry for each from the first to the last."""
+    parts = _PATTERN.fullmatch(pattern)
+    if parts is None:
+        raise UsageError(
+            f'{pattern!r} is not a pattern: it must contain one number, e.g. "%d" or "%09d"',
+            argument="keys",
+            hint="pass particular keys as a list",
+        )
+    before, after = (part.replace("%%", "%").encode() for part in (parts[1], parts[4]))
+    fits = re.compile(re.escape(before) + rb"(\d+)" + re.escape(after))
+    matches = ((key, fits.fullmatch(key)) for key in lmdb.keys())  # noqa: SIM118
+    numbers = sorted(
+        int(match[1])
+        for key, match in matches
+        if match is not None and (pattern % int(match[1])).encode() == key
+    )
+    if numbers and numbers[-1] - numbers[0] + 1 != len(numbers):
+        missing = next(n for n, number in enumerate(numbers, numbers[0]) if n != number)
+        raise DatasetError(
+            f"the LMDB {path!r} has {len(numbers)} entries of {pattern!r}, from "
+            f"{pattern % numbers[0]!r} to {pattern % numbers[-1]!r}, but not {pattern % missing!r}:"
+            " it may be written or copied incompletely",
+            hint="otherwise pass the keys as a list",
+        )
+    return numbers
+
+
+def _texts_at(
+    lmdb: OpenLmdb, path: str, pattern: str, numbers: Sequence[int] | None
+) -> list[str | None]:
+    """Texts of the entries of a pattern with numbers; None for missing ones."""
+    if numbers is None or _PATTERN.fullmatch(pattern) is None:
+        raise UsageError(
+            f'{pattern!r} must be a pattern with one number, e.g. "label-%09d", and needs keys= '
+            'with a pattern, e.g. keys="image-%09d"',
+            argument="labels",
+        )
+    texts: list[str | None] = []
+    for number in numbers:
+        value = lmdb.get((pattern % number).encode())
+        try:
+            texts.append(None if value is None else bytes(value).decode().strip())
+        except UnicodeDecodeError as error:
+            raise DatasetError(
+                f"the entry {pattern % number!r} of the LMDB {path!r} is not text: {error}"
+            ) from error
+    return texts
+
+
+def _look_at_some(
+    lmdb: OpenLmdb,
+    path: str,
+    names: list[bytes],
+    is_image: Callable[[bytes], object],
+    *,
+    explicit: bool,
+) -> None:
+    """Check that an entry is an image; with all keys of an LMDB, that all of some entries are."""
+    picked = np.unique(np.linspace(0, len(names) - 1, _LOOKS).astype(int)).tolist()
+    problem = ""
+    for sample in picked:
+        value = lmdb.get(names[sample])
+        if value is None or is_image(bytes(value[:16])):
+            if explicit:
+                return
+            continue
+        why = _why_no_image(value) or (
+            f"it starts with {bytes(value[:8])!r}. A value must be the bytes of an image file; "
+            "arrays of pixels, msgpack, pyarrow and other records are not supported"
+        )
+        name = _as_text(names[sample])
+        problem = problem or f"the entry {name!r} of the LMDB {path!r} is not an image: {why}"
+    if problem:
+        hint = "" if explicit else "if other entries are images, pass their keys= explicitly"
+        raise DatasetError(problem, hint=hint)
+
+
+def _why_no_image(value: bytes | memoryview) -> str:
     """Describe a value that is certainly not an image; "" for what may be one."""
     if len(value) > 2 and value[0] == 0x80 and 2 <= value[1] <= 5 and value[-1] == ord("."):
         return (
@@ -80,3 +407,9 @@ def why_no_image(value: bytes | memoryview) -> str:
             "labels in labels="
         )
     return ""
+
+
+def _as_text(key: bytes) -> str:
+    """A key as text, for messages and for a user's function: undecodable bytes are escaped."""
+    text = key.decode("utf-8", "backslashreplace")
+    return text if text.isprintable() else ascii(key)[2:-1]

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["LabelledPaths", "common_folder", "printable", "starts_of"]
+__all__ = ["PathTable", "common_folder", "join_names", "path_starts", "printable"]
 
 
 @dataclass(frozen=True, eq=False)
-class LabelledPaths:
+class PathTable:
     """Paths and labels of samples.
 
     Args:
@@ -33,6 +33,12 @@ class LabelledPaths:
     blob: np.ndarray[Any, np.dtype[np.uint8]]
     starts: np.ndarray[Any, np.dtype[np.int64]]
     labels: np.ndarray[Any, Any]
+
+    @classmethod
+    def of(cls, names: Sequence[bytes], labels: np.ndarray[Any, Any]) -> PathTable:
+        """Create a table of names, which may contain zero bytes themselves."""
+        starts = np.cumsum([0, *(len(name) + 1 for name in names)], dtype=np.int64)
+        return PathTable(join_names(names), starts, labels)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -53,19 +59,18 @@ class LabelledPaths:
             digest.update(np.ascontiguousarray(self.labels).data)
         return digest.hexdigest()
 
-    def without_repeats(self) -> LabelledPaths:
+    def without_repeats(self) -> PathTable:
         """Remove repeated paths, keeping the first of each."""
         names = self.blob.tobytes().split(b"\0")[:-1]
         first = {name: number for number, name in reversed(list(enumerate(names)))}
         if len(first) == len(names):
             return self
-        return self.chosen(np.array(sorted(first.values())))
+        return self.select(np.array(sorted(first.values())))
 
-    def chosen(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> LabelledPaths:
-        """Select samples by index, in the given order; their paths as in `table`."""
+    def select(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> PathTable:
+        """Select samples by index, in this order; their paths are those of `table`."""
         names = self.table().split(b"\0")[:-1]
-        blob = np.frombuffer(b"".join(names[k] + b"\0" for k in numbers.tolist()), np.uint8)
-        return LabelledPaths(blob, starts_of(blob), self.labels[numbers])
+        return PathTable.of([names[k] for k in numbers.tolist()], self.labels[numbers])
 
     def table(self) -> bytes:
         """Paths of all samples below the dataset's folder, each ended by a zero byte."""
@@ -92,12 +97,14 @@ class LabelledPaths:
         return self.name(sample).decode("utf-8", "backslashreplace")
 
 
-def starts_of(blob: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+def join_names(names: Sequence[bytes]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Names in one array, each ended by a zero byte."""
+    return np.frombuffer(b"\0".join([*names, b""]), np.uint8)
+
+
+def path_starts(blob: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Start of each path in a blob of paths that end with a zero byte, and the blob's length."""
-    ends = np.flatnonzero(blob == 0)
-    starts = np.zeros(len(ends) + 1, np.int64)
-    np.add(ends, 1, out=starts[1:])
-    return starts
+    return np.concatenate([np.zeros(1, np.int64), np.flatnonzero(blob == 0) + 1])
 
 
 def common_folder(paths: Sequence[str]) -> str:
@@ -115,11 +122,5 @@ def common_folder(paths: Sequence[str]) -> str:
 
 
 def printable(paths: bytes) -> bytes:
-    """Paths of a file system as UTF-8, with undecodable bytes escaped. A cache stores names in
-    this form.
-    """
-    try:
-        paths.decode()
-    except UnicodeDecodeError:
-        return paths.decode("utf-8", "backslashreplace").encode()
-    return paths
+    """Paths of a file system as UTF-8, with undecodable bytes escaped, as a cache stores names."""
+    return paths.decode("utf-8", "backslashreplace").encode()

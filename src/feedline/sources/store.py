@@ -1,57 +1,74 @@
-"""Protocol of sample stores: images and labels of a dataset.
+"""Sample stores: images and labels of a dataset, read by number.
 
-A folder, a table of paths, an array in memory, an archive or a cache is a store; decoding, cropping
-and resizing are done elsewhere.
+A folder, a table of paths, an array in memory, an archive, files at URLs or a cache is a store. The
+loader, a cache build and the benchmarks read from the same stores; decoding, cropping and resizing
+are done elsewhere.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeAlias
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
+import xxhash
 
+from feedline.errors import UsageError
 from feedline.order.batch_spec import Field
+from feedline.sources.path_table import PathTable
 
-__all__ = ["Pixels", "SampleStore"]
+__all__ = [
+    "IndexedStore",
+    "Numbers",
+    "Pixels",
+    "SampleStore",
+    "SelectedStore",
+    "hash_images",
+    "label_field",
+    "make_stamp",
+    "spread_evenly",
+]
 
 Pixels: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 """An image (height, width, channels) of a source's `PixelLayout`, or several."""
+Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+_HASHED_IMAGES = 64
 
 
-class SampleStore(Protocol):
-    """Indexed images with their labels. Pickled once and sent to every worker.
+class SampleStore:
+    """Images with their labels, by number. Pickled once and sent to every worker.
 
     `read`, `original_size` and `label` depend on their arguments alone; several threads may call
-    them at once.
-
-    A store may have a method `prepare(samples, side)`: these samples are about to be read at this
-    side, so that remote ones can be fetched together. Its errors are ignored, because `read` raises
-    them for the sample at fault.
-
-    A store that caches remote images may have a method `anew(sample, refused)`: these bytes from
-    `read` cannot be decoded. It drops its copy, and returns the remote bytes, or None if they are
-    the same or unavailable.
+    them at once. The defaults are those of a store of local originals, which opens at the first
+    read, so that an error has a sample.
     """
 
-    @property
-    def label_field(self) -> Field:
-        """Dtype and shape of one label, under the name "label"."""
-        ...
+    label_field: Field
+    """Dtype and shape of one label, under the name "label"."""
+    kind = "dataset"
+    """Kind of the source in a cache's manifest."""
+    is_remote = False
+    """True if a read has the latency of a server."""
 
     def __len__(self) -> int:
-        """Number of samples."""
-        ...
+        raise NotImplementedError
 
     def open(self) -> None:
         """Acquire what a process needs to read, e.g. a descriptor, in place of what it has.
 
         Called before it reads, in each worker again, and possibly several times.
         """
-        ...
 
     def close(self) -> None:
         """Release it. Called when the process reads no more, even if nothing was opened."""
-        ...
+
+    def prepare(self, samples: Sequence[int], side: int) -> None:
+        """Prepare for samples that are about to be read, e.g. fetch remote ones together.
+
+        Its errors are ignored, because `read` raises them for the sample at fault.
+        """
 
     def read(self, sample: int, side: int) -> bytes | Pixels:
         """Read an image: the bytes of an encoded file, or uint8 (height, width, 3), read only.
@@ -59,19 +76,25 @@ class SampleStore(Protocol):
         Args:
             sample: sample index.
             side: required shorter side in pixels: a store with smaller copies of an image may
-                return the smallest that has it.
+                return the smallest that has it. 0 for the original.
 
         Raises:
             ImageError: it cannot be read; the message does not name it.
             IndexError: there is no such sample.
         """
-        ...
+        raise NotImplementedError
+
+    def reload(self, sample: int, refused: bytes) -> bytes | None:
+        """Fetch a remote image again, because these bytes from `read` cannot be decoded.
+
+        A local copy of them is dropped. None if the remote bytes are the same or unavailable, or
+        the store is local.
+        """
+        return None
 
     def original_size(self, sample: int) -> tuple[int, int] | None:
-        """Height and width, in pixels, of the original of a copy; None if `read` returns the
-        original.
-        """
-        ...
+        """Height and width, in pixels, of the original of a copy; None if `read` returns it."""
+        return None
 
     def check_side(self, side: int) -> str:
         """Form in which images are read for this side, as text; "" for the originals.
@@ -79,20 +102,186 @@ class SampleStore(Protocol):
         Raises:
             UsageError: none serves this side.
         """
-        ...
+        return ""
 
     def label(self, sample: int) -> Any:
         """Label of a sample, as in `label_field`."""
-        ...
+        raise NotImplementedError
 
     def name(self, sample: int) -> str:
         """Name of a sample in messages: its path, if it has one."""
-        ...
+        raise NotImplementedError
 
     def fingerprint(self) -> str:
         """Short text that differs if the samples, their order or labels differ."""
-        ...
+        raise NotImplementedError
 
     def form(self) -> str:
         """Form in which it holds the images, if that affects pixels; "" for the originals."""
-        ...
+        return ""
+
+    def key(self, sample: int) -> str:
+        """Name of a sample inside a cache: unique, and independent of the store's location."""
+        return self.name(sample)
+
+    def stamp(self, sample: int) -> int:
+        """64 bits that change with a sample's bytes; 0 if changes are not detected."""
+        return 0
+
+    def local_path(self, sample: int) -> str:
+        """Path of the file that holds a sample; "" if there is none."""
+        return ""
+
+    def pick(self, count: int) -> list[int]:
+        """Return about `count` samples, spread over all, that are cheap to read in sequence."""
+        return spread_evenly(len(self), count)
+
+
+class IndexedStore(SampleStore):
+    """Store of originals whose names and labels are in arrays.
+
+    Args:
+        paths: names and labels of the samples; whole numbers become int64.
+    """
+
+    paths: PathTable
+
+    def __init__(self, paths: PathTable) -> None:
+        self.paths = paths
+        self.label_field = label_field(paths.labels)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @property
+    def labels(self) -> np.ndarray[Any, Any]:
+        """Labels of all samples, (n, ...)."""
+        return self.paths.labels
+
+    def label(self, sample: int) -> Any:
+        return self.paths.labels[sample]
+
+    def fingerprint(self) -> str:
+        """Short hash of the names, their order and the labels; reads no images."""
+        return self.paths.fingerprint()
+
+    def key(self, sample: int) -> str:
+        """Path of a sample below the dataset's folder."""
+        return self.paths.path(sample)
+
+
+class SelectedStore(SampleStore):
+    """Selected samples of a store: sample k is the store's sample `numbers[k]`.
+
+    Args:
+        store: store of all samples.
+        numbers: int64 (n), sample indices in order.
+    """
+
+    def __init__(self, store: SampleStore, numbers: Numbers) -> None:
+        self.store, self.numbers = store, numbers
+        self.label_field = store.label_field
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def labels(self) -> np.ndarray[Any, Any]:
+        """Labels of all samples, (n, ...)."""
+        store: Any = self.store
+        labels: np.ndarray[Any, Any] = np.asarray(store.labels)[self.numbers]
+        return labels
+
+    def open(self) -> None:
+        self.store.open()
+
+    def close(self) -> None:
+        self.store.close()
+
+    def check_side(self, side: int) -> str:
+        return self.store.check_side(side)
+
+    def form(self) -> str:
+        return self.store.form()
+
+    def prepare(self, samples: Sequence[int], side: int) -> None:
+        self.store.prepare(self.numbers[np.asarray(samples, np.int64)].tolist(), side)
+
+    def reload(self, sample: int, refused: bytes) -> bytes | None:
+        """Fetch a remote image again; None if it is unchanged or local."""
+        return self.store.reload(self._number(sample), refused)
+
+    def read(self, sample: int, side: int) -> bytes | Pixels:
+        return self.store.read(self._number(sample), side)
+
+    def original_size(self, sample: int) -> tuple[int, int] | None:
+        return self.store.original_size(self._number(sample))
+
+    def label(self, sample: int) -> Any:
+        return self.store.label(self._number(sample))
+
+    def name(self, sample: int) -> str:
+        """The store's name of the sample."""
+        return self.store.name(self._number(sample))
+
+    def fingerprint(self) -> str:
+        """Short hash of the store's own and of the selected samples."""
+        digest = hashlib.blake2b(f"{self.store.fingerprint()}\n".encode(), digest_size=8)
+        digest.update(self.numbers.astype("<i8").data)
+        return digest.hexdigest()
+
+    def _number(self, sample: int) -> int:
+        if not 0 <= sample < len(self.numbers):
+            raise IndexError(
+                f"sample index {sample} is out of range for {len(self.numbers)} samples"
+            )
+        return int(self.numbers[sample])
+
+    def __repr__(self) -> str:
+        return f"{len(self.numbers)} of {self.store!r}"
+
+
+def label_field(labels: np.ndarray[Any, Any]) -> Field:
+    """Dtype and shape of one label of an array (n, ...); whole numbers of shape (n) are int64."""
+    numbers = labels.ndim == 1 and labels.dtype.kind in "iu"
+    return Field("label", "int64" if numbers else labels.dtype.name, labels.shape[1:])
+
+
+def hash_images(about: str, labels: np.ndarray[Any, Any], image: Callable[[int], bytes]) -> str:
+    """Short hash of a text, all labels, and 64 images spread evenly over the dataset.
+
+    Args:
+        about: other properties that distinguish datasets.
+        labels: labels of all images, (n, ...).
+        image: returns the bytes that represent one.
+    """
+    digest = hashlib.sha256(about.encode())
+    digest.update(np.ascontiguousarray(labels).data)
+    picked = np.linspace(0, len(labels) - 1, min(len(labels), _HASHED_IMAGES)).astype(int)
+    for sample in picked.tolist():
+        digest.update(image(sample))
+    return digest.hexdigest()[:16]
+
+
+def spread_evenly(samples: int, count: int) -> list[int]:
+    """Return `count` evenly spread numbers below `samples`, or all."""
+    picked = np.linspace(0, samples - 1, min(samples, count)).astype(int)
+    return [int(number) for number in np.unique(picked)]
+
+
+def make_stamp(*numbers: int) -> int:
+    """Hash numbers to 64 bits that change with them."""
+    return xxhash.xxh3_64_intdigest(
+        b"".join(number.to_bytes(16, "little", signed=True) for number in numbers)
+    )
+
+
+def check_unique_keys(store: SampleStore) -> None:
+    """Raise a UsageError if two samples have the same key: a cache stores each once."""
+    keys = set(map(store.key, range(len(store))))
+    if len(keys) < len(store):
+        raise UsageError(
+            f"{store!r}: {len(store)} samples have {len(keys)} names, but a cache stores each name "
+            "once",
+            hint="remove repeated samples",
+        )

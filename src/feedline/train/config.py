@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from feedline.errors import StateError, UsageError
-from feedline.sources.read_file import read_small
+from feedline.sources.files import read_small
 from feedline.train.checkpoint import (
     BEST_NAME,
     CHECKPOINT_NAME,

@@ -19,9 +19,8 @@ from feedline.errors import DatasetError, StateError
 from feedline.images.crops import EvalCrop, TrainCrop
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
-from feedline.remote.open_location import was_url
-from feedline.sources.index import table_hint
-from feedline.sources.splits import TRAIN_NAME, VAL_NAMES, splits_below
+from feedline.sources.filesystem import was_url
+from feedline.sources.folder import TRAIN_NAME, VAL_NAMES, splits_below, table_hint
 from feedline.train.augment import BatchAugmentation
 from feedline.train.config import differences, read_config
 from feedline.train.recipe import Recipe

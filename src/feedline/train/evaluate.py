@@ -13,13 +13,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from feedline.images.crops import EvalCrop
-from feedline.images.files import image_files
 from feedline.images.folder import ImageFolder
+from feedline.images.image_list import ImageList
 from feedline.loader import DataLoader
 from feedline.train.data import label_map
 from feedline.train.model import TrainedModel
@@ -181,7 +182,7 @@ def predict(
     Arguments are as in `evaluate_folder`; `skipped` is called at the end with path and reason of
     each image that was skipped.
     """
-    files = image_files(paths, EvalCrop())
+    files = ImageList(paths, np.zeros(len(paths), np.int64), EvalCrop())
     with _batches(files, trained, **loading) as loader:
         for images, _ in loader:
             assert loader.batch is not None, "a batch was returned"
@@ -201,7 +202,7 @@ def predict(
 
 @contextmanager
 def _batches(
-    images: ImageFolder,
+    images: ImageFolder | ImageList,
     trained: TrainedModel,
     *,
     image_size: int | None = None,

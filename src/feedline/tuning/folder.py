@@ -19,7 +19,7 @@ from feedline.images.crops import TrainCrop
 from feedline.images.folder import ENOUGH_IMAGES, ImageFolder, sample_folder
 from feedline.loader import DataLoader
 from feedline.order.schedule import Schedule
-from feedline.sources.cache_layout import is_cache
+from feedline.sources.manifest import is_cache
 from feedline.system import available_memory_bytes
 from feedline.tuning.alternative import Alternative, try_alternative
 from feedline.tuning.training_step import Step

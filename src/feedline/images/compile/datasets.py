@@ -18,9 +18,9 @@ import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
 from feedline.images.compile.steps import CompileError, why_modified
-from feedline.sources.chosen_store import Numbers
-from feedline.sources.file_store import FileStore
-from feedline.sources.path_table import LabelledPaths, common_folder, starts_of
+from feedline.sources.folder import FileStore
+from feedline.sources.path_table import PathTable, common_folder, path_starts
+from feedline.sources.store import Numbers
 from feedline.system import slashed
 
 __all__ = [
@@ -226,7 +226,7 @@ def folder_fingerprint(dataset: object) -> str | None:
         return None
 
 
-def file_store(selection: FolderSelection) -> FileStore[LabelledPaths]:
+def file_store(selection: FolderSelection) -> FileStore[PathTable]:
     """Files and labels of selected folders."""
     folders, indices = selection.folders, selection.indices
     samples: Sequence[Any] = _samples_of(folders[0])
@@ -255,10 +255,10 @@ def file_store(selection: FolderSelection) -> FileStore[LabelledPaths]:
         text = "\0".join(["", *_absolute(samples)])
         prefix = ""
     blob = np.frombuffer(os.fsencode(slashed(text[1:]) + "\0" * bool(names)), np.uint8)
-    starts = starts_of(blob)
+    starts = path_starts(blob)
     if len(starts) != len(names) + 1:
         raise CompileError("A path contains a zero byte.")
-    paths = LabelledPaths(blob, starts, np.array(labels, np.int64))
+    paths = PathTable(blob, starts, np.array(labels, np.int64))
     return FileStore(paths, (os.fsencode(prefix),))
 
 

@@ -27,7 +27,7 @@ from feedline.errors import ImageError
 from feedline.images.codecs import Decoder
 from feedline.images.compile.steps import error_text
 from feedline.images.crops import Part
-from feedline.sources.read_file import read_file
+from feedline.sources.files import read_file
 from feedline.sources.store import Pixels
 from feedline.trace.stage_timer import end_stage, note_decoded
 

@@ -31,7 +31,7 @@ from feedline.order.batch_spec import Field, Item
 from feedline.order.requested_size import SampleRequest
 from feedline.order.seeds import extend
 from feedline.randomness import seeded, unbroken
-from feedline.sources.file_store import FileStore
+from feedline.sources.folder import FileStore
 from feedline.sources.store import Pixels, SampleStore
 from feedline.trace.stage_timer import end_stage
 

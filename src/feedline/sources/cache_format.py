@@ -1,0 +1,219 @@
+"""Interface of a format of resized copies, and the registry of all formats.
+
+A format is one `CacheFormat` object: how copies are written, read, and checked without reading
+them. `register_cache_format` adds one; help texts, errors and jobs use what the registry holds.
+
+Guarantees: a copy is returned as written, for its own sample and label: a checksum is compared at
+each read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from feedline.errors import ImageError
+from feedline.sources.cache_index import CacheIndex, checksum, load_entries
+from feedline.sources.manifest import Level, Manifest, level_size, member, repair_command
+from feedline.sources.store import Pixels
+
+__all__ = [
+    "CACHE_FORMATS",
+    "NPY_HEADER_BYTES",
+    "CacheFormat",
+    "CacheSample",
+    "CopyBytes",
+    "LevelReader",
+    "ShardMerger",
+    "ShardWriter",
+    "register_cache_format",
+]
+
+NPY_HEADER_BYTES = 128
+"""Length of numpy's header before the pixels of a raw image, the same for any uint8 image."""
+
+CopyBytes: TypeAlias = "bytes | memoryview | Pixels"
+"""Bytes that stay valid as long as they are referenced."""
+
+
+class CacheSample(NamedTuple):
+    """A sample as its copies are written: its number and name in the source, its label as a numpy
+    value, and the size of the original in pixels.
+    """
+
+    key: int
+    name: str
+    label: Any
+    height: int
+    width: int
+
+
+class ShardWriter:
+    """Writer of one shard of one resolution, in an existing folder; a context manager."""
+
+    def __init__(self, root: str, level: Level, shard: int, classes: Sequence[str] | None) -> None:
+        self.root, self.level, self.shard, self.classes = root, level, shard, classes
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove incomplete files."""
+
+    def write(self, sample: CacheSample, image: bytes) -> int:
+        """Append a copy. Return the position of its first byte in the shard."""
+        raise NotImplementedError
+
+    def finish(self) -> int:
+        """Put the shard on the disk under its final name. Return its size in bytes."""
+        raise NotImplementedError
+
+
+class ShardMerger:
+    """Merger of finished shards into the containers of all resolutions; a context manager."""
+
+    def __enter__(self) -> ShardMerger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the containers."""
+
+    def put(self, shard: int) -> None:
+        """Add a shard, completely or not at all, and remove its own files."""
+        raise NotImplementedError
+
+
+class LevelReader:
+    """Reader of a resolution's copies.
+
+    Args:
+        root: folder of the cache.
+        manifest: its manifest.
+        level: resolution.
+        index: columns of the cache.
+    """
+
+    def __init__(self, root: str, manifest: Manifest, level: Level, index: CacheIndex) -> None:
+        self.level = level
+        self._cache = root  # in messages
+        self._folder = os.path.join(root, level.name)
+        self._manifest = manifest
+        self._layout = manifest.layout
+        self._pixel_bytes = self._layout.channels * np.dtype(self._layout.dtype).itemsize
+        self._index = index
+        self._entries = load_entries(root, level, manifest.samples)
+
+    def prepare(self, samples: Sequence[int]) -> None:
+        """Prepare for copies that are about to be read; no effect for local ones."""
+
+    def read(self, sample: int) -> bytes | Pixels:
+        """Read a copy, encoded or raw, read only.
+
+        Raises:
+            ImageError: it is damaged.
+        """
+        copy = self.file(sample)
+        if self.level.quality is not None:
+            return bytes(copy)
+        height, width = self.size(sample)
+        if len(copy) != NPY_HEADER_BYTES + self._pixel_bytes * height * width:
+            raise self._damaged(
+                f"size mismatch: the cache's copy at {self.level.side} px has {len(copy)} bytes, "
+                f"which do not match {width} x {height} pixels. The cache's index is damaged"
+            )
+        shape = height, width, self._layout.channels
+        pixels: Pixels = np.ndarray(shape, self._layout.dtype, copy, NPY_HEADER_BYTES)
+        return pixels
+
+    def file(self, sample: int) -> CopyBytes:
+        """Bytes of a copy as a file, with the header of a raw one; raises like `read`."""
+        shard, first, length, expected = self._entries[sample].tolist()
+        copy = self._bytes(sample, shard, first, length)
+        if self._checksum(sample, copy) != expected:
+            raise self._damaged(
+                f"the cache's copy at {self.level.side} px is damaged: its checksum differs (a "
+                "damaged disk, an incomplete copy, or files of two caches)"
+            )
+        return copy
+
+    def check_entry(self, sample: int) -> None:
+        """Check what surrounds a copy in its file, which `read` does not need; raises like it."""
+
+    def size(self, sample: int) -> tuple[int, int]:
+        """Height and width of a copy, in pixels."""
+        height, width = self._index.sizes[sample].tolist()
+        return level_size(height, width, self.level.side)
+
+    def path(self, sample: int) -> str:
+        """Path of the file that contains a copy."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close all files."""
+
+    def _bytes(self, sample: int, shard: int, first: int, length: int) -> CopyBytes:
+        """Bytes of a copy, unchecked: a new object if encoded, a view if raw."""
+        raise NotImplementedError
+
+    def _damaged(self, message: str, cause: BaseException | None = None) -> ImageError:
+        """Error with the command that repairs the cache; a PermissionError is no damage."""
+        hint = "" if isinstance(cause, PermissionError) else repair_command(self._cache)
+        return ImageError(message, hint=hint)
+
+    def _member(self, sample: int) -> str:
+        return member(int(self._index.keys[sample]))
+
+    def _checksum(self, sample: int, copy: CopyBytes) -> int:
+        return checksum(copy, int(self._index.keys[sample]), self._index.labels[sample])
+
+
+class CacheFormat:
+    """A format of caches. Subclasses override what differs."""
+
+    name = ""
+    reader: type[LevelReader]
+    writer: type[ShardWriter]
+    merged_file = ""
+    """Name of the one file per resolution into which shards are merged; "" if there is none."""
+    package = ""
+    """Python package that it needs."""
+    is_file_per_image = False
+    in_parts = False
+    """True if shards are files that are uploaded one by one and read by ranges."""
+
+    def merger(self, root: str, levels: Sequence[Level], map_bytes: Sequence[int]) -> ShardMerger:
+        """Merger of shards into the containers; `map_bytes` are their expected sizes."""
+        raise NotImplementedError
+
+    def has_shard(self, root: str, level: Level, shard: int, size: int) -> bool:
+        """Return True if the files of a recorded shard of this size exist, without reading them."""
+        return True
+
+    def file_damage(self, root: str, level: Level) -> dict[int, tuple[str, str]]:
+        """Return path and reason of missing or truncated files by shard, without reading them."""
+        return {}
+
+    def damaged_shards(self, root: str, manifest: Manifest, level: Level) -> set[int]:
+        """Return the shards with missing or truncated files; the index must be intact."""
+        damage = set(self.file_damage(root, level))
+        return set(range(len(level.shards))) if self.merged_file and damage else damage
+
+    def disk_bytes(self, root: str, level: Level) -> int:
+        """Disk space of a resolution, in bytes."""
+        return level.bytes
+
+    def remove_stale(self, root: str, manifest: Manifest, level: Level, index: CacheIndex) -> None:
+        """Remove files of a resolution that the manifest does not list."""
+        raise NotImplementedError
+
+
+CACHE_FORMATS: dict[str, CacheFormat] = {}
+
+
+def register_cache_format(format: CacheFormat) -> CacheFormat:
+    """Add a format under its name."""
+    CACHE_FORMATS[format.name] = format
+    return format

@@ -1,0 +1,226 @@
+"""Safe reading of local files: whole, in parts, and from large files that hold many images.
+
+Guarantees: never waits on a pipe or a device, never reads a directory, never reads more than 1 GiB;
+waits for a file on which another process or host holds a lease. `OpenFiles` keeps few files open,
+notices when one has changed, may be used by several threads, and pickles without descriptors.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.errors import ImageError
+from feedline.system import BINARY, read_at
+
+__all__ = [
+    "OpenFiles",
+    "check_size",
+    "open_nonblocking",
+    "read_file",
+    "read_part",
+    "read_small",
+    "storage_read",
+]
+
+_MAX_BYTES = 1 << 30
+_MAX_OPEN = 256
+
+# Without O_NONBLOCK, opening a pipe waits for its writer. No system has all of these.
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
+_FLAGS = os.O_RDONLY | _NONBLOCK | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOCTTY", 0) | BINARY
+
+
+class StorageRead:
+    """Context manager around a read from storage, which sets a flag. Does not nest.
+
+    A worker that stays inside a read waits for a disk or a server, which a restart of the worker
+    does not repair. The training process reads the flag.
+    """
+
+    def __init__(self) -> None:
+        self._flag: NDArray[np.int64] = np.zeros(1, np.int64)
+
+    def show_in(self, flag: NDArray[np.int64]) -> None:
+        """Store the flag in other memory, shape (1,), int64."""
+        self._flag = flag
+
+    def __enter__(self) -> None:
+        self._flag[0] = 1
+
+    def __exit__(self, *_: object) -> None:
+        self._flag[0] = 0
+
+
+storage_read = StorageRead()
+"""The flag of this process."""
+
+
+def check_size(size: int) -> None:
+    """Raise an ImageError if an image is above 1 GiB. The message does not name it."""
+    if size > _MAX_BYTES:
+        raise ImageError(f"it has {size} bytes, above the limit of {_MAX_BYTES}")
+
+
+def open_nonblocking(path: str | bytes, flags: int) -> int:
+    """Open a file without waiting if it is a pipe: an `opener` of Python's `open`."""
+    flags |= _FLAGS
+    try:
+        return os.open(path, flags)
+    except BlockingIOError:
+        # A lease on the file (fcntl, an NFS delegation, a Samba oplock) is given up for an open
+        # that waits, and refuses one that does not.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise
+        return os.open(path, flags & ~_NONBLOCK)
+
+
+def read_file(path: bytes) -> bytes:
+    """Read a whole file.
+
+    Raises:
+        ImageError: it is missing, unreadable, not a regular file or above 1 GiB. The message does
+            not name the file: the caller knows its name.
+    """
+    try:
+        # os.open is measured faster than open(), and reading into preallocated memory is no faster.
+        descriptor = open_nonblocking(path, 0)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise ImageError(f"it is {_kind(status.st_mode)}, not a file")
+            size = status.st_size
+            check_size(size)
+            parts: list[bytes] = []
+            # A network file system may return less than requested; nothing is the end.
+            while size > 0 and (part := os.read(descriptor, size)):
+                parts.append(part)
+                size -= len(part)
+            return b"".join(parts)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ImageError(
+            f"it cannot be read: {error.strerror or error}"
+            + (" (removed, or a wrong name)" if error.errno == 2 else "")
+        ) from error
+    except ValueError as error:  # of a zero byte
+        raise ImageError(f"invalid file name: {error}") from error
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def read_small(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+    """Read the first bytes of a file that should be small: at most one more than `max_bytes`.
+
+    From a pipe it reads what the writer sends; a pipe without a writer raises an error.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: invalid file name.
+    """
+    with open(path, "rb", opener=open_nonblocking) as file:
+        pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
+        if pipe:
+            os.set_blocking(file.fileno(), True)
+        data = file.read(max_bytes + 1)
+    if pipe and not data:
+        raise OSError(f"{os.fspath(path)!r} is a pipe without a writer")
+    return data
+
+
+def read_part(path: str | bytes, first: int, length: int) -> bytes:
+    """Read bytes of a file, from byte `first` on.
+
+    Raises:
+        ImageError: the file cannot be read or is too short, or the part is above 1 GiB. The message
+            does not name the file.
+    """
+    check_size(length)
+    try:
+        descriptor = open_nonblocking(path, 0)
+        try:
+            data = _read_at(descriptor, first, length)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ImageError(f"its file cannot be read: {error.strerror or error}") from error
+    if len(data) < length:
+        raise ImageError(
+            f"its file ends {length - len(data)} bytes too early; it may have been truncated since "
+            "it was listed"
+        )
+    return data
+
+
+def _read_at(descriptor: int, first: int, length: int) -> bytes:
+    """Read bytes at a position, fewer at the end of the file."""
+    parts: list[bytes] = []
+    while length > 0 and (part := read_at(descriptor, length, first)):
+        parts.append(part)
+        first += len(part)
+        length -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class _Descriptor:
+    """A descriptor that is closed with the object."""
+
+    def __init__(self, path: str) -> None:
+        self.number = open_nonblocking(path, 0)
+
+    def __del__(self) -> None:
+        number, self.number = getattr(self, "number", -1), -1
+        if number >= 0:
+            os.close(number)
+
+
+class OpenFiles:
+    """Large files that are opened on demand. Messages name their kind and the dataset's class."""
+
+    def __init__(self, kind: str, dataset: str) -> None:
+        self._kind, self._dataset = kind, dataset
+        self._open: OrderedDict[str, _Descriptor] = OrderedDict()
+
+    def read(self, path: str, status: tuple[int, int], first: int, length: int) -> bytes:
+        """Read bytes of a file, fewer at its end.
+
+        `status` has its size in bytes and its modification time in ns, at its scan. If it cannot be
+        read, or has changed, an ImageError is raised that does not name it.
+        """
+        opened = self._open.get(path) or self._opened(path, status)
+        try:
+            return _read_at(opened.number, first, length)
+        except OSError as error:
+            raise ImageError(f"its {self._kind} cannot be read: {error.strerror}") from error
+
+    def _opened(self, path: str, status: tuple[int, int]) -> _Descriptor:
+        try:
+            opened = _Descriptor(path)
+            now = os.fstat(opened.number)
+        except OSError as error:
+            raise ImageError(f"its {self._kind} cannot be opened: {error.strerror}") from error
+        if (now.st_size, now.st_mtime_ns) != status:
+            raise ImageError(
+                f"its {self._kind} has changed since it was scanned: create the {self._dataset} "
+                "again"
+            )
+        self._open[path] = opened
+        while len(self._open) > _MAX_OPEN:  # closed when no thread reads it any more
+            self._open.popitem(last=False)
+        return opened
+
+    def close(self) -> None:
+        """Close all files."""
+        self._open.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": OrderedDict()}

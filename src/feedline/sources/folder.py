@@ -1,0 +1,458 @@
+"""Folders with one sub-folder per class: their index, their splits, and the store of their files.
+
+Guarantees: the samples and class indices of torchvision.datasets.ImageFolder, in its order, in a
+few numpy arrays; scanning ends, also if links form circles. A class named "train" is not mistaken
+for a split: the folder of a split contains class folders or shards, that of a class images.
+
+Relies on: os.scandir distinguishing files from folders without a stat of each. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Generic, NoReturn, TypeVar
+
+import numpy as np
+
+from feedline.errors import DatasetError, UsageError
+from feedline.sources.files import read_file
+from feedline.sources.path_table import PathTable, path_starts, printable
+from feedline.sources.store import IndexedStore, Numbers, make_stamp
+from feedline.system import slashed
+
+__all__ = [
+    "IMAGE_EXTENSIONS",
+    "TRAIN_NAME",
+    "VAL_NAMES",
+    "FileStore",
+    "FolderIndex",
+    "Paths",
+    "check_classes",
+    "checked_extensions",
+    "folder_index",
+    "folder_store",
+    "ignored_extensions",
+    "no_images",
+    "scan_folder",
+    "split_hint",
+    "splits_below",
+    "splits_in",
+    "splits_of",
+    "table_hint",
+    "warn_ignored",
+]
+
+IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""torchvision's image file extensions, in lower case."""
+
+_OTHER_IMAGES = (
+    *(".gif", ".jfif", ".jpe", ".jp2", ".j2k", ".jxl", ".heic", ".heif", ".avif", ".apng"),
+    *(".tga", ".ico", ".svg", ".dng", ".cr2", ".nef", ".arw"),
+)
+"""Extensions of images that torchvision ignores."""
+
+TRAIN_NAME = "train"
+VAL_NAMES = ("val", "valid", "validation", "test")
+
+_SHARDS = (".tar", ".parquet")
+_NAMES_IN_ERRORS = 5
+
+Paths = TypeVar("Paths", bound=PathTable)
+Listing = tuple[Sequence[str], Sequence[str]]
+"""Names of the sub-folders and of the files of a folder."""
+
+
+@dataclass(frozen=True, eq=False)
+class FolderIndex(PathTable):
+    """Files of a folder with one sub-folder per class: paths are relative to the class's folder.
+
+    Args:
+        classes: class names, sorted; labels, int32, are their indices.
+    """
+
+    classes: list[str]
+
+    def path(self, sample: int) -> str:
+        """Path of a file below the folder, "CLASS/...", as text with undecodable bytes escaped."""
+        return printable(self._folder(self.labels[sample]) + self.name(sample)).decode()
+
+    def _folder(self, label: int) -> bytes:
+        return os.fsencode(self.classes[label]) + b"/"
+
+    def table(self) -> bytes:
+        """Paths of all samples below the folder, "CLASS/...", each ended by a zero byte."""
+        paths, parts = self.blob.tobytes(), []
+        turns = np.flatnonzero(np.diff(self.labels)) + 1  # where another class begins
+        edges = [0, *turns.tolist(), len(self)]
+        for first, last in pairwise(edges if len(self) else []):
+            folder = self._folder(self.labels[first])
+            names = paths[self.starts[first] : self.starts[last] - 1]
+            parts += [folder, names.replace(b"\0", b"\0" + folder), b"\0"]
+        return b"".join(parts)
+
+    def fingerprint(self) -> str:
+        """Short hash of the number of samples, their relative paths and the class names.
+
+        Equal for a moved folder, different if a file is added, removed or renamed. It does not
+        depend on the files' contents.
+        """
+        digest = hashlib.blake2b(digest_size=8)
+        digest.update(f"{len(self)} {len(self.classes)}\n".encode())
+        digest.update(b"\0".join(map(os.fsencode, self.classes)))
+        counts = np.bincount(self.labels, minlength=len(self.classes)).astype("<i8")
+        digest.update(counts.tobytes())
+        digest.update(self.blob.data)
+        return digest.hexdigest()
+
+
+class FileStore(IndexedStore, Generic[Paths]):
+    """Image files; a `SampleStore`.
+
+    Args:
+        paths: the samples' paths and labels.
+        folders: prefix of a path, in the file system's bytes, an absolute path that ends with a
+            separator: one for all samples, or one for each label from 0 on.
+    """
+
+    paths: Paths
+
+    def __init__(self, paths: Paths, folders: Sequence[bytes]) -> None:
+        super().__init__(paths)
+        self.folders = folders
+        self.kind = "folder" if isinstance(paths, FolderIndex) else "files"
+        self._by_label = len(folders) > 1
+
+    def read(self, sample: int, side: int) -> bytes:
+        return read_file(self.path(sample))
+
+    def path(self, sample: int) -> bytes:
+        """Absolute path of a sample's file.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        name = self.paths.name(sample)
+        return self.folders[self.paths.labels[sample] if self._by_label else 0] + name
+
+    def name(self, sample: int) -> str:
+        """Absolute path of a sample's file for messages, with undecodable bytes escaped."""
+        return self.path(sample).decode("utf-8", "backslashreplace")
+
+    def local_path(self, sample: int) -> str:
+        return os.fsdecode(self.path(sample))
+
+    def stamp(self, sample: int) -> int:
+        """Stamp of the file's size and modification time."""
+        try:
+            status = os.stat(self.path(sample))
+        except OSError:  # reading it reports the error
+            return 0
+        return make_stamp(status.st_size, status.st_mtime_ns)
+
+    def select(self, numbers: Numbers) -> FileStore[PathTable]:
+        """Select files by index, in this order."""
+        paths, folders = self.paths, self.folders
+        if isinstance(paths, FolderIndex):  # whose table names the classes' folders
+            folders = [folders[0][: -len(os.path.join(os.fsencode(paths.classes[0]), b""))]]
+        return FileStore(paths.select(numbers), folders)
+
+    def without_repeats(self) -> FileStore[Any]:
+        """Remove repeated files. A folder has none."""
+        if isinstance(self.paths, FolderIndex):
+            return self
+        once = self.paths.without_repeats()
+        return self if once is self.paths else FileStore(once, self.folders)
+
+
+def folder_store(root: str, index: FolderIndex) -> FileStore[FolderIndex]:
+    """Files of a folder of class folders, by its absolute path and its index."""
+    folders = [os.fsencode(os.path.join(root, name, "")) for name in index.classes]
+    return FileStore(index, folders)
+
+
+def scan_folder(root: str, extensions: Sequence[str] | None = None) -> FolderIndex:
+    """List the images under root/CLASS/, at any depth.
+
+    See `ImageFolder` for the arguments and errors; extensions are case-insensitive.
+    """
+    endings = checked_extensions(extensions)
+    classes = _class_names(root, endings)
+    ignored = Counter[str]()
+
+    def images_of(files: list[str]) -> list[str]:
+        images = sorted(file for file in files if file.lower().endswith(endings))
+        if len(images) < len(files):
+            ignored.update(ignored_extensions(files, endings))
+        return images
+
+    index = folder_index(
+        classes,
+        (
+            ((prefix, images_of(files)) for prefix, files in _walk(os.path.join(root, name), root))
+            for name in classes
+        ),
+    )
+    warn_ignored(root, ignored)
+    counts = np.bincount(index.labels, minlength=len(classes))
+    empty = [classes[number] for number in np.flatnonzero(counts == 0)]
+    if empty:
+        others = (min(files) for _, files in _walk(os.path.join(root, empty[0]), root) if files)
+        raise no_images(root, empty, len(classes), endings, next(others, ""))
+    return index
+
+
+def ignored_extensions(names: Iterable[str], endings: tuple[str, ...]) -> Iterator[str]:
+    """Yield the extension of each image file that torchvision ignores.
+
+    Nothing is yielded if a user set the extensions that are read.
+    """
+    for name in names if endings == IMAGE_EXTENSIONS else ():
+        ending = os.path.splitext(name.lower())[1]
+        if ending in _OTHER_IMAGES:
+            yield ending
+
+
+def warn_ignored(where: str, endings: Mapping[str, int]) -> None:
+    """Warn of images that are ignored because of their extensions, with their numbers."""
+    if endings:
+        count = sum(endings.values())
+        some = ", ".join(f"{number} {ending}" for ending, number in sorted(endings.items()))
+        warnings.warn(
+            f"{where!r}: ignored {count} file{'s' * (count > 1)}, like torchvision, because of the "
+            f"extension: {some}. Convert such images, or pass extensions= in Python",
+            stacklevel=3,
+        )
+
+
+def folder_index(
+    classes: list[str], files: Iterable[Iterable[tuple[str, list[str]]]]
+) -> FolderIndex:
+    """Create an index of files.
+
+    Args:
+        classes: class names, sorted.
+        files: for each class its folders, in their order: a prefix, and the names of the images in
+            it, in theirs.
+    """
+    parts: list[bytes] = []
+    counts: list[int] = []
+    for folders in files:
+        count = 0
+        for prefix, names in folders:
+            if names:
+                count += len(names)
+                # One string a folder, and a zero byte after each name: none can contain one.
+                joint = f"\0{prefix}".join(names)
+                parts.append(os.fsencode(f"{prefix}{joint}\0"))
+        counts.append(count)
+    blob = np.frombuffer(b"".join(parts), np.uint8)
+    labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
+    return FolderIndex(blob=blob, starts=path_starts(blob), labels=labels, classes=classes)
+
+
+def _class_names(root: str, endings: tuple[str, ...]) -> list[str]:
+    classes = []
+    image = ""
+    try:
+        with os.scandir(root) as entries:
+            for entry in entries:
+                if _is_folder(entry):
+                    classes.append(entry.name)
+                elif not image and entry.name.lower().endswith(endings):
+                    image = entry.name
+    except OSError as error:
+        _raise_unlisted(error)
+    check_classes(root, classes, image)
+    return sorted(classes)
+
+
+def check_classes(root: str, classes: Sequence[str], image: str) -> None:
+    """Raise a DatasetError if a folder has no class folders; `image` is one directly in it."""
+    if classes:
+        return
+    if image:
+        raise DatasetError(
+            f"{root!r} has no class folders: images such as {image!r} lie directly in it. Each "
+            f"class needs a folder, e.g. {os.path.join(os.path.basename(root), 'cats', image)!r}",
+            hint="move them there, or pass the parent folder, if this one is a class",
+        )
+    raise DatasetError(
+        f"{root!r} has no class folders. It should have one folder per class with that class's "
+        "images",
+        hint="check the path, and whether an archive was unpacked",
+    )
+
+
+def _walk(top: str, root: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield each folder under `top`, which lies in `root`, as (prefix, file names).
+
+    The order is torchvision's, of the whole paths as strings, in which "a-b" comes before "a/b".
+    The prefix is the folder's path relative to `top` with a trailing "/", "" for `top`; its parts
+    are separated by "/" on every platform, and so have the same order.
+    A folder that is one of its own ancestors, through a link, is skipped.
+    """
+    found: list[tuple[str, list[str]]] = []
+    for path, folders, files in os.walk(top, onerror=_raise_unlisted, followlinks=True):
+        folders[:] = [name for name in folders if not _leads_back(os.path.join(path, name), root)]
+        found.append((slashed(path[len(top) + 1 :]), files))
+    for relative, files in sorted(found):
+        yield (f"{relative}/" if relative else ""), files
+
+
+def _raise_unlisted(error: OSError) -> NoReturn:
+    """Raise the error of a folder that cannot be listed."""
+    folder = error.filename
+    if isinstance(error, FileNotFoundError):
+        raise DatasetError(
+            f"no such folder: {folder!r}",
+            hint="the path may be misspelt, a disk not mounted, or the path relative to another "
+            f"working directory (this one is {os.getcwd()!r})",
+        ) from None
+    if isinstance(error, NotADirectoryError):
+        raise DatasetError(
+            f"expected a folder of images, got a file: {folder!r}. Pass the folder that contains "
+            "one folder per class; feedline.ImageFolder also reads .zip files and uncompressed "
+            ".tar files, other archives must be unpacked first" + table_hint(folder)
+        ) from None
+    raise DatasetError(
+        f"the folder {folder!r} cannot be listed: {error.strerror or error}. Its samples would be "
+        "missing",
+        hint="change its permissions, or move it out of the dataset",
+    ) from error
+
+
+def table_hint(path: str) -> str:
+    """Hint for an error about a file that is a table of paths and labels; "" for others."""
+    if not path.lower().endswith((".csv", ".tsv", ".parquet")):
+        return ""
+    make = "from_parquet" if path.lower().endswith(".parquet") else "from_csv"
+    return (
+        f". For a table of paths and labels use feedline.ImageList.{make}({path!r}, ...) in "
+        "Python, with feedline.DataLoader and feedline.build_cache"
+    )
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # os.walk treats it as a file, too
+        return False
+
+
+def _leads_back(path: str, root: str) -> bool:
+    """Return True if a folder under `root` is a link to one of its ancestors."""
+    above = path if os.path.islink(path) else ""
+    while len(above) > len(root):
+        above = os.path.dirname(above)
+        if os.path.samefile(path, above):
+            return True
+    return False
+
+
+def checked_extensions(extensions: Sequence[str] | None) -> tuple[str, ...]:
+    """File extensions of images, in lower case, from a user's `extensions`."""
+    if extensions is None:
+        return IMAGE_EXTENSIONS
+    endings = () if isinstance(extensions, str) else tuple(extensions)
+    if not endings or not all(isinstance(e, str) and e.startswith(".") for e in endings):
+        raise UsageError(
+            f'must be strings such as (".jpg", ".png"), got {extensions!r}', argument="extensions"
+        )
+    return tuple(ending.lower() for ending in endings)
+
+
+def no_images(
+    root: str, empty: list[str], classes: int, endings: tuple[str, ...], other: str
+) -> DatasetError:
+    """Error of class folders without images; `other` is a file in the first of them."""
+    some = ", ".join(map(repr, empty[:_NAMES_IN_ERRORS]))
+    if len(empty) > _NAMES_IN_ERRORS:
+        some += f" and {len(empty) - _NAMES_IN_ERRORS} more"
+    message = (
+        f"class folders in {root!r} without images, {len(empty)} of {classes}: {some}. Looked for "
+        f"names ending in {', '.join(endings)}"
+    )
+    if other:
+        return DatasetError(
+            f"{message}; there are other files such as {other!r}",
+            hint="if they are images, pass their extension in extensions=(...); otherwise move the "
+            "folder elsewhere",
+        )
+    return DatasetError(
+        f"{message}. An empty folder would be a class without samples",
+        hint="remove it, or copy the missing images",
+    )
+
+
+def splits_in(folders: Collection[str], look: Callable[[str], Listing]) -> list[str]:
+    """Return the names of the split folders, "train" first; [] if the folders are classes.
+
+    They are splits if "train" contains class folders or shards, and either a folder of validation
+    images does, too, or no other folder can be a class.
+
+    Args:
+        folders: names of the folders in a dataset's folder.
+        look: lists one of them.
+    """
+
+    def divided(name: str) -> bool:
+        inner, files = look(name)
+        return any(not each.startswith(".") for each in inner) or any(
+            file.lower().endswith(_SHARDS) for file in files
+        )
+
+    def may_be_class(name: str) -> bool:
+        inner, files = look(name)
+        return bool(inner) or any(file.lower().endswith(IMAGE_EXTENSIONS) for file in files)
+
+    if TRAIN_NAME not in folders or not divided(TRAIN_NAME):
+        return []
+    splits = [name for name in VAL_NAMES if name in folders]
+    others = (
+        name
+        for name in folders
+        if name not in (TRAIN_NAME, *VAL_NAMES) and not name.startswith(".")
+    )
+    if any(map(divided, splits)) or not any(map(may_be_class, others)):
+        return [TRAIN_NAME, *splits]
+    return []
+
+
+def splits_below(root: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the split folders in a local folder; see `splits_in`."""
+
+    def look(folder: str | os.PathLike[str]) -> Listing:
+        try:
+            _, folders, files = next(os.walk(folder))
+        except StopIteration:  # it cannot be listed
+            return [], []
+        return folders, files
+
+    return splits_in(look(root)[0], lambda name: look(os.path.join(root, name)))
+
+
+def splits_of(index: FolderIndex) -> list[str]:
+    """Return those of an index's classes that are split folders; see `splits_in`."""
+
+    def look(name: str) -> Listing:
+        # Files directly in a class come before those of its folders.
+        last = int(np.searchsorted(index.labels, index.classes.index(name), "right")) - 1
+        _, *folders, file = index.path(last).split("/")
+        return folders[:1], [file]
+
+    return splits_in(index.classes, look)
+
+
+def split_hint(root: object, splits: Sequence[str]) -> str:
+    """Describe a folder with splits, and name the paths to use."""
+    root = str(root).rstrip("/")
+    return (
+        f"{root!r} contains {' and '.join(f'{name}/' for name in splits)}, which are splits, not "
+        f"classes. Use one of them: {' or '.join(repr(f'{root}/{name}') for name in splits)}"
+    )

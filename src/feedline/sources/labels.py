@@ -1,0 +1,332 @@
+"""Conversion of a user's labels to one array: class indices, class names, or regression targets.
+
+Guarantees: nothing ambiguous is guessed: a label that is missing, not a number, or of another type
+than the others, or differs for the same image, raises an error that names its sample.
+"""
+
+from __future__ import annotations
+
+import difflib
+import numbers
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from feedline.errors import DatasetError, UsageError
+
+__all__ = [
+    "Labels",
+    "are_whole",
+    "check_repeats",
+    "convert_cells",
+    "convert_labels",
+    "convert_texts",
+    "ordered",
+]
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+Describe: TypeAlias = Callable[[int], str]
+"""Returns the name of a sample in messages."""
+
+_NEAREST = 3
+_WHOLE = re.compile(r"\s*[+-]?\d{1,99}\s*", re.ASCII)  # Python refuses those of thousands of digits
+_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
+_NOT_FINITE = re.compile(r"\s*[+-]?(nan|inf(inity)?)\s*", re.ASCII | re.IGNORECASE)
+_MISSING = ("NoneType", "NAType", "NaTType")
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """Labels of all samples.
+
+    Args:
+        values: int64 (n) for classes; int64 or float32 (n, ...) for anything else.
+        classes: class names by index; empty if there are none.
+    """
+
+    values: Array
+    classes: list[str]
+
+
+def convert_labels(labels: Any, count: int, classes: Any, describe: Describe) -> Labels:
+    """Convert the labels of `count` samples.
+
+    Args:
+        labels: a sequence, or an array or tensor whose first axis is that of the samples. Whole
+            numbers are class indices, texts class names, floats float32. Rows of whole numbers
+            become int64 (n, k), rows with floats float32 (n, k).
+        count: number of samples.
+        classes: class names by index; None: texts that occur, sorted.
+        describe: name of a sample in messages.
+
+    Raises:
+        UsageError: anything else; names the sample.
+    """
+    names = None if classes is None else _checked_classes(classes)
+    values = _sequence(labels)
+    if len(values) != count:
+        raise UsageError(f"got {count} paths but {len(values)} labels: pass one label per path")
+    if isinstance(values, np.ndarray):
+        array = _numbers(values, describe)
+    else:
+        kind = _common_kind(values, describe)
+        if kind == "text":
+            return _class_indices(values, names, describe)
+        array = _numbers(_array(values, kind, describe), describe)
+    if names is not None:
+        _check_indices(array, names, describe)
+    return Labels(array, names or [])
+
+
+def check_repeats(names: Sequence[str | bytes], labels: Array, describe: Describe) -> None:
+    """Raise a DatasetError if a repeated path or key has two different labels."""
+    if len(set(names)) == len(names):
+        return
+    first: dict[str | bytes, int] = {}
+    firsts = [first.setdefault(name, sample) for sample, name in enumerate(names)]
+    other = np.flatnonzero((labels != labels[firsts]).reshape(len(names), -1).any(axis=1))
+    if other.size:
+        sample = int(other[0])
+        raise DatasetError(
+            f"{describe(firsts[sample])} is repeated as sample {sample} with another label: "
+            f"{labels[firsts[sample]].tolist()} and {labels[sample].tolist()}"
+        )
+
+
+def ordered(values: Any) -> list[Any] | None:
+    """List of a user's ordered collection; None for a set, a mapping or a text."""
+    if isinstance(values, (str, bytes, Mapping, Set)) or not isinstance(values, Iterable):
+        return None
+    if not getattr(values, "ndim", 1):  # numpy's arrays without an axis have an iterator that fails
+        return None
+    return list(values)
+
+
+def _sequence(labels: Any) -> Array | list[Any]:
+    if hasattr(labels, "detach"):  # a tensor of torch's
+        labels = labels.detach().cpu().numpy()
+    if isinstance(labels, np.ndarray) and labels.ndim and labels.dtype.kind in "biuf":
+        return labels
+    values = ordered(labels)
+    if values is None:
+        raise UsageError(
+            f"must be a sequence, one per path in the same order, got {labels!r:.200}",
+            argument="labels",
+        )
+    return values
+
+
+def _common_kind(values: Sequence[Any], describe: Describe) -> str:
+    """Common kind of the labels: "text", "truth", "number" or "row"."""
+    kinds = {kind: _kind(kind) for kind in set(map(type, values))}
+    for sample, value in enumerate(values):
+        kind = kinds[type(value)]
+        # For missing texts pandas has the float NaN.
+        if kind == "missing" or (kind == "number" and value != value):
+            raise UsageError(
+                f"{describe(sample)} has no label ({value!r}): add one, or remove the sample"
+            )
+        if kind == "other":
+            raise UsageError(
+                f"{describe(sample)} has the label {value!r:.200} ({type(value).__name__}): labels "
+                "must be whole numbers, texts, floats, or rows of numbers"
+            )
+    if len(set(kinds.values())) > 1:
+        first = kinds[type(values[0])]
+        other = next(k for k, value in enumerate(values) if kinds[type(value)] != first)
+        raise UsageError(
+            f"labels of mixed types: {describe(0)} has {values[0]!r:.99} "
+            f"({type(values[0]).__name__}) and {describe(other)} has {values[other]!r:.99} "
+            f"({type(values[other]).__name__}); convert them to one type"
+        )
+    return next(iter(kinds.values()), "number")
+
+
+def _kind(kind: type) -> str:
+    if kind.__name__ in _MISSING:
+        return "missing"
+    if issubclass(kind, (bool, np.bool_)):
+        return "truth"
+    if issubclass(kind, str):
+        return "text"
+    if issubclass(kind, numbers.Real):  # numpy's scalars are registered as such
+        return "number"
+    is_tensor = kind.__module__.partition(".")[0] == "torch" and hasattr(kind, "detach")
+    return "row" if is_tensor or issubclass(kind, (list, tuple, np.ndarray)) else "other"
+
+
+def _array(values: Sequence[Any], kind: str, describe: Describe) -> Array:
+    """Array of numbers or of rows of numbers, none of which numpy may change."""
+    try:
+        array = np.array([np.asarray(value) for value in values] if kind == "row" else values)
+    except (ValueError, OverflowError, TypeError) as error:
+        raise UsageError(
+            f"the labels cannot be converted to an array: {_odd_row(values, describe) or error}. "
+            "Rows must have the same length, and whole numbers must fit into 64 bits"
+        ) from error
+    suspects: Iterable[int] = range(len(values))
+    if array.dtype.kind in "biuf":
+        # numpy makes floats of whole numbers that do not fit.
+        large = (array >= 2.0**63).reshape(len(array), -1).any(axis=1)
+        suspects = np.flatnonzero(large).tolist()
+    bad = next((k for k in suspects if not _is_number(values[k])), None)
+    if bad is not None:
+        raise UsageError(
+            f"{describe(bad)} has the label {values[bad]!r:.200}, but all of it must be numbers "
+            "that fit into 64 bits"
+        )
+    return array
+
+
+def _odd_row(values: Sequence[Any], describe: Describe) -> str:
+    """Describe the first row with another shape than row 0."""
+    try:
+        shapes = [np.shape(value) for value in values]
+    except ValueError:  # one has parts of several lengths itself
+        return ""
+    other = next((k for k, shape in enumerate(shapes) if shape != shapes[0]), None)
+    if other is None:
+        return ""
+    return (
+        f"{describe(0)} has the label {values[0]!r:.200} and {describe(other)} has "
+        f"{values[other]!r:.200}"
+    )
+
+
+def _is_number(value: Any) -> bool:
+    """Return True for floats, or whole numbers that fit into 64 bits."""
+    if np.asarray(value).dtype.kind not in "biuf":
+        return False
+    parts = np.asarray(value, object).ravel().tolist()
+    return not all(isinstance(part, numbers.Integral) for part in parts) or max(parts) < 1 << 63
+
+
+def _numbers(array: Array, describe: Describe) -> Array:
+    """Convert numbers to int64 or float32."""
+    if 0 in array.shape[1:]:
+        raise UsageError(f"labels of shape {array.shape} are empty: an axis has length 0")
+    if array.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            converted = np.ascontiguousarray(array, np.float32)
+        bad = ~np.isfinite(converted)
+    else:
+        converted = np.ascontiguousarray(array, np.int64)
+        bad = (array > np.iinfo(np.int64).max) if array.dtype.kind == "u" else np.zeros(1, bool)
+    if bad.any():
+        sample = int(np.argwhere(bad)[0][0])
+        raise UsageError(
+            f"{describe(sample)} has the label {array[sample].tolist()}, which is not a finite "
+            f"number of {converted.dtype}: remove the sample, or correct its label"
+        )
+    return converted
+
+
+def _class_indices(values: Sequence[str], classes: list[str] | None, describe: Describe) -> Labels:
+    """Convert class names to class indices."""
+    if "" in values:
+        sample = list(values).index("")
+        raise UsageError(f"{describe(sample)} has no label (''): add one, or remove the sample")
+    if classes is None:
+        classes = sorted(set(values))
+        _check_names(classes, values, describe)
+    index = {name: k for k, name in enumerate(classes)}
+    unknown = [k for k, name in enumerate(values) if name not in index]
+    if unknown:
+        name = values[unknown[0]]
+        near = difflib.get_close_matches(name, classes, _NEAREST) or classes[:_NEAREST]
+        raise UsageError(
+            f"{len(unknown)} of {len(values)} labels are not among the {len(classes)} classes: "
+            f"{describe(unknown[0])} has {name!r}; nearest: {', '.join(map(repr, near))}"
+        )
+    return Labels(np.array([index[name] for name in values], np.int64), list(map(str, classes)))
+
+
+def _check_names(names: list[str], values: Sequence[str], describe: Describe) -> None:
+    """Check for markers of missing labels, and for names that differ only in blanks."""
+    stripped: dict[str, str] = {}
+    for name in names:
+        if name.strip().lower() == "nan":
+            raise UsageError(
+                f"{describe(list(values).index(name))} has the label {name!r}, which usually marks "
+                "a missing value: remove the sample, or pass classes=[...] if it is a class"
+            )
+        other = stripped.setdefault(name.strip(), name)
+        if other != name:
+            samples = [list(values).index(each) for each in (other, name)]
+            raise UsageError(
+                f"{describe(samples[0])} has the label {other!r} and {describe(samples[1])} has "
+                f"{name!r}: they differ only in blanks. Strip them, or pass classes=[...] if they "
+                "are two classes"
+            )
+
+
+def _checked_classes(classes: Any) -> list[str]:
+    names = ordered(classes)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise UsageError(
+            f"must be a sequence of names, by class index, got {classes!r:.200}",
+            argument="classes",
+        )
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"has {twice!r} twice; names must be unique", argument="classes")
+    return names
+
+
+def _check_indices(array: Array, names: list[str], describe: Describe) -> None:
+    """Check that numbers are class indices."""
+    if array.ndim > 1 or array.dtype != np.int64:
+        raise UsageError(
+            f"cannot be used with labels of {array.dtype} and shape {array.shape}: only whole "
+            "numbers and texts are classes; remove it",
+            argument="classes",
+        )
+    beyond = np.flatnonzero((array < 0) | (array >= len(names)))
+    if beyond.size:
+        raise UsageError(
+            f"{describe(int(beyond[0]))} has the label {array[beyond[0]]}, but there are "
+            f"{len(names)} classes, 0 to {len(names) - 1}"
+        )
+
+
+def convert_cells(
+    where: str, cells: list[str], describe: Describe = "sample {}".format
+) -> list[Any]:
+    """Convert the cells of a column to whole numbers or floats, if all are; otherwise unchanged.
+
+    Numbers and texts together raise a UsageError with the table's name `where`.
+    """
+    if are_whole(cells):
+        return list(map(int, cells))
+    matches = [_NUMBER.fullmatch(cell) for cell in cells]
+    if not any(matches):
+        return cells
+    for place, (cell, match) in enumerate(zip(cells, matches, strict=True)):
+        if match is None and cell and not _NOT_FINITE.fullmatch(cell):
+            other = next(match[0] for match in matches if match)
+            raise UsageError(
+                f"{where} has labels of mixed types: {cell!r:.99} of {describe(place)} is not a "
+                f"number, but {other!r:.99} is. If all are class names, pass classes="
+            )
+    return cells if "" in cells else list(map(float, cells))
+
+
+def convert_texts(where: str, labels: list[Any], classes: Any, describe: Describe) -> list[Any]:
+    """Convert the texts among labels like `convert_cells`, unless they are `classes`."""
+    places = [sample for sample, label in enumerate(labels) if isinstance(label, str)]
+    texts = [labels[sample] for sample in places]
+    if not texts or (classes is not None and set(texts) & set(classes)):
+        return labels
+    converted = list(labels)
+    values = convert_cells(where, texts, lambda place: describe(places[place]))
+    for sample, value in zip(places, values, strict=True):
+        converted[sample] = value
+    return converted
+
+
+def are_whole(cells: list[str]) -> bool:
+    """Return True if all cells are whole numbers."""
+    return all(map(_WHOLE.fullmatch, cells))

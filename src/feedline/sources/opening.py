@@ -1,0 +1,207 @@
+"""Opening of original images by a path or a URL, for a cache build.
+
+Guarantees: the kind of a path follows from its files. An unsupported source raises an error that
+lists the supported kinds.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import posixpath
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from feedline.errors import DatasetError, UsageError
+from feedline.sources.archive_files import COMPRESSED
+from feedline.sources.filesystem import is_url, shown
+from feedline.sources.folder import (
+    IMAGE_EXTENSIONS,
+    folder_store,
+    scan_folder,
+    splits_below,
+    splits_in,
+)
+from feedline.sources.manifest import MANIFEST
+from feedline.sources.remote_files import LocalFolder, RemoteFolder
+from feedline.sources.remote_images import url_folder_store
+from feedline.sources.rows import ParquetStore
+from feedline.sources.store import SampleStore
+from feedline.sources.webdataset import webdataset_source
+from feedline.system import slashed
+
+__all__ = ["Originals", "check_no_cache", "list_splits", "open_originals"]
+
+_KINDS = {".tar": "tar", ".parquet": "parquet", ".arrow": "arrow"}
+
+
+class Originals(NamedTuple):
+    """Original images.
+
+    Args:
+        store: the images.
+        where: path or URL, or a description.
+        classes: class names by index; None if there are none.
+    """
+
+    store: SampleStore
+    where: str
+    classes: Sequence[str] | None
+
+
+def open_originals(path: str | os.PathLike[str]) -> Originals:
+    """Open original images.
+
+    Args:
+        path: a path, or a URL supported by fsspec, such as "s3://bucket/train": a folder of class
+            folders; one with tar shards of WebDataset or Parquet files at any depth; one such file,
+            or a pattern such as "data/train-*.parquet".
+
+    Raises:
+        DatasetError: there are no supported files, or they are damaged or unreachable.
+        UsageError: the path is a cache, or a required package is missing.
+    """
+    if is_url(path):
+        return _open_remote(RemoteFolder(os.fspath(path)))
+    return _open_local(os.path.abspath(os.path.expanduser(os.fspath(path))))
+
+
+def list_splits(path: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the split folders below a path or URL, "train" first; [] if none."""
+    if not is_url(path):
+        return splits_below(os.path.expanduser(path))
+    there = RemoteFolder(os.fspath(path))
+    if _kind(there.url) or glob.has_magic(there.url):
+        return []
+    return splits_in(there.listed()[0], there.listed)
+
+
+def check_no_cache(where: str, *, is_cache: bool) -> None:
+    """Raise a UsageError if a path is a cache."""
+    if is_cache:
+        raise UsageError(
+            f"{where!r} is a cache, and copies of copies lose quality",
+            hint="build from its source, which `feedline cache info` prints",
+        )
+
+
+def _open_local(where: str) -> Originals:
+    check_no_cache(where, is_cache=os.path.exists(os.path.join(where, MANIFEST)))
+    if os.path.isdir(where):
+        kind, folder = _kind_of_folder(os.walk(where)), where
+        files = _files_below(where, kind) if kind in ("tar", "parquet") else []
+    else:
+        files = [where] if os.path.exists(where) else sorted(glob.glob(where))
+        kind = _kind_of_files(where, files)
+        folder = os.path.commonpath([os.path.dirname(file) for file in files or [where]])
+    names = [slashed(os.path.relpath(file, folder)) for file in files]
+    found = _open_files(kind, where, LocalFolder(folder), names)
+    if found is None:
+        index = scan_folder(where)
+        found = Originals(folder_store(where, index), where, index.classes)
+    return found
+
+
+def _open_remote(there: RemoteFolder) -> Originals:
+    where = str(there)
+    check_no_cache(where, is_cache=there.has(MANIFEST))
+    # A directory listing of a web server is a file and a folder.
+    is_named = _kind(there.url) or glob.has_magic(there.url)
+    urls = there.glob() if is_named else []
+    if not urls:
+        kind = _kind_of_folder(there.walk())
+        names = [
+            name
+            for name in (there.files() if kind in ("tar", "parquet") else ())
+            if _kind(name) == kind and "/." not in f"/{os.path.dirname(name)}"
+        ]
+        found = _open_files(kind, where, there, sorted(names))
+        if found is None:
+            store = url_folder_store(there.url, IMAGE_EXTENSIONS)
+            found = Originals(store, where, store.paths.classes)
+        return found
+    scheme, _, _ = there.url.partition("://")
+    paths = [url.partition("://")[2] for url in urls]
+    parent = posixpath.commonpath(list(map(posixpath.dirname, paths)))
+    names = [posixpath.relpath(path, parent) for path in paths]
+    folder = RemoteFolder(f"{scheme}://{parent}")
+    found = _open_files(_kind_of_files(where, list(map(shown, urls))), where, folder, names)
+    if found is None:
+        raise DatasetError(
+            f"{where!r} matches files that are neither tar shards nor Parquet files",
+            hint="pass a folder of class folders, or such files",
+        )
+    return found
+
+
+def _open_files(
+    kind: str, where: str, folder: LocalFolder | RemoteFolder, names: Sequence[str]
+) -> Originals | None:
+    """Open files of a kind; None for class folders."""
+    if kind == "tar":
+        shards, classes = webdataset_source(folder, names)
+        return Originals(shards, where, classes)
+    if kind == "parquet":
+        rows = ParquetStore(folder, names)
+        return Originals(rows, where, rows.classes)
+    if kind == "arrow":
+        raise DatasetError(
+            f"{where!r} holds Arrow files (save_to_disk of Hugging Face's datasets), which are not "
+            "supported",
+            hint="write Parquet files with dataset.to_parquet(...), or pass the dataset of "
+            "datasets.load_from_disk to feedline.build_cache",
+        )
+    if kind == "compressed":
+        raise DatasetError(
+            f"{where!r} holds compressed tar files, which do not allow reading single images",
+            hint="decompress them to .tar files first, e.g. with gunzip",
+        )
+    return None
+
+
+def _kind(name: str) -> str:
+    """Kind of a file by its extension; "" if unknown."""
+    lower = name.lower()
+    if lower.endswith(COMPRESSED):
+        return "compressed"
+    ending = os.path.splitext(lower)[1]
+    return "image" if ending in IMAGE_EXTENSIONS else _KINDS.get(ending, "")
+
+
+def _kind_of_files(where: str, files: Sequence[str]) -> str:
+    """Kind of some files; "" if unknown."""
+    kinds = sorted({_kind(file) for file in files})
+    if len(kinds) > 1:
+        raise DatasetError(f"{where!r} matches files of several kinds, {', '.join(files[:5])}")
+    return "".join(kinds)
+
+
+def _kind_of_folder(steps: Iterable[tuple[str, list[str], list[str]]]) -> str:
+    """Kind of the first known files in a folder and below it.
+
+    Args:
+        steps: as of os.walk, whose lists of folders select the folders to enter; the first step is
+            the folder itself.
+    """
+    found = ""
+    for number, (_, folders, files) in enumerate(steps):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        kinds = set(map(_kind, files))
+        for kind in _KINDS.values():
+            if kind in kinds:
+                return kind
+        # An image directly in the folder belongs to no class.
+        if "image" in kinds and number:
+            return "image"
+        if "compressed" in kinds:  # may be the archive of the class folders
+            found = "compressed"
+    return found
+
+
+def _files_below(where: str, kind: str) -> list[str]:
+    """All files of a kind in a folder and below it, sorted."""
+    found = []
+    for folder, folders, files in os.walk(where):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [os.path.join(folder, name) for name in files if _kind(name) == kind]
+    return sorted(found)

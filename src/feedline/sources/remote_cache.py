@@ -1,0 +1,422 @@
+"""Caches at URLs: the index is fetched once, images as they are read.
+
+Guarantees: those of `cache_format`; the images of a task are fetched with many requests at a time,
+and nearby images share one; bytes with a wrong checksum are neither returned nor stored. No remote
+name is used as a local path; nothing is unpickled, and no index is fetched that is larger than the
+allowed disk space.
+
+Relies on: digests in the manifest, which verify the local index; `remote_files` for the bytes,
+`local_copies` to store them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import math
+import os
+import tempfile
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.sources.cache_format import CopyBytes, LevelReader
+from feedline.sources.cache_formats import cache_format
+from feedline.sources.cache_index import COLUMNS, ENTRY, CacheIndex, digest_of, load_column
+from feedline.sources.cache_store import CacheLocation, CacheStore
+from feedline.sources.filesystem import (
+    NoCacheError,
+    RemoteError,
+    check_local,
+    is_url,
+    shown,
+    was_url,
+)
+from feedline.sources.local_copies import (
+    DiskBudget,
+    LocalCopies,
+    copies_folder,
+    disk_budget,
+    free_bytes,
+)
+from feedline.sources.manifest import (
+    INDEX,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    Level,
+    Manifest,
+    parse_manifest,
+    repair_command,
+    shard_name,
+)
+from feedline.sources.remote_files import Range, RemoteReader
+
+__all__ = ["join_ranges", "open_cache", "open_location"]
+
+GAP_BYTES = 64 << 10
+"""Maximum gap between joined ranges: transferring it takes as long as a request."""
+BLOCK_BYTES = 4 << 20
+"""Maximum length of joined ranges, so that a long run uses several requests at a time."""
+
+_MAX_IMAGE_BYTES = 1 << 30
+_MAX_PREFETCHED_BYTES = 256 << 20
+_PATIENCE_S = 3.0
+_IMAGE_PATIENCE_S = 40.0
+"""Time for retries of a single image. With the first and the last try, it is shorter than the
+time after which a loader considers a worker hung."""
+_BLOCKS = 16
+_HEADER_BYTES = 128
+_MAX_HEADER_BYTES = 4096
+_BASE = ("labels", "names", *COLUMNS)
+
+_log = logging.getLogger("feedline")
+
+
+def open_location(
+    root: str | os.PathLike[str],
+    *,
+    local_dir: str | os.PathLike[str] | None = None,
+    local_bytes: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    stores_copies: bool = True,
+) -> CacheLocation:
+    """Location of a cache.
+
+    Args:
+        root: a local folder, or a URL.
+        local_dir: for a URL, folder for fetched files; None for `feedline` in the user's cache
+            folder.
+        local_bytes: maximum disk space; None for 50 GB, and at most half of the available space.
+        storage_options: arguments of fsspec's filesystem.
+        stores_copies: store images; otherwise they are fetched each time.
+
+    Raises:
+        UsageError: an argument is invalid.
+    """
+    if isinstance(root, str) and is_url(root):
+        budget = disk_budget(local_dir, local_bytes)
+        return _RemoteLocation(root, storage_options, budget, stores_copies)
+    path = os.fspath(root)
+    check_local(path, local_dir=local_dir, local_bytes=local_bytes, storage_options=storage_options)
+    if not isinstance(root, str) and was_url(root):
+        raise UsageError(
+            f"{root!r} was a URL that pathlib reduced to one slash; pass the URL as a string"
+        )
+    return CacheLocation(os.path.abspath(os.path.expanduser(path)))
+
+
+def open_cache(root: str | os.PathLike[str]) -> CacheStore:
+    """Open the cache in a folder or at a URL; raises like `open_location` and `CacheStore`."""
+    return CacheStore(open_location(root))
+
+
+class _RemoteLocation(CacheLocation):
+    """A cache at a URL."""
+
+    def __init__(
+        self,
+        url: str,
+        options: Mapping[str, Any] | None,
+        budget: DiskBudget,
+        stores_copies: bool,
+    ) -> None:
+        scheme = url.partition("://")[0]
+        if "::" in url or ("?" in url and scheme.startswith("http")):
+            raise UsageError(
+                f"{shown(url)!r} is not a folder of readable files: use PROTOCOL://HOST/FOLDER, "
+                "without a query and without another protocol around it"
+            )
+        self.url = url.rstrip("/")
+        super().__init__(shown(self.url))
+        self._reader = RemoteReader([url], options)
+        self._budget, self._stores_copies = budget, stores_copies
+
+    @property
+    def is_local(self) -> bool:
+        return False
+
+    def _read_rest(self, name: str, first: int, length: int) -> bytes:
+        """Read a part of a file, or as much of it as there is."""
+        part = Range(f"{self.url}/{name}", first, length)
+        return self._reader.read(part, patience_s=_PATIENCE_S, may_end=True)
+
+    def manifest(self) -> Manifest:
+        """Read the current manifest.
+
+        Raises:
+            NoCacheError: it does not exist.
+            DatasetError: it cannot be read, or is invalid.
+            UsageError: the cache has a format that must be local.
+        """
+        try:
+            data = self._read_rest(MANIFEST, 0, MAX_MANIFEST_BYTES + 1)
+        except RemoteError as error:
+            missing = isinstance(error.__cause__, FileNotFoundError)
+            kind = NoCacheError if missing else DatasetError
+            raise kind.of(error, f"the cache {self} cannot be read") from error
+        manifest = parse_manifest(data, str(self))
+        if not cache_format(manifest.format).in_parts:
+            raise UsageError(
+                f"the cache {self} has the format {manifest.format!r}, which cannot be read "
+                "remotely",
+                hint="copy it to a local disk, or build it with `feedline cache build ... --format "
+                "webdataset`",
+            )
+        return manifest
+
+    def still_has(self, manifest: Manifest) -> bool:
+        """Return True without checking: a worker can start while the server is unreachable.
+
+        A rebuilt cache has other checksums, which is detected when it is read.
+        """
+        return True
+
+    def _folder(self, manifest: Manifest) -> str:
+        """Folder of this cache's copies: a different one for each URL and each content."""
+        same = [str(self), manifest.fingerprint, *(manifest.digests.get(name) for name in _BASE)]
+        digest = hashlib.blake2b("\n".join(map(str, same)).encode(), digest_size=8).hexdigest()
+        return copies_folder(self._budget.folder, str(self), digest)
+
+    def index(self, manifest: Manifest) -> CacheIndex:
+        """Columns of the cache, fetched unless there are intact local copies.
+
+        Raises:
+            DatasetError: they cannot be fetched or stored, or do not match the manifest.
+        """
+        folder = self._folder(manifest)
+        try:
+            os.makedirs(folder, 0o700, exist_ok=True)
+            os.makedirs(os.path.join(folder, INDEX), exist_ok=True)
+            for name, rows, dtype, shape in _columns(manifest, folder):
+                size = rows * np.dtype(dtype).itemsize * math.prod(shape) + _HEADER_BYTES
+                self._fetch_column(folder, name, size, manifest.digests.get(name))
+        except RemoteError as error:
+            raise DatasetError.of(error, f"the cache {self} cannot be read") from error
+        except OSError as error:
+            raise DatasetError(
+                f"the index of the cache {self} cannot be stored in {folder!r}: "
+                f"{error.strerror or error}. Free disk space there, or use another folder as "
+                "local_dir"
+            ) from error
+        return CacheIndex(folder, manifest)
+
+    def _fetch_column(self, folder: str, name: str, size: int, digest: str | None) -> None:
+        """Fetch a file of the index of this expected size, unless there is an intact copy."""
+        path = os.path.join(folder, INDEX, f"{name}.npy")
+        with contextlib.suppress(FileNotFoundError):
+            if digest_of(path) == digest:
+                os.utime(path)
+                return
+        limit = min(self._budget.limit_bytes, free_bytes(folder))
+        if size > limit:
+            raise DatasetError(
+                f"the index of the cache {self} has a file of {size / 1e9:.2f} GB, but only "
+                f"{limit / 1e9:.2f} GB may be stored in {self._budget.folder!r}: pass a larger "
+                "local_bytes, or a local_dir with more space"
+            )
+        _log.info("fetching %s of the cache %s, %.1f MB", name, self, size / 1e6)
+        actual = xxhash.xxh3_64()
+        descriptor, temporary = tempfile.mkstemp(".tmp", f"{name}-", os.path.join(folder, INDEX))
+        try:
+            with open(descriptor, "wb") as file:
+                for data in self._blocks(f"{INDEX}/{name}.npy", size):
+                    actual.update(data)
+                    file.write(data)
+            if actual.hexdigest() != digest:
+                raise DatasetError(
+                    f"{INDEX}/{name}.npy of the cache {self} does not match its manifest: its "
+                    "digest differs (a damaged file, an incomplete copy, or files of two caches)",
+                    hint=repair_command(str(self)),
+                )
+            os.replace(temporary, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+    def _blocks(self, name: str, size: int) -> Iterator[bytes]:
+        """Yield a file of about this size in blocks, several of which are fetched at a time."""
+        starts = range(0, size - BLOCK_BYTES, BLOCK_BYTES)
+        blocks = [Range(f"{self.url}/{name}", first, BLOCK_BYTES) for first in starts]
+        for at in range(0, len(blocks), _BLOCKS):
+            some = blocks[at : at + _BLOCKS]
+            for block, data in zip(some, self._reader.fetch(some), strict=True):
+                if not isinstance(data, bytes):
+                    data = self._reader.read(block, patience_s=_PATIENCE_S)
+                yield data
+        first = BLOCK_BYTES * len(blocks)
+        yield self._read_rest(name, first, size - first + _MAX_HEADER_BYTES)
+
+    def reader(self, manifest: Manifest, level: Level, index: CacheIndex) -> LevelReader:
+        folder = self._folder(manifest)
+        copies = None
+        if self._stores_copies:
+            budget = DiskBudget(self._budget.folder, self._budget.limit_bytes)
+            copies = LocalCopies(folder, budget)
+        return _RemoteShards(folder, manifest, level, index, self.url, self._reader, copies)
+
+    def describe(self) -> str:
+        """Its URL, and the folder of stored images."""
+        limit = self._budget.limit_bytes / 1e9
+        return f"{self}, kept in {self._budget.folder}, at most {limit:.1f} GB"
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def _columns(manifest: Manifest, folder: str) -> Iterator[tuple[str, int, str, tuple[int, ...]]]:
+    """Files of an index, in an order in which each determines the lengths of the following ones."""
+    samples, (dtype, shape) = manifest.samples, manifest.label
+    yield "labels", samples, dtype, shape
+    for name, (dtype, shape) in COLUMNS.items():
+        yield name, samples, dtype, shape
+    for level in manifest.levels:
+        yield f"level-{level.name}", samples, *ENTRY
+    ends = load_column(folder, "name_ends", samples, *COLUMNS["name_ends"])
+    yield "names", max(0, int(ends[-1])) if samples else 0, "uint8", ()
+
+
+class _RemoteShards(LevelReader):
+    """Reader of a resolution whose tar shards are remote.
+
+    Args:
+        root: local folder with the cache's index.
+        manifest, level, index: as in `LevelReader`.
+        url: URL of the cache.
+        reader: fetches its files.
+        copies: local copies; None to store none.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        manifest: Manifest,
+        level: Level,
+        index: CacheIndex,
+        url: str,
+        reader: RemoteReader,
+        copies: LocalCopies | None,
+    ) -> None:
+        super().__init__(root, manifest, level, index)
+        self._cache = shown(url)
+        self._url, self._reader, self._copies = url, reader, copies
+        self._prefetched: dict[int, bytes] = {}
+
+    def prepare(self, samples: Sequence[int]) -> None:
+        self._prefetched = prefetched = {}
+        missing: dict[int, Range] = {}
+        left = _MAX_PREFETCHED_BYTES
+        for sample in dict.fromkeys(samples):
+            if not 0 <= sample < len(self._entries):
+                continue
+            shard, first, length, _ = self._entries[sample].tolist()
+            left -= length
+            if left < 0:
+                break
+            if not self._exists(shard, first, length):
+                continue
+            copy = self._copy(sample, shard, first, length)
+            if copy is None:
+                missing[sample] = Range(f"{self._url}/{self._name(shard)}", first, length)
+            else:
+                prefetched[sample] = copy
+        if not missing:
+            return
+        try:
+            blocks, places = join_ranges(list(missing.values()))
+        except ImportError:  # of fsspec: reading raises it
+            return
+        answers = self._reader.fetch(blocks)
+        for (sample, part), place in zip(missing.items(), places, strict=True):
+            answer, start = answers[place], part.first - blocks[place].first
+            if isinstance(answer, bytes):
+                self._take(sample, answer[start : start + (part.length or 0)])
+
+    def _take(self, sample: int, data: bytes) -> None:
+        """Accept fetched bytes if they are intact."""
+        if self._is_intact(sample, data):
+            self._prefetched[sample] = data
+            self._store(sample, data)
+
+    def _exists(self, shard: int, first: int, length: int) -> bool:
+        shards = self.level.shards
+        return (
+            shard < len(shards) and first + length <= shards[shard] and length <= _MAX_IMAGE_BYTES
+        )
+
+    def _name(self, shard: int) -> str:
+        return f"{self.level.name}/{shard_name(shard)}"
+
+    def _is_intact(self, sample: int, data: bytes) -> bool:
+        return self._checksum(sample, data) == int(self._entries[sample, 3])
+
+    def _copy(self, sample: int, shard: int, first: int, length: int) -> bytes | None:
+        """Local bytes of a sample, if they are intact."""
+        if self._copies is None:
+            return None
+        data = self._copies.read(self._name(shard), first, length)
+        return data if data is not None and self._is_intact(sample, data) else None
+
+    def _store(self, sample: int, data: bytes) -> None:
+        if self._copies is not None:
+            shard, first = self._entries[sample, :2].tolist()
+            self._copies.write(self._name(shard), first, data)
+
+    def path(self, sample: int) -> str:
+        return f"{self._cache}/{self._name(int(self._entries[sample, 0]))}"
+
+    def _bytes(self, sample: int, shard: int, first: int, length: int) -> CopyBytes:
+        prefetched = self._prefetched.pop(sample, None)
+        if prefetched is not None:
+            return prefetched
+        if not self._exists(shard, first, length):
+            raise self._damaged(
+                f"the index of {self._cache} is damaged: it has the image at byte {first} of shard "
+                f"{shard}, {length} bytes long, which does not exist"
+            )
+        copy = self._copy(sample, shard, first, length)
+        if copy is not None:
+            return copy
+        try:
+            data = self._reader.read(
+                Range(f"{self._url}/{self._name(shard)}", first, length),
+                patience_s=_IMAGE_PATIENCE_S,
+                is_intact=lambda data: self._is_intact(sample, data),
+            )
+        except RemoteError as error:
+            raise ImageError.of(error) from error
+        self._store(sample, data)
+        return data
+
+    def close(self) -> None:
+        self._prefetched = {}
+
+
+def join_ranges(ranges: Sequence[Range]) -> tuple[list[Range], list[int]]:
+    """Blocks to fetch, which join nearby ranges, and for each range the index of its block.
+
+    Args:
+        ranges: in any order; one that is longer than a block is a block.
+    """
+    from fsspec.utils import merge_offset_ranges
+
+    spans = merge_offset_ranges(
+        [each.url for each in ranges],
+        [each.first for each in ranges],
+        [each.stop for each in ranges],
+        max_gap=GAP_BYTES,
+        max_block=BLOCK_BYTES,
+    )
+    spans = sorted(zip(*spans, strict=True))
+    places = []
+    for each in ranges:
+        at = bisect_right(spans, (each.url, each.first, math.inf)) - 1
+        # Ranges that lie in one another may have been divided between blocks that overlap.
+        while spans[at][2] < each.first + (each.length or 0):
+            at -= 1
+        places.append(at)
+    return [Range(url, first, stop - first) for url, first, stop in spans], places

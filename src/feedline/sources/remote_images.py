@@ -1,0 +1,331 @@
+"""Image files at URLs as a store: of a folder with classes, or of a table of URLs.
+
+Guarantees: the samples, classes and order of the same folder on a disk. The images of a task are
+fetched with many requests at a time; fetched images are stored locally, in bounded space, and read
+from there while they are intact; an unavailable image raises an ImageError with the server's
+message. A pickle contains no image and no connection.
+
+Relies on: stores that list the folders in a folder; remote images that do not change: a stored
+image is fetched again only if the list of a folder shows that it has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+
+from feedline.errors import ImageError, UsageError
+from feedline.sources.filesystem import (
+    RemoteError,
+    host_of,
+    image_advice,
+    request_options,
+    shown,
+)
+from feedline.sources.folder import (
+    FileStore,
+    FolderIndex,
+    Paths,
+    check_classes,
+    folder_index,
+    ignored_extensions,
+    no_images,
+    warn_ignored,
+)
+from feedline.sources.local_copies import DiskBudget, ImageCopies, copies_folder, disk_budget
+from feedline.sources.path_table import PathTable
+from feedline.sources.remote_files import THREADS, FileStatus, Range, RemoteFolder, RemoteReader
+from feedline.sources.store import Numbers, make_stamp
+
+__all__ = ["RemoteStore", "is_unreachable", "local_files_error", "url_folder_store", "url_store"]
+
+_MAX_PREFETCHED_BYTES = 256 << 20
+_PATIENCE_S = 40.0
+"""Time for retries of a single image. With the first and the last try, it is shorter than the
+time after which a loader considers a worker hung."""
+
+
+class RemoteStore(FileStore[Paths]):
+    """Images at URLs; a `SampleStore`.
+
+    Args:
+        paths: the samples' paths and labels.
+        folders: prefix of a path: the beginning of its URL, up to a slash, or nothing. One for all
+            samples, or one for each label from 0 on.
+        reader: fetches the files.
+        budget: folder of the copies, and their disk space; None to store none.
+        status: int64 (n, 2), size of each image in bytes, and a number that changes with the file;
+            0 if unknown. None if nothing is known.
+    """
+
+    is_remote = True
+
+    def __init__(
+        self,
+        paths: Paths,
+        folders: Sequence[bytes],
+        reader: RemoteReader,
+        budget: DiskBudget | None,
+        status: Numbers | None = None,
+    ) -> None:
+        super().__init__(paths, folders)
+        self._reader, self._budget, self._status = reader, budget, status
+        if budget is not None:
+            digest = hashlib.blake2b(b"\0".join(folders), digest_size=8)
+            digest.update(paths.blob.data)
+            if self._by_label:
+                digest.update(np.bincount(paths.labels).astype("<i8").data)
+            one = shown(os.fsdecode(folders[0].removesuffix(b"/")))
+            where = one if len(folders) == 1 else "images"
+            self._folder = copies_folder(budget.folder, where, digest.hexdigest())
+        self._open_copies()
+
+    def _open_copies(self) -> None:
+        self._prefetched: dict[int, bytes] = {}
+        self._copies: ImageCopies | None = None
+        if self._budget is not None:
+            budget = DiskBudget(self._budget.folder, self._budget.limit_bytes)
+            self._copies = ImageCopies(self._folder, budget)
+
+    def close(self) -> None:
+        self._prefetched = {}
+        self._reader.close()
+
+    def select(self, numbers: Numbers) -> RemoteStore[Any]:
+        """Select images by index, in this order."""
+        files = super().select(numbers)
+        status = None if self._status is None else self._status[numbers]
+        return RemoteStore(files.paths, files.folders, self._reader, self._budget, status)
+
+    def url(self, sample: int) -> str:
+        """URL of a sample's file; raises an IndexError if there is no such sample."""
+        return os.fsdecode(self.path(sample))
+
+    def prepare(self, samples: Sequence[int], side: int) -> None:
+        self._prefetched = prefetched = {}
+        missing: dict[Range, list[int]] = {}  # a file may be that of two samples
+        left = _MAX_PREFETCHED_BYTES
+        for sample in dict.fromkeys(samples):
+            copy = self._copy(sample) if left > 0 else None
+            if copy is not None:
+                left -= len(copy)
+                prefetched[sample] = copy
+            else:
+                missing.setdefault(Range(self.url(sample)), []).append(sample)
+        answers = self._reader.fetch(list(missing), left)
+        for samples_of, data in zip(missing.values(), answers, strict=True):
+            for sample in samples_of:
+                if isinstance(data, bytes) and self._has_size(sample, data):
+                    prefetched[sample] = data
+                    self._store(sample, data)
+
+    def read(self, sample: int, side: int) -> bytes:
+        data = self._prefetched.pop(sample, None)
+        if data is None:
+            data = self._copy(sample)
+        if data is not None:
+            return data
+        try:
+            data = self._fetch(sample, _PATIENCE_S)
+        except RemoteError as error:
+            raise ImageError.of(error) from error
+        self._store(sample, data)
+        return data
+
+    def reload(self, sample: int, refused: bytes) -> bytes | None:
+        """Fetch a file again after its bytes could not be decoded; None if they are the same.
+
+        A proxy's error page, or half of an upload, may have been fetched instead. No copy of that
+        is stored, so that it does no harm once the server works again.
+        """
+        if self._copies is not None:
+            self._copies.erase_image(sample)
+        try:
+            data = self._fetch(sample, 0.0)
+        except RemoteError:
+            return None
+        if data == refused:
+            return None
+        self._store(sample, data)
+        return data
+
+    def _fetch(self, sample: int, patience_s: float) -> bytes:
+        return self._reader.read(
+            Range(self.url(sample)),
+            patience_s=patience_s,
+            is_intact=lambda data: self._has_size(sample, data),
+            advice=image_advice,
+        )
+
+    def _copy(self, sample: int) -> bytes | None:
+        """Local copy of an image."""
+        if self._copies is None:
+            return None
+        return self._copies.read_image(sample, self._identity(sample))
+
+    def _store(self, sample: int, data: bytes) -> None:
+        if self._copies is not None:
+            self._copies.write_image(sample, self._identity(sample), data)
+
+    def _identity(self, sample: int) -> str:
+        """Properties that must be equal for a copy to be valid."""
+        status = "" if self._status is None else self._status[sample].tolist()
+        return f"{self.url(sample)} {status}"
+
+    def _has_size(self, sample: int, data: bytes) -> bool:
+        size = 0 if self._status is None else int(self._status[sample, 0])
+        return size in (0, len(data))
+
+    def name(self, sample: int) -> str:
+        """URL of a sample's file, without user and password."""
+        return shown(super().name(sample))
+
+    def local_path(self, sample: int) -> str:
+        return ""
+
+    def stamp(self, sample: int) -> int:
+        """Stamp of a file's size and version when it was listed; 0 if they are unknown."""
+        size, version = (0, 0) if self._status is None else self._status[sample].tolist()
+        return make_stamp(size, version) if version else 0
+
+    def missing(self) -> Iterator[str]:
+        """Names of samples whose files are missing; requests each."""
+
+        def exists(sample: int) -> bool:
+            return self._reader.exists(self.url(sample), patience_s=_PATIENCE_S)
+
+        samples = range(len(self))
+        with ThreadPoolExecutor(THREADS) as threads:
+            for sample, there in zip(samples, threads.map(exists, samples), strict=True):
+                if not there:
+                    yield self.name(sample)
+
+    def without_repeats(self) -> RemoteStore[Any]:
+        """Remove repeated files. A folder has none."""
+        once = super().without_repeats().paths
+        if once is self.paths:
+            return self
+        return RemoteStore(once, self.folders, self._reader, self._budget)
+
+    def __repr__(self) -> str:
+        return f"images at {len(self._reader)} hosts or buckets"
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        del state["_copies"], state["_prefetched"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open_copies()
+
+
+def url_store(
+    paths: PathTable,
+    folder: str,
+    *,
+    local_dir: str | os.PathLike[str] | None,
+    local_bytes: int | None,
+    storage_options: Mapping[str, Any] | None,
+) -> RemoteStore[PathTable]:
+    """Images by their URLs.
+
+    Args:
+        paths: parts of the URLs after `folder`, with the labels.
+        folder: common beginning, up to a slash; "" if there is none.
+        local_dir, local_bytes, storage_options: as in `feedline.ImageFolder`.
+
+    Raises:
+        UsageError: an argument is invalid, or a package is missing.
+    """
+    urls = [folder]
+    if not folder:
+        names = map(os.fsdecode, paths.blob.tobytes().split(b"\0")[:-1])
+        urls = list({host_of(name): name for name in names}.values())
+    reader = RemoteReader(urls, storage_options)
+    return RemoteStore(paths, (os.fsencode(folder),), reader, disk_budget(local_dir, local_bytes))
+
+
+def url_folder_store(
+    url: str,
+    endings: tuple[str, ...],
+    *,
+    budget: DiskBudget | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> RemoteStore[FolderIndex]:
+    """Images of a folder of class folders, listed at any depth.
+
+    Args:
+        url: URL of the folder.
+        endings: file extensions of images, in lower case.
+        budget: disk space for copies; None to store none.
+        storage_options: as in `feedline.ImageFolder`.
+
+    Raises:
+        DatasetError: it cannot be listed, has no class folders or has empty ones.
+        UsageError: an argument is invalid, or a package is missing.
+    """
+    reader = RemoteReader([url], storage_options)
+    there = RemoteFolder(url, request_options(storage_options)[1])
+    where = str(there)
+    folders, files = there.listed()
+    quoted = there.url.partition("://")[0] in ("http", "https")  # names of a web server
+    classes = sorted((unquote(name) if quoted else name, name) for name in folders)
+    names, folders = [name for name, _ in classes], [folder for _, folder in classes]
+    image = min((name for name in files if name.lower().endswith(endings)), default="")
+    check_classes(where, names, image)
+    status: list[Numbers] = []
+    ignored = Counter[str]()
+
+    def scan() -> Iterator[Sequence[tuple[str, list[str]]]]:
+        # A class at a time becomes arrays: a list of all objects would take gigabytes.
+        listings = there.each(there.files, folders)
+        for name, folder, listed in zip(names, folders, listings, strict=True):
+            images = _images_by_folder(folder, listed, endings)
+            ignored.update(ignored_extensions(listed, endings))
+            if not images:
+                other = min(listed, default="").rpartition("/")[2]
+                raise no_images(where, [name], len(names), endings, other)
+            found = [listed[f"{folder}/{prefix}{each}"] for prefix, some in images for each in some]
+            status.append(np.array(found, np.int64))
+            yield images
+
+    index = folder_index(names, scan())
+    warn_ignored(where, ignored)
+    prefixes = [os.fsencode(f"{there.url}/{folder}/") for folder in folders]
+    return RemoteStore(index, prefixes, reader, budget, np.concatenate(status))
+
+
+def _images_by_folder(
+    folder: str, listed: dict[str, FileStatus], endings: tuple[str, ...]
+) -> list[tuple[str, list[str]]]:
+    """Images of a class, folder by folder, in the order of a scan of a local folder."""
+    below: dict[str, list[str]] = {}
+    for path in listed:
+        prefix, _, name = path[len(folder) + 1 :].rpartition("/")
+        if name.lower().endswith(endings):
+            below.setdefault(prefix, []).append(name)
+    return [
+        (f"{prefix}/" if prefix else "", sorted(names)) for prefix, names in sorted(below.items())
+    ]
+
+
+def local_files_error(root: str) -> UsageError:
+    """Error if local files are needed."""
+    return UsageError(
+        f"local files are needed here, but the images are at {root!r}: copy them to a disk; "
+        "name(sample) returns an image's URL"
+    )
+
+
+def is_unreachable(error: ImageError) -> bool:
+    """Return True if an image could not be read because its server is unreachable."""
+    cause = error.__cause__
+    return isinstance(cause, RemoteError) and not cause.is_missing_file

@@ -1,0 +1,520 @@
+"""Images in WebDataset tar shards: names of shards, their samples, labels and the store.
+
+Guarantees: the samples of the webdataset package, in the order of the shards; nothing is extracted;
+a shard that is missing, truncated, or damaged in its headers raises an error and is never a smaller
+shard; a change of a local shard since its scan is noticed. A label is returned as written; a
+missing one is described. Only headers and labels are read; a local shard is scanned once, its index
+is saved, and used while the shard is unchanged. A pickle carries no descriptor; several threads may
+read at once.
+
+Relies on: braceexpand and `glob` for names, as webdataset; `archive_files` for the tar format.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import itertools
+import json
+import os
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
+
+import numpy as np
+
+from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.sources.archive_files import (
+    COMPRESSED,
+    TarMember,
+    check_name,
+    indexed_file,
+    tar_members,
+)
+from feedline.sources.files import OpenFiles, check_size
+from feedline.sources.labels import Labels, convert_labels, convert_texts
+from feedline.sources.path_table import PathTable, common_folder, path_starts, printable
+from feedline.sources.remote_files import LocalFolder, RemoteFolder
+from feedline.sources.store import IndexedStore, make_stamp
+from feedline.system import slashed
+
+__all__ = ["WebDatasetStore", "expand_shards", "webdataset_samples", "webdataset_source"]
+
+LabelPlace: TypeAlias = "tuple[str, tuple[str, ...]]"
+"""Extension of a file, and the names that lead to a value in it; none for its whole text."""
+
+_VERSION = 2
+_NAMES_IN_ERRORS = 5
+_MAX_NAMES = 1_000_000
+_MAX_LABEL_BYTES = 1 << 20
+# As webdataset tells a key from the extension: at the first dot of the last part of the name.
+_NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
+_ABOUT_THE_SHARD = re.compile(r"__[^/]*__($|/)")
+_IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "tif", "tiff")
+_LABELS: tuple[LabelPlace, ...] = (("cls", ()), ("json", ("label",)), ("json", ("cls",)))
+
+
+def expand_shards(shards: Any) -> list[str]:
+    """Absolute paths of shards, in their order.
+
+    Args:
+        shards: a path, or several. Braces expand to several, e.g. "{000000..000099}" and "{a,b}";
+            wildcards, e.g. "*.tar", to the existing files, sorted.
+
+    Raises:
+        DatasetError: a shard is missing, or compressed.
+        UsageError: it is not a path, or a URL; braces do not match.
+    """
+    is_one = isinstance(shards, (str, bytes, os.PathLike)) or not isinstance(shards, Iterable)
+    paths: list[str] = []
+    for pattern in [shards] if is_one else shards:
+        if not isinstance(pattern, (str, os.PathLike)):
+            raise UsageError(
+                f"must be a path, or a list of paths, got {pattern!r:.200}", argument="shards"
+            )
+        paths += _expand(os.fspath(pattern))
+    if not paths:
+        raise DatasetError("the list of shards is empty")
+    missing = [path for path in paths if not os.path.isfile(path)]
+    if missing:
+        some = ", ".join(map(repr, missing[:_NAMES_IN_ERRORS]))
+        some += ", ..." if len(missing) > _NAMES_IN_ERRORS else ""
+        hint = ""
+        if os.path.isdir(missing[0]):
+            hint = f"for all shards in a folder use {os.path.join(missing[0], '*.tar')!r}"
+        raise DatasetError(
+            f"{len(missing)} of {len(paths)} shards are missing or not files: {some}", hint=hint
+        )
+    for path in paths:
+        if path.lower().endswith(COMPRESSED):
+            raise DatasetError(
+                f"the shard {path!r} is compressed, so single images cannot be read from it",
+                hint="decompress it to a .tar file first, with `gunzip`, `unxz` or `unzstd`; it "
+                "hardly grows, as images are compressed already",
+            )
+    return paths
+
+
+def _expand(pattern: str) -> list[str]:
+    """Paths of a pattern with braces and wildcards."""
+    if "://" in pattern or pattern.startswith("pipe:"):
+        raise UsageError(
+            f"shards must be local, but {pattern!r} is remote",
+            hint="download them, or make smaller copies of the images with feedline.build_cache, "
+            "which reads shards at URLs",
+        )
+    pattern = os.path.abspath(os.path.expanduser(pattern))
+    if os.path.exists(pattern):
+        return [pattern]
+    paths = []
+    for name in _expand_braces(pattern):
+        if glob.has_magic(name) and not os.path.exists(name):
+            matches = sorted(glob.glob(name))
+            if not matches:
+                raise DatasetError(f"no files match {name!r}")
+            paths += matches
+        else:
+            paths.append(name)
+    return paths
+
+
+def _expand_braces(pattern: str) -> list[str]:
+    import braceexpand
+
+    widths = re.findall(r"(\d+)\.\.(\d+)", pattern)
+    try:
+        if all(abs(int(last) - int(first)) < _MAX_NAMES for first, last in widths):
+            names = list(itertools.islice(braceexpand.braceexpand(pattern), _MAX_NAMES + 1))
+            if len(names) <= _MAX_NAMES:
+                return names
+    except ValueError as error:  # UnbalancedBracesError
+        raise UsageError(
+            f"unmatched brace in {pattern!r}: {error}",
+            hint=r"write a brace that is part of the name as '\{' or '\}'",
+        ) from error
+    raise UsageError(f"{pattern!r} expands to more than {_MAX_NAMES} names")
+
+
+class WebDatasetStore(IndexedStore):
+    """Images of shards; a `SampleStore`.
+
+    Args:
+        folder: folder of the shards.
+        shards: their names in it.
+        index: positions and names of the samples.
+        labels: labels of all samples, (n, ...).
+        kind: "webdataset" if the shards are a source by themselves, whose samples are named by
+            their keys in a cache.
+    """
+
+    def __init__(
+        self,
+        folder: LocalFolder | RemoteFolder,
+        shards: Sequence[str],
+        index: _ShardIndex,
+        labels: np.ndarray[Any, Any],
+        kind: str = "dataset",
+    ) -> None:
+        super().__init__(PathTable(index.blob, path_starts(index.blob), labels))
+        self.kind, self.is_remote = kind, folder.is_remote
+        self._folder, self._shards = folder, shards
+        self._entries, self._status = index.entries, index.status
+        self._files = OpenFiles("shard", "ImageList")
+
+    @property
+    def folder(self) -> str:
+        """Path or URL of the folder with the shards."""
+        return self._folder.path("")
+
+    def close(self) -> None:
+        self._files.close()
+
+    def read(self, sample: int, side: int) -> bytes:
+        if not 0 <= sample < len(self):
+            raise IndexError(f"sample index {sample} is out of range for {len(self)} samples")
+        shard, first, length = self._entries[sample].tolist()
+        name = self._shards[shard]
+        if isinstance(self._folder, RemoteFolder):
+            return self._folder.part(name, first, length)
+        check_size(length)
+        size, changed_ns = self._status[shard].tolist()
+        data = self._files.read(self._folder.path(name), (size, changed_ns), first, length)
+        if len(data) < length:
+            raise ImageError(
+                f"its shard ends {length - len(data)} bytes before the end of the image"
+            )
+        return data
+
+    def name(self, sample: int) -> str:
+        """Path of a sample's shard, and the name of its image in it."""
+        folder = printable(os.fsencode(self.folder)).decode()
+        return folder + "/" * self.is_remote + self._below(sample)
+
+    def _below(self, sample: int) -> str:
+        return printable(self.paths.name(sample)).decode()
+
+    def key(self, sample: int) -> str:
+        """Name of a shard and of a key in it; the name of a sample, if it is of a dataset."""
+        if self.kind != "webdataset":
+            return self.name(sample)
+        match = _NAME.fullmatch(self._below(sample))
+        assert match is not None, "samples have such names"
+        return match[1]
+
+    def stamp(self, sample: int) -> int:
+        """Stamp of the shard's size and version, and of the image's position."""
+        shard, first, length = self._entries[sample].tolist()
+        return make_stamp(*self._status[shard].tolist(), first, length)
+
+    def local_path(self, sample: int) -> str:
+        shard = self._shards[int(self._entries[sample, 0])]
+        return "" if self.is_remote else self._folder.path(shard)
+
+    def __repr__(self) -> str:
+        return f"tar shards in {self.folder!r}"
+
+
+def webdataset_samples(
+    shards: Any, image: Any, label: Any, incomplete: str, classes: Any
+) -> tuple[WebDatasetStore, Labels, list[tuple[str, str]]]:
+    """Samples of shards, their labels, and the names of incomplete samples with the reasons.
+
+    Arguments and errors are those of `ImageList.from_webdataset`.
+    """
+    if incomplete not in ("raise", "skip"):
+        raise UsageError(f'must be "raise" or "skip", got {incomplete!r}', argument="incomplete")
+    places = () if label is None else _label_places(label)
+    paths = expand_shards(shards)
+    images = _extensions(image)
+    folder = common_folder(paths)
+    names = [slashed(path[len(folder) :]) for path in paths]
+    index = _index_shards(LocalFolder(folder), names, images, places)
+    if index.left_out and (incomplete == "raise" or not index.labels):
+        raise _incomplete(index, f"image={image!r}, label={label!r}", bool(index.labels))
+    labels = _convert(index, folder, classes)
+    store = WebDatasetStore(LocalFolder(folder), names, index, labels.values)
+    return store, labels, index.left_out
+
+
+def webdataset_source(
+    folder: LocalFolder | RemoteFolder, shards: Sequence[str]
+) -> tuple[WebDatasetStore, list[str] | None]:
+    """Samples of shards with usual extensions: an image, and a label in a .cls or a .json.
+
+    Class names are those of the labels; otherwise the "class" of each label's .json, if all samples
+    of all labels agree.
+
+    Raises:
+        DatasetError: there are no samples, one lacks an image or a label or is repeated, or a shard
+            is damaged, compressed or cannot be read; names shard and key.
+    """
+    index = _index_shards(folder, shards, _IMAGES, _LABELS, has_classes=True)
+    if index.left_out:
+        images = ";".join(_IMAGES)
+        raise _incomplete(index, f'image="{images}", label="cls;json:label;json:cls"', False)
+    labels = _convert(index, folder.path(""), None)
+    names: dict[int, Any] = {}
+    if labels.values.ndim == 1 and labels.values.dtype == np.int64:
+        for label, name in zip(labels.values.tolist(), index.class_names, strict=True):
+            if names.setdefault(label, name) != name:
+                names[label] = None
+    classes = [name for _, name in sorted(names.items()) if isinstance(name, str)]
+    is_complete = names and len(classes) == len(names) == max(names) + 1 and min(names) == 0
+    store = WebDatasetStore(folder, shards, index, labels.values, "webdataset")
+    return store, labels.classes or (classes if is_complete else None)
+
+
+def _incomplete(index: _ShardIndex, requested: str, may_skip: bool) -> DatasetError:
+    name, why = index.left_out[0]
+    return DatasetError(
+        f"{len(index.left_out)} of {len(index.labels) + len(index.left_out)} samples are "
+        f"incomplete, the first {name!r}: {why}. Requested: {requested}",
+        fix={"incomplete": "skip"} if may_skip else {},
+    )
+
+
+def _convert(index: _ShardIndex, folder: str, classes: Any) -> Labels:
+    paths = PathTable(index.blob, path_starts(index.blob), index.entries)
+
+    def describe(sample: int) -> str:
+        return f"sample {sample}, {paths.path(sample)!r},"
+
+    texts = convert_texts(f"the dataset in {folder!r}", index.labels, classes, describe)
+    return convert_labels(texts, len(paths), classes, describe)
+
+
+def _extensions(image: Any) -> tuple[str, ...]:
+    """File extensions, in order of preference: "jpg;png"."""
+    parts = image.lower().split(";") if isinstance(image, str) else ()
+    endings = tuple(part.strip().removeprefix(".") for part in parts)
+    if not endings or not all(endings) or any(":" in ending for ending in endings):
+        raise UsageError(
+            f'must be file extensions, e.g. "jpg;jpeg;png", got {image!r:.200}', argument="image"
+        )
+    return endings
+
+
+def _label_places(label: Any) -> tuple[LabelPlace, ...]:
+    """Possible positions of a label, in order of preference: "cls;json:label"."""
+    places: list[LabelPlace] = []
+    for part in label.split(";") if isinstance(label, str) else ():
+        ending, colon, names = part.strip().partition(":")
+        ending, fields = ending.lower().removeprefix("."), tuple(names.split(".")) if colon else ()
+        if not ending or not all(fields):
+            places = []
+            break
+        if ending == "json" and not fields:
+            raise UsageError(
+                f"{label!r:.200} would make a class of each whole JSON text",
+                argument="label",
+                hint='name the field with the label, e.g. "json:label" or "json:about.label"',
+            )
+        places.append((ending, fields))
+    if not places:
+        raise UsageError(
+            'must be the extension of a text file, e.g. "cls" or "txt", a field of a JSON file, '
+            'e.g. "json:label" or "json:about.label", or several of these separated by ";", got '
+            f"{label!r:.200}",
+            argument="label",
+        )
+    return tuple(places)
+
+
+class _ShardIndex(NamedTuple):
+    """Samples of some shards, in their order.
+
+    Args:
+        status: int64 (shards, 2), size and version of each shard.
+        blob: uint8, for each sample the name of its shard, and of its image in it, each ended by a
+            zero byte.
+        entries: int64 (n, 3), shard of each image, its first byte and its length.
+        labels: as written: texts, or values of JSON; 0 if none are requested.
+        class_names: the "class" of each sample's .json, or None.
+        left_out: names of samples without an image or a label, and the reasons.
+    """
+
+    status: np.ndarray[Any, np.dtype[np.int64]]
+    blob: np.ndarray[Any, np.dtype[np.uint8]]
+    entries: np.ndarray[Any, np.dtype[np.int64]]
+    labels: list[Any]
+    class_names: list[Any]
+    left_out: list[tuple[str, str]]
+
+
+class _Scan(NamedTuple):
+    """Options of a scan of shards: image extensions, label positions, and whether to read the
+    classes of .json files.
+    """
+
+    image: tuple[str, ...]
+    label: tuple[LabelPlace, ...]
+    has_classes: bool
+
+
+def _index_shards(
+    folder: LocalFolder | RemoteFolder,
+    shards: Sequence[str],
+    image: tuple[str, ...],
+    label: tuple[LabelPlace, ...],
+    *,
+    has_classes: bool = False,
+) -> _ShardIndex:
+    scan = _Scan(image, label, has_classes)
+    status: list[tuple[int, int]] = []
+    blobs: list[bytes] = []
+    entries: list[np.ndarray[Any, Any]] = []
+    labels: list[Any] = []
+    class_names: list[Any] = []
+    left_out: list[tuple[str, str]] = []
+    results = folder.each(functools.partial(_index_shard, folder, scan=scan), shards)
+    for number, (name, (state, columns, values)) in enumerate(zip(shards, results, strict=True)):
+        status.append(state)
+        prefix = os.fsencode(name) + b"/"
+        if names := columns["names"].tobytes():
+            blobs.append(prefix + names[:-1].replace(b"\0", b"\0" + prefix) + b"\0")
+        shard = np.full((len(columns["places"]), 1), number, np.int64)
+        entries.append(np.concatenate([shard, columns["places"]], axis=1))
+        labels += values["labels"]
+        class_names += values.get("class_names", ())
+        left_out += [(f"{folder.path(name)}/{key}", why) for key, why in values["left_out"]]
+    return _ShardIndex(
+        np.array(status, np.int64),
+        np.frombuffer(b"".join(blobs), np.uint8),
+        np.concatenate(entries),
+        labels,
+        class_names,
+        left_out,
+    )
+
+
+def _index_shard(
+    folder: LocalFolder | RemoteFolder, shard: str, *, scan: _Scan
+) -> tuple[tuple[int, int], Mapping[str, np.ndarray[Any, Any]], dict[str, Any]]:
+    """State of a shard, and its index: columns, and JSON-able values."""
+    path = folder.path(shard)
+    if isinstance(folder, RemoteFolder):
+        status = folder.status(shard)
+        with folder.opened(shard) as file:
+            return status, *_scan_shard(file, status.size, path, scan)
+    version = ["webdataset", _VERSION, scan.image, scan.label, *["class"] * scan.has_classes]
+    return indexed_file(
+        path,
+        f"the shard {path!r}",
+        json.dumps(version),
+        lambda file, size: _scan_shard(file, size, path, scan),
+    )
+
+
+def _scan_shard(
+    file: BinaryIO, size: int, path: str, scan: _Scan
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    names, places = bytearray(), array("q")
+    labels: list[Any] = []
+    class_names: list[Any] = []
+    left_out: list[list[str]] = []
+    for key, files in _shard_samples(file, path, size):
+        check_name(f"the shard {path!r}", key, "the samples")
+        member = next((files[ending] for ending in scan.image if ending in files), None)
+        if member is None:
+            present = ", ".join(f".{ending}" for ending in files)
+            left_out.append([key, f"it has no image: there is only {present}"])
+            continue
+        value, why = _label_at(scan.label, file, files)
+        if why:
+            left_out.append([key, why])
+            continue
+        names += os.fsencode(member.name) + b"\0"
+        places.extend((member.first, member.length))
+        labels.append(value)
+        if scan.has_classes:
+            class_names.append(_label_at([("json", ("class",))], file, files)[0])
+    if not labels and not left_out:
+        raise DatasetError(
+            f"the shard {path!r} contains no samples; its writer may have been interrupted",
+            hint="remove it, or write it again",
+        )
+    columns = {
+        "names": np.frombuffer(bytes(names), np.uint8),
+        "places": np.array(places, np.int64).reshape(-1, 2),
+    }
+    values: dict[str, Any] = {"labels": labels, "left_out": left_out}
+    return columns, values | ({"class_names": class_names} if scan.has_classes else {})
+
+
+def _shard_samples(
+    file: BinaryIO, path: str, size: int
+) -> Iterator[tuple[str, dict[str, TarMember]]]:
+    """Yield key and files by extension of each sample of an open shard, in its order."""
+
+    def selects(name: str) -> bool:
+        return _NAME.fullmatch(name) is not None and not _ABOUT_THE_SHARD.match(name)
+
+    def key_of(member: TarMember) -> str:
+        return _split(member.name)[0]
+
+    seen: set[str] = set()
+    members = tar_members(file, size, f"the shard {path!r}", selects)
+    files = (member for member in members if not member.is_link)
+    for key, group in itertools.groupby(files, key_of):
+        if key in seen:
+            raise DatasetError(
+                f"the shard {path!r} has the key {key!r} twice, with other keys between: the files "
+                "of a sample must be consecutive, and keys unique"
+            )
+        seen.add(key)
+        sample: dict[str, TarMember] = {}
+        for member in group:
+            ending = _split(member.name)[1]
+            if ending in sample:
+                raise DatasetError(f"the shard {path!r} has {f'{key}.{ending}'!r} twice")
+            sample[ending] = member
+        yield key, sample
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Key and extension, in lower case, of a file of a sample."""
+    match = _NAME.fullmatch(name)
+    assert match is not None, "only such names are selected"
+    return match[1], match[2].lower()
+
+
+def _label_at(
+    places: Sequence[LabelPlace], file: BinaryIO, files: Mapping[str, TarMember]
+) -> tuple[Any, str]:
+    """Label of a sample, a text or a value of JSON; and why it is missing, or ""."""
+    if not places:
+        return 0, ""
+    problem = ""
+    for ending, fields in places:
+        if ending not in files:
+            continue
+        file.seek(files[ending].first)
+        data = file.read(min(files[ending].length, _MAX_LABEL_BYTES))
+        try:
+            value: Any = data.decode().strip()
+            if fields:
+                value = json.loads(value)
+                for name in fields:
+                    if not isinstance(value, dict) or name not in value:
+                        raise LookupError(_no_field(name, value))
+                    value = value[name]
+        except LookupError as error:
+            problem = f"its .{ending} has none: {error.args[0]}"
+            continue
+        except (ValueError, RecursionError) as error:
+            problem = f"its .{ending} cannot be read ({type(error).__name__}: {error})"
+            continue
+        if value not in ("", None):
+            return value, ""
+        problem = f"that in its .{ending} is empty"
+    present = ", ".join(f".{ending}" for ending in files)
+    return None, f"it has no label: {problem or f'there is only {present}'}"
+
+
+def _no_field(name: str, value: Any) -> str:
+    """Describe a missing field of a value of JSON."""
+    if not isinstance(value, dict):
+        return f"cannot look up {name!r} in {value!r:.99}, which has no fields"
+    there = ", ".join(map(repr, list(value)[:10])) or "none"
+    return f"there is no field {name!r}; there are: {there}"
