@@ -21,6 +21,7 @@ from feedline import (
     EvalCrop,
     ImageArray,
     ImageFolder,
+    ImageList,
     TrainCrop,
     build_cache,
 )
@@ -116,6 +117,19 @@ def test_values_are_normalised_by_white_and_the_channels_own_statistics(
     (images, _), *_ = list(DataLoader(source, 2, mean=(0.4,), std=(0.2,), **settings))
     expected = (torch.from_numpy(row(source, 1, 24)[..., 0].astype(np.float32)) / white - 0.4) / 0.2
     torch.testing.assert_close(images[1, 0], expected)
+
+
+def test_lists_have_the_rows_of_the_folder(tmp_path: Path) -> None:
+    folder = ImageFolder(write(tmp_path / "grey", "I;16"), EvalCrop(), mode="I;16")
+    paths = [folder.path(sample) for sample in range(len(folder))]
+    lines = [f"{path},{number}" for number, path in enumerate(paths)]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label", *lines]))
+    for source in (
+        ImageList(paths, [0, 1], EvalCrop(), mode="I;16"),
+        ImageList.from_csv(tmp_path / "list.csv", transform=EvalCrop(), mode="I;16"),
+    ):
+        for sample in range(len(folder)):
+            assert np.array_equal(row(source, sample), row(folder, sample))
 
 
 def test_16_bits_read_as_8_are_clipped_with_one_warning_that_names_the_first_file(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.images.codecs import DEFAULT_MAX_PIXELS, check_decoding, codec_of
+from feedline.images.codecs import DEFAULT_MAX_PIXELS, check_decoding, codec_of, mode_layout
 from feedline.images.rows import ImageSource, ImageTransform, RowPipeline, check_transform
 from feedline.sources.folder import IMAGE_EXTENSIONS, FileStore
 from feedline.sources.labels import Labels, check_repeats, convert_labels, ordered
@@ -48,8 +48,8 @@ _NAMES_IN_ERRORS = 5
 class ImageList(ImageSource[ListStore]):
     """Images by their paths, each with its label; or those of tar shards, an LMDB, Hugging Face.
 
-    A row is "image", uint8 (size, size, 3), RGB, and "label": int64 of a class; or, of other
-    numbers, int64 or float32, of shape () or (k,).
+    A row is "image", uint8 (size, size, 3), RGB, unless `mode` says otherwise, and "label": int64
+    of a class; or, of other numbers, int64 or float32, of shape () or (k,).
 
     Args:
         paths: paths of the images, str or os.PathLike. A path may be repeated with the same label.
@@ -64,7 +64,7 @@ class ImageList(ImageSource[ListStore]):
         classes: class names by index; None: the texts that occur, sorted.
         check: check now that each file exists. Otherwise a missing one raises an ImageError when it
             is read.
-        decode, exif, max_pixels: as in `ImageFolder`.
+        mode, decode, exif, max_pixels: as in `ImageFolder`; the default mode is "RGB".
         local_dir, local_bytes, storage_options: for URLs, as in `ImageFolder`.
 
     Raises:
@@ -86,6 +86,7 @@ class ImageList(ImageSource[ListStore]):
         root: str | os.PathLike[str] | None = None,
         classes: Sequence[str] | None = None,
         check: bool = False,
+        mode: Literal["RGB", "L", "I;16"] = "RGB",
         decode: Literal["exact", "scaled"] = "exact",
         exif: bool = False,
         max_pixels: int = DEFAULT_MAX_PIXELS,
@@ -93,7 +94,7 @@ class ImageList(ImageSource[ListStore]):
         local_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        scaled = check_decoding(decode, max_pixels)
+        scaled, layout = check_decoding(decode, max_pixels), mode_layout(mode)
         names = checked_paths(paths)
 
         def describe(sample: int) -> str:
@@ -112,7 +113,13 @@ class ImageList(ImageSource[ListStore]):
         )
         crop = check_transform(transform)
         RowPipeline.__init__(
-            self, store, crop, scaled=scaled, exif=bool(exif), max_pixels=max_pixels
+            self,
+            store,
+            crop,
+            scaled=scaled,
+            exif=bool(exif),
+            max_pixels=max_pixels,
+            layout=layout,
         )
         if check:
             self._check_files()
@@ -140,8 +147,8 @@ class ImageList(ImageSource[ListStore]):
             transform: as in `ImageList`.
             root: folder or URL for relative paths; None for the CSV file's folder.
             sep: separator of cells.
-            options: `classes`, `check`, `decode`, `exif`, `max_pixels`, `local_dir`, `local_bytes`,
-                `storage_options`, as in `ImageList`.
+            options: `classes`, `check`, `mode`, `decode`, `exif`, `max_pixels`, `local_dir`,
+                `local_bytes`, `storage_options`, as in `ImageList`.
 
         Raises:
             DatasetError: the file cannot be read or has no rows; and as `ImageList`.
@@ -196,6 +203,7 @@ class ImageList(ImageSource[ListStore]):
         *,
         transform: ImageTransform | None = None,
         classes: Sequence[str] | None = None,
+        mode: Literal["RGB", "L", "I;16"] = "RGB",
         decode: Literal["exact", "scaled"] = "exact",
         exif: bool = True,
         max_pixels: int = DEFAULT_MAX_PIXELS,
@@ -208,7 +216,7 @@ class ImageList(ImageSource[ListStore]):
             dataset: one split, with random access to rows.
             image: column with the feature `Image`.
             label: column of a `ClassLabel`, of numbers, texts, or rows of numbers; see `ImageList`.
-            transform, decode, max_pixels: as in `ImageList`.
+            transform, mode, decode, max_pixels: as in `ImageList`.
             classes: as in `ImageList`; not for a `ClassLabel`, whose names are known.
             exif: rotate images by their Exif orientation, as datasets does.
 
@@ -217,7 +225,7 @@ class ImageList(ImageSource[ListStore]):
             UsageError: it is not such a dataset, has no such column, or other classes; and as
                 `ImageList`.
         """
-        scaled = check_decoding(decode, max_pixels)
+        scaled, layout = check_decoding(decode, max_pixels), mode_layout(mode)
         check_transform(transform)
         rows, labels, names = hf_rows(dataset, image, label)
         if names is not None and classes is not None and ordered(classes) != names:
@@ -229,7 +237,7 @@ class ImageList(ImageSource[ListStore]):
         known = names if classes is None else classes
         converted = convert_labels(labels, len(rows), known, lambda sample: f"row {sample}")
         store = RowStore(rows, image, converted.values)
-        options = {"scaled": scaled, "exif": exif, "max_pixels": max_pixels}
+        options = {"scaled": scaled, "exif": exif, "max_pixels": max_pixels, "layout": layout}
         return cls._of_store(store, converted, "", transform, **options)
 
     @classmethod
@@ -242,6 +250,7 @@ class ImageList(ImageSource[ListStore]):
         incomplete: Literal["raise", "skip"] = "raise",
         transform: ImageTransform | None = None,
         classes: Sequence[str] | None = None,
+        mode: Literal["RGB", "L", "I;16"] = "RGB",
         decode: Literal["exact", "scaled"] = "exact",
         exif: bool = False,
         max_pixels: int = DEFAULT_MAX_PIXELS,
@@ -263,18 +272,18 @@ class ImageList(ImageSource[ListStore]):
                 otherwise class names. None: all labels are 0.
             incomplete: "raise" an error for a sample without image or label, or "skip" it and list
                 it in `left_out`.
-            transform, classes, decode, exif, max_pixels: as in `ImageList`.
+            transform, classes, mode, decode, exif, max_pixels: as in `ImageList`.
 
         Raises:
             DatasetError: a shard is missing, empty, damaged, truncated or compressed, or contains a
                 duplicate key or a name that leads out of it; a sample lacks its image or label.
             UsageError: an argument is invalid; and as `ImageList`.
         """
-        scaled = check_decoding(decode, max_pixels)
+        scaled, layout = check_decoding(decode, max_pixels), mode_layout(mode)
         check_transform(transform)
         store, labels, left_out = webdataset_samples(shards, image, label, incomplete, classes)
         root = store.folder.rstrip(os.sep) or os.sep
-        options = {"scaled": scaled, "exif": exif, "max_pixels": max_pixels}
+        options = {"scaled": scaled, "exif": exif, "max_pixels": max_pixels, "layout": layout}
         images = cls._of_store(store, labels, root, transform, **options)
         images.left_out = tuple(left_out)
         return images
@@ -289,6 +298,7 @@ class ImageList(ImageSource[ListStore]):
         check: bool = False,
         transform: ImageTransform | None = None,
         classes: Sequence[str] | None = None,
+        mode: Literal["RGB", "L", "I;16"] = "RGB",
         decode: Literal["exact", "scaled"] = "exact",
         exif: bool = False,
         max_pixels: int = DEFAULT_MAX_PIXELS,
@@ -307,17 +317,17 @@ class ImageList(ImageSource[ListStore]):
                 key as text; None: all labels are 0.
             check: check now that each key exists. Otherwise a missing one raises an ImageError when
                 it is read.
-            transform, classes, decode, exif, max_pixels: as in `ImageList`.
+            transform, classes, mode, decode, exif, max_pixels: as in `ImageList`.
 
         Raises:
             DatasetError: it is missing, damaged, or not an LMDB; it has no such entries, or they
                 are not images; a key has two labels; with `check`, a key is missing.
             UsageError: an argument is invalid; and as `ImageList`.
         """
-        scaled = check_decoding(decode, max_pixels)
+        scaled, layout = check_decoding(decode, max_pixels), mode_layout(mode)
         check_transform(transform)
         store, converted = lmdb_samples(path, keys, labels, classes, check=check, is_image=codec_of)
-        options = {"scaled": scaled, "exif": exif, "max_pixels": max_pixels}
+        options = {"scaled": scaled, "exif": exif, "max_pixels": max_pixels, "layout": layout}
         return cls._of_store(store, converted, store.path, transform, **options)
 
     @classmethod
