@@ -317,21 +317,21 @@ def test_what_is_no_cache_is_refused(
 SLOW = """
 import sys
 from pathlib import Path
-import feedline.cache.shard as shard
+import feedline.cache.level_encoder as encoder
 from feedline.cli.app import main
 
-put, seen, done = shard.LevelEncoder.make_copies, 0, Path(sys.argv[1])
+put, seen, done = encoder.LevelEncoder.make_copies, 0, Path(sys.argv[1])
 
-def one_shard_alone(encoder, image):
+def one_shard_alone(self, image):
     # The estimate looks at 64 images, a shard has 32; then it stands still.
     global seen
     seen += 1
     if seen > 64 + 40:
         done.touch()
         __import__("time").sleep(600)
-    return put(encoder, image)
+    return put(self, image)
 
-shard.LevelEncoder.make_copies = one_shard_alone
+encoder.LevelEncoder.make_copies = one_shard_alone
 main(sys.argv[2:])
 """
 
