@@ -387,7 +387,7 @@ def _label_folder(label: Any, classes: Sequence[str] | None) -> str:
         return "samples"
     if classes is None or label >= len(classes):
         return str(int(label))
-    # Percent signs keep names apart. A dot first would hide the folder, or lead out of it.
+    # Percent signs keep names distinct. A dot first would hide the folder, or lead out of it.
     folder = quote(classes[int(label)], safe=" ", errors="surrogatepass")
     return folder.replace(".", "%2E", 1) if folder.startswith(".") else folder or "%"
 

@@ -109,7 +109,7 @@ class CacheStore(SampleStore):
 
     @property
     def root(self) -> str:
-        """Its folder or URL, for messages."""
+        """Folder or URL of the cache, for messages."""
         return str(self.location)
 
     def __len__(self) -> int:

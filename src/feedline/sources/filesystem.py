@@ -248,7 +248,7 @@ class Filesystem:
 
     @property
     def is_unreachable(self) -> bool:
-        """True if the server has not responded recently."""
+        """True if the server did not respond recently."""
         return time.monotonic() < self._unreachable_until
 
     def retry(

@@ -260,7 +260,7 @@ class _RemoteLocation(CacheLocation):
         return _RemoteShards(folder, manifest, level, index, self.url, self._reader, copies)
 
     def describe(self) -> str:
-        """Its URL, and the folder of stored images."""
+        """URL of the cache, and the folder of stored images."""
         limit = self._budget.limit_bytes / 1e9
         return f"{self}, kept in {self._budget.folder}, at most {limit:.1f} GB"
 

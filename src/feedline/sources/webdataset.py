@@ -342,7 +342,7 @@ class _ShardIndex(NamedTuple):
     left_out: list[tuple[str, str]]
 
 
-class _Scan(NamedTuple):
+class _ScanOptions(NamedTuple):
     """Options of a scan of shards: image extensions, label positions, and whether to read the
     classes of .json files.
     """
@@ -360,7 +360,7 @@ def _index_shards(
     *,
     has_classes: bool = False,
 ) -> _ShardIndex:
-    scan = _Scan(image, label, has_classes)
+    scan = _ScanOptions(image, label, has_classes)
     status: list[tuple[int, int]] = []
     blobs: list[bytes] = []
     entries: list[np.ndarray[Any, Any]] = []
@@ -389,7 +389,7 @@ def _index_shards(
 
 
 def _index_shard(
-    folder: LocalFolder | RemoteFolder, shard: str, *, scan: _Scan
+    folder: LocalFolder | RemoteFolder, shard: str, *, scan: _ScanOptions
 ) -> tuple[tuple[int, int], Mapping[str, np.ndarray[Any, Any]], dict[str, Any]]:
     """State of a shard, and its index: columns, and JSON-able values."""
     path = folder.path(shard)
@@ -407,7 +407,7 @@ def _index_shard(
 
 
 def _scan_shard(
-    file: BinaryIO, size: int, path: str, scan: _Scan
+    file: BinaryIO, size: int, path: str, scan: _ScanOptions
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     names, places = bytearray(), array("q")
     labels: list[Any] = []
