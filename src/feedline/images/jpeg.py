@@ -18,7 +18,6 @@ from collections.abc import Iterator
 
 import numpy as np
 from PIL import Image, _imaging
-from simplejpeg import decode_jpeg, decode_jpeg_header
 
 from feedline.errors import ImageError
 from feedline.images.crops import Part, cut
@@ -147,6 +146,8 @@ class JpegDecoder:
 
 def _read_header(data: bytes) -> tuple[int, int]:
     """Height and width; zeros if simplejpeg cannot decode it."""
+    from simplejpeg import decode_jpeg_header  # only needed if `_jpeg` cannot decode it
+
     try:
         height, width, colours, _ = decode_jpeg_header(data)
     except ValueError:
@@ -160,6 +161,8 @@ def _decode_fast(data: bytes, height: int, width: int, by: int, buffer: Pixels) 
     Raises:
         ImageError: it is truncated.
     """
+    from simplejpeg import decode_jpeg
+
     # simplejpeg takes the smallest scale that is no smaller than what is asked for, and it also has
     # odd eighths, which are slower than a full decode: ask for the exact size.
     exact = {"min_height": -(-height // by), "min_width": -(-width // by)} if by > 1 else {}

@@ -258,15 +258,14 @@ class PublicBatchSampler(BatchSampler):
             if ranks > 1 and accelerate_processes() not in (None, 1):
                 raise UsageError(
                     f"the loader distributes its samples over {ranks} ranks, and Accelerate would "
-                    f"distribute this rank's share again; {_PREPARE}, or remove seed and schedule "
-                    "from the loader"
+                    f"distribute this rank's share again; {_PREPARE}, with transformers return "
+                    f"{_STEPWISE}, or remove seed and schedule from the loader"
                 )
             warnings.warn(
                 "another loader draws from the batch sampler of a feedline.DataLoader, so "
                 "feedline's engine is not used. A framework may have replaced the loader by a "
                 f"torch DataLoader. With Accelerate {_PREPARE}, and the Accelerator's method "
-                "skip_first_batches; with transformers return "
-                "feedline.integrations.transformers.Stepwise(loader)",
+                f"skip_first_batches; with transformers return {_STEPWISE}",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -310,4 +309,5 @@ def warn_of_stock_loader(loader: Any) -> bool:
     return True
 
 
+_STEPWISE = "feedline.integrations.transformers.Stepwise(loader)"
 _PREPARE = "call feedline.integrations.accelerate.prepare(accelerator, loader)"
