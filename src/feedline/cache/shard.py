@@ -286,7 +286,7 @@ def record_name(spec: Spec, shard: int) -> str:
 
 
 def read_record(spec: Spec, shard: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Read the record of a finished shard; OSError if there is none, ValueError if damaged."""
+    """Read the record of a finished shard; OSError if it is missing, ValueError if damaged."""
     path = Path(spec.root, record_name(spec, shard))
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as record:

@@ -36,7 +36,7 @@ class CacheSource:
     Args:
         store: the images.
         where: path or URL, or a description.
-        classes: class names by number; None if there are none.
+        classes: class names by number; None without any.
         kind: kind of the source in the manifest; None for the store's.
     """
 
@@ -96,7 +96,7 @@ class CacheSource:
         return self._store.key(sample)
 
     def path(self, sample: int) -> str:
-        """Return the path of the local file that holds the sample; "" if there is none."""
+        """Return the path of the local file that holds the sample; "" without one."""
         return self._store.local_path(sample)
 
     def stamp(self, sample: int) -> int:

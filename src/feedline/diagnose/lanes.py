@@ -74,7 +74,7 @@ class WorkerLanes:
             sum(t)**2 / sum(t**2); None if not measured for long enough.
         busy: share of the time that workers work on a task, without pauses of the step.
         stages: most expensive first; empty if no task was timed.
-        tail: samples that take far longer than others; None if there are none.
+        tail: samples that take far longer than others; None without any.
         timed: number of timed tasks that the shares follow from.
     """
 

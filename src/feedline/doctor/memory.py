@@ -80,7 +80,7 @@ def float_batch_bytes() -> int:
     return BATCH_ROWS * 3 * IMAGE_PX * IMAGE_PX * 4
 
 
-_PREFETCH_FACTOR = 2  # default of torch's DataLoader: batches for each worker
+_PREFETCH_FACTOR = 2  # as in torch: batches for each worker
 
 
 def check_shared_memory(workers: int, folder: Path = Path("/dev/shm")) -> CheckResult:

@@ -89,10 +89,10 @@ def check_decoding(decode: object, max_pixels: object) -> bool:
 
 
 def mode_layout(mode: object) -> PixelLayout:
-    """Pixel layout of a user's `mode`.
+    """Pixel layout of a `mode`.
 
     Raises:
-        UsageError: it is none of `MODES`.
+        UsageError: it is not in `MODES`.
     """
     if not isinstance(mode, str) or mode not in MODES:
         raise UsageError(

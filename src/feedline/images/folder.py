@@ -84,7 +84,7 @@ class ImageFolder(ImageSource["FileStore[FolderIndex] | ArchiveStore | CacheStor
         local_bytes: for a URL, maximum disk space for all files in that folder; None for 50 GB, and
             at most half of the available space. Above it, files unused for ten minutes are removed;
             otherwise images are not kept.
-        storage_options: for a URL, arguments of fsspec's filesystem, e.g. {"anon": True} for a
+        storage_options: for a URL, arguments of the fsspec filesystem, e.g. {"anon": True} for a
             public bucket; also "batch_size", the number of requests each worker sends at a time,
             default 32.
 

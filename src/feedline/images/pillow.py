@@ -233,7 +233,7 @@ def exif_orientation(exif: bytes) -> int:
 
 @dataclass(frozen=True)
 class PillowCodec(Codec):
-    """A format that one of Pillow's readers decodes.
+    """A format that Pillow decodes.
 
     Args:
         reader: module and class of the reader, imported when a file needs it.
@@ -262,7 +262,7 @@ class PillowCodec(Codec):
             ) from None
 
     def decode(self, data: bytes, options: DecodeOptions, part: Part | None) -> DecodedPixels:
-        """As in `Codec`."""
+        """Decode as `Codec` describes."""
         size = self.size(data)
         try:
             with contextlib.nullcontext() if self.is_quiet and not _warns(size) else _quiet():

@@ -360,7 +360,7 @@ class RowPipeline(Generic[Store]):
 
 
 class ImageSource(RowPipeline[Store]):
-    """Base of feedline's image sources; arguments as in `RowPipeline`.
+    """Base of the image sources; arguments as in `RowPipeline`.
 
     The transform may also be a function of an image, such as a torchvision pipeline. Then
     `feedline.DataLoader` compiles it, or otherwise requests samples, like any DataLoader.

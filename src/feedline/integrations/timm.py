@@ -55,7 +55,7 @@ def create_loader(*args: Any, **kwargs: Any) -> Any:
 
     Raises:
         UsageError: `worker_seeding` is not "all": samples are seeded, not workers.
-        Exception: any error of timm's own function.
+        Exception: any error of `timm.data.create_loader`.
     """
     arguments = signature(timm_create_loader).bind(*args, **kwargs)
     arguments.apply_defaults()

@@ -177,7 +177,7 @@ class CacheFormat:
     reader: type[LevelReader]
     writer: type[ShardWriter]
     merged_file = ""
-    """Name of the one file per resolution into which shards are merged; "" if there is none."""
+    """Name of the one file per resolution into which shards are merged; "" without one."""
     package = ""
     """Python package that it needs."""
     is_file_per_image = False

@@ -117,7 +117,7 @@ class CacheStore(SampleStore):
 
     @property
     def classes(self) -> list[str]:
-        """Class names by index; empty if there are none."""
+        """Class names by index; empty without any."""
         return list(self.manifest.classes or ())
 
     def level_for(self, side: int) -> Level:

@@ -172,7 +172,7 @@ class Filesystem:
 
     Args:
         url: URL of a folder, of any fsspec protocol.
-        options: arguments of fsspec's filesystem. The rest, e.g. credentials, comes from fsspec's
+        options: arguments of the fsspec filesystem. The rest, e.g. credentials, comes from fsspec's
             configuration and from the environment.
         requests: number of requests at a time, whose responses are checked and which are retried
             here alone; 0: files are read and written whole, in many steps, of which the filesystem

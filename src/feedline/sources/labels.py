@@ -1,4 +1,4 @@
-"""Conversion of a user's labels to one array: class indices, class names, or regression targets.
+"""Conversion of labels to one array: class indices, class names, or regression targets.
 
 Guarantees: nothing ambiguous is guessed: a label that is missing, not a number, or of another type
 than the others, or differs for the same image, raises an error that names its sample.
@@ -44,7 +44,7 @@ class Labels:
 
     Args:
         values: int64 (n) for classes; int64 or float32 (n, ...) for anything else.
-        classes: class names by index; empty if there are none.
+        classes: class names by index; empty without any.
     """
 
     values: Array
@@ -97,7 +97,7 @@ def check_repeats(names: Sequence[str | bytes], labels: Array, describe: Describ
 
 
 def ordered(values: Any) -> list[Any] | None:
-    """List of a user's ordered collection; None for a set, a mapping or a text."""
+    """List of an ordered collection; None for a set, a mapping or a text."""
     if isinstance(values, (str, bytes, Mapping, Set)) or not isinstance(values, Iterable):
         return None
     if not getattr(values, "ndim", 1):  # numpy's arrays without an axis have an iterator that fails
@@ -106,7 +106,7 @@ def ordered(values: Any) -> list[Any] | None:
 
 
 def _sequence(labels: Any) -> Array | list[Any]:
-    if hasattr(labels, "detach"):  # a tensor of torch's
+    if hasattr(labels, "detach"):  # a torch tensor
         labels = labels.detach().cpu().numpy()
     if isinstance(labels, np.ndarray) and labels.ndim and labels.dtype.kind in "biuf":
         return labels

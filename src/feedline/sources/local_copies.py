@@ -199,7 +199,7 @@ class LocalCopies:
         self._has_warned = False
 
     def read(self, name: str, first: int, length: int) -> bytes | None:
-        """Read the bytes at a position of a file, unchecked; None if there are none."""
+        """Read the bytes at a position of a file, unchecked; None without any."""
         path = self._path(name)
         try:
             data = read_part(path, first, length)

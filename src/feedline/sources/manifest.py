@@ -115,7 +115,7 @@ class Manifest:
         format: name of a `CacheFormat`.
         samples: number of samples.
         levels: resolutions, smallest first.
-        classes: class names by index; None if there are none.
+        classes: class names by index; None without any.
         label: dtype and shape of a label.
         exif: images were rotated by their Exif orientation.
         fingerprint: hash of the names, their order and the labels.
@@ -294,7 +294,7 @@ def check_place(root: str, source: str | None) -> None:
 
     Args:
         root: absolute path of the folder, which need not exist.
-        source: path of the cache's source; None if there is none.
+        source: path of the cache's source; None without one.
 
     Raises:
         UsageError: the folder contains something else, or lies in the source.

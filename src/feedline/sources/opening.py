@@ -41,7 +41,7 @@ class Originals(NamedTuple):
     Args:
         store: the images.
         where: path or URL, or a description.
-        classes: class names by index; None if there are none.
+        classes: class names by index; None without any.
     """
 
     store: SampleStore

@@ -92,7 +92,7 @@ def open_location(
         local_dir: for a URL, folder for fetched files; None for `feedline` in the user's cache
             folder.
         local_bytes: maximum disk space; None for 50 GB, and at most half of the available space.
-        storage_options: arguments of fsspec's filesystem.
+        storage_options: arguments of the fsspec filesystem.
         stores_copies: store images; otherwise they are fetched each time.
 
     Raises:

@@ -120,7 +120,7 @@ class RemoteFolder:
 
     Args:
         url: URL of any fsspec protocol.
-        options: arguments of fsspec's filesystem. The rest, e.g. credentials, comes from fsspec's
+        options: arguments of the fsspec filesystem. The rest, e.g. credentials, comes from fsspec's
             configuration and from the environment.
 
     Raises:
@@ -355,7 +355,7 @@ class RemoteReader:
 
     Args:
         urls: one or more of each host or bucket.
-        options: arguments of fsspec's filesystems; also "batch_size", the number of requests each
+        options: arguments of the fsspec filesystem; also "batch_size", the number of requests each
             process sends at a time.
 
     Raises:

@@ -239,7 +239,7 @@ def url_store(
 
     Args:
         paths: parts of the URLs after `folder`, with the labels.
-        folder: common beginning, up to a slash; "" if there is none.
+        folder: common beginning, up to a slash; "" without one.
         local_dir, local_bytes, storage_options: as in `feedline.ImageFolder`.
 
     Raises:

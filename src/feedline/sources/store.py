@@ -129,7 +129,7 @@ class SampleStore:
         return 0
 
     def local_path(self, sample: int) -> str:
-        """Path of the file that holds a sample; "" if there is none."""
+        """Path of the file that holds a sample; "" without one."""
         return ""
 
     def pick(self, count: int) -> list[int]:

@@ -191,7 +191,7 @@ class Recipe:
         amp_dtype: "bfloat16" or "float16"; None means bfloat16, on a GPU without it float16.
         pretrained: start from timm's pretrained weights.
         initial_checkpoint: start from the weights in this file; "" for none.
-        freeze: parameters whose names begin with one of these are not trained.
+        freeze: parameters whose names begin with any of these are not trained.
         class_weights: "none", or "balanced" to weigh the loss by the inverse class frequency.
         patience: end after this many epochs without a better top-1; 0 for never.
         seed: of initial weights, dropout, order and augmentation; 0 to 2**63 - 1.

@@ -197,10 +197,10 @@ class PairGeometry:
 
     steps: list[Any] = field(default_factory=list)
     filter: Filter | None = None
-    """Filter of the only resize; None if there is none."""
+    """Filter of the only resize; None without one."""
     resize_mode: ResizeMode = "pillow"
     fills: tuple[Colour, float] | None = None
-    """Fill of the image's and of a mask's padding; None if there is none."""
+    """Fill of the image's and of a mask's padding; None without one."""
     copies_masks: bool = True
     """Masks are resized to the nearest pixel like in torch."""
 

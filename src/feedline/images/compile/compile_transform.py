@@ -4,7 +4,7 @@ Guarantees: the fused form gives the same pixels as the pipeline; only steps kno
 fused. The values of a table are the steps' own, bit for bit; the steps are run once more, on noise,
 to check that a value depends on the grey level and the channel alone.
 
-Relies on: `steps` for the identity of a step; the attributes of torchvision's transforms; the same
+Relies on: `steps` for the identity of a step; the attributes of torchvision transforms; the same
 input giving the same output in its steps.
 """
 

@@ -90,7 +90,7 @@ def is_folder(dataset: object) -> bool:
 
 
 def is_source_class(kind: type) -> bool:
-    """Return True for a class of feedline's own image sources, or a subclass."""
+    """Return True for a feedline image source class, or a subclass."""
     # The module, which loads decoders, was imported if there is such a class.
     module: Any = sys.modules.get("feedline.images.rows")
     return module is not None and module.ImageSource in kind.__mro__
@@ -199,7 +199,7 @@ def _classes_of(folder: Any) -> Any:
 
 
 def folder_root(folders: Sequence[Any]) -> str | None:
-    """Folder of a single dataset, with a trailing separator; None if there is none."""
+    """Folder of a single dataset, with a trailing separator; None without one."""
     root = getattr(_list_of(folders[0]), "root", None) if len(folders) == 1 else None
     if not isinstance(root, (str, bytes, os.PathLike)):
         return None

@@ -171,7 +171,7 @@ _READING = frozenset(
 
 
 def has_rgb_pixels(image: object) -> bool:
-    """Return True for an RGB image of Pillow's own class, with unmodified access to its pixels."""
+    """Return True for an RGB `PIL.Image.Image` with unmodified access to its pixels."""
     kind = type(image)
     if kind is not Image.Image:
         module = kind.__module__

@@ -349,7 +349,7 @@ class PipelinePerSize(SamplePipeline):
 
     Args:
         pipelines: by size in pixels, for the loader's sizes.
-        create: creates the pipeline at any size; raises CompileError if there is none.
+        create: creates the pipeline at any size; raises CompileError if it cannot be compiled.
     """
 
     def __init__(

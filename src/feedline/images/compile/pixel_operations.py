@@ -115,7 +115,7 @@ def blur(pixels: Pixels, taps: tuple[int, int], sigmas: tuple[float, float]) -> 
 
 
 def _gaussian(taps: int, sigma: float) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Weights of torchvision's kernel in one direction."""
+    """Weights of the torchvision kernel in one direction."""
     half = (taps - 1) / 2
     weights = np.exp(-0.5 * (np.linspace(-half, half, taps) / sigma) ** 2)
     return (weights / weights.sum()).astype(np.float32)  # type: ignore[no-any-return]

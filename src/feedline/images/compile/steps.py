@@ -66,7 +66,7 @@ _CONTAINERS = frozenset(("Compose", "RandomApply", "RandomChoice", "RandomOrder"
 _CALLERS = frozenset(("Lambda", "SanitizeBoundingBoxes"))
 """Steps that call a user-defined function."""
 _POLICIES = {"timm.RandAugment": "ops", "timm.AutoAugment": "policy", "timm.AugMixAugment": "ops"}
-"""Attributes with the operations of timm's policies."""
+"""Attributes with the operations of timm policies."""
 _SEQUENCES = (list, tuple, nn.ModuleList, nn.Sequential)
 _SIZES = ("max_size", "min_size", "padding", "size", "target_size")
 
@@ -166,7 +166,7 @@ def _class_name(kind: type) -> str:
 
 
 def is_v2(step: object) -> bool:
-    """Return True if a library's step is of version 2 of torchvision's transforms."""
+    """Return True if a library's step is a torchvision v2 transform."""
     return type(step).__module__.startswith(_V2)
 
 
