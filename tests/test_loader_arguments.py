@@ -63,7 +63,7 @@ class Unpicklable(Rows):
             r"dtype must be a floating-point type, got torch\.int32",
         ),
         ({"dtype": "float32"}, "dtype must be a torch.dtype.* got 'float32'"),
-        ({"mean": (0.5, 0.5), "device": "cpu"}, r"three numbers each.*mean=\(0\.5, 0\.5\)"),
+        ({"mean": (0.5, 0.5), "device": "cpu"}, r"one number per channel.*mean=\(0\.5, 0\.5\)"),
         ({"std": (0.5, 0.5, 0.0), "device": "cpu"}, r"std above 0; got .*std=\(0\.5, 0\.5, 0\.0\)"),
         ({"image_size": None}, r"Rows needs an image size: set image_size=224, or a schedule"),
         ({"mean": (0.5, 0.5, 0.5)}, "mean .* has no effect without device="),
