@@ -91,13 +91,14 @@ def test_the_options_of_build_arrive(feedline: Command, photos: Path, tmp_path: 
     (tmp_path / "photos" / "torn" / "a.jpg").write_bytes(b"\xff\xd8\xff torn")
     ended = feedline(
         "cache", "build", tmp_path / "photos", root, "--sizes", 16, "--format", "folder",
-        "--raw", "--exif", "--on-error", "skip", "--workers", 0,
+        "--raw", "--exif", "--mode", "L", "--on-error", "skip", "--workers", 0,
     )  # fmt: skip
     assert ended.status == 0, ended.err
     assert "skipped 1 broken" in ended.out
     assert "torn/a.jpg: " in ended.out
     manifest = read_manifest(str(root))
     assert (manifest.format, manifest.exif, manifest.levels[0].quality) == ("folder", True, None)
+    assert manifest.layout.channels == 1
     ended = feedline("cache", "build", tmp_path / "photos", tmp_path / "other", "--sizes", 16)
     assert ended.status == 1
     assert "torn/a.jpg" in ended.err

@@ -59,6 +59,10 @@ def build(
     ] = None,
     raw: Annotated[bool, _copies("Store pixels instead of JPEGs.")] = False,
     exif: Annotated[bool, _copies("Apply the Exif orientation.")] = False,
+    mode: Annotated[
+        Literal["RGB", "L", "I;16"],
+        _copies("Pillow's mode of the copies: L grey, I;16 16-bit grey.", "RGB|L|I;16", True),
+    ] = "RGB",
     ray: Ray = None,
     workers: options.Workers = None,
     on_error: options.OnError = None,
@@ -84,6 +88,7 @@ def build(
         raw=raw,
         on_error=on_error or "raise",
         exif=exif,
+        mode=mode,
     )
     _make(make, cache, workers, ray, json)
 
