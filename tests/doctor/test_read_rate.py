@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from feedline.doctor.folder import FoundFile
@@ -78,9 +79,11 @@ def test_files_of_a_disk_are_read_from_the_disk(tmp_path: Path) -> None:
     with open(other.path, "rb") as file:
         if page_cache.stays_in_memory(file.fileno()) is not False:
             pytest.skip("temporary files lie in memory here")
+    before = psutil.Process().io_counters().read_bytes
     found = measure_read_rate(files, readers=2, seconds=LONG_S)
     assert found is not None
     assert found.read_from == "disk"
+    assert psutil.Process().io_counters().read_bytes - before >= found.bytes
 
 
 @pytest.fixture

@@ -162,7 +162,7 @@ class _Store(Destination):
         if names and MANIFEST not in names and not any(map(_SMALL.fullmatch, unfinished)):
             raise UsageError(
                 f"{self.name!r} is not empty and not a cache: it has {min(names)!r}",
-                hint="use a new folder, or empty this one",
+                hint="use a folder that does not exist or is empty",
             )
 
     def check_cache(self) -> None:

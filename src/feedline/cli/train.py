@@ -133,7 +133,10 @@ def train(
     Example: feedline train demo-data --model resnet18 --schedule 128x2,160x2,224x2 --mixup 0.2
     """
     if image_size is not None and (epochs is None or schedule or preset):
-        raise UsageError("--image-size needs --epochs, and neither --schedule nor --preset")
+        raise UsageError(
+            "--image-size also needs --epochs, and cannot be combined with --schedule or --preset",
+            hint="--image-size 224 --epochs 10",
+        )
     if dry_run_s is not None and not dry_run:
         raise UsageError("--dry-run-s needs --dry-run")
     from feedline.train.config import Assignment  # loads torch

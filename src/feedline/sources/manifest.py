@@ -202,6 +202,8 @@ def read_manifest(root: str) -> Manifest:
                 f"the cache {root!r} is not finished: its build was interrupted or is running",
                 hint="run the same `feedline cache build` again; it continues where it stopped",
             ) from None
+        if not os.path.isdir(root):
+            raise DatasetError(f"{root!r} is not a cache: there is no such folder") from None
         raise DatasetError(f"{root!r} is not a cache: it has no {MANIFEST}") from None
     except OSError as error:
         raise DatasetError(f"{path!r} cannot be read: {error.strerror or error}") from error
@@ -311,7 +313,8 @@ def check_place(root: str, source: str | None) -> None:
     # A build that was refused or stopped before it did anything leaves its lock.
     if os.path.isdir(root) and set(os.listdir(root)) - {LOCK} and not is_cache(root):
         raise UsageError(
-            f"{root!r} is not empty and not a feedline cache; use a new folder, or empty this one"
+            f"{root!r} is not empty and not a feedline cache; name a cache, or a folder that does "
+            "not exist"
         )
 
 

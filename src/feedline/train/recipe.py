@@ -254,10 +254,12 @@ class Recipe:
         sgd = self.opt == "sgd"
         if self.lr is None:
             if self.opt not in ("adamw", "sgd"):
+                near = difflib.get_close_matches(self.opt, ("adamw", "sgd"), n=1)
                 raise UsageError(
                     f"must be given with opt {self.opt!r}: only adamw ({_ADAMW_LR}) and sgd (0.1 x "
                     "batch_size / 256) have a default",
                     argument="lr",
+                    fix={"opt": near[0]} if near else {},
                 )
             self._fill("lr", _SGD_LR_PER_IMAGE * self.batch_size if sgd else _ADAMW_LR)
         if self.weight_decay is None:
