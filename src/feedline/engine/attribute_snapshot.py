@@ -36,8 +36,6 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset
 
-from feedline.images.compile.datasets import is_source_class
-
 __all__ = [
     "AttributeSnapshot",
     "attributes",
@@ -191,11 +189,7 @@ class AttributeSnapshot:
         elif kind in _TENSORS:
             if (version := _version(thing)) is not None:
                 self._note(version, path)
-        elif (
-            issubclass(kind, Dataset)
-            or kind.__module__.startswith(_TRANSFORMS)
-            or is_source_class(kind)
-        ):
+        elif issubclass(kind, Dataset) or kind.__module__.startswith(_TRANSFORMS):
             self._add_attributes(thing, path)
         elif call := _call_of_users_class(thing):  # it may wrap transforms
             self._note(call, path)
