@@ -24,7 +24,7 @@ _NOTHING_SAVED = 1
 _SIGNAL = 128  # plus the number of the signal, as shells do
 
 _model, _optim, _run = map(options.panel, ("Model", "Optimizer", "Run and checkpoints"))
-_aug = options.panel("Augmentation and regularization (they grow with the image size)")
+_aug = options.panel("Augmentation and regularization (grow with the image size, except smoothing)")
 _loader, _device = options.panel(options.LOADER), options.panel(options.DEVICE)
 
 
