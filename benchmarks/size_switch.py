@@ -75,7 +75,8 @@ def paced(loader: DataLoader, factor: float) -> None:
         before = size
     print("step, ms: " + ", ".join(f"{s} px {1000 * m * factor:.1f}" for s, m in means.items()))
     for name, values in waits.items():
-        print(f"wait at {name + ' / step:':25} {spread(values)}, mean {fmean(values):.3f}")
+        if values:  # phases of one epoch have no other edges than switches
+            print(f"wait at {name + ' / step:':25} {spread(values)}, mean {fmean(values):.3f}")
 
 
 def main() -> None:
@@ -92,17 +93,22 @@ def main() -> None:
     data = ImageFolder(options.folder, TrainCrop(scale=(0.25, 1.0)))
     schedule = Schedule.parse(options.schedule)
     last = schedule.phases[-1]
+
+    def started(phases: str) -> DataLoader:
+        loader = DataLoader(
+            data,
+            options.batch_size,
+            schedule=phases,
+            num_workers=options.workers,
+            drop_last=True,
+        )
+        next(iter(loader))  # the workers are up
+        loader.set_epoch(0)
+        return loader
+
     if options.paced:
         for _ in range(options.rounds):
-            with DataLoader(
-                data,
-                options.batch_size,
-                schedule=options.schedule,
-                num_workers=options.workers,
-                drop_last=True,
-            ) as loader:
-                next(iter(loader))  # the workers are up
-                loader.set_epoch(0)
+            with started(options.schedule) as loader:
                 paced(loader, options.paced)
         return
     switches: list[float] = []
@@ -113,15 +119,7 @@ def main() -> None:
         for name in ("progressive", "alone") if turn % 2 else ("alone", "progressive"):
             # The same epochs of the same permutation: the last phase's own.
             alone = f"{last.image_size}x{schedule.epochs}"
-            with DataLoader(
-                data,
-                options.batch_size,
-                schedule=options.schedule if name == "progressive" else alone,
-                num_workers=options.workers,
-                drop_last=True,
-            ) as loader:
-                next(iter(loader))  # the workers are up
-                loader.set_epoch(0)
+            with started(options.schedule if name == "progressive" else alone) as loader:
                 pids = loader.worker_pids
                 epochs = intervals(loader, options.step_ms / 1000)
                 assert loader.worker_pids == pids, "a process was started or stopped"

@@ -7,7 +7,7 @@ stop it.
 
 Relies on: the kernel's idle scheduling class, which a thread can enter but not leave. Messages on
 its standard output, one line of JSON each: {"state": "busy"} if another build works in the folder;
-else "begun", then, after its task has arrived on standard input, "ready", and finally "done", or
+else "started", then, after its task has arrived on standard input, "ready", and finally "done", or
 "released" if somebody waits; or {"error": KIND, "text": ...}.
 """
 
@@ -59,7 +59,7 @@ def main(root: str, parent: int, eager: bool) -> None:
                     token = held.enter_context(only_builder(root, patience_s=0))
                 except UsageError:
                     return _send(state="busy")
-                _send(state="begun")
+                _send(state="started")
                 request = pickle.load(sys.stdin.buffer)
                 threading.Thread(target=_watch, args=(root, parent, eager), daemon=True).start()
                 _fill(root, token, eager, **request)

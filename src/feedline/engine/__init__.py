@@ -17,6 +17,7 @@ shared_memory.py       memory that processes share
 hang_detection.py      replace hung workers, warn if storage stalls
 
 dataset_fetch.py       fetch and collate batches of any torch Dataset
+tensor_dataset.py      batches of a TensorDataset by indexing, without workers
 batch_layout.py        write a batch of any structure to a slot, read it back
 worker_errors.py       exceptions of user code, sent to the training process
 generators.py          find and seed the generators of a dataset

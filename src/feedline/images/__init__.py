@@ -1,1 +1,12 @@
-"""Image folders: files, decoding, crops, and rows of a batch."""
+"""Images: sources of rows, decoding, crops and resizes.
+
+folder.py, image_list.py, array.py   public sources: `ImageFolder`, `ImageList`, `ImageArray`
+rows.py                              from a store of images to rows of a batch
+codecs.py                            registry of image formats, and the decoder
+jpeg.py, libwebp.py, pillow.py       decoding of a part of an image, by format
+crops.py                             which part of an image becomes a row: `TrainCrop`, `EvalCrop`
+resize.py                            resize into a row, mirror and table lookup
+canvas.py                            several crops, resizes, pads and flips as one
+compile/                             torchvision and timm pipelines
+c/                                   native code
+"""

@@ -75,7 +75,7 @@ class ImageList(ImageSource[ListStore]):
     """
 
     left_out: tuple[tuple[str, str], ...] = ()
-    """Of shards: skipped samples without an image or a label, and the reasons."""
+    """Samples of shards that were skipped without an image or a label, and the reasons."""
 
     def __init__(
         self,

@@ -246,7 +246,7 @@ class CacheFiller:
         Raises:
             FeedlineError: the cache cannot be filled, or the process ended.
         """
-        while self._owner == os.getpid() and self._state == "begun":
+        while self._owner == os.getpid() and self._state == "started":
             self._read_message()
 
     def poll(self, within_s: float) -> None:

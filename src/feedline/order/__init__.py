@@ -2,6 +2,7 @@
 
 `sample_order` defines the order of samples and the weights, `schedule` the phases with their image
 and batch sizes, `requested_size` the image size of the current sample for any dataset, `seeds` the
-seeds that follow from a position, and `batch_spec` one batch and its tasks. Nothing here reads a
+seeds that follow from a position, `batch_spec` one batch and its tasks, and `pixel_layout` the
+channels and dtype of images. Nothing here reads a
 file, a clock or a global random state.
 """

@@ -1,1 +1,25 @@
-"""Sample stores (bytes and labels): folders, arrays, archives, caches of resized copies."""
+"""Sample stores: bytes and labels of images, wherever they are.
+
+store.py            protocol and base class of all stores
+opening.py          opens original images by a path or a URL
+folder.py           folders with one sub-folder per class
+tables.py           lists, CSV and Parquet files, DataFrames; path_table.py their arrays
+archives.py         zip and tar files; archive_files.py their members
+webdataset.py       tar shards
+lmdb_store.py       LMDBs
+rows.py             Hugging Face datasets and Parquet files with images
+arrays.py           decoded images
+remote_images.py    image files at URLs
+labels.py           labels of all kinds as one array
+cache_store.py      caches of resized copies; remote_cache.py those at URLs
+  manifest.py         files of a cache, and its manifest
+  cache_index.py      columns of its samples
+  cache_format.py     interface and registry of formats; cache_formats.py the formats
+  cache_lock.py       one builder at a time
+files.py            safe reading of local files
+filesystem.py       fsspec filesystem of a URL: requests, retries, errors
+  remote_files.py     files of a folder at a URL, and ranges of files
+  local_copies.py     copies of remote files on the local disk
+atomic_write.py     writing of files that exist whole or not at all
+page_cache.py       the kernel's page cache
+"""

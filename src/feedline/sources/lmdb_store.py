@@ -68,7 +68,7 @@ class OpenLmdb:
         if os.path.exists(data) and not os.path.isfile(data):  # LMDB would wait on a pipe
             raise self._unreadable(f"{data!r} is not a file")
         try:
-            # Nobody writes to it, so no lock file is made: its folder may be read only.
+            # Without a lock file, because it is not written and its folder may be read-only.
             self._environment = lmdb.open(
                 path,
                 subdir=not is_file,
