@@ -5,7 +5,7 @@ that is equal in every process; the global random states are not changed if ther
 depends on the pixels and the seed alone, if the steps depend only on their input and the global
 states; user-defined steps are never run on generated images.
 
-Relies on: `images.lut` for the table, `feedline.randomness` for the states.
+Relies on: `images.resize` for the table, `feedline.randomness` for the states.
 """
 
 from __future__ import annotations
