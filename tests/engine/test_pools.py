@@ -125,6 +125,7 @@ class PoolTests:
                 next(batches)
             assert numbers(batches) == [[k + j for j in range(5)] for k in (10, 15, 20, 25)]
 
+    @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of files whose opening was interrupted
     def test_an_interrupt_loses_no_batch_and_repeats_none(self) -> None:
         with self.loader(Rows(40), batch_size=4, image_size=4, shuffle=True) as loader:
             batches, seen = iter(loader), []
