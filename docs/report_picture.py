@@ -35,7 +35,9 @@ def in_terminal(command: list[str], folder: str) -> str:
         printed.append(os.read(terminal, 65536))
         return printed[-1]
 
-    pty.spawn(command, read)
+    status = os.waitstatus_to_exitcode(pty.spawn(command, read))
+    if status not in (0, 1):  # 1: it recommends something
+        sys.exit(f"{' '.join(command)} exited with status {status}")
     return b"".join(printed).decode()
 
 

@@ -114,6 +114,10 @@ class BatchStream:
         """Choose the engine for the current dataset; see `CurrentChoice.get`."""
         return self._choice.get(self.options, self.filling, compare_lists=compare_lists)
 
+    def read_source(self) -> Any:
+        """Return the source that the engine reads, without checking the dataset for changes."""
+        return (self._started_with or self.choice()).source
+
     def refresh(self) -> None:
         """Re-read the dataset when the next iteration begins, with new workers."""
         self.ensure_usable()

@@ -175,7 +175,7 @@ class Recording:
     def _name(self, sample: int) -> str:
         if sample not in self._names:
             try:
-                name_of = getattr(self._stream.choice().source, "name", None)
+                name_of = getattr(self._stream.read_source(), "name", None)
                 name = str(name_of(sample)) if name_of and sample >= 0 else f"sample {sample}"
             except Exception:  # the dataset has changed, and has no such sample
                 return f"sample {sample}"
