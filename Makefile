@@ -36,7 +36,8 @@ demo: $(DEMO)
 	@echo "the report as a page: $(DEMO_RUN)/report.html"
 
 # More test processes than cores: many tests wait for worker processes. tests/conftest.py orders them.
-PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+# Compiled modules are kept, as the tests start some hundred processes.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 test: lint
 	$(PYTEST) -m "not slow"
