@@ -9,10 +9,12 @@ Relies on: use from one thread; `engine_choice` for the choice, `start_engine` f
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import threading
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -30,13 +32,13 @@ from feedline.loader.engine_choice import (
     is_kept_by_schedule,
     keeps_workers,
 )
-from feedline.loader.engines import NO_ENGINE, Engine, Skipped
+from feedline.loader.engines import NO_ENGINE, Engine, EngineRecord
 from feedline.loader.options import Options, check_argument
 from feedline.loader.position import IterablePosition, LoaderPosition, PlannedPosition
 from feedline.loader.sampled_epoch import EpochSource
 from feedline.loader.sampled_position import SampledPosition
 from feedline.loader.start_engine import start_engine
-from feedline.loader.state import assemble_state, check_version, compare_made_by, warn_of
+from feedline.loader.state import check_version, compare_made_by
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.schedule import is_image_size
 from feedline.trace.split import Timing
@@ -71,10 +73,9 @@ class BatchStream:
     def __init__(self, options: Options, position: LoaderPosition) -> None:
         self.options = options
         self.position = position
-        self.timing = Timing()
+        self.record = EngineRecord()
         self.engine: Engine = NO_ENGINE
-        self.batch: BatchSpec | None = None
-        """Specification of the last batch."""
+        self.batch: BatchSpec | None = None  # specification of the last batch
         self.has_delivered = False
         """True if the epoch in progress has delivered a batch, or an exception instead of one."""
         self.filling = CacheFilling(options.cache)
@@ -82,10 +83,7 @@ class BatchStream:
         self._started_with: EngineChoice | None = None
         self._slot_bytes = 0  # size of a slot of rows, which grows if a batch needs more
         self._workers_logged = False
-        # Of ended workers.
-        self._skipped: list[Skipped] = []
-        self._deaths: list[str] = []
-        self._stage_timings: dict[int, StageTimings] = {}
+        self._stage_timings: dict[int, StageTimings] = {}  # of ended workers
         self._owner, self._is_closed = os.getpid(), False
         self._inherited: list[object] = []  # from the parent of a forked process
 
@@ -93,19 +91,14 @@ class BatchStream:
         """Create the stream of an earlier iteration, at a fork of the position.
 
         The earlier iteration's workers start when its next batch is requested; torch's workers are
-        already running, and stay with the earlier iteration. Lists of skipped samples and deaths
-        are shared.
+        already running, and stay with the earlier iteration.
         """
         other = BatchStream(self.options, position)
         other.engine = self.engine.split_off(position)
         other.batch, other.has_delivered = self.batch, self.has_delivered
-        other.filling, other._choice = self.filling.copy(), self._choice.fork()
-        other._workers_logged = self._workers_logged
-        other._skipped, other._deaths, other._stage_timings = (
-            self._skipped,
-            self._deaths,
-            self._stage_timings,
-        )
+        other.filling, other._choice = copy.copy(self.filling), copy.copy(self._choice)
+        other._workers_logged, other._stage_timings = self._workers_logged, self._stage_timings
+        other.record = replace(self.record, timing=Timing())  # other lists are shared
         return other
 
     # Engine
@@ -158,14 +151,10 @@ class BatchStream:
     def _start_engine(self, choice: EngineChoice, options: Options) -> Engine:
         if self._slot_bytes > choice.slot_bytes:
             choice = replace(choice, slot_bytes=self._slot_bytes)
-        return start_engine(choice, options, self.position, self.timing)
+        return start_engine(choice, options, self.position, self.record)
 
     def _enlarge(self, nbytes: int) -> None:
-        """Continue at the position with larger slots and new workers.
-
-        Raises:
-            ResourceError: not enough memory on this machine.
-        """
+        """Continue at the position with larger slots and new workers, or raise ResourceError."""
         assert self._started_with is not None
         old, feed, before = self.engine, self.engine.feed, self._slot_bytes
         assert feed is not None, "slots of rows belong to workers"
@@ -200,8 +189,6 @@ class BatchStream:
 
     def _end(self, engine: Engine) -> None:
         self._stage_timings = merge_timings(self._stage_timings, engine.stage_timings())
-        self._skipped += engine.skipped
-        self._deaths += engine.deaths
         engine.close()
 
     # Batches
@@ -224,10 +211,7 @@ class BatchStream:
         self.filling.check()
 
     def next(self) -> Any:
-        """Return the batch at the position, which stays unchanged until `delivered`.
-
-        Raises like `Engine.next`.
-        """
+        """Return the batch at the position, which stays unchanged until `delivered`."""
         if self.engine is NO_ENGINE:  # after `split_off`, or in a forked process
             self.start()
         try:
@@ -261,12 +245,7 @@ class BatchStream:
     # Position
 
     def update_options(self, options: Options) -> None:
-        """Continue with other options, before the epoch's first batch or with a new epoch.
-
-        Raises:
-            UsageError: this epoch continues from a loaded state, in which the dataset had another
-                length.
-        """
+        """Continue with other options, before the epoch's first batch or with a new epoch."""
         before, position = self.options, self.position
         has_changed = options.order != before.order or options.generator is not before.generator
         if has_changed and position.set_order(options.order, options.generator):
@@ -288,18 +267,13 @@ class BatchStream:
             self.engine.restart_prefetch()
 
     def state(self) -> dict[str, Any]:
-        """Assemble the state of the loader; see `loader.state` for its entries."""
+        """State of the loader; see `loader.state` for its entries."""
         choice = self.choice()  # first, because it detects changes of the dataset
-        state = self.position.state(self._choice.identity(self.options))
-        return assemble_state(state, choice.made_by, self.filling.state())
+        position = self.position.state(self._choice.identity(self.options))
+        return {**position, "made_by": choice.made_by, **self.filling.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state, or change nothing.
-
-        Raises:
-            StateError: the state does not match the loader.
-            UsageError: the state's image size is larger than `max_image_size`.
-        """
+        """Continue from a state, or raise a StateError or UsageError and change nothing."""
         check_version(state)
         before, self.filling = self.filling, self.filling.restored_from(state)
         try:
@@ -312,20 +286,15 @@ class BatchStream:
             self.filling = before
             raise
         if differences:
-            warn_of(differences, stacklevel=5)
+            warnings.warn(
+                "the state's batches were made in another way: the samples are the same, but their "
+                f"pixels may differ: {'; '.join(differences)}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         self.engine.restart_prefetch()
 
     # Workers
-
-    @property
-    def skipped(self) -> list[Skipped]:
-        """Samples skipped so far: names and reasons."""
-        return [*self._skipped, *self.engine.skipped]
-
-    @property
-    def deaths(self) -> list[str]:
-        """Causes of death of replaced workers."""
-        return [*self._deaths, *self.engine.deaths]
 
     def stage_timings(self) -> dict[int, StageTimings]:
         """Time per stage of each worker, by worker id."""
@@ -341,20 +310,15 @@ class BatchStream:
             self._owner, self.has_delivered = os.getpid(), False
 
     def raise_if_closed(self, cause: Exception | None = None) -> None:
-        """Raise ClosedError after `close`, which another thread may have called meanwhile.
-
-        When the program ends, loaders are closed while daemon threads still run. Such a thread
-        waits here for its end, because its error would only be printed.
-        """
+        """Raise ClosedError after `close`, which another thread may have called meanwhile."""
         if self._is_closed:
+            # When the program ends, loaders are closed while daemon threads still run. Such a
+            # thread waits here for its end, because its error would only be printed.
             while threading.current_thread().daemon and not threading.main_thread().is_alive():
                 time.sleep(1.0)
             raise ClosedError("the loader is closed; build a new one") from cause
 
     def close(self) -> list[Any]:
-        """End the workers and free all memory. Return the handles of the workers.
-
-        No effect in a process forked from theirs.
-        """
+        """End the workers and free all memory, as `end_workers` does, for good."""
         self._is_closed = self._is_closed or os.getpid() == self._owner
         return self.end_workers()

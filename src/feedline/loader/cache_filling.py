@@ -83,35 +83,20 @@ _log = logging.getLogger("feedline")
 
 @dataclass(frozen=True, eq=False)
 class CacheContents:
-    """Contents of a cache.
+    """Contents of a cache."""
 
-    Args:
-        root: folder of the cache.
-        originals: folder of the originals.
-        kind: "folder", or "files" for only some of the files in the folder.
-        files: originals.
-        classes: class names by number; None if unknown.
-        sides: shorter sides of the resolutions in pixels, smallest first.
-        exif: images are rotated by their Exif orientation.
-        mode: Pillow's mode of the copies.
-    """
-
-    root: str
-    originals: str
-    kind: str
-    files: FileStore[Any]
-    classes: list[str] | None
-    sides: tuple[int, ...]
-    exif: bool
-    mode: str
+    root: str  # folder of the cache
+    originals: str  # folder of the originals
+    kind: str  # "folder", or "files" for only some of the files in the folder
+    files: FileStore[Any]  # originals
+    classes: list[str] | None  # class names by number; None if unknown
+    sides: tuple[int, ...]  # shorter sides of the resolutions in pixels, smallest first
+    exif: bool  # images are rotated by their Exif orientation
+    mode: str  # Pillow's mode of the copies
 
 
 def cache_contents(options: Options, source: Any) -> CacheContents:
-    """Contents for the cache of a loader that reads originals with `source`.
-
-    Raises:
-        UsageError: the images are not files, or the folder cannot be their cache.
-    """
+    """Contents for the cache of a loader that reads originals with `source`."""
     assert options.cache is not None
     if source.layout.dtype != "uint8":
         raise UsageError(
@@ -159,15 +144,7 @@ _fillers: dict[str, CacheFiller] = {}  # by folder, of this process
 
 
 class CacheFiller:
-    """Process that fills a cache, started here unless another process on this machine fills it.
-
-    Args:
-        contents: contents of the cache.
-        eager: fill at full speed, because a loader waits; otherwise use only idle CPU time.
-
-    Raises:
-        ResourceError: the process cannot be started.
-    """
+    """Process that fills a cache, at full speed if `eager`, otherwise with idle CPU time."""
 
     def __init__(self, contents: CacheContents, *, eager: bool) -> None:
         mode = "eager" if eager else "idle"
@@ -241,11 +218,7 @@ class CacheFiller:
         return not self.is_busy and self._owner == os.getpid() and self._process.poll() is None
 
     def wait_until_ready(self) -> None:
-        """Wait until the process has checked that it can fill the cache.
-
-        Raises:
-            FeedlineError: the cache cannot be filled, or the process ended.
-        """
+        """Wait until the process has checked that it can fill the cache; raises if it cannot."""
         while self._owner == os.getpid() and self._state == "started":
             self._read_message()
 
@@ -276,11 +249,7 @@ class _FillerKilled(ResourceError):
 
 
 def start_filler(contents: CacheContents, *, eager: bool = False) -> CacheFiller | None:
-    """Return the filler of a cache, started if needed; None if another process fills the cache.
-
-    Raises:
-        FeedlineError: the cache cannot be filled, for a reason that is known at once.
-    """
+    """Return the filler of a cache, started if needed; None if another process fills the cache."""
     filler = _fillers.get(contents.root)
     if filler is not None:
         if filler.is_usable():
@@ -299,14 +268,7 @@ def _end_all() -> None:
 
 
 def wait_until_filled(contents: CacheContents) -> None:
-    """Wait until a cache is filled, by a filler of this process or of another one.
-
-    From now on the cache is filled at full speed: a filler that uses idle time is replaced.
-    Progress is logged every 10 s, as a warning of the logger "feedline".
-
-    Raises:
-        FeedlineError: the cache cannot be filled; the message has the reason.
-    """
+    """Wait until a cache is filled, from now on at full speed; raises if it cannot be filled."""
     deaths, logged_s = 0, 0.0
     folder = Path(contents.root, UNFINISHED)
     while not is_finished(contents.root):
@@ -343,16 +305,11 @@ class CacheFilling:
     def __init__(self, cache: Any) -> None:
         root = cache if isinstance(cache, str) and not is_url(cache) else None
         self._root = root
-        self.delivered = 0
-        """Number of delivered batches made of originals."""
+        self.delivered = 0  # number of delivered batches made of originals
         self._ended = False  # True if an iteration over originals has ended
         self._chosen = False  # True if an iteration has started, or a loaded state has the choice
         self._filler: CacheFiller | None = None  # filler that `check` waits for
         self._copies = root is None or is_finished(root)
-
-    def copy(self) -> CacheFilling:
-        """Return an independent copy."""
-        return copy.copy(self)
 
     def agree(self, agreement: RankAgreement, order: Order) -> None:
         """Begin with copies only if the cache was finished on all ranks."""
@@ -403,12 +360,8 @@ class CacheFilling:
         return {"cache": {"copies": self._copies, "batches": self.delivered}}
 
     def restored_from(self, state: Mapping[str, Any]) -> CacheFilling:
-        """Copy with the choice of a loaded state, if it has one.
-
-        Raises:
-            StateError: the state is damaged.
-        """
-        other, saved = self.copy(), state.get("cache")
+        """Copy with the choice of a loaded state, if it has one."""
+        other, saved = copy.copy(self), state.get("cache")
         if self._root is None or saved is None:
             return other
         if not (

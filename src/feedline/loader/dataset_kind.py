@@ -45,12 +45,7 @@ def own_source(dataset: object) -> Any:
 
 
 def check_source(dataset: Any) -> None:
-    """Check a feedline source, or a Subset of one.
-
-    Raises:
-        UsageError: a method is missing.
-        DatasetError: the dataset is empty.
-    """
+    """Check a feedline source, or a Subset of one; raises UsageError or DatasetError."""
     source = own_source(dataset)
     methods = ("__len__", "fields", "load", "name", "fingerprint")
     missing = [name for name in methods if not hasattr(source, name)]
@@ -66,11 +61,7 @@ def check_source(dataset: Any) -> None:
 
 
 def check_kind_unchanged(dataset: object, *, was_row_source: bool) -> None:
-    """Check that a dataset is of the same kind as when the loader was built.
-
-    Raises:
-        UsageError: a feedline transform was replaced by another library's, or the reverse.
-    """
+    """Raise UsageError if a feedline transform was replaced by another library's, or vice versa."""
     if was_row_source != is_row_source(dataset):
         kinds = "a feedline crop", "a transform of another library"
         was, now = kinds if was_row_source else kinds[::-1]
@@ -81,15 +72,7 @@ def check_kind_unchanged(dataset: object, *, was_row_source: bool) -> None:
 
 
 def check_samples(dataset: object, *, sampled: bool) -> None:
-    """Check that samples can be requested, when an iteration begins.
-
-    Args:
-        dataset: map-style dataset; as in torch, a loader may be built with any object.
-        sampled: a sampler defines the samples.
-
-    Raises:
-        UsageError: a method is missing.
-    """
+    """Check that samples of a map-style dataset can be requested, when an iteration begins."""
     if not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")):
         instead = "a Dataset, a list, or any object with __getitem__ and __len__"
         if hasattr(dataset, "__iter__"):
@@ -104,15 +87,7 @@ def check_samples(dataset: object, *, sampled: bool) -> None:
 
 
 def check_length(dataset: Any, *, needed: bool) -> None:
-    """Check that a dataset has a length.
-
-    Args:
-        dataset: dataset whose samples no sampler defines.
-        needed: the length is needed now; otherwise it may become known later.
-
-    Raises:
-        UsageError: the dataset has no length, or an invalid one.
-    """
+    """Check the length of a dataset, which may become known later unless it is needed now."""
     name, length_of = type(dataset).__name__, getattr(type(dataset), "__len__", None)
     if length_of is None:
         raise UsageError(

@@ -72,40 +72,21 @@ _DESCRIPTIONS: dict[EngineName, str] = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EngineChoice:
-    """Choice of the engine, and the reasons.
-
-    Args:
-        engine: name of the engine, see `EngineName`.
-        source: makes the image rows or samples; None for the other engines.
-        compiled: the source is a compiled pipeline.
-        fused: fused steps of a compiled pipeline, as text.
-        unchanged: unchanged steps of a compiled pipeline, as text.
-        reasons: reasons why more steps were not compiled, as sentences.
-        max_image_size: largest size in pixels that may be set; None for any.
-        slot_bytes: memory of a batch of rows, until a larger one comes; 0 for any other engine.
-        device_transforms: transforms of batches of rows on the loader's device; None if batches
-            stay on the CPU, as made by the workers.
-        runs_user_code: user code runs in the workers.
-        pixels: description of everything that determines the pixels; "" if the user's code
-            determines them.
-        cache_contents: contents of the cache to fill, while originals are read; otherwise None.
-        uncompiled: the transform of a folder of images runs unchanged under a schedule, because of
-            `reasons`.
-    """
+    """Choice of the engine, and the reasons."""
 
     engine: EngineName
-    source: Any = None
-    compiled: bool = False
-    fused: tuple[str, ...] = ()
-    unchanged: tuple[str, ...] = ()
-    reasons: tuple[str, ...] = ()
-    max_image_size: int | None = None
-    slot_bytes: int = 0
-    device_transforms: DeviceTransforms | None = None
-    runs_user_code: bool = True
-    pixels: str = ""
-    cache_contents: CacheContents | None = None
-    uncompiled: bool = False
+    source: Any = None  # makes the image rows or samples; None for the other engines
+    compiled: bool = False  # the source is a compiled pipeline
+    fused: tuple[str, ...] = ()  # fused steps of a compiled pipeline, as text
+    unchanged: tuple[str, ...] = ()  # unchanged steps of a compiled pipeline, as text
+    reasons: tuple[str, ...] = ()  # why more steps were not compiled, as sentences
+    max_image_size: int | None = None  # largest size in pixels that may be set; None for any
+    slot_bytes: int = 0  # memory of a batch of rows, until a larger one comes
+    device_transforms: DeviceTransforms | None = None  # of batches of rows; None on the CPU
+    runs_user_code: bool = True  # in the workers
+    pixels: str = ""  # everything that determines the pixels; "" if the user's code does
+    cache_contents: CacheContents | None = None  # of the cache to fill, while originals are read
+    uncompiled: bool = False  # a folder's transform runs unchanged under a schedule
 
     @property
     def makes_rows(self) -> bool:
@@ -130,15 +111,7 @@ class EngineChoice:
         return None if self.engine == "dataset" else self.source is not None
 
     def check_size(self, size: int, name: str) -> None:
-        """Check that batches can have an image size.
-
-        Args:
-            size: side of the images, in pixels.
-            name: name of the size in the message.
-
-        Raises:
-            UsageError: images cannot have this size, or it is larger than `max_image_size`.
-        """
+        """Raise UsageError if batches cannot have an image size, in pixels, of this name."""
         if self.honours_size is False:
             raise UsageError(
                 f"{name} {size} is not possible with the {self}. Use a map-style Dataset whose "
@@ -155,10 +128,9 @@ class EngineChoice:
             )
 
     def required_and_cached_px(self, size: int | None) -> tuple[int | None, int | None]:
-        """Shorter side required for rows of a size, and shorter side of the copies read, in pixels.
+        """Shorter side in pixels required for rows of a size, and that of the copies read.
 
-        The first is None if feedline does not read the images itself, the second if originals are
-        read.
+        The first is None if feedline does not read the images itself, the second for originals.
         """
         size = size or getattr(self.source, "image_size", None)
         if not size or not hasattr(self.source, "level_at"):
@@ -195,15 +167,10 @@ def is_kept_by_schedule(options: Options, choice: EngineChoice) -> bool:
 def choose_engine(
     options: Options, open_cache: Callable[[], CacheStore] | None = None
 ) -> EngineChoice:
-    """Choose the engine.
+    """Choose the engine; raises UsageError if none supports the options.
 
-    Args:
-        options: options of the loader.
-        open_cache: opens the loader's cache, to read copies; None to read originals, while the
-            cache, if any, is filled.
-
-    Raises:
-        UsageError: no engine supports the options.
+    `open_cache` opens the loader's cache, to read copies. Without it originals are read, while the
+    cache, if any, is filled.
     """
     if options.iterable:
         return EngineChoice(engine="iterable")
@@ -236,11 +203,7 @@ def choose_engine(
 
 
 def _row_source(dataset: Any) -> Any:
-    """Source of the rows of a dataset that is a feedline source, or a Subset of one.
-
-    Raises:
-        UsageError: the rows of a Subset are unknown.
-    """
+    """Source of the rows of a dataset that is a feedline source, or a Subset of one."""
     if own_source(dataset) is dataset:
         return dataset
     from feedline.images.compile.compile_dataset import find_source  # loads decoders
@@ -380,12 +343,8 @@ def slot_size(
     """Bytes of a slot, and the largest image size in pixels that may be set; None for any.
 
     A size may be set in any phase, so the largest batch must fit at `max_image_size`. Without
-    `max_image_size`, slots grow if a batch does not fit.
-
-    Args:
-        source: makes the rows.
-        batches: image size in pixels and rows of a batch, for each phase.
-        max_image_size: largest size that may be set; None for any.
+    `max_image_size`, slots grow if a batch does not fit. `batches` has the image size in pixels and
+    the rows of a batch of each phase.
     """
     if max_image_size is not None:
         size = max(max_image_size, *(size for size, _ in batches))
@@ -406,23 +365,12 @@ class CurrentChoice:
         self._cache: CacheStore | None = None
         self._warned = False
 
-    def fork(self) -> CurrentChoice:
-        """Return an independent object with the same choice."""
-        other = CurrentChoice()
-        other._choice, other._snapshot, other._cache = self._choice, self._snapshot, self._cache
-        other._fingerprint, other._warned = self._fingerprint, self._warned
-        return other
-
     def get(
         self, options: Options, filling: CacheFilling, *, compare_lists: bool = False
     ) -> EngineChoice:
         """Return the choice for the current dataset. Raises like `choose_engine`.
 
-        Args:
-            options: options of the loader.
-            filling: cache that is being filled, if any.
-            compare_lists: compare the long lists of folders and Subsets by entries, too, as at the
-                start of an iteration.
+        `compare_lists`: also compare the long lists of folders and Subsets by entries.
         """
         copies = filling.reads_copies(lambda: choose_engine(options).cache_contents)
         before = self._snapshot

@@ -19,7 +19,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,53 +36,38 @@ from feedline.trace import is_recording_enabled, stage_timer
 from feedline.trace.split import Timing
 from feedline.trace.stage_timings import PAGE_WORDS, StagePage, StageTimings, read_page
 
-__all__ = [
-    "NO_ENGINE",
-    "Engine",
-    "InProcessEngine",
-    "Skipped",
-    "WorkerEngine",
-    "WorkerHandle",
-]
+__all__ = ["NO_ENGINE", "Engine", "EngineRecord", "InProcessEngine", "Skipped", "WorkerEngine"]
 
 
 class WorkerHandle:
-    """Handle with the methods that public code calls on torch's worker objects.
+    """Worker process with the methods of torch's worker objects that public code calls.
 
-    If another process gets the same id later, the handle does not refer to that process.
-
-    Args:
-        pid: process id; None if the worker has not started, as with `multiprocessing.Process`.
+    It never refers to a later process with the same id. `pid` is None before the start.
     """
 
     def __init__(self, pid: int | None) -> None:
         self.pid = pid
         self._process: psutil.Process | None = None
-        if pid is not None:
-            with contextlib.suppress(psutil.Error):
-                self._process = psutil.Process(pid)
+        with contextlib.suppress(psutil.Error):
+            self._process = None if pid is None else psutil.Process(pid)
 
     def is_alive(self) -> bool:
         """Return True if the process is running."""
-        try:
-            return (
-                self._process is not None
-                and self._process.is_running()
-                and self._process.status() != psutil.STATUS_ZOMBIE
-            )
-        except psutil.Error:
-            return False
+        with contextlib.suppress(psutil.Error):
+            if self._process is not None and self._process.is_running():
+                return self._process.status() != psutil.STATUS_ZOMBIE
+        return False
 
     def terminate(self) -> None:
-        """Send SIGTERM. No effect if the process has ended."""
-        if self._process is not None:
-            with contextlib.suppress(psutil.NoSuchProcess):
+        """Send SIGTERM, if the process is running."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if self._process is not None:
                 self._process.terminate()
 
     def kill(self) -> None:
-        """Send SIGKILL. No effect if the process has ended."""
-        if self._process is not None:
-            with contextlib.suppress(psutil.NoSuchProcess):
+        """Send SIGKILL, if the process is running."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if self._process is not None:
                 self._process.kill()
 
     def join(self, timeout: float | None = None) -> None:
@@ -96,22 +81,25 @@ Skipped: TypeAlias = tuple[str, str]
 """A skipped sample: its name and the reason."""
 
 
+@dataclass(frozen=True, eq=False)
+class EngineRecord:
+    """Record that the engines of a stream add to, one after another."""
+
+    timing: Timing = field(default_factory=Timing)
+    skipped: list[Skipped] = field(default_factory=list)
+    deaths: list[str] = field(default_factory=list)  # causes of death of replaced workers
+
+
 class Engine:
     """Makes the batches from a position on, and moves the position.
 
     The methods of this class are those of an engine without workers and without prefetch.
     """
 
-    times_steps = True
-    """True if the engine reports the times of its steps itself."""
-    feed: Feed | None = None
-    """Feed of the worker pool; None for engines without one."""
+    times_steps = True  # True if the engine reports the times of its steps itself
+    feed: Feed | None = None  # feed of the worker pool; None for engines without one
 
-    def __init__(self) -> None:
-        self.batch: BatchSpec | None = None
-        """Specification of the batch that `next` returned last."""
-        self.skipped: list[Skipped] = []
-        """Samples skipped so far."""
+    batch: BatchSpec | None = None  # specification of the batch that `next` returned last
 
     @property
     def memory_bytes(self) -> int:
@@ -139,11 +127,6 @@ class Engine:
         pids = self.pids
         count = max(self.workers, 1 + max(pids, default=-1))
         return [WorkerHandle(pids.get(worker_id)) for worker_id in range(count)]
-
-    @property
-    def deaths(self) -> list[str]:
-        """Causes of death of replaced workers."""
-        return [] if self.feed is None else list(self.feed.deaths)
 
     def stage_timings(self) -> dict[int, StageTimings]:
         """Time per stage of each worker, by worker id, as far as recorded."""
@@ -174,9 +157,8 @@ class Engine:
         """Continue from the position after it was moved."""
 
     def split_off(self, position: LoaderPosition) -> Engine:
-        """Hand over the iteration in progress: return the engine that continues it at `position`, a
-        fork of this engine's position. `self` then starts another iteration. Return NO_ENGINE if
-        the stream of the earlier iteration must start its own engine.
+        """Return the engine that continues the iteration in progress at a fork of the position;
+        NO_ENGINE if its stream must start one. `self` then starts another iteration.
         """
         return NO_ENGINE
 
@@ -184,9 +166,7 @@ class Engine:
         """Change settings of the running engine: fields of `engine.defaults.LiveSettings`."""
 
     def release(self) -> object:
-        """In a forked process, release the objects of the parent process. The caller keeps the
-        returned objects alive.
-        """
+        """In a forked process, return the objects of the parent, which the caller keeps alive."""
         return None
 
     def close(self) -> None:
@@ -200,12 +180,8 @@ NO_ENGINE = Engine()
 class WorkerEngine(Engine):
     """A feed and a device transfer, at a position.
 
-    Args:
-        feed: makes the batches.
-        transfer: transfers them to the device.
-        position: position of the loader.
-        policy: selects the samples to skip in a batch with failures, or raises.
-        skip_after_error: if a row fails, the batch counts as delivered, as for a user's Dataset.
+    `policy` selects the samples to skip in a batch with failures, or raises. `skip_after_error`: if
+    a row fails, the batch counts as delivered, as for a user's Dataset.
     """
 
     def __init__(
@@ -213,15 +189,16 @@ class WorkerEngine(Engine):
         feed: Feed,
         transfer: DeviceTransfer,
         position: LoaderPosition,
-        policy: Callable[[InFlightBatch], list[Skipped]],
+        skipped: list[Skipped],
+        policy: Callable[[InFlightBatch], list[Skipped]] = lambda in_flight: [],
         *,
         skip_after_error: bool = False,
     ) -> None:
-        super().__init__()
         self._skip_after_error = skip_after_error
         self.feed: Feed = feed
         self.transfer = transfer
         self._position = position
+        self._skipped = skipped
         self._policy = policy
         # Batches in the device transfer.
         self._sent: list[tuple[BatchSpec, list[Skipped]]] = []
@@ -233,17 +210,14 @@ class WorkerEngine(Engine):
 
     @property
     def in_flight(self) -> int:
-        """Number of batches in flight."""
         return self.feed.num_in_flight + len(self._sent)
 
     def begin(self, restart: bool) -> None:
-        """Begin an iteration at the position."""
         if restart:
             self.restart_prefetch()
         self.transfer.pause()
 
     def next(self) -> Any:
-        """Return the batch at the position."""
         if self._position.reopen_if_reordered() or self._next_batch_failed:
             self.restart_prefetch()
         if self._position.is_at_end():
@@ -265,21 +239,18 @@ class WorkerEngine(Engine):
         return result
 
     def delivered(self) -> None:
-        """Record the delivery of the batch. If Ctrl-C comes before, new workers make it again."""
         assert self.batch is not None, "no batch was made"
         self._position.record_delivery(self.batch)
-        self.skipped += self._skipped_now
+        self._skipped += self._skipped_now
         self._needs_recovery = False
 
     def poll(self) -> None:
-        """Process the workers' messages."""
         self.recover()
         self._needs_recovery = True
         self.feed.poll(0.0)
         self._needs_recovery = False
 
     def restart_prefetch(self) -> None:
-        """Make the workers continue from the position after it was moved."""
         if not self._needs_recovery:
             self._needs_recovery = True
             self._forget_ahead()
@@ -294,7 +265,6 @@ class WorkerEngine(Engine):
             self._needs_recovery = False
 
     def apply(self, **changes: int | None) -> None:
-        """Change settings of the running engine: fields of `LiveSettings`."""
         self.recover()
         self._needs_recovery = True
         try:
@@ -305,7 +275,6 @@ class WorkerEngine(Engine):
         self._needs_recovery = False
 
     def close(self) -> None:
-        """End the workers and free all memory."""
         self.transfer.close()
         self.feed.close()
 
@@ -352,21 +321,14 @@ _QUICK_NS = 400_000  # recording a batch costs some 3 us
 
 
 class InProcessEngine(Engine):
-    """Engine without workers.
-
-    Args:
-        make: makes a batch.
-        position: position of the loader.
-        timing: receives the times of steps.
-    """
+    """Engine without workers: `make` makes a batch."""
 
     def __init__(
-        self, make: Callable[[BatchSpec], Any], position: LoaderPosition, timing: Timing
+        self, make: Callable[[BatchSpec], Any], position: LoaderPosition, record: EngineRecord
     ) -> None:
-        super().__init__()
         self._make = make
         self._position = position
-        self._timing = timing
+        self._record = record
         self._upcoming: Iterator[BatchSpec] | None = None
         """Batches after the delivered ones; None if the last call was not `delivered`."""
         self._after_batch: Iterator[BatchSpec] | None = None  # `_upcoming` after the delivery
@@ -381,16 +343,13 @@ class InProcessEngine(Engine):
         return {0: read_page(self._memory)}
 
     def begin(self, restart: bool) -> None:
-        """Begin an iteration at the position."""
         self._returned_s = 0.0
         self._upcoming = None
 
     def restart_prefetch(self) -> None:
-        """Continue from the position after it was moved."""
         self._upcoming = None
 
     def next(self) -> Any:
-        """Make the batch at the position."""
         requested_s, position = time.perf_counter(), self._position
         # Reset first: after Ctrl-C the position opens a new pass over the sampler.
         upcoming, self._upcoming = self._upcoming, None
@@ -421,7 +380,7 @@ class InProcessEngine(Engine):
             raise
         now_s, returned_s = time.perf_counter(), self._returned_s
         if returned_s:
-            self._timing.add(
+            self._record.timing.add(
                 wait_ms=1000 * (now_s - requested_s),
                 copy_ms=0.0,
                 compute_ms=1000 * (requested_s - returned_s),
@@ -448,12 +407,10 @@ class InProcessEngine(Engine):
             self._quick = self._quick + 1 if time.monotonic_ns() - begin_ns < _QUICK_NS else 0
 
     def delivered(self) -> None:
-        """Record the delivery of the batch. If Ctrl-C comes before, it is made again."""
         assert self.batch is not None, "no batch was made"
         self._position.record_delivery(self.batch)
-        self.skipped += self._skipped_now
+        self._record.skipped.extend(self._skipped_now)
         self._upcoming = self._after_batch
 
     def close(self) -> None:
-        """End a task that was interrupted."""
         stage_timer.drop_task(self._page)

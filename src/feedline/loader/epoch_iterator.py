@@ -39,19 +39,14 @@ _STARTED_WITHIN_S = 10.0
 
 
 class LoaderRuntime:
-    """Objects of a loader that change while it runs: the streams of its iterations, its settings.
-
-    What `state_dict` returns is assembled in `BatchStream.state`. The loader is referenced weakly.
-    """
+    """Streams and settings of a running loader, which is referenced weakly."""
 
     def __init__(
         self, loader: Any, arguments: Arguments, options: Options, order: Order | None
     ) -> None:
-        self.arguments = arguments
-        """Arguments that a copy of the loader is built with."""
+        self.arguments = arguments  # arguments that a copy of the loader is built with
         self.options = options
-        self.min_prefetched_batches = 0
-        """Minimum of whole batches made ahead, set by adaptation."""
+        self.min_prefetched_batches = 0  # minimum of whole batches made ahead, set by adaptation
         self._loader_ref = weakref.ref(loader)
         self._planned_batches = loader.batch_sampler if order else None
         current = options.current(loader, order, self.min_prefetched_batches)
@@ -95,11 +90,7 @@ class LoaderRuntime:
     # Iterations
 
     def begin_pass(self, iterator: EpochIterator) -> None:
-        """Begin an epoch with the loader's current attributes.
-
-        Raises:
-            UsageError: the dataset has no samples to request, or the ranks differ.
-        """
+        """Begin an epoch with the loader's current attributes."""
         self.stream.ensure_usable()
         fixed, stream, loader = self.options, self.stream, self._loader
         if not (fixed.is_row_source or fixed.iterable):
@@ -185,10 +176,7 @@ class LoaderRuntime:
         return self._loader.persistent_workers and not self.options.iterable
 
     def persistent_iterator(self) -> EpochIterator | None:
-        """Iterator that gives access to running persistent workers; None without them.
-
-        If no iteration is in progress, the iterator is at its end.
-        """
+        """Iterator of running persistent workers, maybe at its end, or None."""
         if not (self._keeps_workers and self._loader.num_workers):
             return None
         iterator, stream = self._unfinished(), self.stream
@@ -207,10 +195,8 @@ class LoaderRuntime:
     # Position
 
     def update_options_before_epoch(self) -> None:
-        """Update the ranks and the dataset's length, unless an epoch is in progress.
-
-        E.g. Lightning initialises torch.distributed in `fit`, after the loader was built.
-        """
+        """Update the ranks and the dataset's length, unless an epoch is in progress."""
+        # E.g. Lightning initialises torch.distributed in `fit`, after the loader was built.
         if not self.stream.has_delivered:
             self.stream.update_options(self.current_options())
 
@@ -268,14 +254,11 @@ def _check_count(name: str, value: object) -> None:
 
 
 class EpochIterator(_BaseDataLoaderIter):
-    """Iterator over the batches of one epoch. Errors in `next` and Ctrl-C do not end the epoch.
+    """Iterator over the batches of one epoch. It keeps its loader alive.
 
     A batch counts as delivered as the last action of `next`: if Ctrl-C comes before that, the next
-    call returns the same batch.
-
-    The class derives from torch's iterator, because frameworks check for that class, but inherits
-    no code. It has the private attributes of torch iterators that public code uses. An iterator
-    keeps its loader alive.
+    call returns the same batch. The class derives from torch's iterator, because frameworks check
+    for that class, but inherits no code. It has torch's private attributes that public code uses.
     """
 
     def __init__(self, loader: Any, runtime: LoaderRuntime) -> None:
@@ -291,8 +274,7 @@ class EpochIterator(_BaseDataLoaderIter):
         self.stream = self._runtime.stream
         """Stream that makes the batches. If a later iteration begins, a fork replaces it."""
         self.has_ended = False
-        self.ended_workers: list[Any] = []
-        """Handles of workers that ended with the iteration."""
+        self.ended_workers: list[Any] = []  # handles of workers that ended with the iteration
         self._shutdown = False
         self._num_yielded = 0
 
@@ -377,10 +359,7 @@ class EpochIterator(_BaseDataLoaderIter):
 
     @property
     def _workers(self) -> list[Any]:
-        """Worker processes, as in torch's iterators, for tools that read this attribute.
-
-        After the workers have ended with the epoch, handles of the ended workers.
-        """
+        """Workers, or handles of those that ended with the epoch, as in torch's iterators."""
         deadline = time.monotonic() + _STARTED_WITHIN_S
         engine = self.stream.engine
         with contextlib.suppress(FeedlineError):  # the next `next` raises it
@@ -391,11 +370,7 @@ class EpochIterator(_BaseDataLoaderIter):
         return self.ended_workers or engine.handles
 
     def _shutdown_workers(self) -> None:
-        """End the workers of this iterator, or of its loader after the last batch.
-
-        A second call has no effect, nor has a call without workers. The next `iter(loader)` starts
-        new workers.
-        """
+        """End the workers of this iterator. The next `iter(loader)` starts new ones."""
         if not self._shutdown and self._num_workers and not self.is_inherited:
             self._shutdown = True
             handles = self._runtime.end_workers(self)

@@ -34,15 +34,7 @@ _STEPS = 20  # of a size, to know how long they take
 
 
 def explain(options: Options, choice: EngineChoice, memory_bytes: int, run: Run) -> str:
-    """Describe a loader, one fact per line: samples, engine, schedule, order, workers, memory,
-    batches.
-
-    Args:
-        options: current options of the loader.
-        choice: chosen engine.
-        memory_bytes: memory currently allocated for batches.
-        run: record of the loader's steps.
-    """
+    """Describe a loader, one fact per line. `memory_bytes` is allocated for batches."""
     facts = {
         "samples": _samples(options),
         "copies": _copies(options, choice),

@@ -32,7 +32,6 @@ class IterableEngine(Engine):
     times_steps = False
 
     def __init__(self, position: IterablePosition) -> None:
-        super().__init__()
         self._position = position
         self._iterator: Any = None
         self._batch: Any = None
@@ -43,7 +42,6 @@ class IterableEngine(Engine):
 
     @property
     def workers(self) -> int:
-        """Target number of worker processes."""
         return self._position.loader.num_workers
 
     @property
@@ -53,11 +51,9 @@ class IterableEngine(Engine):
 
     @property
     def handles(self) -> list[Any]:
-        """Process objects of the torch workers."""
         return self._processes
 
     def begin(self, restart: bool) -> None:
-        """Begin an iteration."""
         self._open()
 
     def _open(self) -> None:
@@ -109,7 +105,6 @@ class IterableEngine(Engine):
         return iterator
 
     def stage_timings(self) -> dict[int, StageTimings]:
-        """Time per stage of each worker, by worker id."""
         return {} if self._pages is None else self._pages.stage_timings()
 
     def _skip(self, iterator: Any) -> None:
@@ -126,7 +121,6 @@ class IterableEngine(Engine):
                     raise
 
     def next(self) -> Any:
-        """Return the next batch of the torch iterator."""
         if self._has_batch:
             return self._batch
         if self._iterator is None:  # the position was moved
@@ -147,7 +141,6 @@ class IterableEngine(Engine):
         return self._batch
 
     def delivered(self) -> None:
-        """Record the delivery of the batch."""
         self._position.record_delivery(None)
         # Last without a call: Python raises KeyboardInterrupt only in calls, so Ctrl-C cannot
         # leave the delivery half recorded.
@@ -171,11 +164,9 @@ class IterableEngine(Engine):
         )
 
     def restart_prefetch(self) -> None:
-        """Make the next request open the epoch again, at the position after it was moved."""
         self._iterator, self._batch, self._has_batch = None, None, False
 
     def split_off(self, position: Any) -> Engine:
-        """Engine with the running iterator, for the earlier iteration."""
         other = IterableEngine(position)
         other._is_split_off = True
         other._iterator, other._batch, other._has_batch = (
@@ -188,17 +179,12 @@ class IterableEngine(Engine):
         return other
 
     def apply(self, **changes: int | None) -> None:
-        """Raise an error: the number of workers determines how the dataset is divided."""
         raise UsageError(
             "the number of workers of an IterableDataset cannot change; build a new loader"
         )
 
     def release(self) -> object:
-        """Release torch's iterators, which belong to the parent process.
-
-        The caller keeps the returned iterators alive: their finalizer would end the parent's
-        workers.
-        """
+        # Torch's iterators are kept alive: their finalizer would end the parent's workers.
         loader = self._position.loader
         iterators = self._iterator, loader._iterator
         self._iterator = loader._iterator = None
@@ -208,7 +194,7 @@ class IterableEngine(Engine):
         """End torch's workers, even if an exception's traceback keeps their iterator alive."""
         iterator, self._iterator, self._pages = self._iterator, None, None
         self._position.samples = None
-        loader = self._position.loader_or_none
+        loader = self._position.loader_ref()
         persistent = None if loader is None else loader._iterator
         if not (self._is_split_off and iterator is persistent):
             _end_workers(iterator)

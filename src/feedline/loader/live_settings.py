@@ -50,12 +50,7 @@ _log = logging.getLogger("feedline")
 
 
 class LiveAttributes:
-    """Workers, batches ahead and task size of a running loader.
-
-    Args:
-        loader: loader, whose attributes have the values; referenced weakly.
-        runtime: runtime of the loader.
-    """
+    """Workers, batches ahead and task size of a running loader, which is referenced weakly."""
 
     NAMES = ("num_workers", "prefetch", "prefetch_factor", "task_ms")
     """Attributes of a loader that can be set while it runs."""
@@ -71,11 +66,7 @@ class LiveAttributes:
         return loader
 
     def change(self, name: str, value: Any) -> Any:
-        """Set one of NAMES. Return the value to store in the loader's attribute.
-
-        Raises:
-            UsageError: the value is invalid, or has no effect on this loader.
-        """
+        """Set one of NAMES, or raise UsageError. Return the value of the loader's attribute."""
         runtime = self._runtime
         runtime.stream.ensure_usable()
         if name == "num_workers":
@@ -192,12 +183,7 @@ _TO_FILL = 4
 
 
 class Adaptation:
-    """Measures the steps of a stream of batches, and changes the stream's settings.
-
-    Args:
-        stream: stream whose steps are measured.
-        settings: applies a change; raises if that is not possible.
-    """
+    """Measures the steps of a stream of batches, and changes its settings with `settings.apply`."""
 
     def __init__(self, stream: BatchStream, settings: LiveAttributes) -> None:
         self._stream = stream
@@ -205,8 +191,7 @@ class Adaptation:
         self._engine: weakref.ref[Engine] | None = None  # engine of the measured batches
         self._controller = Controller(WorkerLimits(cores=usable_cores()))
         self.decisions: deque[SettingChange] = deque(maxlen=_MAX_DECISIONS)
-        self.off = False
-        """True if adaptation has stopped."""
+        self.off = False  # True if adaptation has stopped
         self._ready_ns = 0  # when the latest batch was delivered; 0 after a pause
         self._settling = 0  # batches to skip, which were made with the settings before a change
         self._next_change: SettingChange | None = None

@@ -119,30 +119,7 @@ _READ_AT_ITER = (
 class Options(Arguments):
     """Arguments of a loader, checked, with all defaults; `current` updates them at each `iter()`.
 
-    Args:
-        num_workers: number of processes; 0 for this process.
-        prefetch: maximum number of batches of rows in flight; None for `allocated_prefetch`.
-        prefetch_factor: whole batches that each worker makes ahead.
-        schedule: the user's schedule; None without one.
-        device: device with its index; None for batches as the workers make them.
-        cache: folder or URL of a cache with smaller copies of the images, or an ImageFolder of a
-            cache.
-        start_method: "fork", "forkserver" or "spawn"; "" until the loader is built.
-        is_row_source: the dataset is a feedline source.
-        iterable: the dataset is an IterableDataset.
-        sampled: a sampler or batch sampler defines the order.
-        effective_schedule: the schedule, or one phase of `image_size`, if any.
-        adapts: the number of workers adapts while the loader runs.
-        allocated_prefetch: batches of rows that memory is allocated for, besides the current one.
-        device_transforms: transforms on the device, for feedline sources; None without a device,
-            and for other datasets, for which `choose_engine` creates the transforms.
-        batched: keys are lists of sample keys; otherwise one key is fetched and collated.
-        index_sampler: yields the keys of each batch, if feedline does not plan the order.
-        order: order planned by feedline; None if samplers or the dataset define it.
-        max_rows: rows of the largest batch; 0 if unknown.
-        min_prefetched_batches: minimum of whole batches made ahead by all workers together, found
-            by adaptation.
-        task_ns: work per task of a batch of rows, in ns.
+    `prefetch` is None for `allocated_prefetch`, and `device` None for batches as workers make them.
     """
 
     num_workers: int
@@ -150,37 +127,31 @@ class Options(Arguments):
     schedule: Schedule | None
     weights: Weights | None
     device: torch.device | None
-    start_method: str
-    is_row_source: bool
-    iterable: bool
-    sampled: bool
-    effective_schedule: Schedule
-    adapts: bool
-    allocated_prefetch: int
-    device_transforms: DeviceTransforms | None
-    batched: bool = True
-    index_sampler: Iterable[Any] = ()
-    order: Order | None = None
-    max_rows: int = 0
-    min_prefetched_batches: int = 0
+    start_method: str  # "" until the loader is built
+    is_row_source: bool  # the dataset is a feedline source
+    iterable: bool  # the dataset is an IterableDataset
+    sampled: bool  # a sampler or batch sampler defines the order
+    effective_schedule: Schedule  # the schedule, or one phase of `image_size`, if any
+    adapts: bool  # the number of workers adapts while the loader runs
+    allocated_prefetch: int  # batches of rows that memory is allocated for, besides the current one
+    device_transforms: DeviceTransforms | None  # of feedline sources
+    batched: bool = True  # keys are lists of sample keys; otherwise one key is fetched and collated
+    index_sampler: Iterable[Any] = ()  # keys of each batch, if feedline does not plan the order
+    order: Order | None = None  # planned by feedline; None if samplers or the dataset define it
+    max_rows: int = 0  # of the largest batch; 0 if unknown
+    min_prefetched_batches: int = 0  # whole batches of all workers together, found by adaptation
     task_ns: int = TASK_NS
 
     @classmethod
     def resolve(cls, arguments: Arguments) -> Options:
-        """Check the arguments of a loader and fill in the defaults.
-
-        Raises:
-            UsageError: an argument is invalid, or would have no effect.
-        """
+        """Check the arguments of a loader and fill in the defaults; raises UsageError."""
         dataset = arguments.dataset
         row_source, iterable = is_row_source(dataset), isinstance(dataset, IterableDataset)
         sampled = arguments.sampler is not None or arguments.batch_sampler is not None
         _check_values(arguments)
         if row_source:
             _check_row_source(arguments)
-        elif iterable:
-            _check_iterable(arguments)
-        _check_effects(arguments, is_row_source=row_source, sampled=sampled)
+        _check_effects(arguments, row_source=row_source, iterable=iterable, sampled=sampled)
         training = arguments.schedule is not None
         schedule = Schedule.of(arguments.schedule) if training else None
         phases = schedule or Schedule((Phase(image_size=arguments.image_size, epochs=1),))
@@ -222,13 +193,7 @@ class Options(Arguments):
         )
 
     def current(self, loader: Any, order: Order | None, min_prefetched_batches: int) -> Options:
-        """Options with a loader's current attributes: most may be set at any time, as in torch.
-
-        Args:
-            loader: a feedline DataLoader, built with these options.
-            order: order of the loader, if planned by feedline.
-            min_prefetched_batches: minimum of whole batches made ahead.
-        """
+        """Options with the loader's current attributes: most may be set at any time."""
         changes = {name: getattr(loader, name) for name in _READ_AT_ITER}
         prefetch = None if loader.prefetch == self.allocated_prefetch else loader.prefetch
         return replace(
@@ -296,11 +261,7 @@ _CHECKS: dict[str, _Check] = {
 
 
 def check_argument(name: str, value: object) -> None:
-    """Check the value of an argument, or of the attribute of the same name.
-
-    Raises:
-        UsageError: the value is invalid.
-    """
+    """Check the value of an argument, or of the attribute of the same name; raises UsageError."""
     is_valid, expected = _CHECKS[name]
     if value is None and name not in _NEVER_NONE:
         return
@@ -309,11 +270,7 @@ def check_argument(name: str, value: object) -> None:
 
 
 def check_no_prefetch_factor(factor: object) -> None:
-    """Check that `prefetch_factor` is not set for a feedline source.
-
-    Raises:
-        UsageError: a value is set.
-    """
+    """Raise UsageError if `prefetch_factor` is set for a feedline source."""
     # torch's own constructor converts None to 2, and frameworks pass that on.
     if factor not in (None, 2):
         raise UsageError(
@@ -348,65 +305,49 @@ def _check_values(arguments: Arguments) -> None:
 
 
 def _check_row_source(arguments: Arguments) -> None:
-    """Check the arguments for a feedline source."""
     check_source(arguments.dataset)
     source = own_source(arguments.dataset)
     kind = type(source).__name__
-    if arguments.cache is not None and not hasattr(source, "cached"):
-        raise UsageError(
-            f"{arguments.cache!r} has no effect: {kind} does not support caches; remove it",
-            argument="cache",
+    if not hasattr(source, "cached"):
+        _check_unset(
+            arguments, "cache", f"has no effect: {kind} does not support caches; remove it"
         )
-    if arguments.collate_fn not in (None, default_collate):
-        raise UsageError(
-            f"{arguments.collate_fn!r} has no effect: {kind} makes batches, not single samples; "
-            "apply it to the batches, or use a torch Dataset",
-            argument="collate_fn",
+    if arguments.collate_fn is not default_collate:
+        _check_unset(
+            arguments,
+            "collate_fn",
+            f"has no effect: {kind} makes batches, not single samples; apply it to the batches, or "
+            "use a torch Dataset",
         )
     check_no_prefetch_factor(arguments.prefetch_factor)
 
 
-def _check_iterable(arguments: Arguments) -> None:
-    """Check that no argument is set that torch's engine does not support."""
-    for name in ("seed", "schedule", "weights", "image_size", "cache", "device", "on_error"):
-        value = getattr(arguments, name)
-        if value is not None and not (name == "on_error" and value == "raise"):
-            raise UsageError(
-                f"{value!r} cannot be used with an IterableDataset: torch's engine makes its "
-                "batches, in the dataset's own order. Use a map-style Dataset, or remove it",
-                argument=name,
-            )
-
-
-def _check_effects(arguments: Arguments, *, is_row_source: bool, sampled: bool) -> None:
-    """Check that no argument is without effect.
-
-    Args:
-        arguments: arguments of a loader.
-        is_row_source: the dataset is a feedline source.
-        sampled: a sampler defines the samples.
-    """
-    for name in ("mean", "std", "dtype", "pixel_transform", "batch_transform"):
-        value = getattr(arguments, name)
-        if value is not None and not is_row_source:
-            raise UsageError(
-                f"{value!r} is only for feedline sources, e.g. feedline.ImageFolder, with a "
-                "TrainCrop or EvalCrop. With any other dataset or transform, do this in the "
-                "transform or on the batches",
-                argument=name,
-            )
-        if value is not None and arguments.device is None:
-            raise UsageError(
-                f"{value!r} has no effect without device=; set device= as well", argument=name
-            )
+def _check_effects(
+    arguments: Arguments, *, row_source: bool, iterable: bool, sampled: bool
+) -> None:
+    """Check that no argument is without effect."""
     schedule = arguments.schedule
-    if arguments.max_image_size is not None and not (
-        is_row_source or schedule is not None or arguments.image_size is not None
-    ):
-        raise UsageError(
-            f"{arguments.max_image_size} has no effect without an image size; set schedule= or "
-            "image_size= as well",
-            argument="max_image_size",
+    if iterable:
+        _check_unset(
+            arguments,
+            "seed schedule weights image_size cache device on_error",
+            "cannot be used with an IterableDataset: torch's engine makes its batches, in the "
+            "dataset's own order. Use a map-style Dataset, or remove it",
+        )
+    if not row_source:
+        _check_unset(
+            arguments,
+            _ON_DEVICE,
+            "is only for feedline sources, e.g. feedline.ImageFolder, with a TrainCrop or EvalCrop."
+            " With any other dataset or transform, do this in the transform or on the batches",
+        )
+    if arguments.device is None:
+        _check_unset(arguments, _ON_DEVICE, "has no effect without device=; set device= as well")
+    if not row_source and schedule is None and arguments.image_size is None:
+        _check_unset(
+            arguments,
+            "max_image_size",
+            "has no effect without an image size; set schedule= or image_size= as well",
         )
     if sampled and schedule is not None:
         phases = [str(phase) for phase in Schedule.of(schedule).phases if phase.batch_size]
@@ -422,6 +363,17 @@ def _check_effects(arguments: Arguments, *, is_row_source: bool, sampled: bool) 
             "remove one of them",
             argument="in_order",
         )
+
+
+_ON_DEVICE = "mean std dtype pixel_transform batch_transform"
+
+
+def _check_unset(arguments: Arguments, names: str, reason: str) -> None:
+    """Raise UsageError with the reason if an argument other than None is set."""
+    for name in names.split():
+        value = getattr(arguments, name)
+        if value is not None and not (name == "on_error" and value == "raise"):
+            raise UsageError(f"{value!r} {reason}", argument=name)
 
 
 # Values
@@ -510,9 +462,6 @@ def _max_rows(loader: Any) -> int:
 def create_order(options: Options) -> Order | None:
     """Create the order planned by feedline; None if samplers or the dataset define it.
 
-    Args:
-        options: options that the loader was built with.
-
     Raises:
         UsageError: arguments for a planned order, but samplers or the dataset define it.
     """
@@ -541,8 +490,7 @@ def create_order(options: Options) -> Order | None:
         raise UsageError(
             f"{name} needs an order made by feedline and cannot be used with "
             f"{' and '.join(name for name, holds in obstacles.items() if holds)}: set seed=0 (or a "
-            "schedule), a map-style dataset and a batch_size, and no "
-            f"sampler{'' if options.weights is not None else '; or use shuffle=True'}"
+            "schedule), a map-style dataset and a batch_size, and no sampler"
         )
     if rank is not None or world_size is not None:
         raise UsageError(
@@ -564,7 +512,5 @@ def _sample_order(options: Options) -> str:
     if options.weights is not None:
         return WEIGHTED if options.replacement else WEIGHTED_ONCE
     if isinstance(options.shuffle, str):
-        return str(
-            options.shuffle
-        )  # with numpy's bool, a state would differ from one read from JSON
+        return str(options.shuffle)  # a state with numpy's text would differ from one read as JSON
     return SHUFFLED if options.shuffle else SEQUENTIAL

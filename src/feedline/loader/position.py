@@ -7,10 +7,11 @@ IterablePosition, for an IterableDataset, whose upcoming batches are unknown, an
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.utils.data import DataLoader as TorchDataLoader
 
@@ -25,6 +26,7 @@ from feedline.order.seeds import mix
 
 __all__ = ["IterablePosition", "LoaderPosition", "PlannedPosition"]
 
+_Self = TypeVar("_Self", bound="LoaderPosition")
 _ITERATOR, _DATASET = "iterator_state", "dataset_state"
 
 
@@ -40,10 +42,8 @@ class LoaderPosition:
     """True if upcoming batches end with the current epoch; if False, a planned order continues."""
 
     def __init__(self) -> None:
-        self.current = Position()
-        """Position of the next batch."""
-        self.restored_step = 0
-        """Step of the next epoch at which a loaded state continues."""
+        self.current = Position()  # position of the next batch
+        self.restored_step = 0  # step of the next epoch at which a loaded state continues
         self.steps_to_skip = 0
         """Number of batches at the beginning of the next epoch that `set_step` skips."""
         self._has_delivered = False  # True if a delivery was the last change of `current`
@@ -99,31 +99,23 @@ class LoaderPosition:
         """Set the position to the beginning of an epoch."""
         raise NotImplementedError
 
-    def fork(self) -> LoaderPosition | None:
+    @property
+    def _has_open_epoch(self) -> bool:
+        raise NotImplementedError
+
+    def fork(self: _Self) -> _Self | None:
         """Fork the position for the iteration in progress, which then continues independently.
 
-        Return None if the iteration has no epoch open. Its first `next` then begins whichever epoch
-        is next at that time. After a fork, move `self` to another epoch.
+        Return None if the iteration has no epoch open: its first `next` then begins whichever epoch
+        is next. After a fork, move `self` to another epoch; an open epoch belongs to the fork.
         """
-        raise NotImplementedError
+        return copy.copy(self) if self._has_open_epoch else None
 
     # Moves: they return True if upcoming batches change
 
     def set_order(self, order: Order | None, generator: Any) -> bool:
-        """Continue with the current order of a loader, or its generator for seeds.
-
-        Raises:
-            UsageError: this epoch continues from a loaded state, in which the dataset had another
-                length.
-        """
+        """Continue with the current order of a loader, or its generator for seeds."""
         return False
-
-    def plan(self, order: Order, *, endless: bool) -> None:
-        """Continue from the same position with another planned order, until the next `set_order`.
-
-        `endless`: upcoming batches continue after the schedule.
-        """
-        raise NotImplementedError
 
     def set_epoch(self, epoch: int) -> bool:
         """Begin the next iteration as `epoch`.
@@ -139,12 +131,9 @@ class LoaderPosition:
         return True
 
     def set_step(self, step: int) -> bool:
-        """Begin the next iteration at a step of its epoch.
+        """Begin the next iteration at a step of its epoch, but not before that of a loaded state.
 
         A state saved at the end of an epoch counts as the beginning of the next.
-
-        Raises:
-            UsageError: the step is before that of a loaded state.
         """
         raise NotImplementedError
 
@@ -161,27 +150,19 @@ class LoaderPosition:
         return {**self.current.as_state(), **identity}
 
     def load_state(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-        """Continue with exactly the batches not yet delivered in a state.
-
-        Raises:
-            StateError: the state is damaged, or belongs to another run.
-        """
+        """Continue with the batches not yet delivered in a state; raises StateError."""
         raise NotImplementedError
 
 
 class PlannedPosition(LoaderPosition):
-    """Position in a planned order. Its states are the same on every rank.
-
-    Args:
-        order: planned order of all epochs.
-        endless: upcoming batches continue after the schedule. If False, they end with it; later
-            epochs continue one at a time.
-    """
+    """Position in a planned order of all epochs. Its states are the same on every rank."""
 
     def __init__(self, order: Order, *, endless: bool) -> None:
         super().__init__()
         self._order = order
-        self._endless = endless
+        self.endless = endless
+        """True if upcoming batches continue after the schedule. If False, they end with it, and
+        later epochs continue one at a time."""
         self._upcoming_until: int | None = 0  # epoch after the latest `upcoming`; None: endless
 
     def phase_in(self, epoch: int) -> Phase:
@@ -206,7 +187,7 @@ class PlannedPosition(LoaderPosition):
         until: int | None = None
         if self.stops_after_epoch:
             until = start.epoch + 1
-        elif not self._endless:
+        elif not self.endless:
             until = max(self._order.schedule.epochs, start.epoch + 1)
         self._upcoming_until = until
         return self._batches(start, until)
@@ -242,13 +223,9 @@ class PlannedPosition(LoaderPosition):
             position,
         )
 
-    def fork(self) -> PlannedPosition | None:
-        if not self._has_delivered:
-            return None
-        other = PlannedPosition(self._order, endless=self._endless)
-        other.stops_after_epoch = self.stops_after_epoch
-        other._set(self.current, delivered=True)
-        return other
+    @property
+    def _has_open_epoch(self) -> bool:
+        return self._has_delivered
 
     def set_order(self, order: Order | None, generator: Any) -> bool:
         if order is None or order == self._order:
@@ -261,9 +238,6 @@ class PlannedPosition(LoaderPosition):
             )
         self._order = order
         return True
-
-    def plan(self, order: Order, *, endless: bool) -> None:
-        self._order, self._endless = order, endless
 
     def set_step(self, step: int) -> bool:
         before = self.current
@@ -292,42 +266,30 @@ class IterablePosition(LoaderPosition):
     On resume the delivered batches are drawn again from the recorded random states and discarded:
     exact for a deterministic dataset, at the cost of its work. An exception that replaces a batch
     is a step like a batch. Without workers the state of a dataset or iterator with `state_dict` and
-    `load_state_dict` is used instead.
-
-    Args:
-        loader: loader whose attributes torch's engine reads; referenced weakly.
+    `load_state_dict` is used instead. `loader`, whose attributes torch's engine reads, is
+    referenced weakly.
     """
 
     def __init__(self, loader: TorchDataLoader[Any]) -> None:
         super().__init__()
-        self._loader_ref = weakref.ref(loader)
-        self.raised: list[int] = []
-        """Steps of the epoch that were replaced by an exception."""
-        self.start: RandomStates | None = None
-        """Random states at the beginning of the open epoch."""
+        self.loader_ref = weakref.ref(loader)
+        self.raised: list[int] = []  # steps of the epoch that were replaced by an exception
+        self.start: RandomStates | None = None  # random states at the beginning of the open epoch
         self.loaded_state: Mapping[str, Any] | None = None
         """Loaded state from which the engine will open the epoch; None afterwards."""
-        self.samples: Any = None
-        """Iterator over the dataset of an epoch without workers."""
+        self.samples: Any = None  # iterator over the dataset of an epoch without workers
 
     @property
     def loader(self) -> TorchDataLoader[Any]:
         """Loader whose attributes torch's engine reads."""
-        loader = self.loader_or_none
+        loader = self.loader_ref()
         assert loader is not None, "an iterator keeps its loader alive"
         return loader
 
-    @property
-    def loader_or_none(self) -> TorchDataLoader[Any] | None:
-        """Loader whose attributes torch's engine reads; None if garbage-collected."""
-        return self._loader_ref()
-
     def phase_in(self, epoch: int) -> Phase:
-        """Phase without an image size."""
         return Phase(epochs=1)
 
     def steps(self, epoch: int) -> int:
-        """Number of batches of an epoch, if the dataset has a length."""
         return TorchDataLoader.__len__(self.loader)
 
     def begin(self) -> bool:
@@ -352,18 +314,9 @@ class IterablePosition(LoaderPosition):
         self.raised = []
         self.current = Position(epoch=epoch)
 
-    def fork(self) -> IterablePosition | None:
-        """Position for an iteration that continues independently; None if no epoch is open."""
-        if self.start is None:
-            return None
-        other = IterablePosition(self.loader)
-        other.current, other.raised, other.loaded_state = (
-            self.current,
-            self.raised,
-            self.loaded_state,
-        )
-        other.start, other.samples = self.start, self.samples
-        return other
+    @property
+    def _has_open_epoch(self) -> bool:
+        return self.start is not None
 
     def set_epoch(self, epoch: int) -> bool:
         """Begin the next iteration as `epoch`; calls `set_epoch` of the dataset if it exists."""
@@ -376,14 +329,12 @@ class IterablePosition(LoaderPosition):
         return True
 
     def set_step(self, step: int) -> bool:
-        """Raise an error: an IterableDataset cannot skip batches without making them."""
         raise UsageError(
             "an IterableDataset cannot skip its first batches without making them; skip its first "
             "samples in its __iter__, or load a state"
         )
 
     def set_image_size(self, image_size: int | None) -> bool:
-        """Raise an error: torch's workers do not know image sizes."""
         raise UsageError(
             "an IterableDataset cannot be given an image size: torch's engine makes its batches "
             "ahead, without one. Use a map-style Dataset"

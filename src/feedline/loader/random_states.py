@@ -59,11 +59,7 @@ class RandomStates:
     def from_json(
         cls, text: Mapping[str, Any], sampler: object, generator: torch.Generator | None
     ) -> RandomStates:
-        """Read the text form.
-
-        Raises:
-            StateError: the number of generators differs, or the text is damaged.
-        """
+        """Read the text form, or raise a StateError."""
         generators = _generators(sampler, generator)
         try:
             global_rng_state = _from_text(text["global"])
@@ -92,14 +88,10 @@ class RandomStates:
             torch.default_generator.set_state(current)
 
     def replay(self, values: Iterator[Any], first: RandomStates | None = None) -> Iterator[Any]:
-        """Yield values that are computed with the recorded random states.
+        """Yield the epoch's seed, then the keys of each batch, computed with these random states.
 
-        The current global random state is unchanged whenever a value is yielded.
-
-        Args:
-            values: yields the epoch's seed, then the keys of each batch.
-            first: random states to use from the first batch on. None: continue with those after the
-                seed was drawn.
+        From the first batch on, `first` is used if given. The current global random state is
+        unchanged whenever a value is yielded.
         """
         rng_states = self
         for number in count():

@@ -54,11 +54,7 @@ class RankAgreement:
         self._order = None
 
     def check(self, order: Order, position: Position, dataset: object) -> None:
-        """Compare an order with those of the other ranks; does nothing without a process group.
-
-        Raises:
-            UsageError: the ranks differ; the message has the values and ranks.
-        """
+        """Raise UsageError if the order of another rank differs; needs a process group."""
         if order == self._order or not (dist.is_available() and dist.is_initialized()):
             return
         if (dist.get_rank(), dist.get_world_size()) != (order.rank, order.world_size):

@@ -3,7 +3,6 @@
 Guarantees: batches and their order do not change; if recording fails, the error is logged, and
 training continues without recording. If steps take less than 0.4 ms, two of 64 are timed and the
 others are only counted.
-Relies on: `EpochIterator` and `LoaderRuntime` reporting each iteration and each batch.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from feedline.loader.batch_stream import BatchStream
@@ -33,14 +34,26 @@ _SKIPPED_BATCHES = 62
 _MAX_NAMES = 256
 
 
+def _stops_recording_on_error(method: Callable[..., None]) -> Callable[..., None]:
+    """Decorator: log an error of a method instead of raising it, and stop recording."""
+
+    @wraps(method)
+    def guarded(self: Recording, *arguments: Any) -> None:
+        try:
+            method(self, *arguments)
+        except Exception as error:
+            self._fail(error)
+
+    return guarded
+
+
 class Recording:
     """Connects a stream of batches with a recorder."""
 
     def __init__(self, stream: BatchStream) -> None:
         self._stream = stream
         self._on = is_recording_enabled()
-        self.unrecorded_batches = 0
-        """Number of following batches that are not recorded."""
+        self.unrecorded_batches = 0  # number of following batches that are not recorded
         self._reset()
 
     def _reset(self) -> None:
@@ -56,19 +69,14 @@ class Recording:
         self._got_ns = 0
         self._quick = 0
 
+    @_stops_recording_on_error
     def begin(self, began_ns: int) -> None:
         """Start a pass that began at `began_ns`, on the monotonic clock."""
         self.end("left")  # the previous pass, if its end was not reported
         if not self._on:
             return
-        try:
-            if os.getpid() != self._owner:
-                self._reset()  # a forked process records a separate run
-            self._begin(began_ns)
-        except Exception as error:
-            self._fail(error)
-
-    def _begin(self, began_ns: int) -> None:
+        if os.getpid() != self._owner:
+            self._reset()  # a forked process records a separate run
         stream, recorder = self._stream, self.recorder
         loader = describe_feedline_loader(stream.options, stream.choice())
         if self._described is None:
@@ -76,7 +84,7 @@ class Recording:
                 pids=lambda: list(stream.engine.pids.values()),
                 stage_timings=stream.stage_timings,
                 name=self._name,
-                deaths=lambda: len(stream.deaths),
+                deaths=lambda: len(stream.record.deaths),
             )
             self._number = recorder.register_loader(loader, self._workers)
         elif loader != self._described:
@@ -94,77 +102,61 @@ class Recording:
             before=self._pass if same else None,
         )
         self._may_skip = not self._pass.entry.device_clock
-        stream.timing.listener = self._measured
+        stream.record.timing.listener = self._measured
         self.unrecorded_batches = self._quick = 0
 
+    @_stops_recording_on_error
     def note_batch(self, batch: Any, requested_ns: int, requested_cpu_ns: int) -> None:
         """Record a delivered batch, and when it was requested: monotonic clock and thread time."""
-        record = self._pass
+        record, timing = self._pass, self._stream.record.timing
         if record is None or record.over:
             return
-        try:
-            got_ns = time.monotonic_ns()
-            was_skipping = record.has_unreported
-            if was_skipping:
-                self._stream.timing.listener = self._measured
-            record.add_batch(self._probe.inspect(batch), requested_ns, got_ns, requested_cpu_ns)
-            took_ns, self._got_ns = got_ns - self._got_ns, got_ns
-            if not was_skipping and took_ns > _QUICK_NS:
-                self._quick = max(0, self._quick - _QUICK_STEPS // 4)
-            elif self._may_skip:
-                self._quick += 1
-                if self._quick >= _QUICK_STEPS:
-                    # After these steps, the next batch begins a timed step, and one more ends it.
-                    self._quick = _QUICK_STEPS - 2
-                    self.unrecorded_batches = _SKIPPED_BATCHES
-                    record.count_unreported(_SKIPPED_BATCHES)
-                    self._stream.timing.listener = None
-        except Exception as error:
-            self._fail(error)
+        got_ns = time.monotonic_ns()
+        was_skipping = record.has_unreported
+        if was_skipping:
+            timing.listener = self._measured
+        record.add_batch(self._probe.inspect(batch), requested_ns, got_ns, requested_cpu_ns)
+        took_ns, self._got_ns = got_ns - self._got_ns, got_ns
+        if not was_skipping and took_ns > _QUICK_NS:
+            self._quick = max(0, self._quick - _QUICK_STEPS // 4)
+        elif self._may_skip:
+            self._quick += 1
+            if self._quick >= _QUICK_STEPS:
+                # After these steps, the next batch begins a timed step, and one more ends it.
+                self._quick = _QUICK_STEPS - 2
+                self.unrecorded_batches = _SKIPPED_BATCHES
+                record.count_unreported(_SKIPPED_BATCHES)
+                timing.listener = None
 
+    @_stops_recording_on_error
     def _measured(self, wait_ms: float, copy_ms: float, compute_ms: float) -> None:
-        try:
-            if self._pass is not None:
-                self._pass.add_step(wait_ms, copy_ms, compute_ms)
-        except Exception as error:
-            self._fail(error)
+        if self._pass is not None:
+            self._pass.add_step(wait_ms, copy_ms, compute_ms)
 
-    def flush(self) -> None:
-        """Update the run with all batches so far."""
-        try:
-            if self._pass is not None:
-                self._pass.flush()
-        except Exception as error:
-            self._fail(error)
-
+    @_stops_recording_on_error
     def note_exception(self) -> None:
         """Record an exception raised instead of a batch."""
-        try:
-            if self._pass is not None and not self._pass.over:
-                self._pass.note_exception()
-        except Exception as error:
-            self._fail(error)
+        if self._pass is not None and not self._pass.over:
+            self._pass.note_exception()
 
+    @_stops_recording_on_error
     def end(self, how: str) -> None:
         """End the pass; see `Pass.ended`."""
         record = self._pass
         if record is None or record.over or os.getpid() != self._owner:
             return
-        try:
-            record.uncount_unreported(self.unrecorded_batches)
-            self.unrecorded_batches = 0
-            self.recorder.end(record, how)
-            for timings in self._stream.stage_timings().values():  # while the dataset is as it was
-                for _, sample in timings.slowest:
-                    self._name(sample)
-        except Exception as error:
-            self._fail(error)
+        record.uncount_unreported(self.unrecorded_batches)
+        self.unrecorded_batches = 0
+        self.recorder.end(record, how)
+        for timings in self._stream.stage_timings().values():  # while the dataset is as it was
+            for _, sample in timings.slowest:
+                self._name(sample)
 
     def _fail(self, error: Exception) -> None:
         """Stop recording."""
         record = self._pass
         self._on, self._pass, self.unrecorded_batches = False, None, 0
-        self._stream.timing.listener = None
+        self._stream.record.timing.listener = None
         if record is not None:
             with contextlib.suppress(Exception):
                 self.recorder.end(record, "left")
@@ -173,16 +165,17 @@ class Recording:
         _log.warning("%s; training continues", text, exc_info=error)
 
     def _name(self, sample: int) -> str:
-        if sample not in self._names:
-            try:
-                name_of = getattr(self._stream.read_source(), "name", None)
-                name = str(name_of(sample)) if name_of and sample >= 0 else f"sample {sample}"
-            except Exception:  # the dataset has changed, and has no such sample
-                return f"sample {sample}"
-            if len(self._names) >= _MAX_NAMES:
-                self._names.clear()
-            self._names[sample] = name
-        return self._names[sample]
+        if sample in self._names:
+            return self._names[sample]
+        try:
+            name_of = getattr(self._stream.read_source(), "name", None)
+            name = str(name_of(sample)) if name_of and sample >= 0 else f"sample {sample}"
+        except Exception:  # the dataset has changed, and has no such sample
+            return f"sample {sample}"
+        if len(self._names) >= _MAX_NAMES:
+            self._names.clear()
+        self._names[sample] = name
+        return name
 
 
 def describe_feedline_loader(options: Options, choice: EngineChoice) -> Loader:

@@ -86,21 +86,13 @@ def _digest(before: int, keys: Any, indices: NDArray[np.int64] | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Keys of one batch, and the state of the sampler after them.
-
-    Args:
-        step: step of the batch.
-        keys: keys from the sampler.
-        indices: keys as sample indices, if all are integers.
-        digest: digest of all keys of the epoch so far, 32 bits.
-        sampler_state: state of the sampler after the batch, if it has one.
-    """
+    """Keys of one batch, and the state of the sampler after them."""
 
     step: int
     keys: Any
-    indices: NDArray[np.int64] | None
-    digest: int
-    sampler_state: dict[str, Any] | None
+    indices: NDArray[np.int64] | None  # keys as sample indices, if all are integers
+    digest: int  # of all keys of the epoch so far, 32 bits
+    sampler_state: dict[str, Any] | None  # after the batch, if the sampler has a state
 
     @property
     def samples(self) -> NDArray[np.int64]:
@@ -122,15 +114,7 @@ def _indices(keys: Any) -> NDArray[np.int64] | None:
 
 
 class SampledEpoch:
-    """Open epoch: one pass over the sampler, and the position in it.
-
-    Args:
-        keys: yields the keys of each batch.
-        sampler: sampler; its state, if it has one, is read after each batch.
-        seed: seed of random transforms.
-        rng_states: random states before the pass.
-        start: state entry from which the epoch can be opened again.
-    """
+    """Open epoch: one pass over the sampler, and the position in it."""
 
     def __init__(
         self,
@@ -144,13 +128,12 @@ class SampledEpoch:
         self._keys = keys
         self._sampler = sampler
         self._stateful = stateful_part(sampler)
-        self.seed = seed
-        self.rng_states = rng_states
-        self.start = start
+        self.seed = seed  # of random transforms
+        self.rng_states = rng_states  # before the pass
+        self.start = start  # state entry from which the epoch can be opened again
         self.sampler_epoch = epoch_of(sampler)
         """Epoch number of the sampler, which some samplers increase at the end of the epoch."""
-        self.early_steps: frozenset[int] = frozenset()
-        """Later steps that were delivered early."""
+        self.early_steps: frozenset[int] = frozenset()  # later steps that were delivered early
         self.start_at(0, 0)
         self._draws: dict[int, Draw] = {}  # by step
         self._has_requested = False  # True if keys were requested from the sampler
@@ -205,8 +188,7 @@ class SampledEpoch:
     def compute_delivery(self, step: int) -> tuple[Draw, frozenset[int]]:
         """Compute `last` and `early_steps` for the delivery of a batch; the caller assigns them.
 
-        A batch at the position advances `last`, also past steps that were delivered early; any
-        other batch is added to `early_steps`. Removes draws before the current position.
+        A batch at the position advances `last`, also past steps that were delivered early.
         """
         for past in [past for past in self._draws if past < self.step]:
             del self._draws[past]
@@ -264,17 +246,11 @@ class SampledEpoch:
 
 
 class EpochSource:
-    """Opens the epochs of a sampler, and defines their seeds.
+    """Opens the epochs of a sampler, each a pass over it, and defines their seeds.
 
-    If the user sets a seed, it determines the seeds of all epochs. Otherwise seeds are drawn as in
-    torch: one per epoch, or, with persistent workers, only the first, from which later seeds are
-    derived.
-
-    Args:
-        sampler: yields the keys of each batch. Each epoch is one pass over it.
-        generator: generator for the workers' seeds; None for torch's global random state.
-        seed: seed set by the user; None to draw.
-        persistent: draw one seed for all epochs, like torch with persistent workers.
+    A seed set by the user determines the seeds of all epochs. Otherwise seeds are drawn from the
+    generator as in torch: one per epoch, or, with persistent workers, only the first, from which
+    later seeds are derived.
     """
 
     def __init__(
@@ -294,10 +270,7 @@ class EpochSource:
         self._base_epoch: int | None = None
 
     def start(self, rng_states: RandomStates | None = None) -> dict[str, Any]:
-        """State entry from which an epoch that begins now can be opened again.
-
-        `rng_states`: random states that determine its order; None if it does not depend on them.
-        """
+        """State entry from which an epoch that begins now, with these states, can be reopened."""
         stateful = stateful_part(self.sampler)
         start: dict[str, Any] = {"epoch": epoch_of(self.sampler)}
         if rng_states is not None:
@@ -331,13 +304,9 @@ class EpochSource:
         rng_states: RandomStates | None,
         first: RandomStates | None = None,
     ) -> SampledEpoch:
-        """Begin a pass over the sampler.
+        """Begin a pass over the sampler, with a seed, by default a drawn one as in torch.
 
-        Args:
-            seed: seed of the epoch; None to draw one, as in torch.
-            rng_states: random states to use; None for the current ones.
-            first: random states to use from the first batch on, after the seed is drawn; None to
-                continue with `rng_states`.
+        Uses recorded random states, by default the current ones; `first` from the first batch on.
         """
         before = self.capture_rng_states() if rng_states is None else rng_states
         # If only the epoch's seed is drawn, it is saved itself, and the random states need not be.
@@ -352,10 +321,7 @@ class EpochSource:
 
     def _record_first_states(self, keys: Iterator[Any], start: dict[str, Any]) -> Iterator[Any]:
         """Record the random states again before the first batch if other code drew random numbers
-        since `iter()`.
-
-        Without workers the sampler is first read in the first `next()`. `keys` yields the epoch's
-        seed, then the keys of each batch, and so does the result.
+        since `iter()`: without workers the sampler is first read in the first `next()`.
         """
         seed = next(keys)
         after = self.capture_rng_states()
@@ -404,18 +370,8 @@ class EpochSource:
     ) -> SampledEpoch:
         """Reopen the epoch of a state at its step, from the sampler's state or by drawing again.
 
-        Args:
-            state: state of a SampledPosition.
-            position: position in the state.
-            comparable: True if the state has the same rank and number of ranks, so that digests
-                must be equal.
-            begin: True if an iteration starts here. The sampler keeps its current
-                epoch number. If the global random state still equals the saved one, draw from it
-                directly: drawing from a copy would not advance it, and the next epoch would repeat
-                this one.
-
-        Raises:
-            StateError: the sampler yields other batches, or the state is damaged.
+        If the state has the same rank and number of ranks, it is `comparable`: digests must be
+        equal. If an iteration begins here, the sampler keeps its current epoch number.
         """
         step, seed = position.step, self._seed_in(state, position.epoch)
         digest, sampler_state = state.get("drawn"), state.get("sampler_state")
@@ -458,10 +414,7 @@ class EpochSource:
     def _reopen(
         self, state: Mapping[str, Any], sampler_state: Any, seed: int | None, begin: bool
     ) -> SampledEpoch:
-        """Reopen the epoch of a state, with its random states.
-
-        A sampler with a state of its own, and its generator, continue from `sampler_state`.
-        """
+        """Reopen the epoch of a state, with its random states and a state of the sampler."""
         rng_states, first = (
             None if saved is None else RandomStates.from_json(saved, self.sampler, self.generator)
             for saved in map(state["start"].get, ("random", "first"))
@@ -473,16 +426,15 @@ class EpochSource:
         self._load(sampler_state)
         now = self.capture_rng_states().global_rng_state
         if begin and first is None and rng_states and rng_states.global_rng_state == now:
-            rng_states = None  # with a copy, the next epoch would repeat this one
+            # Drawing from a copy would not advance it, and the next epoch would repeat this one.
+            rng_states = None
         epoch = self._open(seed, rng_states, first)
         epoch.start = dict(state["start"])
         return epoch
 
     @contextmanager
     def _unchanged_by_errors(self) -> Iterator[None]:
-        """Context manager: after an error, restore the sampler and the generators, and raise a
-        StateError.
-        """
+        """Context manager: after an error, restore sampler and generators; raise a StateError."""
         rng_states, before = self.capture_rng_states(), self.start()
         try:
             yield

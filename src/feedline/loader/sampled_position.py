@@ -2,9 +2,7 @@
 
 Guarantees: the same seeds give the same batches as torch's DataLoader. A state contains the values
 that determine the rest of an epoch: the random states at its beginning, or the sampler's own state,
-and a digest of the delivered batches.
-Relies on: `sampled_epoch`, which opens one epoch at a time. The samplers define the order of later
-epochs, as with torch.
+and a digest of the delivered batches. The samplers define the order of later epochs.
 """
 
 from __future__ import annotations
@@ -26,15 +24,7 @@ from feedline.order.seeds import mix
 
 __all__ = ["SampledPosition"]
 
-_LOADED_ENTRIES = [
-    "drawn",
-    "early",
-    "drawn_seed",
-    "base_seed",
-    "start",
-    "sampler_state",
-    "upcoming",
-]
+_EPOCH = ("drawn", "early", "drawn_seed", "base_seed", "start", "sampler_state", "upcoming")
 """Entries of a loaded state that `state` returns unchanged until a batch is delivered."""
 
 
@@ -109,11 +99,7 @@ class SampledPosition(LoaderPosition):
         return self._epoch.is_at_end()
 
     def _restart_broken_pass(self) -> None:
-        """Restart a pass over the sampler that an interrupt stopped.
-
-        Raises:
-            StateError: the sampler gives other batches than before.
-        """
+        """Restart a pass over the sampler that an interrupt stopped, or raise a StateError."""
         if (epoch := self._epoch) is None or not epoch.broken:
             return
         state = {**epoch.state(), "base_seed": self._source.base_seed}
@@ -152,16 +138,11 @@ class SampledPosition(LoaderPosition):
         current = self.current.at_step(last.step + 1)
         # Free of calls: Python raises KeyboardInterrupt only in calls, so Ctrl-C cannot leave these
         # assignments half done.
-        epoch.last, epoch.early_steps, self.current, self._has_delivered = (
-            last,
-            early_steps,
-            current,
-            True,
-        )
-        self._loaded_state, self.restored_step, self.steps_to_skip = None, 0, 0
+        epoch.last, epoch.early_steps, self.current = last, early_steps, current
+        self._has_delivered, self.restored_step, self.steps_to_skip = True, 0, 0
+        self._loaded_state = None
 
     def finish(self) -> None:
-        """End the iteration. The next epoch follows; it is opened when its iteration begins."""
         super().finish()
         self._is_iterating = False
 
@@ -173,32 +154,17 @@ class SampledPosition(LoaderPosition):
         self._has_delivered, self.restored_step, self.steps_to_skip = False, 0, 0
         self._epoch, self._loaded_state, self.current = None, None, first
 
-    def fork(self) -> SampledPosition | None:
-        """Position for an iteration that continues independently; None if no epoch is open.
-
-        The open epoch, with its draws, belongs to the fork.
-        """
-        if self._epoch is None:
-            return None
-        other = SampledPosition(self._source, self._schedule)
-        other.current, other._epoch, other._loaded_state = (
-            self.current,
-            self._epoch,
-            self._loaded_state,
-        )
-        other._is_iterating, other._has_delivered = self._is_iterating, self._has_delivered
-        other.restored_step, other.steps_to_skip = self.restored_step, self.steps_to_skip
-        return other
+    @property
+    def _has_open_epoch(self) -> bool:
+        return self._epoch is not None
 
     # Moves
 
     def set_order(self, order: Order | None, generator: Any) -> bool:
-        """Draw the seeds of the next epochs from another generator."""
         self._source.generator = generator
         return False
 
     def set_epoch(self, epoch: int) -> bool:
-        """Begin the next iteration as `epoch`, also in the sampler."""
         set_epoch(self._source.sampler, epoch)
         is_new = super().set_epoch(epoch)
         if is_new and self._is_iterating:  # the current iteration, without a batch yet
@@ -206,7 +172,6 @@ class SampledPosition(LoaderPosition):
         return is_new
 
     def set_step(self, step: int) -> bool:
-        """Begin the next iteration at a step of its epoch. Draws nothing before it begins."""
         back = step < self.restored_step == self.current.step
         if self._has_delivered or (back and self.is_at_end()):
             self._move_to_epoch(self.current.epoch + 1)
@@ -220,10 +185,9 @@ class SampledPosition(LoaderPosition):
     # State
 
     def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
-        """Position as a state, JSON-able if the sampler's own state is.
+        """Position as a state, JSON-able if the sampler's own state is. Nothing is drawn for it.
 
-        Between two epochs it contains the random states that determine the next one. Nothing is
-        drawn for it.
+        Between two epochs it contains the random states that determine the next one.
         """
         with suppress(StateError):  # the next batch raises it
             self._restart_broken_pass()
@@ -240,17 +204,13 @@ class SampledPosition(LoaderPosition):
             state["steps_to_skip"] = self.steps_to_skip
         epoch, loaded_state = self._epoch, self._loaded_state
         unmoved = self.current.step == self.restored_step
+        sampler_epoch = epoch_of(self._source.sampler)
         if (
             loaded_state
             and unmoved
-            and (
-                epoch is None
-                or loaded_state["start"].get("epoch") == epoch_of(self._source.sampler)
-            )
+            and (epoch is None or loaded_state["start"].get("epoch") == sampler_epoch)
         ):
-            return state | {
-                name: loaded_state[name] for name in _LOADED_ENTRIES if name in loaded_state
-            }
+            return state | {name: loaded_state[name] for name in _EPOCH if name in loaded_state}
         if epoch is None:
             return state | {"start": self._source.start(self._source.capture_rng_states())}
         return state | epoch.state()

@@ -39,13 +39,10 @@ _Milliseconds = Annotated[float, msgspec.Meta(gt=0, le=60_000)]
 class SavedSettings(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """Arguments of a DataLoader that change its speed, but not its batches.
+    """Arguments of a DataLoader that change its speed, but not its batches; None for the default.
 
-    Args:
-        num_workers: number of processes, at least 1.
-        prefetch, task_ms: for loaders that make rows; None keeps the default.
-        prefetch_factor, pin_memory: for loaders that make whole batches, and for torch's
-            DataLoader; None keeps the default.
+    `prefetch` and `task_ms` are for loaders that make rows, `prefetch_factor` and `pin_memory` for
+    loaders that make whole batches, and for torch's DataLoader.
     """
 
     num_workers: _Workers
@@ -67,11 +64,7 @@ class SavedSettings(
 
     @classmethod
     def read(cls, file: str | os.PathLike[str]) -> SavedSettings:
-        """Read settings from a file.
-
-        Raises:
-            UsageError: the file cannot be read, or is invalid.
-        """
+        """Read settings from a file, or raise a UsageError."""
         data = _read_file(file)
         try:
             version = msgspec.json.decode(data, type=_Version).feedline_settings
@@ -114,13 +107,7 @@ class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def add_saved_settings(arguments: Arguments) -> Arguments:
-    """Add the values of a settings file, if any, to a loader's arguments.
-
-    The result does not contain the file's path, so a copy of the loader does not read it again.
-
-    Raises:
-        UsageError: the file cannot be used.
-    """
+    """Replace a settings file, if any, by its values; copies of the loader do not read it."""
     file = arguments.settings
     if file is None:
         return arguments
@@ -143,13 +130,7 @@ def add_saved_settings(arguments: Arguments) -> Arguments:
 
 
 def warn_if_unused(arguments: Arguments, completed: Arguments, engine: str) -> None:
-    """Warn if a file sets options of rows for a loader that makes whole batches.
-
-    Args:
-        arguments: the user's arguments, with the file.
-        completed: arguments with the settings of the file.
-        engine: engine of the loader, as text.
-    """
+    """Warn if a file sets options of rows for a loader that makes whole batches."""
     unused = [
         f"{name}={getattr(completed, name)!r}"
         for name in ("prefetch", "task_ms")

@@ -6,7 +6,7 @@ For rows that could not be made, `samples_to_skip` implements `on_error`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -27,35 +27,28 @@ from feedline.engine.feed import Feed
 from feedline.engine.load_samples import Source
 from feedline.engine.messages import HUNG
 from feedline.engine.pinned_memory import pin_batch, register_memory, should_pin
-from feedline.engine.pool import WorkerPool
 from feedline.engine.start_pool import start_pool
 from feedline.engine.tasks import BatchTasks, InFlightBatch, RowTasks
 from feedline.engine.tensor_dataset import batched_tensors
 from feedline.engine.worker_errors import describe_sample
 from feedline.errors import ImageError, SampleError
 from feedline.loader.engine_choice import EngineChoice
-from feedline.loader.engines import Engine, InProcessEngine, Skipped, WorkerEngine
+from feedline.loader.engines import Engine, EngineRecord, InProcessEngine, Skipped, WorkerEngine
 from feedline.loader.iterable_engine import IterableEngine
 from feedline.loader.options import Options
 from feedline.loader.position import IterablePosition, LoaderPosition
 from feedline.order.batch_spec import BatchSpec
-from feedline.trace.split import Timing
 
-__all__ = [
-    "describe_row",
-    "samples_to_skip",
-    "start_engine",
-]
+__all__ = ["samples_to_skip", "start_engine"]
+
+_MAX_USER_BATCHES = 2
+"""Batches a user may hold without a copy, besides those made ahead."""
 
 
 def samples_to_skip(
     source: Source, slots: BatchBuffers, on_error: str, in_flight: InFlightBatch
 ) -> list[Skipped]:
-    """Samples to skip in a batch with failed rows. Releases the slot if it raises an error.
-
-    Raises:
-        SampleError: samples must not be skipped.
-    """
+    """Samples to skip in a batch with failed rows; or release the slot and raise a SampleError."""
     failures = sorted(in_flight.failures, key=lambda failure: failure.row)
     batch = in_flight.batch
     if on_error == "skip" and len(failures) < batch.rows:
@@ -102,57 +95,45 @@ def _name(source: Source, sample: int) -> str:
         return f"the dataset has {len(source)} samples"
 
 
-_MAX_USER_BATCHES = 2
-"""Batches a user may hold without a copy, besides those made ahead."""
-
-
 def start_engine(
-    choice: EngineChoice, options: Options, position: LoaderPosition, timing: Timing
+    choice: EngineChoice, options: Options, position: LoaderPosition, record: EngineRecord
 ) -> Engine:
-    """Build the chosen engine at the position. It reports the times of steps to `timing`.
-
-    Raises:
-        UsageError: the dataset cannot be sent to workers.
-        ResourceError: not enough memory or processes on this machine.
-    """
+    """Build the chosen engine at the position; raises UsageError or ResourceError."""
     if choice.engine == "iterable":
         return IterableEngine(cast(IterablePosition, position))
-    if choice.makes_rows:
-        engine = _build_row_engine(choice, options, position)
-    else:
-        assert options.collate_fn is not None, "torch's constructor sets a default"
-        # 63 bits, like torch's seeds.
-        init = WorkerInit(options.dataset, options.worker_init_fn, position.seed & (1 << 63) - 1)
-        fetcher = DatasetFetcher(
-            init,
-            options.collate_fn,
-            batched=options.batched,
-            skip_errors=options.on_error == "skip",
-            samples=choice.source,
-        )
-        if options.num_workers == 0 or choice.engine == "tensors":
-            return _build_in_process_engine(fetcher, choice, options, position, timing)
-        engine = _build_batch_engine(fetcher, choice, options, position)
-    try:
-        engine.transfer.timing = timing
+    with contextlib.ExitStack() as on_error:
+        if choice.makes_rows:
+            engine = _build_row_engine(choice, options, position, record, on_error)
+        else:
+            assert options.collate_fn is not None, "torch's constructor sets a default"
+            # 63 bits, like torch's seeds.
+            seed = position.seed & (1 << 63) - 1
+            fetcher = DatasetFetcher(
+                WorkerInit(options.dataset, options.worker_init_fn, seed),
+                options.collate_fn,
+                batched=options.batched,
+                skip_errors=options.on_error == "skip",
+                samples=choice.source,
+            )
+            if options.num_workers == 0 or choice.engine == "tensors":
+                make = _batch_maker(fetcher, choice, options)
+                return InProcessEngine(make, position, record)
+            engine = _build_batch_engine(fetcher, choice, options, position, record, on_error)
+        on_error.pop_all()  # from here on the engine closes its pool
+        on_error.callback(engine.close)
+        engine.transfer.timing = record.timing
+        engine.feed.deaths = record.deaths
         engine.restart_prefetch()
-    except BaseException:
-        engine.close()
-        raise
+        on_error.pop_all()
     return engine
 
 
-@contextlib.contextmanager
-def _close_on_error(pool: WorkerPool) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        pool.close()
-        raise
-
-
 def _build_row_engine(
-    choice: EngineChoice, options: Options, position: LoaderPosition
+    choice: EngineChoice,
+    options: Options,
+    position: LoaderPosition,
+    record: EngineRecord,
+    on_error: contextlib.ExitStack,
 ) -> WorkerEngine:
     """Build workers that share batches of rows of a known size."""
     source: Source = choice.source
@@ -168,39 +149,39 @@ def _build_row_engine(
         method=options.start_method,
         runs_user_code=choice.runs_user_code or _needs_formats_of_the_script(choice),
     )
-    with _close_on_error(pool):
-        slots = RowBuffers(pool.block, choice.slot_bytes, count)
-        feed = Feed(
-            RowTasks(slots, source.fields),
-            pool,
-            LiveSettings(
-                workers=options.num_workers, prefetch=options.prefetch, task_ns=options.task_ns
-            ),
-            timeout_s=options.timeout,
-            prefetches=options.num_workers > 0,
-            describe_sample=partial(describe_row, source),
+    on_error.callback(pool.close)
+    slots = RowBuffers(pool.block, choice.slot_bytes, count)
+    feed = Feed(
+        RowTasks(slots, source.fields),
+        pool,
+        LiveSettings(
+            workers=options.num_workers, prefetch=options.prefetch, task_ns=options.task_ns
+        ),
+        timeout_s=options.timeout,
+        prefetches=options.num_workers > 0,
+        describe_sample=partial(describe_row, source),
+    )
+    # torch's default collate makes lists of tuples; timm's makes tuples.
+    is_list = not options.is_row_source and options.collate_fn is default_collate
+    form: Callable[[Tensors], Any] = list if is_list else tuple
+    transfer: DeviceTransfer
+    if options.device is not None and options.device.type != "cpu":
+        assert choice.device_transforms is not None, "set for batches on a device"
+        transfer = AcceleratorTransfer(
+            slots,
+            choice.device_transforms,
+            TorchAccelerator(options.device),
+            partial(register_memory, pool.block, options.device),
+            form,
         )
-        # torch's default collate makes lists of tuples; timm's makes tuples.
-        is_list = not options.is_row_source and options.collate_fn is default_collate
-        form: Callable[[Tensors], Any] = list if is_list else tuple
-        transfer: DeviceTransfer
-        if options.device is not None and options.device.type != "cpu":
-            assert choice.device_transforms is not None, (
-                "device transforms are set for batches on a device"
-            )
-            transfer = AcceleratorTransfer(
-                slots,
-                choice.device_transforms,
-                TorchAccelerator(options.device),
-                partial(register_memory, pool.block, options.device),
-                form,
-            )
-        else:
-            transfer = HostTransfer(
-                slots, choice.device_transforms, form, should_pin(options.pin_memory)
-            )
-        policy = partial(samples_to_skip, source, slots, options.on_error)
-        return WorkerEngine(feed, transfer, position, policy, skip_after_error=choice.compiled)
+    else:
+        transfer = HostTransfer(
+            slots, choice.device_transforms, form, should_pin(options.pin_memory)
+        )
+    policy = partial(samples_to_skip, source, slots, options.on_error)
+    return WorkerEngine(
+        feed, transfer, position, record.skipped, policy, skip_after_error=choice.compiled
+    )
 
 
 def _needs_formats_of_the_script(choice: EngineChoice) -> bool:
@@ -213,7 +194,12 @@ def _needs_formats_of_the_script(choice: EngineChoice) -> bool:
 
 
 def _build_batch_engine(
-    fetcher: DatasetFetcher, choice: EngineChoice, options: Options, position: LoaderPosition
+    fetcher: DatasetFetcher,
+    choice: EngineChoice,
+    options: Options,
+    position: LoaderPosition,
+    record: EngineRecord,
+    on_error: contextlib.ExitStack,
 ) -> WorkerEngine:
     """Build workers that make whole batches, one each."""
     pool = start_pool(
@@ -225,40 +211,32 @@ def _build_batch_engine(
         # detects that while pickling.
         runs_user_code=choice.engine == "dataset" or _needs_formats_of_the_script(choice),
     )
-    with _close_on_error(pool):
-        slots = WholeBatchBuffers(0)
-        tasks = BatchTasks(
-            slots, max_user_batches=_MAX_USER_BATCHES, shares_memory=pool.shares_memory
-        )
-        live = LiveSettings(
-            workers=options.num_workers,
-            prefetch_factor=options.prefetch_factor,
-            min_prefetched_batches=options.min_prefetched_batches,
-        )
-        tasks.resize(live)
-        feed = Feed(
-            tasks,
-            pool,
-            live,
-            timeout_s=options.timeout,
-            in_order=options.in_order,
-            replaces_hung_workers=False,  # a user's sample may take any time
-            describe_sample=partial(describe_sample, options.dataset),
-        )
-        transfer = WholeBatchTransfer(
-            slots, max_user_batches=_MAX_USER_BATCHES, pin=options.pin_memory
-        )
-        return WorkerEngine(feed, transfer, position, lambda in_flight: [])
+    on_error.callback(pool.close)
+    slots = WholeBatchBuffers(0)
+    tasks = BatchTasks(slots, max_user_batches=_MAX_USER_BATCHES, shares_memory=pool.shares_memory)
+    live = LiveSettings(
+        workers=options.num_workers,
+        prefetch_factor=options.prefetch_factor,
+        min_prefetched_batches=options.min_prefetched_batches,
+    )
+    tasks.resize(live)
+    feed = Feed(
+        tasks,
+        pool,
+        live,
+        timeout_s=options.timeout,
+        in_order=options.in_order,
+        replaces_hung_workers=False,  # a user's sample may take any time
+        describe_sample=partial(describe_sample, options.dataset),
+    )
+    transfer = WholeBatchTransfer(slots, max_user_batches=_MAX_USER_BATCHES, pin=options.pin_memory)
+    return WorkerEngine(feed, transfer, position, record.skipped)
 
 
-def _build_in_process_engine(
-    fetcher: DatasetFetcher,
-    choice: EngineChoice,
-    options: Options,
-    position: LoaderPosition,
-    timing: Timing,
-) -> InProcessEngine:
-    """Build an engine that makes batches in this process on request."""
+def _batch_maker(
+    fetcher: DatasetFetcher, choice: EngineChoice, options: Options
+) -> Callable[[BatchSpec], Any]:
+    """Function that makes a batch in this process."""
     is_pinned = should_pin(options.pin_memory)
 
     def make(batch: BatchSpec) -> Any:
@@ -272,4 +250,4 @@ def _build_in_process_engine(
             data = fetcher.fetch_in_process(batch)
         return pin_batch(data) if is_pinned else data
 
-    return InProcessEngine(make, position, timing)
+    return make

@@ -1,6 +1,6 @@
 """State of a loader, as returned by `state_dict`: its entries, and the checks when it is loaded.
 
-`assemble_state` builds the dict. Its entries, by the module that adds them:
+`BatchStream.state` builds the dict. Its entries, by the module that adds them:
     state.py             `version`, `epoch`, `step`, `image_size` (`Position.as_state`), and the
                          values that must be equal in the resuming loader (`identity_of`)
     sampled_position.py  for an order defined by samplers: rank, number of ranks and seed
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +32,6 @@ from feedline.order.schedule import is_count, is_image_size
 
 __all__ = [
     "Position",
-    "assemble_state",
     "check_version",
     "compare_made_by",
     "damaged_state_error",
@@ -41,7 +39,6 @@ __all__ = [
     "has_opened_epoch",
     "identity_of",
     "read_position",
-    "warn_of",
 ]
 
 _VERSION = 2
@@ -72,11 +69,7 @@ class Position:
         return Position(epoch=epoch, image_size=self.image_size)
 
     def skip_to(self, step: int) -> Position:
-        """Same position at a later step, for an epoch without delivered batches.
-
-        Raises:
-            UsageError: the step is before the current one.
-        """
+        """Position after skipping to a step of an epoch without delivered batches."""
         if step < self.step:
             raise UsageError(
                 f"cannot begin at step {step}: a loaded state is at step {self.step} of epoch "
@@ -99,19 +92,6 @@ def damaged_state_error(entries: str) -> StateError:
     return StateError(f"cannot resume: the state is damaged: invalid {entries}")
 
 
-def assemble_state(
-    position: Mapping[str, Any], made_by: Mapping[str, str], filling: Mapping[str, Any]
-) -> dict[str, Any]:
-    """State of a loader, from the entries of its parts.
-
-    Args:
-        position: entries of the position and of the arguments that must be equal (`identity_of`).
-        made_by: `EngineChoice.made_by`.
-        filling: entries of a cache that is being filled.
-    """
-    return {**position, "made_by": dict(made_by), **filling}
-
-
 def check_version(state: Mapping[str, Any]) -> None:
     """Raise StateError if a value is not a loader state, or has another version."""
     version = state.get("version") if isinstance(state, Mapping) else type(state).__name__
@@ -123,11 +103,7 @@ def check_version(state: Mapping[str, Any]) -> None:
 
 
 def read_position(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Position:
-    """Return the position in a state of the same run, i.e. with the values of `identity_of`.
-
-    Raises:
-        StateError: values differ, and the message names each; or the position is invalid.
-    """
+    """Return the position in a state whose values equal those of `identity_of`, or raise."""
     check_version(state)
     differences = [
         f"{name} was {state.get(name)!r}, is {value!r}"
@@ -173,10 +149,7 @@ def _differs(value: object, expected: object) -> bool:
 
 
 def identity_of(options: Options, dataset: str) -> dict[str, Any]:
-    """Values that a state and the resuming loader must have in common, JSON-able.
-
-    `dataset` is the fingerprint of the dataset.
-    """
+    """Values that a state and the resuming loader must have in common, JSON-able."""
     if options.order is not None:
         return options.order.identity(dataset)
     if options.iterable:
@@ -200,11 +173,7 @@ def identity_of(options: Options, dataset: str) -> dict[str, Any]:
 
 
 def fingerprint_of(dataset: object) -> str:
-    """Short text that differs if the samples differ.
-
-    The dataset's own `fingerprint()`, a hash of a torchvision folder's files and labels, or, for
-    any other dataset, the name of its class.
-    """
+    """`fingerprint()` of a dataset, a hash of a torchvision folder, or the name of its class."""
     source = own_source(dataset)
     if source is not None and source is not dataset:  # a Subset
         from feedline.images.compile.compile_dataset import find_source  # loads decoders
@@ -225,24 +194,10 @@ def fingerprint_of(dataset: object) -> str:
 
 
 def compare_made_by(state: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
-    """Differences between how a state's batches were made and `EngineChoice.made_by`, as texts.
-
-    Raises:
-        StateError: the state is damaged.
-    """
+    """Differences between how a state's batches were made and `EngineChoice.made_by`, as texts."""
     saved = state.get("made_by", now)
     has_names = isinstance(saved, Mapping) and saved.keys() == now.keys()
     if not has_names or not all(isinstance(text, str) for text in saved.values()):
         raise damaged_state_error("'made_by'")
     different = [name for name in now if saved[name] != now[name]]
     return [f"{name} was {saved[name]!r}, is {now[name]!r}" for name in different]
-
-
-def warn_of(differences: list[str], *, stacklevel: int) -> None:
-    """Warn of the differences from `compare_made_by`."""
-    warnings.warn(
-        "the state's batches were made in another way: the samples are the same, but their pixels "
-        f"may differ: {'; '.join(differences)}",
-        RuntimeWarning,
-        stacklevel=stacklevel,
-    )

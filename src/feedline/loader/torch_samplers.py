@@ -120,9 +120,7 @@ def draws_nothing(sampler: object) -> bool:
 
 
 def random_sampler_name(sampler: object) -> str | None:
-    """Class name of a torch sampler that draws at random from all samples; None for any other
-    sampler, and if samples are distributed over ranks.
-    """
+    """Class name of a torch sampler that draws at random from all samples on each rank, or None."""
     *_, inner = chain(sampler)
     if sampler_rank_and_world_size(sampler)[1] > 1:
         return None
@@ -155,10 +153,7 @@ def describe(sampler: object) -> dict[str, Any]:
 
 
 class PlannedSampler(DistributedSampler[Any]):
-    """Sampler view of the planned order. Its epoch and the loader's stay equal.
-
-    Works after the loader is garbage-collected.
-    """
+    """Sampler view of the planned order, also after the loader's end. Its epoch is the loader's."""
 
     def __init__(self, order: Order, dataset: Any, loader: Any) -> None:
         self.update_from_order(order, dataset)
@@ -221,9 +216,7 @@ class PlannedSampler(DistributedSampler[Any]):
             remaining -= len(samples)
 
     def __len__(self) -> int:
-        """Number of samples of this rank in an epoch, the same on every rank: samples are repeated,
-        or with `drop_last` dropped.
-        """
+        """Number of samples of each rank: some are repeated, or with `drop_last` dropped."""
         order = self._order
         padded = order.length + (0 if order.drop_last else order.world_size - 1)
         return padded // order.world_size
@@ -281,13 +274,7 @@ def accelerate_processes() -> int | None:
 
 
 def warn_of_stock_loader(loader: Any) -> bool:
-    """Warn that Accelerate builds a torch DataLoader from a loader's parts.
-
-    Returns True if a warning was issued.
-
-    Raises:
-        UsageError: a torch DataLoader could not give the loader's batches.
-    """
+    """Warn that Accelerate builds a torch DataLoader from a loader's parts. Return True if so."""
     processes = accelerate_processes()
     if processes is None or isinstance(loader.dataset, IterableDataset):
         return False

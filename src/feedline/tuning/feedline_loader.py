@@ -15,6 +15,7 @@ from feedline.engine.defaults import DEFAULT_PREFETCH, DEFAULT_PREFETCH_FACTOR
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from feedline.loader.batch_stream import BatchStream
+from feedline.loader.position import PlannedPosition
 from feedline.order.batch_spec import TASK_NS
 from feedline.order.schedule import Phase, Schedule
 from feedline.trace.stage_timings import StageTimings
@@ -174,7 +175,10 @@ def _set_phase(stream: BatchStream, phase: Phase | None) -> None:
     if order is not None:
         if phase is not None:
             order = replace(order, schedule=Schedule((phase,)))
-        stream.position.plan(order, endless=phase is not None or stream.options.schedule is None)
+        position = stream.position
+        assert isinstance(position, PlannedPosition), "the order is planned"
+        position.set_order(order, None)
+        position.endless = phase is not None or stream.options.schedule is None
         stream.engine.restart_prefetch()
     elif phase is not None and phase.image_size is not None:
         stream.set_image_size(phase.image_size)

@@ -206,7 +206,7 @@ class WatchedLoader(Generic[_T]):
     def _end_own_pass(self) -> None:
         """Flush the recording of a feedline.DataLoader at the end of a pass."""
         if isinstance(self.iterable, DataLoader):
-            self.iterable._runtime.recording.flush()
+            self.iterable.recorder.flush()
         self._outputs.end()
 
 
