@@ -105,13 +105,9 @@ class AttributeSnapshot:
     """Values of a dataset and their paths, to compare with a later snapshot one by one.
 
     Objects that allow it are referenced weakly, so that a snapshot does not keep a dataset's old
-    tensors alive. The others are referenced, so that no other object can get their identity.
-
-    Args:
-        dataset: any object.
-        others: settings of its loader, compared by identity.
-        before: an earlier snapshot, whose copies of unchanged long lists are shared.
-        compare_lists: compare all entries of those lists; otherwise only their lengths.
+    tensors alive. The others are referenced, so that no other object can get their identity. The
+    `others`, settings of the loader, are compared by identity. Copies of long lists are shared with
+    the snapshot `before`, if they are unchanged: in length, and if `compare_lists` in all entries.
     """
 
     def __init__(
@@ -258,9 +254,7 @@ _SHARED = (SynchronizedBase, BaseProxy, SharedMemory, Event, _CDATA)
 def find_shared_memory(dataset: object, *, forked: bool) -> str | None:
     """Path of the first shared memory in a dataset, e.g. "dataset.epoch"; None without any.
 
-    Args:
-        dataset: any object. It is searched like for generators, up to 10,000 objects.
-        forked: workers start by fork. With other methods all CPU tensors become shared.
+    Unless workers are `forked`, all CPU tensors become shared.
     """
     shared = (path for path, part in walk(("dataset", dataset)) if _is_shared(part, forked=forked))
     return next(shared, None)
@@ -333,10 +327,7 @@ def walk(
 ) -> Iterator[tuple[str, Any]]:
     """Yield each object that can be reached once, with its path: at most 10,000, the nearest first.
 
-    Args:
-        roots: objects to start from, with their paths.
-        is_leaf: parts of an object are not visited if this returns something true.
-        max_depth: largest distance from a root, in steps.
+    Parts of a leaf, and of an object `max_depth` steps from the roots, are not visited.
     """
     seen: set[int] = set()
     upcoming = deque((0, path, thing) for path, thing in roots)

@@ -46,11 +46,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def write_batch(value: object, space: BatchAllocator) -> int:
-    """Write a value to memory. Return the length of the structure at its end, in bytes.
-
-    Raises:
-        Exception: something in the value cannot be pickled.
-    """
+    """Write a value to memory. Return the length of the structure at its end, in bytes."""
     body = io.BytesIO()
     pickler = _Pickler(body, space)
     pickler.dump(value)
@@ -61,12 +57,7 @@ def write_batch(value: object, space: BatchAllocator) -> int:
 
 
 def read_batch(memory: NDArray[np.uint8], structure_bytes: int) -> Any:
-    """Read a value back.
-
-    Args:
-        memory: the used memory, shape (bytes,), from its start; kept alive by the result.
-        structure_bytes: length of the structure at the end.
-    """
+    """Read a value back from the used memory, which it keeps alive."""
     data = memory[len(memory) - structure_bytes :].tobytes()
     end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
     buffers = [memory[start : start + n] for start, n in pickle.loads(data[end:])]
@@ -135,10 +126,8 @@ class _Pickler(pickle.Pickler):
     def _copy(
         self, tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]
     ) -> tuple[int, tuple[int, ...]]:
-        """Copy a tensor into memory. Return its offset and its strides there.
-
-        Repeated elements, as from `expand`, are copied once.
-        """
+        """Copy a tensor into memory. Return its offset and its strides there."""
+        # Repeated elements, as from `expand`, are copied once.
         once = tuple(1 if stride == 0 else n for n, stride in zip(shape, strides, strict=True))
         tensor = tensor.as_strided(once, strides)
         start, part = self._space.allocate(tensor.numel() * tensor.dtype.itemsize)

@@ -75,11 +75,8 @@ def arrays(
 class BatchAllocator:
     """Memory of a whole batch while it is packed, allocated in parts.
 
-    Parts that do not fit into the existing memory are allocated separately and copied by
-    `copy_to_larger`.
-
-    Args:
-        memory: existing memory, shape (bytes,); may be empty.
+    Parts that do not fit into the existing memory, shape (bytes,), are allocated separately and
+    copied by `copy_to_larger`.
     """
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:

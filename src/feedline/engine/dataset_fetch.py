@@ -122,15 +122,11 @@ class SourceWithInit:
 
 
 class DatasetFetcher:
-    """Makes batches of a Dataset.
+    """Makes batches of a Dataset: anything with `__getitem__`.
 
-    Args:
-        init: initialisation of its workers, and the dataset: anything with `__getitem__`.
-        collate_fn: makes a batch of samples.
-        batched: keys are lists of sample keys; otherwise one key is fetched and collated.
-        skip_errors: leave out samples that raise.
-        samples: compiled replacement of the dataset, used unless `worker_init_fn` sets attributes
-            of the dataset; None: only the dataset makes samples.
+    If `batched`, keys are lists of sample keys; otherwise one key is fetched and collated. With
+    `skip_errors`, samples that raise are left out. `samples` is a compiled replacement of the
+    dataset, used unless `worker_init_fn` sets attributes of the dataset.
     """
 
     def __init__(

@@ -65,10 +65,8 @@ def auto_workers(
     matter: it holds two batches for any number of workers. This is a rule of thumb that
     measurements of the training refine (see `control`).
 
-    Args:
-        cores: cores this process may use; None reads them from the machine.
-        available_bytes: memory available to this process; None if unknown.
-        batches_bytes: memory of the batches, as far as known.
+    Without `cores`, those of this process are used. The memory is that of this process and of its
+    batches, as far as known.
     """
     cores = usable_cores() if cores is None else cores
     most = min(cores - (cores >= 6) - (cores >= 16), MAX_WORKERS)
@@ -78,15 +76,7 @@ def auto_workers(
 
 
 def worker_count(workers: int | str, batches_bytes: int = 0) -> int:
-    """Number of workers for "auto" or a number.
-
-    Args:
-        workers: "auto" or a number.
-        batches_bytes: memory that "auto" leaves to batches.
-
-    Raises:
-        UsageError: neither of these.
-    """
+    """Number of workers for a number or "auto", which leaves some memory to batches."""
     if workers == "auto":
         return auto_workers(available_bytes=own_memory_bytes(), batches_bytes=batches_bytes)
     if not (is_integer(workers) and 0 <= workers <= MAX_WORKERS):
@@ -114,24 +104,16 @@ def default_start_method() -> str:
 class LiveSettings:
     """Settings of a feed that can change while it runs.
 
-    Args:
-        workers: number of workers; 0 if the training process makes batches.
-        prefetch: maximum number of batches in flight, finished or not. Image rows: at most the
-            number of slots, which is the default. Whole batches: slots are added as needed, and the
-            default is `default_prefetch`, plus the batches that the user may hold.
-        prefetch_factor: whole batches that each worker makes ahead.
-        min_prefetched_batches: minimum of whole batches made ahead by all workers together.
-        task_ns: target work of a task of a batch of rows, in ns.
-
-    Raises:
-        UsageError: a value is out of range.
+    `prefetch` is the maximum number of batches in flight, finished or not. Image rows: at most the
+    number of slots, which is the default. Whole batches: slots are added as needed, and the default
+    is `default_prefetch`, plus the batches that the user may hold.
     """
 
-    workers: int
+    workers: int  # 0 if the training process makes batches
     prefetch: int | None = None
-    prefetch_factor: int = DEFAULT_PREFETCH_FACTOR
-    min_prefetched_batches: int = 0
-    task_ns: int = TASK_NS
+    prefetch_factor: int = DEFAULT_PREFETCH_FACTOR  # whole batches that each worker makes ahead
+    min_prefetched_batches: int = 0  # whole batches made ahead by all workers together
+    task_ns: int = TASK_NS  # target work of a task of a batch of rows
 
     def __post_init__(self) -> None:
         for name, value, least, most in (

@@ -80,14 +80,12 @@ _SLOTS_FOR_WORKERS = 2
 class CpuTransfer(ABC):
     """Base of the CPU transfers: one batch at a time, and the timing."""
 
-    can_send_early = False
-    """True if a batch may be sent while the previous one is in use."""
+    can_send_early = False  # True if a batch may be sent while the previous one is in use
 
     def __init__(self, slots: BatchBuffers) -> None:
         self._slots = slots
         self._in_flight: InFlightBatch | None = None
-        self.timing = Timing()
-        """Data wait, copies and compute of the steps so far."""
+        self.timing = Timing()  # data wait, copies and compute of the steps so far
         self._requested_s = self._sent_s = self._received_s = 0.0
 
     @abstractmethod
@@ -138,14 +136,7 @@ class CpuTransfer(ABC):
 
 
 class HostTransfer(CpuTransfer):
-    """Transfers batches of rows to CPU tensors.
-
-    Args:
-        slots: slots of the batches.
-        transforms: transforms applied to a batch; None returns rows unchanged.
-        form: container for the tensors of a batch.
-        pin: copy returned tensors to pinned memory.
-    """
+    """Transfers batches of rows to CPU tensors, in a container of class `form`."""
 
     _slots: RowBuffers
 
@@ -201,13 +192,9 @@ class HostTransfer(CpuTransfer):
 
 
 class WholeBatchTransfer(CpuTransfer):
-    """Transfers whole batches to the CPU.
+    """Transfers whole batches to the CPU. A user may keep `max_user_batches` without a copy.
 
-    Args:
-        slots: slots of the batches.
-        max_user_batches: number of batches a user may keep without a copy.
-        pin: copy their tensors to pinned memory, like torch's DataLoader; no effect without an
-            accelerator.
+    `pin`: copy tensors to pinned memory, like torch's DataLoader, if there is an accelerator.
     """
 
     _slots: WholeBatchBuffers
@@ -267,15 +254,10 @@ class _Step:
 
 
 class AcceleratorTransfer:
-    """Transfers batches to an accelerator.
+    """Transfers batches to an accelerator, transformed on the side stream.
 
-    Args:
-        slots: slots of the batches.
-        transforms: transforms applied to a batch on the side stream.
-        accelerator: the device.
-        register: registers the memory of the slots with the device, if it can; the last step of
-            the constructor. `close` releases it.
-        form: container for the tensors of a batch.
+    `register`, the last step of the constructor, registers the memory of the slots with the device,
+    if it can; `close` releases it.
     """
 
     can_send_early = True

@@ -37,14 +37,7 @@ def accelerator_type() -> str | None:
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """Resolve a device and its index.
-
-    Args:
-        device: "cpu", or torch's name of an accelerator, e.g. "cuda", "cuda:1", "mps" or "xpu".
-
-    Raises:
-        UsageError: it does not exist on this machine.
-    """
+    """Resolve a device, e.g. "cuda:1", and its index; raises UsageError if it does not exist."""
     try:
         resolved = torch.device(device)
     except (RuntimeError, TypeError):
@@ -121,10 +114,7 @@ class TorchAccelerator:
         return torch.cuda.Event(enable_timing=True)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy a host tensor to the device, asynchronously, on the current stream.
-
-        The host tensor must not change until the copy is done.
-        """
+        """Copy a host tensor, which must not change meanwhile, to the device, asynchronously."""
         return tensor.to(self.device, non_blocking=True)
 
     def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:

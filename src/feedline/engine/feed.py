@@ -51,10 +51,8 @@ class Feed:
             `ROW_TIMEOUT_S`.
         in_order: return batches in planned order; otherwise as soon as they are made.
         replaces_hung_workers: replace stuck workers, see `HangDetector`; otherwise only warn.
-        prefetches: request batches before they are needed. False without workers: the sampler is
-            then read for each batch when it is needed, as in torch.
-        describe_sample: function from a batch and a row to the index or key of its sample (None if
-            unknown) and its name in messages.
+        prefetches: request batches before they are needed. False without workers, as in torch.
+        describe_sample: index or key of a batch's sample (None if unknown) and its name.
     """
 
     def __init__(
@@ -123,9 +121,7 @@ class Feed:
     def start(self, batches: Iterator[BatchSpec], *, new_workers: bool = False) -> None:
         """Continue with other batches; batches in flight are cancelled.
 
-        Args:
-            batches: planned batches.
-            new_workers: replace all workers and forget their tasks, after an interrupted call.
+        With `new_workers`, replace all workers and forget their tasks, after an interrupted call.
         """
         if new_workers:
             self._pool.restart()
@@ -145,11 +141,7 @@ class Feed:
         self._submit_tasks()
 
     def apply(self, settings: LiveSettings) -> None:
-        """Change the settings. Batches in flight are finished unchanged.
-
-        Raises:
-            UsageError: the worker pool cannot have that many workers; nothing changes.
-        """
+        """Change the settings, or nothing if UsageError is raised. Batches in flight stay."""
         self._requeue_unstarted_tasks()  # otherwise workers would exit only after all queued tasks
         self._pool.resize(settings.workers)
         self._tasks.resize(settings)
@@ -269,11 +261,7 @@ class Feed:
         self._pool.close()
 
     def _submit_tasks(self, count: int = 0) -> None:
-        """Queue tasks for all free slots, up to the maximum in flight.
-
-        Args:
-            count: number of batches to queue without prefetching.
-        """
+        """Queue tasks for all free slots, up to the maximum in flight, or `count` batches."""
         max_in_flight = self.max_in_flight if self._prefetches else count
         while len(self._in_flight) < max_in_flight and self._too_small is None:
             slot = self.slots.acquire()

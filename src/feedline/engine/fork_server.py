@@ -67,12 +67,9 @@ _RECEIVE = _DONTWAIT | int(socket.MSG_CMSG_CLOEXEC)
 
 
 def send(connection: socket.socket, message: bytes, fd: int = -1, *, wait: bool) -> None:
-    """Send a message, with a descriptor unless it is -1.
+    """Send a message, with a descriptor unless it is -1; BlockingIOError unless it may wait.
 
     Python's `socket.send_fds` and `recv_fds` do the same but ignore their flags.
-
-    Raises:
-        BlockingIOError: there is no room, and `wait` is False.
     """
     flags = 0 if wait else _DONTWAIT
     if fd < 0:
@@ -83,12 +80,7 @@ def send(connection: socket.socket, message: bytes, fd: int = -1, *, wait: bool)
 
 
 def receive(connection: socket.socket, max_bytes: int) -> tuple[bytes, int]:
-    """Receive a message (empty at the end) and its descriptor (-1 for none). Never waits.
-
-    Raises:
-        BlockingIOError: there is no message now.
-        ResourceError: this process cannot open the descriptor; the kernel has closed it.
-    """
+    """Receive a message (empty at the end) and its descriptor (-1 for none), or BlockingIOError."""
     message, extras, flags, _ = connection.recvmsg(max_bytes, _FD_SPACE_BYTES, _RECEIVE)
     for level, kind, data in extras:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -107,10 +99,8 @@ def claim_lock(block_fd: int, timeout_s: float | None = None) -> Iterator[None]:
 
     A worker holds it from receiving a task until the task is in the heartbeat table. The kernel
     releases it when the worker dies. So while the trainer holds it, every received task is in the
-    table, and the trainer knows which task a dead worker had.
-
-    Raises:
-        TimeoutError: another process has held it for `timeout_s`; None waits without limit.
+    table, and the trainer knows which task a dead worker had. Raises TimeoutError if another
+    process has held it for `timeout_s`; None waits without limit.
     """
     nonblocking = 0 if timeout_s is None else fcntl.LOCK_NB
     deadline = time.monotonic() + (timeout_s or 0.0)
@@ -157,8 +147,7 @@ def serve(
     Args:
         main_fd: main connection, a SEQPACKET socket.
         trainer: process id of the trainer, this process's parent.
-        ends_with_thread: have the kernel kill this process with the thread that started it, the
-            trainer's main thread, even during the start.
+        ends_with_thread: have the kernel kill this process with the thread that started it.
         source: source of all pools, if it came by fork; None: each pool sends its own.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -361,12 +350,7 @@ def run_worker(
 ) -> None:
     """Serve until asked to exit, until the trainer closes `tasks`, or until it is gone.
 
-    Args:
-        tasks, results: sockets of tasks and reports.
-        block_fd: the pool's block, with the heartbeat table at its head.
-        source: makes rows or batches; a descriptor if it is still pickled.
-        resources: descriptors of that payload's resources.
-        worker_id, workers: its worker id, and the number of workers.
+    `source` is a descriptor if it is still pickled; `resources` are the payload's descriptors.
     """
     _close_in_children(tasks, results)
     parent = os.getppid()

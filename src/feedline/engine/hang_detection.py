@@ -40,13 +40,10 @@ class RowLocation(NamedTuple):
 
 
 class HangDetector:
-    """Replaces hung workers, and warns when storage stalls.
+    """Replaces hung workers, if it should, and warns when storage stalls.
 
-    Args:
-        pool: worker pool.
-        timeout_s: time on one row after which a worker counts as stuck.
-        locate_row: function from a task id and a row of the task to its location.
-        replaces_hung_workers: replace stuck workers; otherwise only warn.
+    A worker counts as stuck after `timeout_s` on one row. `locate_row` has the location of a task's
+    row.
     """
 
     def __init__(
@@ -85,25 +82,18 @@ class HangDetector:
         return min(unreported_s, (time.monotonic_ns() - start_ns) / 1e9)
 
     def should_time_out(self, idle_s: float, deadline_s: float) -> bool:
-        """Return True if a deadline has passed and no stuck worker is about to be replaced.
-
-        Workers that are starting have `OPEN_S` in addition.
-        """
+        """Return True if a deadline has passed and no stuck worker is about to be replaced."""
         if idle_s < deadline_s:
             return False
         busy = self._pool.busy()
-        if not busy and not self._pool.idle():
+        if not busy and not self._pool.idle():  # they are starting
             return idle_s >= deadline_s + OPEN_S
         return not any(
             self._is_only_one_stuck(worker_id, row.since_ns) for worker_id, row in busy.items()
         )
 
     def record_wait(self, seconds: float) -> None:
-        """Record a wait for the workers, and check them every `CHECK_S`.
-
-        Raises:
-            WorkerError: workers are ready, but none starts the queued tasks.
-        """
+        """Record a wait for the workers, and check them every `CHECK_S`; may raise WorkerError."""
         # Time during which the whole program was suspended does not count.
         self._unchecked_s += min(seconds, 2 * CHECK_S)
         if self._unchecked_s >= CHECK_S:

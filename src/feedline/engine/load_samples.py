@@ -130,16 +130,9 @@ def open_source(
     worker_id: int,
     workers: int,
 ) -> Work | Report:
-    """Open the source of a new worker.
+    """Open the source of a new worker, unpickled by `load`, on the memory `block` of the pool.
 
-    Args:
-        load: unpickles the source.
-        block: memory of the pool, shape (bytes,), for heartbeats, rows and stage timings.
-        memory: memory for whole batches.
-        worker_id, workers: its worker id, and the number of workers.
-
-    Returns:
-        The function that does its tasks; or, if it failed, the report for the trainer.
+    Returns the function that does its tasks; or, if it failed, the report for the trainer.
     """
     line = heartbeat_table(block)[worker_id]
     try:
@@ -241,11 +234,7 @@ class MappedMemory:
         return memory
 
     def allocate(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
-        """Allocate new memory for a slot, to be sent with the report.
-
-        Raises:
-            ResourceError: not enough memory.
-        """
+        """Allocate new memory for a slot, to be sent with the report."""
         file = SharedFile.create(nbytes)
         self._new_fd = file.fd
         self._mapped[slot] = _identity(file.fd), file.array

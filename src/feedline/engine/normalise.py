@@ -51,17 +51,11 @@ def is_image(field: Field) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTransforms:
-    """Transforms of a batch on its device.
+    """Transforms of a batch on its device."""
 
-    Args:
-        values: conversion of pixels to values; None: there are no pixels, or they stay pixels.
-        pixels: user's function applied before the conversion; None for none.
-        batch_transform: user's function applied after the conversion; None for none.
-    """
-
-    values: PixelConversion | None = None
-    pixels: PixelTransform | None = None
-    batch_transform: BatchTransform | None = None
+    values: PixelConversion | None = None  # None: there are no pixels, or they stay pixels
+    pixels: PixelTransform | None = None  # the user's, before the conversion
+    batch_transform: BatchTransform | None = None  # the user's, after the conversion
 
     def constants(self, device: torch.device) -> Constants:
         """Constants of the conversion on the device."""
@@ -74,17 +68,7 @@ class DeviceTransforms:
         batch: BatchSpec,
         constants: Constants,
     ) -> tuple[torch.Tensor, ...]:
-        """Transform a batch's tensors, which are on the device.
-
-        Args:
-            tensors: tensors from the workers.
-            fields: layout of their rows.
-            batch: specification of the batch.
-            constants: return value of `constants` for the device.
-
-        Raises:
-            UsageError: a user's function returns another shape, dtype or number of tensors.
-        """
+        """Transform a batch's tensors, which are on the device, with `constants` for it."""
         values = []
         for tensor, field in zip(tensors, fields, strict=True):
             if is_image(field) and self.pixels is not None:
@@ -139,15 +123,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 class Normalise:
     """(x / white - mean) / std per channel, in float32, then cast; white is 255 for uint8.
 
-    Args:
-        mean: mean of each channel, for pixels in 0 .. 1.
-        std: standard deviation of each channel, for pixels in 0 .. 1.
-        dtype: floating-point type of the result.
-        layout: channels and dtype of the pixels.
-
-    Raises:
-        UsageError: not one value per channel, a std that is not positive, or a dtype that is not
-            floating-point.
+    `mean` and `std` have one number per channel, for pixels in 0 .. 1.
     """
 
     mean: tuple[float, ...] = IMAGENET_MEAN
@@ -188,13 +164,9 @@ _LEVELS = 256
 
 @dataclass(frozen=True, eq=False)
 class ValueTable:
-    """Table of the value of each grey level in each channel.
+    """Table of the value of each grey level in each channel."""
 
-    Args:
-        table: shape (3, 256), of a dtype torch supports.
-    """
-
-    table: np.ndarray[Any, Any]
+    table: np.ndarray[Any, Any]  # shape (3, 256), of a dtype torch supports
 
     def constants(self, device: torch.device) -> tuple[torch.Tensor, ...]:
         """Values, shape (768,), and offset of each channel, int32 (1, 3, 1, 1)."""

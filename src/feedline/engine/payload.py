@@ -63,26 +63,16 @@ _LIBRARIES = {"feedline", "torch", "torchvision", "timm", "numpy", "PIL"}
 
 
 class Payload(Generic[Memory]):
-    """A pickled source in memory that all workers map.
+    """A pickled source in memory that all workers map; raises UsageError or ResourceError.
 
-    Args:
-        source: source to send.
-        create: creates memory of a number of bytes.
-        runs_user_code: workers import the user's script first, for settings at its top level. If
-            False, they do so only if the source needs a module other than feedline and the
-            libraries of its pipelines.
-
-    Raises:
-        UsageError: something in the source cannot be pickled; the message names it. Or it needs the
-            user's script, which has no file.
-        ResourceError: not enough memory.
+    With `runs_user_code`, workers import the user's script first, for settings at its top level.
+    Otherwise they do so only if the source needs a module other than feedline and the libraries of
+    its pipelines.
     """
 
     memory: Memory
-    resources: SharedResources
-    """Descriptors that workers need to unpickle it; open until `close`."""
-    library_modules: list[str]
-    """Modules of feedline and of the libraries of its pipelines that the source needs."""
+    resources: SharedResources  # descriptors that workers need to unpickle it, until `close`
+    library_modules: list[str]  # of feedline and its pipelines' libraries, needed by the source
 
     def __init__(
         self, source: AnySource, create: Callable[[int], Memory], *, runs_user_code: bool
@@ -111,9 +101,8 @@ class Payload(Generic[Memory]):
 def _pickle_source(
     source: AnySource, resources: SharedResources, runs_user_code: bool
 ) -> tuple[set[str], list[memoryview | bytes]]:
-    """Pickle a source. Return the modules it needs, and the parts of the payload.
-
-    These are: a worker's settings, the source, and its out-of-band buffers.
+    """Pickle a source. Return the modules it needs, and the parts of the payload: a worker's
+    settings, the source, and its out-of-band buffers.
     """
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
@@ -221,9 +210,7 @@ def search_path() -> list[str]:
 def main_module(*, needed: bool = True) -> dict[str, Any]:
     """Location of the main script for a worker, in multiprocessing's form; may be empty.
 
-    Raises:
-        UsageError: workers cannot start without it (`needed`), but it has no file, so other
-            processes cannot import it.
+    Raises UsageError if it is `needed`, but has no file, so other processes cannot import it.
     """
     process: Any = mp_process.current_process()
     # get_preparation_data fails while a process unpickles its arguments (e.g. a loader).
@@ -358,10 +345,8 @@ class _SharingPickler(ForkingPickler):
         resources: SharedResources,
     ) -> None:
         super().__init__(file, 5, True, buffer_callback)
-        self.modules: set[str] = set()
-        """Modules of the pickled classes and functions."""
-        self.sharing_errors: list[str] = []
-        """Reason for each tensor that could not be shared."""
+        self.modules: set[str] = set()  # modules of the pickled classes and functions
+        self.sharing_errors: list[str] = []  # reason for each tensor that could not be shared
         self._resources = resources
         self._torch: Any = sys.modules.get("torch")
         self._num_shared = 0

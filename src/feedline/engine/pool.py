@@ -86,14 +86,11 @@ class WorkerPool(ABC):
     Single-threaded, except for `close`.
     """
 
-    shares_memory = False
-    """True if workers can receive memory as a file descriptor."""
+    shares_memory = False  # True if workers can receive memory as a file descriptor
 
-    advice = ""
-    """Sentence for errors about hung workers; empty if no cause is known."""
+    advice = ""  # sentence for errors about hung workers; empty if no cause is known
 
-    _workers: Mapping[int, object]
-    """Workers that are alive or starting, by worker id."""
+    _workers: Mapping[int, object]  # workers that are alive or starting, by worker id
 
     def __init__(self, block: NDArray[np.uint8]) -> None:
         self.block = block
@@ -120,9 +117,8 @@ class WorkerPool(ABC):
     def wait(self, timeout_s: float) -> list[Report | WorkerDeath]:
         """Return new events; blocks until there is one, or for `timeout_s` at most.
 
-        Raises:
-            StartError: a worker could not open its source.
-            WorkerError: too many workers in a row ended without finishing a task.
+        Raises StartError if a worker could not open its source, and WorkerError if too many workers
+        in a row ended without finishing a task.
         """
 
     @abstractmethod
@@ -135,7 +131,7 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def restart(self) -> None:
-        """Replace all workers and drop all tasks, after an interrupt during another call."""
+        """Replace all workers and drop all tasks, also after an interrupt during another call."""
 
     @abstractmethod
     def close(self) -> None:
@@ -269,41 +265,35 @@ class InProcessPool(WorkerPool):
 
     @property
     def pids(self) -> dict[int, int]:
-        """Empty: there are no workers."""
         return {}
 
     def resize(self, workers: int) -> None:
-        """Do nothing: there are no workers."""
+        pass  # there are no workers
 
     def submit(self, task: Task) -> bool:
-        """Queue a task."""
         assert isinstance(task, RowTask), "whole batches are made without a worker pool"
         self._queue.append(task)
         return True
 
     def wait(self, timeout_s: float) -> list[Report | WorkerDeath]:
-        """Do one task. Do nothing if `timeout_s` is 0, so that prefetching costs no time."""
-        if not self._queue or timeout_s == 0:
+        if not self._queue or timeout_s == 0:  # 0: prefetching must cost no time
             return []
         task = self._queue.popleft()
         line = self._heartbeats[0]
         return [record_stages(self._page, fill, task, self._source, self.block, line, 0)]
 
     def cancel(self) -> list[int]:
-        """Cancel all queued tasks."""
         ids = [task.id for task in self._queue]
         self._queue.clear()
         return ids
 
     def kill(self, worker_id: int, reason: str) -> None:
-        """Do nothing: there are no workers."""
+        pass  # there are no workers
 
     def restart(self) -> None:
-        """Drop all tasks, and the record of an interrupted one."""
         self._queue.clear()
         stage_timer.drop_task(self._page)
 
     def close(self) -> None:
-        """Drop all tasks and the memory."""
         self.restart()
         self._release_memory()

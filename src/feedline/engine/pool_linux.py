@@ -64,14 +64,7 @@ _BOOT = (
 
 
 class LinuxPool(WorkerPool):
-    """Worker pool forked by a fork server.
-
-    Args:
-        source: makes rows or batches; pickled here, once, unless it is forked.
-        slots_bytes: memory of all slots.
-        runs_user_code: see `Payload`.
-        forked: the fork server is a fork of this process, with its source.
-    """
+    """Worker pool forked by a fork server; if `forked`, by a fork of this process."""
 
     shares_memory = True
 
@@ -134,11 +127,9 @@ class LinuxPool(WorkerPool):
 
     @property
     def pids(self) -> dict[int, int]:
-        """Process ids by worker id, at least of every worker that has reported."""
         return {worker_id: pid for worker_id, pid in sorted(self._workers.items()) if pid}
 
     def resize(self, workers: int) -> None:
-        """Set the number of workers. Surplus workers finish their task before they exit."""
         self._set_target(workers)
         self._start_missing()
         for _ in range(self._count_active() - workers):
@@ -155,7 +146,6 @@ class LinuxPool(WorkerPool):
         self._command(do="fork", worker_id=worker_id, workers=self._target)
 
     def submit(self, task: Task) -> bool:
-        """Queue a task; False if the queue is full. Never blocks."""
         try:
             self._send(task)
         except BlockingIOError:
@@ -176,7 +166,6 @@ class LinuxPool(WorkerPool):
         return queued
 
     def wait(self, timeout_s: float) -> list[Report | WorkerDeath]:
-        """Return new events; blocks until there is one, or for `timeout_s` at most."""
         if not self._events:
             control = self._control.fileno()
             has_messages = any(fd == control for fd, _ in self._poll.poll(timeout_s * 1000))
@@ -269,7 +258,6 @@ class LinuxPool(WorkerPool):
         return lost
 
     def cancel(self) -> list[int]:
-        """Cancel the tasks that no worker has started. Return their ids."""
         cancelled = []
         for task_id in self._empty_queue():
             if task_id in self._exit_tasks:
@@ -280,12 +268,10 @@ class LinuxPool(WorkerPool):
         return cancelled
 
     def kill(self, worker_id: int, reason: str) -> None:
-        """Kill a worker; its `WorkerDeath` contains the reason."""
         self._kill_reasons[worker_id] = reason
         self._command(do="kill", worker_id=worker_id)
 
     def restart(self) -> None:
-        """Replace all workers at once; nothing is outstanding afterwards."""
         self._disconnect()
         self._outstanding.clear()
         self._exit_tasks.clear()
@@ -308,7 +294,6 @@ class LinuxPool(WorkerPool):
         self._events = [*reports, WorkerDeath(cause, lost)]
 
     def close(self) -> None:
-        """End all workers and free all resources. No process is left when this returns."""
         self._closing = True
         try:
             self._disconnect(release_server=True)
@@ -380,11 +365,7 @@ class ForkServer:
 
     @classmethod
     def fork(cls, source: AnySource) -> ForkServer:
-        """Fork this process into a server, which has the source without pickling.
-
-        As with multiprocessing's fork, locks held by other threads stay locked; but the fork
-        happens once, not for each worker and each epoch.
-        """
+        """Fork this process into a server, which has the source without pickling."""
         connection, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         trainer, ends_with_thread = os.getpid(), _is_main_thread()
         sys.stdout.flush()  # or both processes would write the buffered text
@@ -411,15 +392,12 @@ class ForkServer:
         self._process.kill()
 
     def register_pool(self, fds: Sequence[int], preload: Sequence[str]) -> None:
-        """Register a worker pool.
+        """Register a worker pool, or raise OSError if the server has ended.
 
         Args:
             fds: its descriptors: control, tasks, results, block; then, unless the server already
                 has the source, the payload and the descriptors of its resources.
             preload: modules to import before the first worker is forked; errors are ignored.
-
-        Raises:
-            OSError: the server has ended.
         """
         for first in range(0, len(fds), MAX_FDS):
             part = fds[first : first + MAX_FDS]
@@ -478,11 +456,7 @@ _users: set[weakref.ref[object]] = set()
 
 
 def acquire_server(user: object) -> ForkServer:
-    """Return this process's shared server; start it if needed.
-
-    It runs until every user has released it or is garbage. Acquiring twice has no further effect,
-    so an interrupted call can be repeated.
-    """
+    """Return this process's shared server, which runs until all its users have released it."""
     global _server
     with _lock:
         _users.add(weakref.ref(user, _discard))

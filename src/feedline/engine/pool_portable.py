@@ -59,12 +59,9 @@ def run_worker(
 ) -> None:
     """Serve until asked to exit or until the trainer is gone.
 
-    Args:
-        pipe: tasks in; reports out, each followed by its batch, if it has one.
-        block: name and size in bytes of the memory for batches.
-        source: name and size in bytes of the pickled source, or the source itself.
-        resources: descriptors of the payload's resources.
-        worker_id, workers: its worker id, and the number of workers.
+    Tasks come through the pipe; reports go back, each followed by its batch, if it has one. `block`
+    and `source` are names and sizes in bytes of memory, or the source itself; `resources` are the
+    descriptors of the payload.
     """
     become_worker()
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -126,11 +123,7 @@ class _SpawnedWorker:
     is_exiting: bool = False
 
     def add(self, task_id: int, message: bytes) -> bytes:
-        """Record a task. Return the message for the pipe; for a large task, a reference.
-
-        Raises:
-            ResourceError: not enough memory for it.
-        """
+        """Record a task. Return the message for the pipe; for a large task, a reference."""
         if sum(self.outstanding.values()) + len(message) > _PIPE_BYTES:
             memory = self.memories[task_id] = NamedMemory(None, len(message))
             memory.array[:] = np.frombuffer(message, np.uint8)
@@ -159,16 +152,7 @@ class _SpawnedWorker:
 
 
 class PortablePool(WorkerPool):
-    """Worker pool started with multiprocessing.
-
-    Args:
-        source: makes rows or batches; pickled here, once.
-        slots_bytes: memory of all slots.
-
-    Raises:
-        ResourceError: not enough memory.
-        UsageError: the user's script has no file. From `resize`: the source cannot be pickled.
-    """
+    """Worker pool started with multiprocessing."""
 
     def __init__(self, source: AnySource, slots_bytes: int) -> None:
         self._context: Any = multiprocessing.get_context("spawn")
@@ -191,12 +175,10 @@ class PortablePool(WorkerPool):
 
     @property
     def pids(self) -> dict[int, int]:
-        """Process ids by worker id."""
         workers = sorted(self._workers.items())
         return {worker_id: w.process.pid for worker_id, w in workers if w.process.pid}
 
     def resize(self, workers: int) -> None:
-        """Set the number of workers. Surplus workers finish their tasks before they exit."""
         self._set_target(workers)
         for worker in self._active_workers()[workers:]:
             worker.is_exiting = True
@@ -244,11 +226,6 @@ class PortablePool(WorkerPool):
         return True
 
     def wait(self, timeout_s: float) -> list[Report | WorkerDeath]:
-        """Return new events; blocks until there is one, or for `timeout_s` at most.
-
-        Raises:
-            UsageError: a worker's import of the main script started a loader with workers.
-        """
         worker_ids: dict[Any, int] = {w.pipe: worker_id for worker_id, w in self._workers.items()}
         events: list[Report | WorkerDeath] = []
         for pipe in wait(list(worker_ids), timeout_s):
@@ -278,16 +255,13 @@ class PortablePool(WorkerPool):
         return deaths
 
     def cancel(self) -> list[int]:
-        """Return nothing: tasks in a pipe cannot be cancelled."""
-        return []
+        return []  # tasks in a pipe cannot be cancelled
 
     def kill(self, worker_id: int, reason: str) -> None:
-        """Kill a worker; its `WorkerDeath` contains the reason."""
         self._kill_reasons[worker_id] = reason
         self._workers[worker_id].process.kill()
 
     def restart(self) -> None:
-        """Replace all workers at once; nothing is outstanding afterwards."""
         self._end_workers()
         self._start_missing()
 
@@ -300,7 +274,6 @@ class PortablePool(WorkerPool):
         self._kill_reasons.clear()
 
     def close(self) -> None:
-        """End all workers and free all resources. No process is left when this returns."""
         self._closing = True
         self._end_workers()
         self._release_memory()

@@ -26,11 +26,7 @@ _SHARED_MEMORY = "/dev/shm"
 
 
 def require_memory(nbytes: int, purpose: str, remedy: str) -> None:
-    """Check that memory is available; if memory runs out later, the kernel kills processes.
-
-    Raises:
-        ResourceError: fewer than `nbytes` bytes are available.
-    """
+    """Raise ResourceError if less memory is available: the kernel would kill processes later."""
     available = available_memory_bytes()
     if nbytes > available:
         raise ResourceError(
@@ -40,11 +36,7 @@ def require_memory(nbytes: int, purpose: str, remedy: str) -> None:
 
 
 class SharedFile:
-    """A block with a file descriptor, which `close` closes. Linux.
-
-    Raises:
-        OSError: it cannot be mapped.
-    """
+    """A block with a file descriptor, which `close` closes. Linux."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -54,11 +46,7 @@ class SharedFile:
 
     @classmethod
     def create(cls, nbytes: int) -> SharedFile:
-        """Allocate a block of `nbytes` zero bytes.
-
-        Raises:
-            ResourceError: the kernel refused.
-        """
+        """Allocate a block of `nbytes` zero bytes, or raise ResourceError."""
         fd = -1
         try:
             # Not inheritable: it is passed to the fork server explicitly.
@@ -99,15 +87,7 @@ class _Segment(SharedMemory):
 
 
 class NamedMemory:
-    """A named block, for the start method "spawn".
-
-    Args:
-        name: name of an existing block; None creates one of `nbytes` bytes.
-        nbytes: its size in bytes.
-
-    Raises:
-        ResourceError: /dev/shm is too small.
-    """
+    """A named block, for the start method "spawn". With None as name, a new one."""
 
     def __init__(self, name: str | None, nbytes: int) -> None:
         self.nbytes = nbytes

@@ -50,8 +50,8 @@ _unpickles_arguments = ContextVar("_unpickles_arguments", default=False)
 def unpickling_arguments() -> Iterator[None]:
     """Context manager: mark that a loader is unpickled as an argument of a new process.
 
-    This loader may start workers by the fork server. A loader that a script builds at import may
-    not. multiprocessing treats both cases as the start of a process and forbids child processes.
+    It may start workers, unlike a loader that a script builds at import. multiprocessing treats
+    both cases as the start of a process and forbids child processes.
     """
     before = _unpickles_arguments.set(True)
     try:
@@ -68,7 +68,7 @@ def start_pool(
     method: str | None,
     runs_user_code: bool = False,
 ) -> WorkerPool:
-    """Start a worker pool.
+    """Start a worker pool; raises UsageError or ResourceError.
 
     Args:
         source: makes rows or whole batches.
@@ -77,11 +77,6 @@ def start_pool(
         method: "forkserver", "spawn", "fork" (workers are forks of this process: nothing is
             pickled, but locks keep their current state), or None for the platform's best.
         runs_user_code: see `Payload`.
-
-    Raises:
-        UsageError: an argument is out of range, the source cannot be pickled, or this process is
-            itself a worker.
-        ResourceError: not enough memory.
     """
     method = method or default_start_method()
     if method not in _METHODS:

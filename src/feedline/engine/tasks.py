@@ -78,7 +78,7 @@ class RowTasks:
         self._fields = fields
 
     def resize(self, settings: LiveSettings) -> None:
-        """Do nothing: memory is allocated once, and all workers share each batch."""
+        """Do nothing: memory is allocated once."""
 
     def max_in_flight(self, settings: LiveSettings) -> int:
         """Maximum number of batches in flight."""
@@ -130,13 +130,9 @@ class RowTasks:
 
 
 class BatchTasks:
-    """Tasks of whole batches, one each.
+    """Tasks of whole batches, one each. `max_user_batches` may be kept without a copy.
 
-    Args:
-        slots: slots of the batches.
-        max_user_batches: number of batches a user may keep without a copy.
-        shares_memory: workers can read and write the slots; otherwise everything is sent in
-            messages.
+    With `shares_memory` workers read and write the slots; otherwise messages have everything.
     """
 
     def __init__(

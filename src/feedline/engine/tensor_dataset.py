@@ -46,25 +46,14 @@ _FLOATS = (torch.float16, torch.float32, torch.float64)
 
 
 class BatchedTensors(NamedTuple):
-    """Batches of a TensorDataset, if possible.
+    """Batches of a TensorDataset, if possible."""
 
-    Args:
-        gather: makes its batches; None: samples must be requested.
-        reason: the reason, a sentence; empty if it makes batches.
-    """
-
-    gather: Gather | None
-    reason: str = ""
+    gather: Gather | None  # makes its batches; None: samples must be requested
+    reason: str = ""  # the reason for None, a sentence
 
 
 def batched_tensors(dataset: object, collate_fn: object, rows: int) -> BatchedTensors:
-    """Inspect a TensorDataset, or Subsets of one, for small batches.
-
-    Args:
-        dataset: any dataset.
-        collate_fn: only torch's default is equivalent to indexing.
-        rows: rows of the largest batch; 0 if unknown.
-    """
+    """Inspect a TensorDataset, or Subsets of one, for batches of up to `rows` rows (0: unknown)."""
     try:
         data, subsets = unwrap_subsets(dataset)
         _check(data, subsets)
