@@ -62,7 +62,7 @@ def main(root: str, parent: int, eager: bool) -> None:
                 _send(state="started")
                 request = pickle.load(sys.stdin.buffer)
                 threading.Thread(target=_watch, args=(root, parent, eager), daemon=True).start()
-                _fill(root, token, eager, **request)
+                _fill(token, eager, **request)
                 _send(state="done")
         except FeedlineError as error:
             _send(error=type(error).__name__, text=str(error))
@@ -73,23 +73,22 @@ def main(root: str, parent: int, eager: bool) -> None:
 
 
 def _fill(
-    root: str,
     token: str,
     eager: bool,
     *,
-    where: str,
+    root: str,
+    originals: str,
     kind: str,
     files: Any,
     classes: Sequence[str] | None,
-    sides: list[int],
+    sides: Sequence[int],
     exif: bool,
     mode: str,
 ) -> None:
     """Build a cache of the files in a folder; the other arguments are a `CacheContents`.
 
     Args:
-        root: folder of the cache.
-        token: token of its lock, which this process holds.
+        token: token of the cache's lock, which this process holds.
         eager: True if a loader waits for it.
     """
     # These load torch.
@@ -99,7 +98,7 @@ def _fill(
     from feedline.cache.source import CacheSource
     from feedline.cache.spec import Spec
 
-    source = CacheSource(files, where, classes, kind)
+    source = CacheSource(files, originals, classes, kind)
     destination = open_destination(root, token)
     if is_finished(root):  # meanwhile, by another process
         return
@@ -118,7 +117,7 @@ def _fill(
         build(source, spec, pool, destination, progress)
 
 
-def _levels(root: str, sides: list[int]) -> tuple[Level, ...]:
+def _levels(root: str, sides: Sequence[int]) -> tuple[Level, ...]:
     """Return the resolutions of an unfinished build, or those for `sides`.
 
     Raises:

@@ -237,7 +237,7 @@ class BatchStream:
     def finish(self) -> list[Any]:
         """End the iteration after the epoch's last batch. Return handles of the ended workers."""
         self.position.finish()
-        self.filling.note_end()
+        self.filling.has_ended = True
         handles = [] if self.keeps_workers else self.end_workers()
         self.has_delivered = False
         return handles

@@ -55,14 +55,7 @@ from feedline.sources.manifest import AWAITED, UNFINISHED, check_place, is_finis
 from feedline.sources.remote_images import RemoteStore
 from feedline.system import readable
 
-__all__ = [
-    "CacheContents",
-    "CacheFiller",
-    "CacheFilling",
-    "cache_contents",
-    "start_filler",
-    "wait_until_filled",
-]
+__all__ = ["CacheContents", "CacheFilling", "cache_contents"]
 
 
 _STEP = 64
@@ -147,21 +140,13 @@ class CacheFiller:
     """Process that fills a cache, at full speed if `eager`, otherwise with idle CPU time."""
 
     def __init__(self, contents: CacheContents, *, eager: bool) -> None:
-        mode = "eager" if eager else "idle"
         self._owner, self._state = os.getpid(), ""
         environment = {**os.environ, **WORKER_ENVIRONMENT}
         environment.pop("LOCAL_WORLD_SIZE", None)  # it is the only one, whatever the ranks
+        arguments = [contents.root, str(os.getpid()), "eager" if eager else "idle"]
         try:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    _BOOT,
-                    contents.root,
-                    str(os.getpid()),
-                    mode,
-                    *search_path(),
-                ],
+                [sys.executable, "-c", _BOOT, *arguments, *search_path()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,  # so that `readable` sees every message
@@ -181,20 +166,11 @@ class CacheFiller:
             raise
         if not self.is_busy:
             assert self._process.stdin is not None
-            request = {
-                "where": contents.originals,
-                "kind": contents.kind,
-                "files": contents.files,
-                "classes": contents.classes,
-                "sides": list(contents.sides),
-                "exif": contents.exif,
-                "mode": contents.mode,
-            }
             with (
                 contextlib.suppress(BrokenPipeError),  # its next message has the reason
                 open(self._process.stdin.fileno(), "wb", closefd=False) as stream,
             ):
-                pickle.dump(request, stream, protocol=5)
+                pickle.dump(vars(contents), stream, protocol=5)
 
     @property
     def is_busy(self) -> bool:
@@ -297,16 +273,14 @@ def wait_until_filled(contents: CacheContents) -> None:
 class CacheFilling:
     """Choice of one loader between originals and copies.
 
-    Args:
-        cache: folder of the cache to fill. With a URL or an ImageFolder of a cache, copies are
-            always read; without a cache, originals.
+    A cache in a folder is filled. With a URL or an ImageFolder of a cache, copies are always read.
     """
 
     def __init__(self, cache: Any) -> None:
         root = cache if isinstance(cache, str) and not is_url(cache) else None
         self._root = root
         self.delivered = 0  # number of delivered batches made of originals
-        self._ended = False  # True if an iteration over originals has ended
+        self.has_ended = False  # an iteration over originals has ended
         self._chosen = False  # True if an iteration has started, or a loaded state has the choice
         self._filler: CacheFiller | None = None  # filler that `check` waits for
         self._copies = root is None or is_finished(root)
@@ -325,15 +299,11 @@ class CacheFilling:
             batches = position.steps(position.current.epoch)
         except TypeError:  # the sampler has no length
             batches = 0
-        self._copies = self._ended or 0 < batches <= self.delivered
+        self._copies = self.has_ended or 0 < batches <= self.delivered
 
     def delivered_after_one_more(self) -> int:
         """Value of `delivered` after one more delivered batch."""
         return self.delivered + (not self._copies)
-
-    def note_end(self) -> None:
-        """Record that an iteration has ended."""
-        self._ended = True
 
     def reads_copies(self, contents: Callable[[], CacheContents | None]) -> bool:
         """Return True if copies are read. Waits until they exist; raises if they cannot be made."""
@@ -370,6 +340,6 @@ class CacheFilling:
             and is_count(saved.get("batches"))
         ):
             raise StateError("cannot resume: the state is damaged: invalid 'cache'")
-        other._copies, other.delivered, other._ended = saved["copies"], saved["batches"], False
+        other._copies, other.delivered, other.has_ended = saved["copies"], saved["batches"], False
         other._chosen = True
         return other

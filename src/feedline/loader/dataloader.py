@@ -26,7 +26,7 @@ from feedline.engine.start_pool import unpickling_arguments
 from feedline.loader.dataset_kind import is_row_source
 from feedline.loader.epoch_iterator import EpochIterator, LoaderRuntime
 from feedline.loader.explain import explain
-from feedline.loader.live_settings import LiveAttributes
+from feedline.loader.live_settings import LIVE_ATTRIBUTES, change_attribute, set_adapting
 from feedline.loader.options import Arguments, Options, create_order
 from feedline.loader.saved_settings import add_saved_settings, name_file_in_errors, warn_if_unused
 from feedline.loader.torch_samplers import (
@@ -164,7 +164,7 @@ class DataLoader(TorchDataLoader[_T]):
     prefetch: int | None
     prefetch_factor: int | None
     task_ms: float | None
-    _live: LiveAttributes | None = None  # until the loader is built
+    _is_built = False  # True once the constructor has created the runtime
     _torch_iterator: Any = None
     # Of Accelerate: see `feedline.integrations.accelerate`.
     use_stateful_dataloader = True  # `save_state` and `load_state` use state_dict
@@ -300,7 +300,7 @@ class DataLoader(TorchDataLoader[_T]):
         self.device = options.device
         self._runtime = runtime = LoaderRuntime(self, completed, options, order)
         self._finalizer = weakref.finalize(self, runtime.close)
-        self._live = LiveAttributes(self, runtime)
+        self._is_built = True
         if options.adapts and options.num_workers and not options.iterable:
             self.adapts = True
         if settings is not None and not (choice := runtime.stream.choice()).makes_rows:
@@ -314,8 +314,8 @@ class DataLoader(TorchDataLoader[_T]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; `num_workers` and others take effect at once, see the arguments."""
-        if name in LiveAttributes.NAMES and self._live is not None:
-            value = self._live.change(name, value)
+        if name in LIVE_ATTRIBUTES and self._is_built:
+            value = change_attribute(self._runtime, name, value)
         super().__setattr__(name, value)
 
     # Copies
@@ -347,14 +347,14 @@ class DataLoader(TorchDataLoader[_T]):
 
         To end these workers, set the attribute to None.
         """
-        if self._torch_iterator is None and self._live is not None:
+        if self._torch_iterator is None and self._is_built:
             return self._runtime.persistent_iterator()
         return self._torch_iterator
 
     @_iterator.setter
     def _iterator(self, iterator: Any) -> None:
         self._torch_iterator = iterator
-        if iterator is None and self._live is not None:
+        if iterator is None and self._is_built:
             self._runtime.end_idle_workers()
 
     @property
@@ -495,17 +495,17 @@ class DataLoader(TorchDataLoader[_T]):
     @property
     def worker_deaths(self) -> list[str]:
         """Causes of death of replaced workers."""
-        return self._runtime.stream.deaths
+        return list(self._runtime.stream.record.deaths)
 
     @property
     def skipped(self) -> list[tuple[str, str]]:
         """Samples skipped so far: name and reason."""
-        return self._runtime.stream.skipped
+        return list(self._runtime.stream.record.skipped)
 
     @property
     def timing(self) -> Timing:
         """Times of the steps."""
-        return self._runtime.stream.timing
+        return self._runtime.stream.record.timing
 
     @property
     def run(self) -> Run:
@@ -550,17 +550,18 @@ class DataLoader(TorchDataLoader[_T]):
             UsageError: set to True without workers, or for an IterableDataset, which is divided by
                 the number of workers.
         """
-        return self._live is not None and self._live.adapts
+        adaptation = self._runtime.adaptation
+        return adaptation is not None and not adaptation.off
 
     @adapts.setter
     def adapts(self, adapts: bool) -> None:
-        if self._live is not None:
-            self._live.adapts = adapts
+        set_adapting(self._runtime, adapts)
 
     @property
     def adaptations(self) -> list[SettingChange]:
         """Latest 256 changes with their reasons."""
-        return [] if self._live is None else self._live.adaptations
+        adaptation = self._runtime.adaptation
+        return [] if adaptation is None else list(adaptation.decisions)
 
     # Life
 

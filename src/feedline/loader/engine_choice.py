@@ -40,7 +40,6 @@ __all__ = [
     "REFRESH",
     "CurrentChoice",
     "EngineChoice",
-    "EngineName",
     "choose_engine",
     "is_kept_by_schedule",
     "keeps_workers",
@@ -190,7 +189,11 @@ def choose_engine(
         elif options.cache is not None:
             choice = replace(choice, cache_contents=cache_contents(options, choice.source))
         blocked = () if options.is_row_source else _reasons_for_samples(options, choice.source)
-        choice = _with_samples(choice, blocked) if blocked else _with_rows(choice, options)
+        if blocked:
+            reasons, pixels = (*choice.reasons, *blocked), choice.source.transform_identity()
+            choice = replace(choice, engine="samples", reasons=reasons, pixels=pixels)
+        else:
+            choice = _with_rows(choice, options)
     if options.device is not None and not choice.makes_rows:
         raise UsageError(
             f'"{options.device}" is only for feedline\'s own sources, e.g. '
@@ -289,15 +292,6 @@ def _stacks_rows(options: Options, pipeline: Any) -> bool:
     image, label = pipeline.fields(None)
     return is_original(timm.fast_collate, "fast_collate") and (
         (image.dtype, label.dtype, label.shape) == ("uint8", "int64", ())
-    )
-
-
-def _with_samples(choice: EngineChoice, reasons: tuple[str, ...]) -> EngineChoice:
-    return replace(
-        choice,
-        engine="samples",
-        reasons=(*choice.reasons, *reasons),
-        pixels=choice.source.transform_identity(),
     )
 
 

@@ -25,13 +25,12 @@ from feedline.loader.batch_stream import BatchStream, create_position
 from feedline.loader.dataset_kind import check_samples
 from feedline.loader.engines import NO_ENGINE
 from feedline.loader.live_settings import Adaptation
-from feedline.loader.options import Arguments, Options, create_order
+from feedline.loader.options import Arguments, Options, check_argument, create_order
 from feedline.loader.position import LoaderPosition
 from feedline.loader.ranks import RankAgreement
 from feedline.loader.recording import Recording
 from feedline.loader.torch_samplers import PlannedSampler
 from feedline.order.sample_order import Order
-from feedline.order.schedule import is_count
 
 __all__ = ["EpochIterator", "LoaderRuntime"]
 
@@ -59,7 +58,8 @@ class LoaderRuntime:
         self._earlier: weakref.WeakSet[BatchStream] = weakref.WeakSet()
 
     @property
-    def _loader(self) -> Any:
+    def loader(self) -> Any:
+        """The loader, which is referenced weakly."""
         loader = self._loader_ref()
         assert loader is not None, "an iterator keeps its loader alive"
         return loader
@@ -68,12 +68,12 @@ class LoaderRuntime:
 
     def current_options(self) -> Options:
         """Options from the loader's current attributes."""
-        return self.options.current(self._loader, self.create_order(), self.min_prefetched_batches)
+        return self.options.current(self.loader, self.create_order(), self.min_prefetched_batches)
 
     def create_order(self) -> Order | None:
         """Order for the current length of the dataset and the current ranks."""
         planned = self._planned_batches
-        if planned is None or self._loader.batch_sampler is not planned:
+        if planned is None or self.loader.batch_sampler is not planned:
             return None  # a framework has replaced the batch sampler
         return create_order(self.options)
 
@@ -92,7 +92,7 @@ class LoaderRuntime:
     def begin_pass(self, iterator: EpochIterator) -> None:
         """Begin an epoch with the loader's current attributes."""
         self.stream.ensure_usable()
-        fixed, stream, loader = self.options, self.stream, self._loader
+        fixed, stream, loader = self.options, self.stream, self.loader
         if not (fixed.is_row_source or fixed.iterable):
             check_samples(loader.dataset, sampled=fixed.sampled)
         options = self.current_options()
@@ -173,17 +173,17 @@ class LoaderRuntime:
     @property
     def _keeps_workers(self) -> bool:
         """True if workers are persistent and not torch's own, as for an IterableDataset."""
-        return self._loader.persistent_workers and not self.options.iterable
+        return self.loader.persistent_workers and not self.options.iterable
 
     def persistent_iterator(self) -> EpochIterator | None:
         """Iterator of running persistent workers, maybe at its end, or None."""
-        if not (self._keeps_workers and self._loader.num_workers):
+        if not (self._keeps_workers and self.loader.num_workers):
             return None
         iterator, stream = self._unfinished(), self.stream
         if iterator is None:
             if stream.batch is None or stream.engine is NO_ENGINE:
                 return None
-            iterator = EpochIterator(self._loader, self)
+            iterator = EpochIterator(self.loader, self)
             iterator.has_ended = True
         return iterator
 
@@ -203,13 +203,13 @@ class LoaderRuntime:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, or of the current one before its first batch."""
         self.stream.ensure_usable()
-        _check_count("epoch", epoch)
+        check_argument("epoch", epoch)
         self._move(lambda position: position.set_epoch(epoch))
 
     def set_step(self, step: int) -> None:
         """Skip the first `step` batches of the next iteration's epoch."""
         self.stream.ensure_usable()
-        _check_count("step", step)
+        check_argument("step", step)
         self.update_options_before_epoch()
         self._move(lambda position: position.set_step(step))
 
@@ -246,11 +246,6 @@ class LoaderRuntime:
             handles = self.stream.close()
             if iterator is not None:
                 iterator.ended_workers = handles
-
-
-def _check_count(name: str, value: object) -> None:
-    if not is_count(value):
-        raise UsageError(f"must be a whole number of at least 0, got {value!r}", argument=name)
 
 
 class EpochIterator(_BaseDataLoaderIter):

@@ -1,6 +1,6 @@
 """Settings of a running loader that the user or adaptation can change.
 
-`LiveAttributes` sets workers, batches ahead and task size; `Adaptation` (`num_workers="auto"`)
+`change_attribute` sets workers, batches ahead and task size; `Adaptation` (`num_workers="auto"`)
 measures the steps and changes the same settings.
 
 Guarantees: a setting takes effect at once, for batches that are not started; batches, their order
@@ -8,7 +8,6 @@ and the state stay the same. If a value is invalid, or would have no effect, an 
 reason, and nothing has changed. A copy of the loader is built with the user's settings. Adaptation
 does not evaluate workers while a change is in progress, and exceeds neither memory nor cores. It
 takes about 0.5 us per step, and some 0.1 ms per check of the workers, at most once a second.
-Relies on: `epoch_iterator.LoaderRuntime` reporting each batch; `control.controller` for decisions.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from functools import reduce
 from operator import iadd
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from feedline.control.controller import Controller
 from feedline.control.decision import SettingChange, What
@@ -32,7 +31,6 @@ from feedline.control.window import StepWindow, error_of
 from feedline.engine.defaults import WORKER_BYTES, LiveSettings, worker_count
 from feedline.engine.feed import Feed
 from feedline.errors import UsageError
-from feedline.loader.batch_stream import BatchStream
 from feedline.loader.engines import Engine
 from feedline.loader.options import (
     check_argument,
@@ -44,134 +42,12 @@ from feedline.order.batch_spec import BatchSpec
 from feedline.system import available_memory_bytes, usable_cores
 from feedline.trace.stage_timings import StageTimings
 
-__all__ = ["Adaptation", "LiveAttributes"]
+if TYPE_CHECKING:
+    from feedline.loader.epoch_iterator import LoaderRuntime
+
+__all__ = ["LIVE_ATTRIBUTES", "Adaptation", "apply_setting", "change_attribute", "set_adapting"]
 
 _log = logging.getLogger("feedline")
-
-
-class LiveAttributes:
-    """Workers, batches ahead and task size of a running loader, which is referenced weakly."""
-
-    NAMES = ("num_workers", "prefetch", "prefetch_factor", "task_ms")
-    """Attributes of a loader that can be set while it runs."""
-
-    def __init__(self, loader: Any, runtime: Any) -> None:
-        self._loader_ref = weakref.ref(loader)
-        self._runtime = runtime
-
-    @property
-    def _loader(self) -> Any:
-        loader = self._loader_ref()
-        assert loader is not None, "only its loader is set"
-        return loader
-
-    def change(self, name: str, value: Any) -> Any:
-        """Set one of NAMES, or raise UsageError. Return the value of the loader's attribute."""
-        runtime = self._runtime
-        runtime.stream.ensure_usable()
-        if name == "num_workers":
-            return self._change_workers(value)
-        check_argument(name, value)
-        if name == "prefetch":
-            value = self._change_prefetch(value)
-        elif name == "prefetch_factor":
-            self._change_prefetch_factor(value)
-        else:
-            self._require_rows(name, value, "A whole batch is one task of one worker")
-            self.apply("task_ms", value)
-        runtime.arguments = replace(runtime.arguments, **{name: value})
-        return value
-
-    def _change_workers(self, workers: int | str) -> int:
-        count, before = worker_count(workers), self._loader.num_workers
-        if (count == 0) != (before == 0):
-            raise UsageError(
-                f"cannot change between {before} and {count} in a running loader; build a new one",
-                argument="num_workers",
-            )
-        if count != before:
-            self.apply("workers", count)
-        self.adapts = isinstance(workers, str)
-        return count
-
-    def _change_prefetch(self, prefetch: int | None) -> int | None:
-        self._require_rows("prefetch", prefetch, "Set prefetch_factor instead")
-        allocated = self._runtime.options.allocated_prefetch
-        if prefetch is not None and prefetch > allocated:
-            raise UsageError(
-                f"{prefetch} is larger than {allocated}, for which memory was allocated when the "
-                f"loader was built; build it with prefetch={prefetch}, then any smaller number can "
-                "be set later",
-                argument="prefetch",
-            )
-        prefetch = None if prefetch is None else int(prefetch)  # converts numpy integers
-        self._runtime.stream.engine.apply(prefetch=None if prefetch == allocated else prefetch)
-        return prefetch
-
-    def _change_prefetch_factor(self, factor: int | None) -> None:
-        options = self._runtime.options
-        if options.is_row_source:
-            check_no_prefetch_factor(factor)
-        if factor is not None and self._loader.num_workers == 0:
-            raise UsageError(
-                f"{factor} has no effect without workers, because batches are made on request. "
-                "Build the loader with num_workers",
-                argument="prefetch_factor",
-            )
-        if not options.iterable:
-            self._runtime.stream.engine.apply(
-                prefetch_factor=factor_or_default(factor), min_prefetched_batches=0
-            )
-        self._runtime.min_prefetched_batches = 0
-
-    def _require_rows(self, name: str, value: object, instead: str) -> None:
-        choice = self._runtime.stream.choice()
-        if not choice.makes_rows:
-            raise UsageError(
-                f"{value!r} has no effect on this loader, which uses the {choice}. {instead}",
-                argument=name,
-            )
-
-    def apply(self, setting: What, value: float | None) -> None:
-        """Set a value without storing it in the arguments, from which copies are built."""
-        engine = self._runtime.stream.engine
-        if setting == "task_ms":
-            engine.apply(task_ns=task_ns_of(value))
-            object.__setattr__(self._loader, "task_ms", value)
-        elif setting == "prefetch":
-            engine.apply(min_prefetched_batches=int(value or 0))
-            self._runtime.min_prefetched_batches = int(value or 0)
-        else:
-            engine.apply(workers=int(value or 0))
-            object.__setattr__(self._loader, "num_workers", int(value or 0))
-
-    @property
-    def adapts(self) -> bool:
-        """True if workers, batches ahead and task size adapt to the measured training."""
-        adaptation = self._runtime.adaptation
-        return adaptation is not None and not adaptation.off
-
-    @adapts.setter
-    def adapts(self, adapts: bool) -> None:
-        runtime, iterable = self._runtime, self._runtime.options.iterable
-        if adapts and (self._loader.num_workers == 0 or iterable):
-            why = "an IterableDataset is divided by it" if iterable else "there are no workers"
-            raise UsageError(f"the number of workers cannot change in a running loader: {why}")
-        if adapts and runtime.adaptation is None:
-            # A proxy, because a reference cycle would keep the runtime alive.
-            runtime.adaptation = Adaptation(runtime.stream, weakref.proxy(self))
-        if runtime.adaptation is not None:
-            runtime.adaptation.off = not adapts
-        # A copy of the loader is built with these arguments.
-        workers = "auto" if adapts else self._loader.num_workers
-        runtime.arguments = replace(runtime.arguments, num_workers=workers)
-
-    @property
-    def adaptations(self) -> list[SettingChange]:
-        """Changes with their reasons, the latest 256."""
-        adaptation = self._runtime.adaptation
-        return [] if adaptation is None else list(adaptation.decisions)
-
 
 _MIN_NS = 1_000_000_000
 _MIN_STEPS = 8
@@ -182,12 +58,108 @@ _MEMORY = 0.5  # share of the available memory
 _TO_FILL = 4
 
 
-class Adaptation:
-    """Measures the steps of a stream of batches, and changes its settings with `settings.apply`."""
+LIVE_ATTRIBUTES = ("num_workers", "prefetch", "prefetch_factor", "task_ms")
+"""Attributes of a loader that can be set while it runs."""
 
-    def __init__(self, stream: BatchStream, settings: LiveAttributes) -> None:
-        self._stream = stream
-        self._settings = settings
+
+def change_attribute(runtime: LoaderRuntime, name: str, value: Any) -> Any:
+    """Apply the value of a live attribute, or raise UsageError. Return the value to store."""
+    runtime.stream.ensure_usable()
+    options, engine = runtime.options, runtime.stream.engine
+    if name == "num_workers":
+        return _change_workers(runtime, value)
+    check_argument(name, value)
+    if name == "prefetch_factor":
+        _change_prefetch_factor(runtime, value)
+    elif not (choice := runtime.stream.choice()).makes_rows:
+        instead = "A whole batch is one task of one worker"
+        if name == "prefetch":
+            instead = "Set prefetch_factor instead"
+        raise UsageError(
+            f"{value!r} has no effect on this loader, which uses the {choice}. {instead}",
+            argument=name,
+        )
+    elif name == "task_ms":
+        apply_setting(runtime, "task_ms", value)
+    else:
+        allocated = options.allocated_prefetch
+        if value is not None and value > allocated:
+            raise UsageError(
+                f"{value} is larger than {allocated}, for which memory was allocated when the "
+                f"loader was built; build it with prefetch={value}, then any smaller number can "
+                "be set later",
+                argument="prefetch",
+            )
+        value = None if value is None else int(value)  # converts numpy integers
+        engine.apply(prefetch=None if value == allocated else value)
+    runtime.arguments = replace(runtime.arguments, **{name: value})
+    return value
+
+
+def _change_workers(runtime: LoaderRuntime, workers: int | str) -> int:
+    count, before = worker_count(workers), runtime.loader.num_workers
+    if (count == 0) != (before == 0):
+        raise UsageError(
+            f"cannot change between {before} and {count} in a running loader; build a new one",
+            argument="num_workers",
+        )
+    if count != before:
+        apply_setting(runtime, "workers", count)
+    set_adapting(runtime, isinstance(workers, str))
+    return count
+
+
+def _change_prefetch_factor(runtime: LoaderRuntime, factor: int | None) -> None:
+    options = runtime.options
+    if options.is_row_source:
+        check_no_prefetch_factor(factor)
+    if factor is not None and runtime.loader.num_workers == 0:
+        raise UsageError(
+            f"{factor} has no effect without workers, because batches are made on request. "
+            "Build the loader with num_workers",
+            argument="prefetch_factor",
+        )
+    if not options.iterable:
+        runtime.stream.engine.apply(
+            prefetch_factor=factor_or_default(factor), min_prefetched_batches=0
+        )
+    runtime.min_prefetched_batches = 0
+
+
+def apply_setting(runtime: LoaderRuntime, setting: What, value: float | None) -> None:
+    """Apply a setting without storing it in the arguments, from which copies are built."""
+    engine, number = runtime.stream.engine, int(value or 0)
+    if setting == "task_ms":
+        engine.apply(task_ns=task_ns_of(value))
+        object.__setattr__(runtime.loader, "task_ms", value)
+    elif setting == "prefetch":
+        engine.apply(min_prefetched_batches=number)
+        runtime.min_prefetched_batches = number
+    else:
+        engine.apply(workers=number)
+        object.__setattr__(runtime.loader, "num_workers", number)
+
+
+def set_adapting(runtime: LoaderRuntime, adapts: bool) -> None:
+    """Start or stop the adaptation of workers, batches ahead and task size."""
+    iterable, workers = runtime.options.iterable, runtime.loader.num_workers
+    if adapts and (workers == 0 or iterable):
+        why = "an IterableDataset is divided by it" if iterable else "there are no workers"
+        raise UsageError(f"the number of workers cannot change in a running loader: {why}")
+    if adapts and runtime.adaptation is None:
+        runtime.adaptation = Adaptation(runtime)
+    if runtime.adaptation is not None:
+        runtime.adaptation.off = not adapts
+    # A copy of the loader is built with these arguments.
+    runtime.arguments = replace(runtime.arguments, num_workers="auto" if adapts else workers)
+
+
+class Adaptation:
+    """Measures the steps of a loader, and changes its settings."""
+
+    def __init__(self, runtime: LoaderRuntime) -> None:
+        self._runtime = weakref.proxy(runtime)  # which refers to this object
+        self._stream = runtime.stream
         self._engine: weakref.ref[Engine] | None = None  # engine of the measured batches
         self._controller = Controller(WorkerLimits(cores=usable_cores()))
         self.decisions: deque[SettingChange] = deque(maxlen=_MAX_DECISIONS)
@@ -226,7 +198,7 @@ class Adaptation:
         with self._off_on_error():
             self.decisions.append(change)
             _log.info("adapting: %s", change)
-            self._settings.apply(change.what, change.after)
+            apply_setting(self._runtime, change.what, change.after)
             in_flight = self._stream.engine.in_flight
             self._settling = 1 + in_flight * (_TO_FILL if change.what == "prefetch" else 1)
 

@@ -214,15 +214,11 @@ class Options(Arguments):
 # Checks
 
 
-def _is_positive_number(value: Any) -> bool:
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    return is_number and 0 < value < math.inf
-
-
 _Check = tuple[Callable[[Any], bool], str]
 _IMAGE_SIZE: _Check = is_image_size, f"a whole number from 1 to {MAX_IMAGE_SIZE}"
 _TRANSFORM: _Check = callable, "a function of tensors and a batch"
-_NEVER_NONE = ("replacement", "on_error", "timeout")
+_COUNT: _Check = is_count, "a whole number of at least 0"
+_NEVER_NONE = ("replacement", "on_error", "timeout", "epoch", "step")
 _CHECKS: dict[str, _Check] = {
     "batch_size": (lambda value: is_count(value) and value > 0, "a whole number of at least 1"),
     "shuffle": (
@@ -246,7 +242,7 @@ _CHECKS: dict[str, _Check] = {
         "a whole number from 1 to 64",
     ),
     "task_ms": (
-        _is_positive_number,
+        lambda value: isinstance(value, Real) and value is not True and 0 < value < math.inf,
         f"a number of milliseconds above 0 (work per task), or None for {TASK_NS / 1e6:g}",
     ),
     "dtype": (
@@ -256,8 +252,10 @@ _CHECKS: dict[str, _Check] = {
     "pixel_transform": _TRANSFORM,
     "batch_transform": _TRANSFORM,
     "on_error": (lambda value: value in ("raise", "skip"), '"raise" or "skip"'),
+    "epoch": _COUNT,
+    "step": _COUNT,
 }
-"""Checks of single arguments: a predicate for values other than None, and the valid values."""
+"""Checks of arguments, also of methods: a predicate, not for None, and the valid values."""
 
 
 def check_argument(name: str, value: object) -> None:
@@ -283,7 +281,8 @@ def check_no_prefetch_factor(factor: object) -> None:
 def _check_values(arguments: Arguments) -> None:
     """Check single arguments and pairs. `Order`, `Normalise` and torch check the others."""
     for name in _CHECKS:
-        check_argument(name, getattr(arguments, name))
+        if hasattr(arguments, name):
+            check_argument(name, getattr(arguments, name))
     if arguments.weights is not None and arguments.shuffle not in (None, True):
         raise UsageError(
             f"cannot be used with weights=, which define the order, got {arguments.shuffle!r}",

@@ -30,11 +30,6 @@ _MAX_BYTES = 1 << 20
 _GB = 1 << 30
 _MEMORY_TOLERANCE = 0.9  # the memory a system reserves differs a little from boot to boot
 
-_Workers = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)]
-_Batches = Annotated[int, msgspec.Meta(ge=1, le=64)]
-_Factor = Annotated[int, msgspec.Meta(ge=1, le=1024)]
-_Milliseconds = Annotated[float, msgspec.Meta(gt=0, le=60_000)]
-
 
 class SavedSettings(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
@@ -45,39 +40,40 @@ class SavedSettings(
     loaders that make whole batches, and for torch's DataLoader.
     """
 
-    num_workers: _Workers
-    prefetch: _Batches | None = None
-    task_ms: _Milliseconds | None = None
-    prefetch_factor: _Factor | None = None
+    num_workers: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)]
+    prefetch: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
+    task_ms: Annotated[float, msgspec.Meta(gt=0, le=60_000)] | None = None
+    prefetch_factor: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
     pin_memory: bool | None = None
 
     def as_text(self) -> str:
         """File contents with the settings and a description of this machine."""
-        here = this_machine()
         file = _File(
             feedline_settings=_VERSION,
             loader=self,
-            found_on=_this_machine(),
-            feedline=here.versions.get("feedline"),
+            found_on=_Machine.here(),
+            feedline=this_machine().versions.get("feedline"),
         )
         return msgspec.json.format(msgspec.json.encode(file)).decode() + "\n"
 
     @classmethod
     def read(cls, file: str | os.PathLike[str]) -> SavedSettings:
         """Read settings from a file, or raise a UsageError."""
-        data = _read_file(file)
+        try:
+            data = read_small(file, _MAX_BYTES)
+        except (OSError, ValueError) as error:
+            raise _unusable(file, f"cannot be read: {error}") from None
+        if len(data) > _MAX_BYTES:
+            raise _unusable(file, "is not a valid settings file: it is larger than 1 MiB")
         try:
             version = msgspec.json.decode(data, type=_Version).feedline_settings
             if version != _VERSION:
-                raise UsageError(
-                    f"{os.fspath(file)!r} has version {version}, but this feedline reads version "
-                    f"{_VERSION}",
-                    argument="settings",
-                    hint="update feedline, or run `feedline tune --save FILE` again",
+                raise _unusable(
+                    file, f"has version {version}, but this feedline reads version {_VERSION}"
                 )
             saved = msgspec.json.decode(data, type=_File)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise _invalid_file(file, str(error)) from None
+            raise _unusable(file, f"is not a valid settings file: {error}") from None
         _warn_of_another_machine(file, saved.found_on)
         return saved.loader
 
@@ -89,6 +85,11 @@ class _Machine(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     gpu: str | None = None
     memory_bytes: int | None = None  # older files lack it
+
+    @classmethod
+    def here(cls) -> _Machine:
+        it = this_machine()
+        return cls(cpu=it.cpu, cores=it.usable_cores, gpu=it.gpu, memory_bytes=it.memory_bytes)
 
 
 class _Version(msgspec.Struct):
@@ -162,54 +163,28 @@ def name_file_in_errors(file: str | os.PathLike[str] | None) -> Iterator[None]:
         ) from error
 
 
-def _read_file(file: str | os.PathLike[str]) -> bytes:
-    try:
-        data = read_small(file, _MAX_BYTES)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{os.fspath(file)!r} cannot be read: {error}",
-            argument="settings",
-            hint="`feedline tune --save FILE` writes such a file",
-        ) from None
-    if len(data) > _MAX_BYTES:
-        raise _invalid_file(file, "it is larger than 1 MiB")
-    return data
-
-
-def _invalid_file(file: str | os.PathLike[str], why: str) -> UsageError:
+def _unusable(file: str | os.PathLike[str], reason: str) -> UsageError:
     return UsageError(
-        f"{os.fspath(file)!r} is not a valid settings file: {why}",
+        f"{os.fspath(file)!r} {reason}",
         argument="settings",
-        hint="run `feedline tune --save FILE` again",
-    )
-
-
-def _this_machine() -> _Machine:
-    here = this_machine()
-    return _Machine(
-        cpu=here.cpu, cores=here.usable_cores, gpu=here.gpu, memory_bytes=here.memory_bytes
+        hint="write it again with this version of feedline: `feedline tune --save FILE`",
     )
 
 
 def _warn_of_another_machine(file: str | os.PathLike[str], saved: _Machine) -> None:
-    here = _this_machine()
-    differences = [
-        f"{label} {getattr(saved, name)!r} in the file, {getattr(here, name)!r} here"
-        for name, label in (("cpu", "processor"), ("cores", "cores"), ("gpu", "GPU"))
+    here = _Machine.here()
+    differences = []
+    for name, label in (("cpu", "processor"), ("cores", "cores"), ("gpu", "GPU")):
+        before, now = getattr(saved, name), getattr(here, name)
         # The GPU of this machine is known only once a program uses it.
-        if None not in (getattr(saved, name), getattr(here, name))
-        and getattr(saved, name) != getattr(here, name)
-    ]
+        if None not in (before, now) and before != now:
+            differences.append(f"{label} {before!r} in the file, {now!r} here")
     # device_count does not initialise a GPU: torch queries the driver's library.
     if saved.gpu is not None and here.gpu is None and not torch.cuda.device_count():
         differences.append(f"GPU {saved.gpu!r} in the file, none available to torch here")
-    if saved.memory_bytes and here.memory_bytes:
-        ratio = here.memory_bytes / saved.memory_bytes
-        if not _MEMORY_TOLERANCE <= ratio <= 1 / _MEMORY_TOLERANCE:
-            differences.append(
-                f"memory {saved.memory_bytes / _GB:.3g} GiB in the file, "
-                f"{here.memory_bytes / _GB:.3g} GiB here"
-            )
+    before, now = saved.memory_bytes or 0, here.memory_bytes or 0
+    if before and now and min(before, now) < _MEMORY_TOLERANCE * max(before, now):
+        differences.append(f"memory {before / _GB:.3g} GiB in the file, {now / _GB:.3g} GiB here")
     if differences:
         warnings.warn(
             f"the settings in {os.fspath(file)!r} were measured on another machine "
