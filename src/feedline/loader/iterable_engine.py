@@ -7,6 +7,7 @@ next call returns the same batch.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 from typing import Any
 
@@ -167,14 +168,8 @@ class IterableEngine(Engine):
         self._iterator, self._batch, self._has_batch = None, None, False
 
     def split_off(self, position: Any) -> Engine:
-        other = IterableEngine(position)
-        other._is_split_off = True
-        other._iterator, other._batch, other._has_batch = (
-            self._iterator,
-            self._batch,
-            self._has_batch,
-        )
-        other._processes, other._pages = self._processes, self._pages
+        other = copy.copy(self)  # with the running iterator
+        other._position, other._is_split_off = position, True
         self.restart_prefetch()
         return other
 

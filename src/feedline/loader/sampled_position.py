@@ -13,7 +13,6 @@ from typing import Any
 
 from feedline.errors import StateError
 from feedline.loader.position import LoaderPosition
-from feedline.loader.random_states import RandomStates
 from feedline.loader.sampled_epoch import Draw, EpochSource, SampledEpoch
 from feedline.loader.state import check_version, has_opened_epoch, read_position
 from feedline.loader.torch_samplers import epoch_of, sampler_rank_and_world_size, set_epoch
@@ -59,22 +58,17 @@ class SampledPosition(LoaderPosition):
             self._move_to_epoch(self.current.epoch + 1)
         self._is_iterating = True
         if self._loaded_state is None:
-            self._open_epoch()
+            self._enter(self._source.open(self.current.epoch))
         else:
-            self._open_loaded_state()
+            self._open_loaded_state(self._loaded_state)
         return True
 
-    def _open_epoch(self, rng_states: RandomStates | None = None) -> None:
-        """Open the epoch at its beginning, with recorded random states or the current ones."""
-        self._enter(self._source.open(self.current.epoch, rng_states))
-
-    def _open_loaded_state(self) -> None:
+    def _open_loaded_state(self, state: Mapping[str, Any]) -> None:
         """Open the epoch of a loaded state; at step 0 with the sampler's current settings."""
         epoch = self._epoch
-        if self._loaded_state is not None and (epoch is None or not self.restored_step):
-            at = self.current.at_step(0)
-            epoch = self._source.reopen(self._loaded_state, at, comparable=False, begin=True)
-        assert epoch is not None, "a state in mid-epoch is opened when it is loaded"
+        if epoch is None or not self.restored_step:
+            first = self.current.at_step(0)
+            epoch = self._source.reopen(state, first, comparable=False, begin=True)
         self._enter(epoch)
 
     def _enter(self, epoch: SampledEpoch) -> None:
@@ -89,7 +83,7 @@ class SampledPosition(LoaderPosition):
         if epoch.sampler_epoch == epoch_of(self._source.sampler):
             return False
         epoch.rng_states.set_generators()
-        self._open_epoch(epoch.rng_states)
+        self._enter(self._source.open(self.current.epoch, epoch.rng_states))
         return True
 
     def is_at_end(self) -> bool:
@@ -168,7 +162,7 @@ class SampledPosition(LoaderPosition):
         set_epoch(self._source.sampler, epoch)
         is_new = super().set_epoch(epoch)
         if is_new and self._is_iterating:  # the current iteration, without a batch yet
-            self._open_epoch()
+            self._enter(self._source.open(epoch))
         return is_new
 
     def set_step(self, step: int) -> bool:
@@ -232,4 +226,4 @@ class SampledPosition(LoaderPosition):
         self.restored_step, self.steps_to_skip = position.step, state.get("steps_to_skip", 0)
         self._has_delivered, self.current = False, position
         if self._is_iterating:
-            self._open_loaded_state()
+            self._open_loaded_state(state)
