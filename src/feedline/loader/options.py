@@ -214,6 +214,11 @@ class Options(Arguments):
 # Checks
 
 
+def _is_positive_number(value: Any) -> bool:
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    return is_number and 0 < value < math.inf
+
+
 _Check = tuple[Callable[[Any], bool], str]
 _IMAGE_SIZE: _Check = is_image_size, f"a whole number from 1 to {MAX_IMAGE_SIZE}"
 _TRANSFORM: _Check = callable, "a function of tensors and a batch"
@@ -242,7 +247,7 @@ _CHECKS: dict[str, _Check] = {
         "a whole number from 1 to 64",
     ),
     "task_ms": (
-        lambda value: isinstance(value, Real) and value is not True and 0 < value < math.inf,
+        _is_positive_number,
         f"a number of milliseconds above 0 (work per task), or None for {TASK_NS / 1e6:g}",
     ),
     "dtype": (
