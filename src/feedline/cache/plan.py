@@ -38,10 +38,9 @@ __all__ = ["CacheChoice", "CachePlan", "build_command", "plan_cache", "recommend
 _DISK_BYTES_PER_S = 500e6  # of a SATA SSD
 _USABLE = 0.9  # share of the free disk space
 _COMMON_PX = (32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048)
-_MIN_PX, _MAX_PX, _MAX_SIZES, _MAX_IMAGES = 8, 8192, 8, 10_000
+_MIN_PX, _MAX_PX, _MAX_SIZES = 8, 8192, 8
 _EQUAL = 1.05  # ratio of loading times that count as equal
 _WORTH_IT = 1.1  # smallest useful gain over the originals
-_MAX_COLUMNS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,10 +132,9 @@ class CachePlan:
     def __str__(self) -> str:
         """Table of the choices, the recommendation, and the assumed limits."""
         sizes = sorted(self.originals.images_per_s)
-        heads = [f"{size} px" for size in sizes] if len(sizes) <= _MAX_COLUMNS else []
-        rows = [["", *heads, "loading", "disk", "build", ""]]
+        rows = [["", *(f"{size} px" for size in sizes), "loading", "disk", "build", ""]]
         for choice in (self.originals, *self.choices):
-            rates = [f"{choice.images_per_s[size]:.0f}" for size in sizes[: len(heads)]]
+            rates = [f"{choice.images_per_s[size]:.0f}" for size in sizes]
             build = duration(choice.build_s) if choice.levels else "-"
             mark = "recommended" if choice is self.recommended else ""
             size = _size(choice.bytes) if choice.bytes else "-"
@@ -210,12 +208,17 @@ def plan_cache(
     phases, crop = Schedule.of(schedule), checked_transform(transform)
     sides = _required_sides(phases, crop)
     resolutions = _level_sets(sizes, sides)
-    _check_numbers(images, disk_bytes, disk_bytes_per_s, seconds)
+    numbers = {"disk_bytes": disk_bytes, "disk_bytes_per_s": disk_bytes_per_s, "seconds": seconds}
+    for name, value in {**numbers, "images": images}.items():
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise UsageError(f"must be a number above 0, got {value!r}", argument=name)
     processes = worker_count(workers)
     progress("listing the images", 0, 1)
     opened = open_source(source)
-    if disk_bytes is None:
-        disk_bytes = _USABLE * shutil.disk_usage(_existing_folder(opened.where)).free
+    where, total = opened.where, len(opened)
+    if disk_bytes is None:  # of a pattern or the name of a Dataset: the nearest existing folder
+        paths = Path(where), *Path(where).absolute().parents
+        disk_bytes = _USABLE * shutil.disk_usage(next(filter(Path.exists, paths))).free
     limits = {
         "disk_bytes": disk_bytes,
         "memory_bytes": cacheable_memory_bytes(),
@@ -228,7 +231,7 @@ def plan_cache(
         estimates = []
         for done, levels in enumerate(resolutions):
             progress("making copies", done, len(resolutions))
-            estimates.append(estimate(opened, Spec("", "webdataset", tuple(levels))))
+            estimates.append(estimate(opened, Spec("", "webdataset", levels)))
             copies = sample.build(levels, crop, processes)
             for size, side in sides.items():
                 readings.setdefault((size, _serving(levels, side)), (copies, size))
@@ -241,19 +244,20 @@ def plan_cache(
         for size, side in sides.items():
             level = _serving(levels, side)
             rate, each = rates[size, level], image_bytes[levels.index(level) if level else 0]
-            if each * len(opened) > limits["memory_bytes"]:
+            if each * total > limits["memory_bytes"]:
                 needed = max(needed, rate * each)
                 rate = min(rate, disk_bytes_per_s / each)
             limited[size] = rate
-        total = len(opened) * sum(image_bytes)
-        epoch_s = {size: len(opened) / rate for size, rate in limited.items()}
+        size_bytes = total * sum(image_bytes)
         return CacheChoice(
             levels=tuple(levels),
-            bytes=total,
-            build_s=make_s + total / disk_bytes_per_s if levels else 0.0,
+            bytes=size_bytes,
+            build_s=make_s + size_bytes / disk_bytes_per_s if levels else 0.0,
             images_per_s=limited,
             disk_bytes_per_s=needed,
-            load_s=sum(phase.epochs * epoch_s[phase.image_size or 0] for phase in phases.phases),
+            load_s=sum(
+                phase.epochs * total / limited[phase.image_size or 0] for phase in phases.phases
+            ),
         )
 
     originals = choice((), (sample.file_bytes,), 0.0)
@@ -262,12 +266,12 @@ def plan_cache(
     )
     recommended, reason = recommend(originals, choices, limits, phases.epochs)
     return CachePlan(
-        source=opened.where,
+        source=where,
         kind=opened.kind,
         schedule=phases,
         transform=repr(crop),
         workers=processes,
-        images=len(opened),
+        images=total,
         images_measured=len(sample.names),
         limits=limits,
         rates=rates,
@@ -275,7 +279,7 @@ def plan_cache(
         choices=choices,
         recommended=recommended,
         reason=reason,
-        command=build_command(opened.kind, opened.where, recommended, workers, bool(sample.broken)),
+        command=build_command(opened.kind, where, recommended, bool(sample.broken)),
         skipped=tuple(sorted(sample.broken.items())),
     )
 
@@ -335,17 +339,8 @@ def _serving(levels: Sequence[Level], side: int) -> Level | None:
     return next((level for level in levels if level.side >= side), None)
 
 
-def _existing_folder(where: str) -> Path:
-    """Return the nearest existing folder of a source; it may be a pattern or a Dataset's name."""
-    return next(path for path in (Path(where), *Path(where).absolute().parents) if path.exists())
-
-
 def _required_sides(schedule: Schedule, crop: Transform) -> dict[int, int]:
-    """Return the shorter side of the images that each size of the schedule needs, in pixels.
-
-    Raises:
-        UsageError: the schedule has no sizes, or one for which no resolution is large enough.
-    """
+    """Return the shorter side of the images that each size of the schedule needs, in pixels."""
     if not schedule.image_sizes:
         raise UsageError(
             f"the schedule {schedule} has no image sizes, which a cache plan needs",
@@ -362,11 +357,7 @@ def _required_sides(schedule: Schedule, crop: Transform) -> dict[int, int]:
 
 
 def _level_sets(sizes: Collection[int] | None, sides: Mapping[int, int]) -> list[tuple[Level, ...]]:
-    """Return the resolutions of the choices: one size; all sizes; all sizes as raw pixels.
-
-    Raises:
-        UsageError: there are too many sizes, or none is large enough.
-    """
+    """Return the resolutions of the choices: one size; all sizes; all sizes as raw pixels."""
     largest = max(sides.values())
     if sizes is None:
         each = sorted({max(side, _MIN_PX) for side in sides.values()})
@@ -386,42 +377,19 @@ def _level_sets(sizes: Collection[int] | None, sides: Mapping[int, int]) -> list
     return list(dict.fromkeys([*sets, make_levels(each, quality=QUALITY, raw=True)]))
 
 
-def _check_numbers(
-    images: int, disk_bytes: float | None, disk_bytes_per_s: float, seconds: float
-) -> None:
-    """Raise UsageError if a number is out of range."""
-    if isinstance(images, bool) or not isinstance(images, int) or not 1 <= images <= _MAX_IMAGES:
-        raise UsageError(
-            f"must be a whole number from 1 to {_MAX_IMAGES}, got {images!r}", argument="images"
-        )
-    numbers = {"disk_bytes": disk_bytes, "disk_bytes_per_s": disk_bytes_per_s, "seconds": seconds}
-    for name, value in numbers.items():
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise UsageError(f"must be a number above 0, got {value!r}", argument=name)
-
-
-def build_command(
-    kind: str, where: str, choice: CacheChoice | None, workers: int | str, skips: bool
-) -> str:
+def build_command(kind: str, where: str, choice: CacheChoice | None, skips: bool) -> str:
     """Return the command, or the call for a Dataset, that builds a choice; "" for None."""
     if choice is None:
         return ""
     quality, sides = choice.levels[0].quality, [level.side for level in choice.levels]
     if kind == "dataset":
         options = "raw=True" if quality is None else f"quality={quality}"
-        options += "" if workers == "auto" else f", workers={workers}"
         options += ', on_error="skip"' * skips
         return f'feedline.build_cache(dataset, "cache/", {tuple(sides)}, {options})'
-    parts = ["feedline", "cache", "build", where, _cache_path(where)]
-    parts += ["--sizes", ",".join(map(str, sides))]
-    parts += ["--raw"] if quality is None else ["--quality", str(quality)]
-    parts += [] if workers == "auto" else ["--workers", str(workers)]
-    return shlex.join([*parts, *["--on-error", "skip"] * skips])
-
-
-def _cache_path(source: str) -> str:
-    """Return a path for a cache: next to the source's folder, or in this one if it is remote."""
-    named = source.lower().endswith((".tar", ".parquet")) or glob.has_magic(source)
-    files = named and not os.path.isdir(source)
-    folder = (os.path.dirname(source) if files else source).rstrip("/")
-    return f"{os.path.basename(folder) if is_url(source) else folder}-cache"
+    # The cache lies next to the source's folder, or in this one if the source is remote.
+    named = where.lower().endswith((".tar", ".parquet")) or glob.has_magic(where)
+    folder = os.path.dirname(where) if named and not os.path.isdir(where) else where.rstrip("/")
+    cache = f"{os.path.basename(folder) if is_url(where) else folder}-cache"
+    command = ["feedline", "cache", "build", where, cache, "--sizes", ",".join(map(str, sides))]
+    command += ["--raw"] if quality is None else ["--quality", str(quality)]
+    return shlex.join([*command, *["--on-error", "skip"] * skips])

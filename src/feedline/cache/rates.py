@@ -54,21 +54,13 @@ _ROUNDS = 3
 _MIN_TURN_S = 0.15
 _BATCHES_AHEAD = 3  # the loader's default
 _MIN_BATCH, _MAX_BATCH, _BATCH_PIXELS = 8, 64, 1 << 24
-_MAX_SAMPLE_BYTES, _MAX_SAMPLE_S, _MIN_IMAGES = 512 << 20, 60.0, 32
+_MAX_SAMPLE_BYTES, _MIN_IMAGES = 512 << 20, 32  # large images end the sample early
 
 
 def loader_rate(
     images: ImageFolder, image_size: int, *, workers: int, seconds: float, on_error: str = "raise"
 ) -> float:
-    """Return the images/s of random crops.
-
-    Args:
-        images: at least one image.
-        image_size: size of the crops in pixels.
-        workers: number of processes; 0 loads in this one.
-        seconds: minimum time of counting, after the prefetched batches.
-        on_error: "raise" or "skip" broken images.
-    """
+    """Return the images/s of random crops, counted for this time after the prefetched batches."""
     batch_size = max(_MIN_BATCH, min(_MAX_BATCH, _BATCH_PIXELS // image_size**2))
     loader: DataLoader[Any] = DataLoader(
         images,
@@ -99,14 +91,7 @@ def measure_rates(
     seconds: float,
     progress: RateCallback,
 ) -> dict[Key, float]:
-    """Return the images/s of each reading of images at a size, measured in turn.
-
-    Args:
-        readings: images, and the image size in pixels.
-        workers: number of processes; 0 loads in this one.
-        seconds: total time of counting images.
-        progress: called before each turn.
-    """
+    """Return the images/s of images at a size in pixels, measured in turn for this total time."""
     turns = _ROUNDS * len(readings)
     turn_s = max(_MIN_TURN_S, seconds / turns)
     rates: dict[Key, list[float]] = {key: [] for key in readings}
@@ -117,25 +102,20 @@ def measure_rates(
     )
     with server:
         next(iter(server))
-        for turn in range(turns):
-            key = list(readings)[turn % len(readings)]
-            images, image_size = readings[key]
+        for turn, key in enumerate([*readings] * _ROUNDS):
             progress("measuring", turn, turns)
-            rate = loader_rate(images, image_size, workers=workers, seconds=turn_s, on_error="skip")
+            images, size = readings[key]
+            rate = loader_rate(images, size, workers=workers, seconds=turn_s, on_error="skip")
             rates[key].append(rate)
     return {key: median(measured) for key, measured in rates.items()}
 
 
 @dataclass(frozen=True)
 class SampledImages:
-    """Originals of some samples of a source, in a temporary folder.
+    """Originals of some samples of a source, in the folder "originals" of a temporary one.
 
-    Args:
-        root: the temporary folder; the originals are in its folder "originals".
-        names: names of the originals.
-        file_bytes: mean size of an original; 0 if the source returns pixels.
-        read_s: mean time to read one.
-        broken: reasons by the names of broken images; completed by builds.
+    `file_bytes` is their mean size, 0 if the source returns pixels, and `read_s` the mean time to
+    read one; `broken` has the reasons by the names of broken images, and is completed by builds.
     """
 
     root: Path
@@ -152,14 +132,9 @@ class SampledImages:
         """Build a cache of the originals with some resolutions of one quality."""
         quality, sides = levels[0].quality, [level.side for level in levels]
         root = self.root / "-".join(map(str, [*sides, quality or "raw"]))
+        options: dict[str, Any] = {"raw": True} if quality is None else {"quality": quality}
         manifest = build_cache(
-            self.root / "originals",
-            root,
-            sides,
-            quality=quality,
-            raw=quality is None,
-            workers=workers,
-            on_error="skip",
+            self.root / "originals", root, sides, workers=workers, on_error="skip", **options
         )
         self.broken.update((self.names[key], problem) for key, _, problem in manifest.skipped)
         return ImageFolder(root, crop)
@@ -174,8 +149,6 @@ def sample_images(
     source: CacheSource, images: int, progress: RateCallback
 ) -> Iterator[SampledImages]:
     """Context with the originals of some evenly spread samples; broken ones are omitted.
-
-    Large images end the sample early, after 512 MB or a minute.
 
     Raises:
         DatasetError: none of them can be read.
@@ -196,7 +169,6 @@ def sample_images(
         source.prefetch(numbers)
         names, times, sizes, total = [], [], [], 0
         broken: dict[str, str] = {}
-        until = time.monotonic() + _MAX_SAMPLE_S
         for done, number in enumerate(numbers):
             progress("reading images", done, len(numbers))
             started = time.perf_counter()
@@ -205,18 +177,14 @@ def sample_images(
             except ImageError as error:
                 broken[source.name(number)] = error.message
                 continue
-            names.append(source.name(number))
             times.append(time.perf_counter() - started)
-            path = folder / f"{done:06}.jpg"  # readers detect the type by the bytes
+            names.append(source.name(number))
+            sizes.append(len(image) if isinstance(image, bytes) else 0)
             if isinstance(image, np.ndarray):
-                header = f"P6 {image.shape[1]} {image.shape[0]} 255\n".encode()
-                total += path.write_bytes(header + image.tobytes())
-                sizes.append(0)
-            else:
-                total += path.write_bytes(image)
-                sizes.append(len(image))
-            late = total > _MAX_SAMPLE_BYTES or time.monotonic() > until
-            if late and len(sizes) >= _MIN_IMAGES:
+                image = f"P6 {image.shape[1]} {image.shape[0]} 255\n".encode() + image.tobytes()
+            # Readers detect the type by the bytes.
+            total += (folder / f"{done:06}.jpg").write_bytes(image)
+            if total > _MAX_SAMPLE_BYTES and len(sizes) >= _MIN_IMAGES:
                 break
         if not sizes:
             first = "; ".join(f"{name}: {problem}" for name, problem in [*broken.items()][:1])
@@ -239,20 +207,8 @@ def measure_copies(
 ) -> dict[Reading, float]:
     """Measure images/s from the originals and from JPEG copies of some images.
 
-    Args:
-        source: any source that `build_cache` accepts.
-        sizes: image sizes in pixels.
-        sides: resolutions of the copies; each is measured at the image sizes that it serves.
-        crop: part of an image that is shown.
-        workers: number of processes; 0 loads in this one.
-        images: number of images, spread over the source.
-        seconds: total time of counting images.
-        progress: called repeatedly.
-
-    Raises:
-        DatasetError: the source is missing, or none of its images can be read.
-        ResourceError: there is no disk space for the copies.
-        UsageError: the source is itself a cache.
+    Each resolution of `sides` is measured at the image sizes that it serves; the other arguments
+    and the errors are those of `plan_cache`.
     """
     with sample_images(open_source(source), images, progress) as sample:
         folders: dict[Level | None, ImageFolder] = {None: sample.originals(crop)}
