@@ -29,7 +29,7 @@ from feedline.cache.plan import plan_cache
 from feedline.cache.source import ReadAhead, open_source
 from feedline.cli.app import main
 from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
-from feedline.sources import remote_images
+from feedline.sources import remote_reader
 from feedline.sources.manifest import MANIFEST, Manifest, read_manifest
 from feedline.sources.remote_files import THREADS, RemoteFolder
 from processes import eventually
@@ -416,7 +416,7 @@ def test_a_broken_image_is_named_and_may_be_left_out(
 def test_an_object_that_is_gone_is_a_broken_image_and_a_store_out_of_reach_is_none(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_images, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(remote_reader, "IMAGE_PATIENCE_S", 0.0)
     with serving() as server:
         bucket = Bucket(server)
         train = bucket.fill("train", source)

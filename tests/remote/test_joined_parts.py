@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("fsspec")
 
-from feedline.sources.remote_cache import BLOCK_BYTES, GAP_BYTES, join_ranges
-from feedline.sources.remote_files import Range
+from feedline.sources.remote_reader import BLOCK_BYTES, GAP_BYTES, Range, join_ranges
 
 LENGTHS = st.one_of(st.integers(1, 100_000), st.integers(1, 2 * BLOCK_BYTES))
 PARTS = st.lists(

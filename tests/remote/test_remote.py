@@ -21,7 +21,7 @@ from caches import made as build
 from caches import photos as make_photos
 from feedline import DataLoader, EvalCrop, ImageFolder
 from feedline.errors import DatasetError, UsageError
-from feedline.sources import remote_cache
+from feedline.sources import remote_reader
 from processes import all_workers
 from range_server import Answer, RangeServer
 from row_of import made
@@ -63,7 +63,7 @@ def remote(server: RangeServer, tmp_path: Path) -> ImageFolder:
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each image is a request."""
-    monkeypatch.setattr(remote_cache, "GAP_BYTES", 0)
+    monkeypatch.setattr(remote_reader, "GAP_BYTES", 0)
 
 
 def batches(data: Any, **options: Any) -> list[Any]:

@@ -24,7 +24,7 @@ from caches import made as build
 from caches import photos as make_photos
 from feedline import DataLoader, ImageFolder
 from feedline.errors import DatasetError, ImageError
-from feedline.sources import filesystem, remote_cache, remote_files
+from feedline.sources import filesystem, remote_cache, remote_reader
 from feedline.sources.manifest import MANIFEST
 from processes import eventually
 from range_server import Answer, RangeServer
@@ -96,7 +96,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each image is a request."""
-    monkeypatch.setattr(remote_cache, "GAP_BYTES", 0)
+    monkeypatch.setattr(remote_reader, "GAP_BYTES", 0)
 
 
 def batches(data: ImageFolder, **options: Any) -> list[torch.Tensor]:
@@ -211,7 +211,7 @@ def test_a_server_that_stays_away_is_an_error_that_says_so_and_costs_little_from
             r"be read \(tried \d+ times in \d+ s\): Client\w+.*server may be down",
         ):
             made(remote, 24, 3, 0)
-        assert 30 < sum(clock.pauses) <= 1.5 * remote_cache._IMAGE_PATIENCE_S
+        assert 30 < sum(clock.pauses) <= 1.5 * remote_reader.IMAGE_PATIENCE_S
         waited = len(clock.pauses)
         for sample in range(4, 20):
             with pytest.raises(ImageError):
@@ -353,8 +353,8 @@ def test_a_folder_without_a_cache_and_a_server_that_is_none_are_refused_soon(
 def test_a_server_that_says_nothing_is_given_up(
     remote: ImageFolder, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_files, "_DEADLINE_S", 0.2)
-    monkeypatch.setattr(remote_cache, "_IMAGE_PATIENCE_S", 0.0)
+    monkeypatch.setattr(remote_reader, "_DEADLINE_S", 0.2)
+    monkeypatch.setattr(remote_reader, "IMAGE_PATIENCE_S", 0.0)
     ended = threading.Event()
     server.fault = lambda answer: not ended.wait(60)
     try:

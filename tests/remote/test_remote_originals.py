@@ -21,7 +21,7 @@ from caches import made as build
 from caches import photos as make_photos
 from feedline import DataLoader, ImageFolder, ImageList
 from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.sources import filesystem, local_copies, remote_files, remote_images
+from feedline.sources import filesystem, local_copies, remote_reader
 from processes import all_workers
 from range_server import Answer, RangeServer
 from row_of import made
@@ -481,13 +481,13 @@ def test_what_lasts_is_an_error_that_says_what_the_server_said(
         ImageError, match=rf"sample 3, {server.url}/photos/.*cannot be read.*{said}"
     ):
         made(remote, 24, 3, 0)
-    assert sum(pauses) <= 1.5 * remote_images._PATIENCE_S
+    assert sum(pauses) <= 1.5 * remote_reader.IMAGE_PATIENCE_S
 
 
 def test_a_server_that_is_slow_costs_the_images_that_did_not_come_in_time_alone(
     remote: ImageList, server: RangeServer, wanted: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_files, "_DEADLINE_S", 1.0)
+    monkeypatch.setattr(remote_reader, "_DEADLINE_S", 1.0)
     asked: Counter[str] = Counter()
     ended = threading.Event()
 
@@ -639,7 +639,7 @@ def test_an_image_that_is_too_large_for_its_place_is_fetched_each_time(
 def test_what_there_is_no_memory_for_is_read_later(
     remote: ImageList, server: RangeServer, wanted: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_images, "_MAX_PREFETCHED_BYTES", 3000)
+    monkeypatch.setattr(remote_reader, "_MAX_PREFETCHED_BYTES", 3000)
     assert same(batches(remote), wanted)
     assert same(batches(remote), wanted)
     assert server.asked(".jpg") == COUNT

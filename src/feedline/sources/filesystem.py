@@ -3,15 +3,15 @@
 Guarantees: the objects of one process share its connections; a forked process makes its own and
 does not touch those of its parent; a pickle contains none. Temporary failures are retried for a
 bounded time, and an unreachable server costs little from then on; a permanent failure raises an
-error with the name, fsspec's message and the fix. A password in a URL is never shown. With HTTP and
-S3, the body of a checked response is read only if the server declares a part of a file (206), not
+error with the name, fsspec's message and the fix. A password in a URL is never shown. With HTTP,
+the body of a checked response is read only if the server declares a part of a file (206), not
 longer than requested; or, if all of a file was requested ("bytes=0-"), that it is all of it, with
-its length. Anything else raises an error, so that memory is bounded whatever a server sends.
+its length. Anything else raises an error, so that memory is bounded whatever a web server sends.
 Nothing is decompressed.
 
-Relies on: fsspec and its filesystems, imported here and only for a URL; aiohttp's tracing and
-botocore's events, which receive a response's header first. With other protocols only the length of
-the received bytes is checked.
+Relies on: fsspec and its filesystems, imported here and only for a URL; aiohttp's tracing, which
+receives a response's header first. With other protocols the length of the received bytes is
+checked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import re
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from feedline.errors import DatasetError, UsageError
@@ -36,7 +35,6 @@ __all__ = [
     "RemoteError",
     "check_local",
     "host_of",
-    "image_advice",
     "is_url",
     "request_options",
     "shown",
@@ -72,8 +70,6 @@ _opened: dict[tuple[str, str, int], tuple[Any, object]] = {}
 # By their ids, as two that were opened alike are equal.
 _alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _inherited: list[object] = []
-# Requests are tasks of their own, so each has its own.
-_s3_range: ContextVar[str | None] = ContextVar("s3_range", default=None)
 
 
 # To close a connection that a parent opened would take it from the parent's event loop as well, as
@@ -170,16 +166,10 @@ def request_options(options: Mapping[str, Any] | None) -> tuple[int, dict[str, A
 class Filesystem:
     """Files below a URL. Its text is the URL without user and password.
 
-    Args:
-        url: URL of a folder, of any fsspec protocol.
-        options: arguments of the fsspec filesystem. The rest, e.g. credentials, comes from fsspec's
-            configuration and from the environment.
-        requests: number of requests at a time, whose responses are checked and which are retried
-            here alone; 0: files are read and written whole, in many steps, of which the filesystem
-            itself retries those that it can.
-
-    Raises:
-        UsageError: the URL or an option is invalid, or a package is missing.
+    With a number of `requests` at a time their responses are checked, and they are retried here
+    alone; with 0, files are read and written whole, in many steps, of which the filesystem itself
+    retries those that it can. A UsageError is raised if the URL or an option is invalid, or a
+    package is missing.
     """
 
     def __init__(
@@ -206,10 +196,7 @@ class Filesystem:
         return self._host, repr(self._options), self._requests
 
     def opened(self) -> tuple[Any, str]:
-        """Filesystem of this process, and the path of the URL in it.
-
-        Raises like the constructor.
-        """
+        """Filesystem of this process, and the path of the URL in it."""
         try:
             filesystem, _ = _opened.get(self._key) or (None, None)
             if filesystem is None:
@@ -237,9 +224,9 @@ class Filesystem:
         else:
             options = {**self._options, "use_listings_cache": False}  # others write there, too
         filesystem, _ = url_to_fs(self._host, skip_instance_cache=True, **options)
+        if self._requests and hasattr(filesystem, "retries"):  # of s3fs
+            filesystem.retries = 1
         _alive[id(filesystem)] = filesystem
-        if self._requests:
-            _check_s3_responses(filesystem)
         return filesystem
 
     def close(self) -> None:
@@ -258,19 +245,12 @@ class Filesystem:
         *,
         patience_s: float,
         answers: tuple[type[Exception], ...] = (),
-        advice: Callable[[BaseException], str] | None = None,
     ) -> Result:
         """Call a function, with retries after growing pauses, while that may help.
 
-        Args:
-            once: the function.
-            failure: text for messages: "'s3://bucket/file' cannot be read".
-            patience_s: how long to start retries; none while the server is unreachable.
-            answers: exceptions that are answers, and raised unchanged.
-            advice: returns the fix for an error; None for that of a cache.
-
-        Raises:
-            RemoteError: it fails; the message has the failure, the last error, and the fix.
+        Retries start for `patience_s`, and not at all while the server is unreachable. Exceptions
+        of the types `answers` are raised unchanged; otherwise a RemoteError has the `failure`, such
+        as "'s3://bucket/file' cannot be read", the last error, and the fix.
         """
         started, pause_s, tries = time.monotonic(), _FIRST_PAUSE_S, 0
         if was_unreachable := self.is_unreachable:
@@ -301,9 +281,7 @@ class Filesystem:
             # Otherwise each of the next would take as long to fail.
             self._unreachable_until = time.monotonic() + _UNREACHABLE_S
         often = "" if tries == 1 else f" (tried {tries} times in {spent_s:.0f} s)"
-        raised = RemoteError(
-            f"{failure}{often}: {self.describe(last)}. {(advice or _cache_advice)(last)}"
-        )
+        raised = RemoteError(f"{failure}{often}: {self.describe(last)}. {_advice(last)}")
         raised.is_missing_file = isinstance(last, (FileNotFoundError, AlteredError, RangeError))
         raise raised from last
 
@@ -318,46 +296,34 @@ def _is_permanent(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _PERMANENT_NUMBERS
 
 
-def image_advice(error: BaseException) -> str:
-    """Likely cause and fix for an image that could not be fetched, a sentence."""
-    if isinstance(error, AlteredError):
-        return (
-            "It was replaced there after the folder was listed, or its server sends only a part: "
-            "create the dataset again"
-        )
-    if isinstance(error, RangeError):
-        return "Check that this is the URL of an image, and that its server reports file sizes"
-    if isinstance(error, FileNotFoundError) or getattr(error, "status", 0) == 404:
-        return f"The URL is misspelt, or the image was moved or removed. {_ADDRESS}"
-    if getattr(error, "status", 0) == 416 or getattr(error, "errno", 0) == errno.EINVAL:
-        return "The file may be empty"
-    return _cache_advice(error)
-
-
-def _cache_advice(error: BaseException) -> str:
+def _advice(error: BaseException) -> str:
     """Likely cause and fix, a sentence."""
+    status = getattr(error, "status", 0)  # of aiohttp
     if isinstance(error, AlteredError):
         return (
-            "Its files are damaged, or the cache was rebuilt there after the dataset was created: "
-            "run `feedline cache repair URL`, then create the dataset again"
+            "It was replaced, or its cache rebuilt there after the dataset was created, or it is "
+            "damaged: create the dataset again; `feedline cache repair URL` repairs a cache"
         )
     if isinstance(error, RangeError):
         return (
-            "Caches are read in parts (HTTP's Range), which this server does not support: serve "
-            "the folder with nginx, Apache or an object store; `python -m http.server` cannot do it"
+            "The server must report file sizes and, for caches, support HTTP's Range: nginx, "
+            "Apache and object stores do, `python -m http.server` does not"
         )
-    if isinstance(error, FileNotFoundError) or getattr(error, "status", 0) == 404:
+    if isinstance(error, FileNotFoundError) or status == 404:
         return (
-            "The URL is misspelt, something was moved, or the cache was copied incompletely: its "
-            f"folder must contain everything that `feedline cache build` made. {_ADDRESS}"
+            "The URL is misspelt, or something was moved, removed or copied incompletely: the "
+            "folder of a cache must contain everything that `feedline cache build` made. "
+            f"{_ADDRESS}"
         )
+    if status == 416 or getattr(error, "errno", 0) == errno.EINVAL:
+        return "The file may be empty"
     if type(error).__name__ in _NO_CREDENTIALS:
         return (
             "Provide credentials in the service's own way, e.g. AWS_PROFILE or AWS_ACCESS_KEY_ID, "
             'or, for reading, in storage_options; for a public bucket storage_options={"anon": '
             "True}"
         )
-    if isinstance(error, PermissionError) or getattr(error, "status", 0) in (401, 403):
+    if isinstance(error, PermissionError) or status in (401, 403):
         return (
             "The credentials do not allow it, or it does not exist: check them, or the folder's "
             'permissions; read a public S3 bucket with storage_options={"anon": True}. '
@@ -418,36 +384,6 @@ async def _check_http(session: Any, context: Any, parameters: Any) -> None:
             _check_range(requested, response.status, response.content_length, place)
     except BaseException:
         response.close()
-        raise
-
-
-def _check_s3_responses(filesystem: Any) -> None:
-    """Check the responses of an S3 filesystem; no effect on others."""
-    protocols = filesystem.protocol
-    if not set(_S3).intersection([protocols] if isinstance(protocols, str) else protocols):
-        return
-    from fsspec.asyn import sync
-
-    filesystem.retries = 1
-    client = sync(filesystem.loop, filesystem.set_session)
-    client.meta.events.register("before-call.s3.GetObject", _note_s3)
-    client.meta.events.register("before-parse.s3.GetObject", _check_s3)
-
-
-def _note_s3(params: dict[str, Any], **_: Any) -> None:
-    _s3_range.set(params["headers"].get("Range"))
-
-
-def _check_s3(response_dict: dict[str, Any], **_: Any) -> None:
-    status, requested = response_dict["status_code"], _s3_range.get()
-    if status >= 300 or requested is None:
-        return  # botocore makes an exception of an error
-    headers = response_dict["headers"]
-    length, place = headers.get("content-length"), headers.get("content-range")
-    try:
-        _check_range(requested, status, int(length) if length else None, place)
-    except BaseException:
-        response_dict["body"].close()
         raise
 
 

@@ -139,9 +139,8 @@ def user_cache_folder() -> str:
 
 
 def copies_folder(local_dir: str, url: str, digest: str) -> str:
-    """Folder for the copies of a URL's contents, named by the URL's last part and a digest.
-
-    `digest` has 16 hexadecimal digits, of everything that must be equal for a copy to be valid.
+    """Folder for the copies of a URL's contents, named by the URL's last part and a digest of
+    everything that must be equal for a copy to be valid, 16 hexadecimal digits.
     """
     name = re.sub(r"[^\w-]+", "_", url.rstrip("/").rpartition("/")[2], flags=re.ASCII)[:40]
     return os.path.join(local_dir, f"{name}-{digest}.remote")

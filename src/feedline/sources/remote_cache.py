@@ -17,19 +17,19 @@ import logging
 import math
 import os
 import tempfile
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.errors import DatasetError, UsageError
 from feedline.sources.cache_format import CopyBytes, LevelReader
 from feedline.sources.cache_formats import cache_format
 from feedline.sources.cache_index import COLUMNS, ENTRY, CacheIndex, digest_of, load_column
 from feedline.sources.cache_store import CacheLocation, CacheStore
 from feedline.sources.filesystem import (
+    MAX_FILE_BYTES,
     NoCacheError,
     RemoteError,
     check_local,
@@ -54,22 +54,11 @@ from feedline.sources.manifest import (
     repair_command,
     shard_name,
 )
-from feedline.sources.remote_files import Range, RemoteReader
+from feedline.sources.remote_reader import BLOCK_BYTES, Range, RemoteImages, RemoteReader
 
-__all__ = ["join_ranges", "open_cache", "open_location"]
+__all__ = ["open_cache", "open_location"]
 
-GAP_BYTES = 64 << 10
-"""Maximum gap between joined ranges: transferring it takes as long as a request."""
-BLOCK_BYTES = 4 << 20
-"""Maximum length of joined ranges, so that a long run uses several requests at a time."""
-
-_MAX_IMAGE_BYTES = 1 << 30
-_MAX_PREFETCHED_BYTES = 256 << 20
 _PATIENCE_S = 3.0
-_IMAGE_PATIENCE_S = 40.0
-"""Time for retries of a single image. With the first and the last try, it is shorter than the
-time after which a loader considers a worker hung."""
-_BLOCKS = 16
 _HEADER_BYTES = 128
 _MAX_HEADER_BYTES = 4096
 _BASE = ("labels", "names", *COLUMNS)
@@ -85,18 +74,9 @@ def open_location(
     storage_options: Mapping[str, Any] | None = None,
     stores_copies: bool = True,
 ) -> CacheLocation:
-    """Location of a cache.
+    """Location of a cache in a local folder or at a URL; arguments of `feedline.ImageFolder`.
 
-    Args:
-        root: a local folder, or a URL.
-        local_dir: for a URL, folder for fetched files; None for `feedline` in the user's cache
-            folder.
-        local_bytes: maximum disk space; None for 50 GB, and at most half of the available space.
-        storage_options: arguments of the fsspec filesystem.
-        stores_copies: store images; otherwise they are fetched each time.
-
-    Raises:
-        UsageError: an argument is invalid.
+    Without `stores_copies`, images are fetched each time.
     """
     if isinstance(root, str) and is_url(root):
         budget = disk_budget(local_dir, local_bytes)
@@ -146,13 +126,7 @@ class _RemoteLocation(CacheLocation):
         return self._reader.read(part, patience_s=_PATIENCE_S, may_end=True)
 
     def manifest(self) -> Manifest:
-        """Read the current manifest.
-
-        Raises:
-            NoCacheError: it does not exist.
-            DatasetError: it cannot be read, or is invalid.
-            UsageError: the cache has a format that must be local.
-        """
+        """Read the current manifest; raises a NoCacheError if it does not exist."""
         try:
             data = self._read_rest(MANIFEST, 0, MAX_MANIFEST_BYTES + 1)
         except RemoteError as error:
@@ -183,11 +157,7 @@ class _RemoteLocation(CacheLocation):
         return copies_folder(self._budget.folder, str(self), digest)
 
     def index(self, manifest: Manifest) -> CacheIndex:
-        """Columns of the cache, fetched unless there are intact local copies.
-
-        Raises:
-            DatasetError: they cannot be fetched or stored, or do not match the manifest.
-        """
+        """Columns of the cache, fetched unless there are intact local copies."""
         folder = self._folder(manifest)
         try:
             os.makedirs(folder, 0o700, exist_ok=True)
@@ -239,16 +209,12 @@ class _RemoteLocation(CacheLocation):
                 os.unlink(temporary)
 
     def _blocks(self, name: str, size: int) -> Iterator[bytes]:
-        """Yield a file of about this size in blocks, several of which are fetched at a time."""
+        """Yield a file of about this size in blocks."""
         starts = range(0, size - BLOCK_BYTES, BLOCK_BYTES)
-        blocks = [Range(f"{self.url}/{name}", first, BLOCK_BYTES) for first in starts]
-        for at in range(0, len(blocks), _BLOCKS):
-            some = blocks[at : at + _BLOCKS]
-            for block, data in zip(some, self._reader.fetch(some), strict=True):
-                if not isinstance(data, bytes):
-                    data = self._reader.read(block, patience_s=_PATIENCE_S)
-                yield data
-        first = BLOCK_BYTES * len(blocks)
+        for first in starts:
+            block = Range(f"{self.url}/{name}", first, BLOCK_BYTES)
+            yield self._reader.read(block, patience_s=_PATIENCE_S)
+        first = BLOCK_BYTES * len(starts)
         yield self._read_rest(name, first, size - first + _MAX_HEADER_BYTES)
 
     def reader(self, manifest: Manifest, level: Level, index: CacheIndex) -> LevelReader:
@@ -280,16 +246,8 @@ def _columns(manifest: Manifest, folder: str) -> Iterator[tuple[str, int, str, t
     yield "names", max(0, int(ends[-1])) if samples else 0, "uint8", ()
 
 
-class _RemoteShards(LevelReader):
-    """Reader of a resolution whose tar shards are remote.
-
-    Args:
-        root: local folder with the cache's index.
-        manifest, level, index: as in `LevelReader`.
-        url: URL of the cache.
-        reader: fetches its files.
-        copies: local copies; None to store none.
-    """
+class _RemoteShards(RemoteImages, LevelReader):
+    """Reader of a resolution whose tar shards are at a URL, and its index in a local folder."""
 
     def __init__(
         self,
@@ -301,63 +259,31 @@ class _RemoteShards(LevelReader):
         reader: RemoteReader,
         copies: LocalCopies | None,
     ) -> None:
-        super().__init__(root, manifest, level, index)
+        LevelReader.__init__(self, root, manifest, level, index)
+        RemoteImages.__init__(self, reader)
         self._cache = shown(url)
-        self._url, self._reader, self._copies = url, reader, copies
-        self._prefetched: dict[int, bytes] = {}
+        self._url, self._copies = url, copies
 
     def prepare(self, samples: Sequence[int]) -> None:
-        self._prefetched = prefetched = {}
-        missing: dict[int, Range] = {}
-        left = _MAX_PREFETCHED_BYTES
-        for sample in dict.fromkeys(samples):
-            if not 0 <= sample < len(self._entries):
-                continue
-            shard, first, length, _ = self._entries[sample].tolist()
-            left -= length
-            if left < 0:
-                break
-            if not self._exists(shard, first, length):
-                continue
-            copy = self._copy(sample, shard, first, length)
-            if copy is None:
-                missing[sample] = Range(f"{self._url}/{self._name(shard)}", first, length)
-            else:
-                prefetched[sample] = copy
-        if not missing:
-            return
-        try:
-            blocks, places = join_ranges(list(missing.values()))
-        except ImportError:  # of fsspec: reading raises it
-            return
-        answers = self._reader.fetch(blocks)
-        for (sample, part), place in zip(missing.items(), places, strict=True):
-            answer, start = answers[place], part.first - blocks[place].first
-            if isinstance(answer, bytes):
-                self._take(sample, answer[start : start + (part.length or 0)])
-
-    def _take(self, sample: int, data: bytes) -> None:
-        """Accept fetched bytes if they are intact."""
-        if self._is_intact(sample, data):
-            self._prefetched[sample] = data
-            self._store(sample, data)
-
-    def _exists(self, shard: int, first: int, length: int) -> bool:
-        shards = self.level.shards
-        return (
-            shard < len(shards) and first + length <= shards[shard] and length <= _MAX_IMAGE_BYTES
-        )
+        self.prefetch(samples)
 
     def _name(self, shard: int) -> str:
         return f"{self.level.name}/{shard_name(shard)}"
 
+    def _range(self, sample: int) -> Range | None:
+        shard, first, length, _ = self._entries[sample].tolist()
+        shards = self.level.shards
+        if shard < len(shards) and first + length <= shards[shard] and length <= MAX_FILE_BYTES:
+            return Range(f"{self._url}/{self._name(shard)}", first, length)
+        return None
+
     def _is_intact(self, sample: int, data: bytes) -> bool:
         return self._checksum(sample, data) == int(self._entries[sample, 3])
 
-    def _copy(self, sample: int, shard: int, first: int, length: int) -> bytes | None:
-        """Local bytes of a sample, if they are intact."""
-        if self._copies is None:
+    def _copy(self, sample: int) -> bytes | None:
+        if self._copies is None or self._range(sample) is None:
             return None
+        shard, first, length, _ = self._entries[sample].tolist()
         data = self._copies.read(self._name(shard), first, length)
         return data if data is not None and self._is_intact(sample, data) else None
 
@@ -370,53 +296,13 @@ class _RemoteShards(LevelReader):
         return f"{self._cache}/{self._name(int(self._entries[sample, 0]))}"
 
     def _bytes(self, sample: int, shard: int, first: int, length: int) -> CopyBytes:
-        prefetched = self._prefetched.pop(sample, None)
-        if prefetched is not None:
-            return prefetched
-        if not self._exists(shard, first, length):
+        each = self._range(sample)
+        if each is None:
             raise self._damaged(
                 f"the index of {self._cache} is damaged: it has the image at byte {first} of shard "
                 f"{shard}, {length} bytes long, which does not exist"
             )
-        copy = self._copy(sample, shard, first, length)
-        if copy is not None:
-            return copy
-        try:
-            data = self._reader.read(
-                Range(f"{self._url}/{self._name(shard)}", first, length),
-                patience_s=_IMAGE_PATIENCE_S,
-                is_intact=lambda data: self._is_intact(sample, data),
-            )
-        except RemoteError as error:
-            raise ImageError.of(error) from error
-        self._store(sample, data)
-        return data
+        return self.image(sample, each)
 
     def close(self) -> None:
         self._prefetched = {}
-
-
-def join_ranges(ranges: Sequence[Range]) -> tuple[list[Range], list[int]]:
-    """Blocks to fetch, which join nearby ranges, and for each range the index of its block.
-
-    Args:
-        ranges: in any order; one that is longer than a block is a block.
-    """
-    from fsspec.utils import merge_offset_ranges
-
-    spans = merge_offset_ranges(
-        [each.url for each in ranges],
-        [each.first for each in ranges],
-        [each.stop for each in ranges],
-        max_gap=GAP_BYTES,
-        max_block=BLOCK_BYTES,
-    )
-    spans = sorted(zip(*spans, strict=True))
-    places = []
-    for each in ranges:
-        at = bisect_right(spans, (each.url, each.first, math.inf)) - 1
-        # Ranges that lie in one another may have been divided between blocks that overlap.
-        while spans[at][2] < each.first + (each.length or 0):
-            at -= 1
-        places.append(at)
-    return [Range(url, first, stop - first) for url, first, stop in spans], places

@@ -22,13 +22,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from feedline.errors import ImageError, UsageError
-from feedline.sources.filesystem import (
-    RemoteError,
-    host_of,
-    image_advice,
-    request_options,
-    shown,
-)
+from feedline.sources.filesystem import RemoteError, host_of, request_options, shown
 from feedline.sources.folder import (
     FileStore,
     FolderIndex,
@@ -41,28 +35,20 @@ from feedline.sources.folder import (
 )
 from feedline.sources.local_copies import DiskBudget, ImageCopies, copies_folder, disk_budget
 from feedline.sources.path_table import PathTable
-from feedline.sources.remote_files import THREADS, FileStatus, Range, RemoteFolder, RemoteReader
+from feedline.sources.remote_files import THREADS, FileStatus, RemoteFolder
+from feedline.sources.remote_reader import IMAGE_PATIENCE_S, Range, RemoteImages, RemoteReader
 from feedline.sources.store import Numbers, make_stamp
 
 __all__ = ["RemoteStore", "is_unreachable", "local_files_error", "url_folder_store", "url_store"]
 
-_MAX_PREFETCHED_BYTES = 256 << 20
-_PATIENCE_S = 40.0
-"""Time for retries of a single image. With the first and the last try, it is shorter than the
-time after which a loader considers a worker hung."""
 
-
-class RemoteStore(FileStore[Paths]):
+class RemoteStore(RemoteImages, FileStore[Paths]):
     """Images at URLs; a `SampleStore`.
 
-    Args:
-        paths: the samples' paths and labels.
-        folders: prefix of a path: the beginning of its URL, up to a slash, or nothing. One for all
-            samples, or one for each label from 0 on.
-        reader: fetches the files.
-        budget: folder of the copies, and their disk space; None to store none.
-        status: int64 (n, 2), size of each image in bytes, and a number that changes with the file;
-            0 if unknown. None if nothing is known.
+    The prefixes `folders` of the paths are the beginnings of URLs, up to a slash, or nothing: one
+    for all samples, or one for each label from 0 on. No copies are stored without a `budget`.
+    `status` is int64 (n, 2): size of each image in bytes, and a number that changes with the file;
+    0 if unknown.
     """
 
     is_remote = True
@@ -75,8 +61,9 @@ class RemoteStore(FileStore[Paths]):
         budget: DiskBudget | None,
         status: Numbers | None = None,
     ) -> None:
-        super().__init__(paths, folders)
-        self._reader, self._budget, self._status = reader, budget, status
+        FileStore.__init__(self, paths, folders)
+        RemoteImages.__init__(self, reader)
+        self._budget, self._status = budget, status
         if budget is not None:
             digest = hashlib.blake2b(b"\0".join(folders), digest_size=8)
             digest.update(paths.blob.data)
@@ -88,7 +75,7 @@ class RemoteStore(FileStore[Paths]):
         self._open_copies()
 
     def _open_copies(self) -> None:
-        self._prefetched: dict[int, bytes] = {}
+        self._prefetched = {}
         self._copies: ImageCopies | None = None
         if self._budget is not None:
             budget = DiskBudget(self._budget.folder, self._budget.limit_bytes)
@@ -109,35 +96,10 @@ class RemoteStore(FileStore[Paths]):
         return os.fsdecode(self.path(sample))
 
     def prepare(self, samples: Sequence[int], side: int) -> None:
-        self._prefetched = prefetched = {}
-        missing: dict[Range, list[int]] = {}  # a file may be that of two samples
-        left = _MAX_PREFETCHED_BYTES
-        for sample in dict.fromkeys(samples):
-            copy = self._copy(sample) if left > 0 else None
-            if copy is not None:
-                left -= len(copy)
-                prefetched[sample] = copy
-            else:
-                missing.setdefault(Range(self.url(sample)), []).append(sample)
-        answers = self._reader.fetch(list(missing), left)
-        for samples_of, data in zip(missing.values(), answers, strict=True):
-            for sample in samples_of:
-                if isinstance(data, bytes) and self._has_size(sample, data):
-                    prefetched[sample] = data
-                    self._store(sample, data)
+        self.prefetch(samples)
 
     def read(self, sample: int, side: int) -> bytes:
-        data = self._prefetched.pop(sample, None)
-        if data is None:
-            data = self._copy(sample)
-        if data is not None:
-            return data
-        try:
-            data = self._fetch(sample, _PATIENCE_S)
-        except RemoteError as error:
-            raise ImageError.of(error) from error
-        self._store(sample, data)
-        return data
+        return self.image(sample, self._range(sample))
 
     def reload(self, sample: int, refused: bytes) -> bytes | None:
         """Fetch a file again after its bytes could not be decoded; None if they are the same.
@@ -148,7 +110,7 @@ class RemoteStore(FileStore[Paths]):
         if self._copies is not None:
             self._copies.erase_image(sample)
         try:
-            data = self._fetch(sample, 0.0)
+            data = self.fetch_image(sample, self._range(sample), 0.0)
         except RemoteError:
             return None
         if data == refused:
@@ -156,16 +118,14 @@ class RemoteStore(FileStore[Paths]):
         self._store(sample, data)
         return data
 
-    def _fetch(self, sample: int, patience_s: float) -> bytes:
-        return self._reader.read(
-            Range(self.url(sample)),
-            patience_s=patience_s,
-            is_intact=lambda data: self._has_size(sample, data),
-            advice=image_advice,
-        )
+    def _range(self, sample: int) -> Range:
+        return Range(self.url(sample))
+
+    def _is_intact(self, sample: int, data: bytes) -> bool:
+        size = 0 if self._status is None else int(self._status[sample, 0])
+        return size in (0, len(data))
 
     def _copy(self, sample: int) -> bytes | None:
-        """Local copy of an image."""
         if self._copies is None:
             return None
         return self._copies.read_image(sample, self._identity(sample))
@@ -178,10 +138,6 @@ class RemoteStore(FileStore[Paths]):
         """Properties that must be equal for a copy to be valid."""
         status = "" if self._status is None else self._status[sample].tolist()
         return f"{self.url(sample)} {status}"
-
-    def _has_size(self, sample: int, data: bytes) -> bool:
-        size = 0 if self._status is None else int(self._status[sample, 0])
-        return size in (0, len(data))
 
     def name(self, sample: int) -> str:
         """URL of a sample's file, without user and password."""
@@ -199,7 +155,7 @@ class RemoteStore(FileStore[Paths]):
         """Names of samples whose files are missing; requests each."""
 
         def exists(sample: int) -> bool:
-            return self._reader.exists(self.url(sample), patience_s=_PATIENCE_S)
+            return self._reader.exists(self.url(sample), patience_s=IMAGE_PATIENCE_S)
 
         samples = range(len(self))
         with ThreadPoolExecutor(THREADS) as threads:
@@ -235,15 +191,9 @@ def url_store(
     local_bytes: int | None,
     storage_options: Mapping[str, Any] | None,
 ) -> RemoteStore[PathTable]:
-    """Images by their URLs.
+    """Images by the parts of their URLs after `folder`, which ends with a slash or is "".
 
-    Args:
-        paths: parts of the URLs after `folder`, with the labels.
-        folder: common beginning, up to a slash; "" without one.
-        local_dir, local_bytes, storage_options: as in `feedline.ImageFolder`.
-
-    Raises:
-        UsageError: an argument is invalid, or a package is missing.
+    The other arguments are those of `feedline.ImageFolder`.
     """
     urls = [folder]
     if not folder:
@@ -260,17 +210,9 @@ def url_folder_store(
     budget: DiskBudget | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> RemoteStore[FolderIndex]:
-    """Images of a folder of class folders, listed at any depth.
+    """Images of a folder of class folders, listed at any depth; raises like `scan_folder`.
 
-    Args:
-        url: URL of the folder.
-        endings: file extensions of images, in lower case.
-        budget: disk space for copies; None to store none.
-        storage_options: as in `feedline.ImageFolder`.
-
-    Raises:
-        DatasetError: it cannot be listed, has no class folders or has empty ones.
-        UsageError: an argument is invalid, or a package is missing.
+    `endings` are file extensions in lower case; without a `budget` no copies are stored.
     """
     reader = RemoteReader([url], storage_options)
     there = RemoteFolder(url, request_options(storage_options)[1])
