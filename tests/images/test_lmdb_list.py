@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import random
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -257,34 +256,11 @@ def test_several_databases_in_one_are_no_images(tmp_path: Path, images: list[byt
         ImageList.from_lmdb(tmp_path / "a")
 
 
-def test_a_damaged_environment_is_an_error_here_and_ends_no_process(keyed: Path) -> None:
-    whole = (keyed / "data.mdb").read_bytes()
-    refused = []
-    for seed in range(8):
-        drawn, data = random.Random(seed), bytearray(whole)
-        for _ in range(40):
-            page = drawn.randrange(len(data) // 4096)
-            data[4096 * page + drawn.randrange(64)] = drawn.randrange(256)
-        (keyed / "data.mdb").write_bytes(data)
-        try:
-            ImageList.from_lmdb(keyed)
-        except DatasetError as error:
-            refused.append(str(error))
-    assert len(refused) > 4
-    assert all(str(keyed) in said for said in refused)
-    assert any("the process that scanned it crashed" in said for said in refused)
-
-
-def test_an_lmdb_that_this_process_has_open_is_read_in_workers_as_the_error_says(
-    keyed: Path,
-) -> None:
+def test_an_lmdb_that_this_process_has_open_is_refused_with_what_to_do(keyed: Path) -> None:
     environment = lmdb.open(str(keyed), readonly=True, lock=False)
-    options: dict[str, Any] = {"batch_size": 4, "image_size": 16}
     try:
-        source = ImageList.from_lmdb(keyed, labels=list(range(12)))
-        with pytest.raises(ImageError, match="forkserver"):
-            list(DataLoader(source, num_workers=0, **options))
-        with DataLoader(source, num_workers=1, start_method="forkserver", **options) as loader:
-            assert sum(len(labels) for _, labels in loader) == 12
+        with pytest.raises(DatasetError, match="close yours first"):
+            ImageList.from_lmdb(keyed)
     finally:
         environment.close()
+    assert len(ImageList.from_lmdb(keyed)) == 12

@@ -46,10 +46,7 @@ Columns: TypeAlias = "Mapping[str, np.ndarray[Any, Any]]"
 
 
 def check_name(archive: str, name: str, contents: str) -> None:
-    """Raise a DatasetError if a name in an archive leads out of it.
-
-    `contents` are those of the packed folder, e.g. "the classes".
-    """
+    """Raise a DatasetError if a name in an archive of a folder with these contents leads out of it."""
     if _ABSOLUTE.match(name) or ".." in name.split("/") or "\\" in name or "\0" in name:
         raise DatasetError(
             f"{archive} contains the name {name!r:.200}, which is absolute, or has '..', a "
@@ -70,13 +67,7 @@ class TarMember(NamedTuple):
 def tar_members(
     file: BinaryIO, size: int, archive: str, selects: Callable[[str], bool]
 ) -> Iterator[TarMember]:
-    """Yield the files and links in an open tar file, selected by name.
-
-    `archive` is its name in messages; `selects` is also called for folders, which end with "/".
-
-    Raises:
-        DatasetError: it is damaged, truncated or compressed; a selected file is sparse.
-    """
+    """Yield the files and links in an open tar file, selected by name; folders end with "/"."""
     head = file.read(8)
     file.seek(0)
     packed = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), "")
@@ -165,16 +156,8 @@ def indexed_file(
 ) -> tuple[tuple[int, int], Columns, dict[str, Any]]:
     """Return size and modification time of a large file, and its index, saved or new.
 
-    A new index is saved next to the file, or else in the user's cache folder.
-
-    Args:
-        path: absolute path of the file.
-        archive: its name in messages.
-        key: kind and version of the index.
-        scan: makes the index of an open file of this size: columns, and JSON-able values.
-
-    Raises:
-        DatasetError: the file cannot be read; and as `scan`.
+    The index consists of columns and of JSON-able values; `key` is its kind and version. A new one,
+    from `scan`, is saved next to the file, or else in the user's cache folder.
     """
     places = _index_paths(path, key)
     try:

@@ -53,11 +53,7 @@ _USUAL_NAMES = 512
 
 
 def find_archive(root: str) -> tuple[str, str] | None:
-    """Archive of a path, and the folder in it; None for any other path.
-
-    Args:
-        root: absolute path, e.g. "/data/train.zip" or "/data/all.tar/train".
-    """
+    """Archive of an absolute path such as "/data/all.tar/train", and the folder in it; or None."""
     path, inside = root, ""
     while path != os.path.dirname(path):
         if path.lower().endswith(_EXTENSIONS) and os.path.isfile(path):
@@ -80,10 +76,9 @@ def check_no_archive(url: str) -> None:
 class ArchiveIndex(FolderIndex):
     """Images of an archive; paths are relative to the class's folder in it.
 
-    Args:
-        entries: int64 (n, 5): first byte and length in the archive, size of the file, method (_TAR,
-            or the zip file's) and checksum.
-        status: the archive's size in bytes, and its modification time in ns.
+    `entries` is int64 (n, 5): first byte and length in the archive, size of the file, method (_TAR,
+    or the zip file's) and checksum. `status` is the archive's size in bytes and modification time
+    in ns.
     """
 
     entries: np.ndarray[Any, np.dtype[np.int64]]
@@ -91,18 +86,7 @@ class ArchiveIndex(FolderIndex):
 
 
 class ArchiveStore(IndexedStore):
-    """Images of an archive; a `SampleStore`.
-
-    Args:
-        path: absolute path of a .zip or .tar file.
-        inside: folder in it that contains the classes; "" for the archive itself.
-        endings: file extensions of images, in lower case.
-
-    Raises:
-        DatasetError: it is not such an archive, damaged or truncated; a name in it leads out of it;
-            a file is encrypted, or compressed with an unsupported method; there are no classes, or
-            ones without images.
-    """
+    """Images of a .zip or .tar file whose folder `inside` contains the classes; a `SampleStore`."""
 
     paths: ArchiveIndex
 

@@ -121,11 +121,7 @@ def _checked_images(images: object) -> Pixels:
 
 
 def checked_labels(labels: object, count: int) -> np.ndarray[Any, Any]:
-    """Labels as an array (count, ...) of a dtype that torch supports; class indices become int64.
-
-    Raises:
-        UsageError: they cannot be converted.
-    """
+    """Labels as an array (count, ...) of a dtype that torch supports; class indices become int64."""
     try:
         array = np.asarray(labels)
     except (TypeError, ValueError) as error:

@@ -37,11 +37,7 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 @contextlib.contextmanager
 def report_disk_errors(root: str) -> Iterator[None]:
-    """Context that reports a full or unwritable disk.
-
-    Raises:
-        ResourceError: the disk cannot be written.
-    """
+    """Context that converts errors of a full or unwritable disk to a ResourceError."""
     try:
         yield
     except OSError as error:

@@ -87,14 +87,7 @@ class ShardMerger:
 
 
 class LevelReader:
-    """Reader of a resolution's copies.
-
-    Args:
-        root: folder of the cache.
-        manifest: its manifest.
-        level: resolution.
-        index: columns of the cache.
-    """
+    """Reader of a resolution's copies in the cache of a folder."""
 
     def __init__(self, root: str, manifest: Manifest, level: Level, index: CacheIndex) -> None:
         self.level = level
@@ -110,11 +103,7 @@ class LevelReader:
         """Prepare for copies that are about to be read; no effect for local ones."""
 
     def read(self, sample: int) -> bytes | Pixels:
-        """Read a copy, encoded or raw, read only.
-
-        Raises:
-            ImageError: it is damaged.
-        """
+        """Read a copy, encoded or raw, read only; raises an ImageError if it is damaged."""
         copy = self.file(sample)
         if self.level.quality is not None:
             return bytes(copy)

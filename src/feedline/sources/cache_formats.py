@@ -129,11 +129,8 @@ class TarReader(LevelReader):
 
 
 def tar_header(name: str, size: int) -> bytes:
-    """Return tarfile's 512-byte header of a file, in a fifth of tarfile's time.
-
-    Args:
-        name: ASCII, at most 100 characters.
-        size: size of the file in bytes, less than 8 GiB.
+    """Return tarfile's 512-byte header of a file of less than 8 GiB with an ASCII name of at most
+    100 characters, in a fifth of tarfile's time.
     """
     header = bytearray(_TAR_HEADER)
     header[: len(name)] = name.encode("ascii")
@@ -274,11 +271,7 @@ class _LmdbMerger(ShardMerger):
             _close_lmdb(environment, folder)
 
     def put(self, shard: int) -> None:
-        """Add a shard's entries, and remove its tar files.
-
-        Raises:
-            ResourceError: the disk is full.
-        """
+        """Add a shard's entries, and remove its tar files."""
         parts = [folder / shard_name(shard) for folder in self._folders]
         try:
             for part, environment in zip(parts, self._open, strict=True):
@@ -369,13 +362,8 @@ class LmdbFormat(TarFormat):
 def file_name(key: int, name: str, label: Any, classes: Sequence[str] | None) -> str:
     """Path of a sample's file below its resolution's folder, without an extension.
 
-    Unique, below that folder and allowed everywhere, for any names of samples and classes.
-
-    Args:
-        key: its number in the source, which comes first, so that files sort like samples.
-        name: its name in the source, whose last part is included.
-        label: its class index, or any other label.
-        classes: class names.
+    Unique, below that folder and allowed everywhere, for any names of samples and classes. The
+    number in the source comes first, so that files sort like samples.
     """
     stem = name.replace("\\", "/").rpartition("/")[2].rpartition(".")[0]
     shown = re.sub(r"[^\w.-]+", "_", stem, flags=re.ASCII)[:_MAX_STEM]
@@ -490,11 +478,7 @@ for _format in (TarFormat(), LmdbFormat(), FileFormat()):
 
 
 def cache_format(name: str) -> CacheFormat:
-    """Format by its name.
-
-    Raises:
-        DatasetError: there is no such format.
-    """
+    """Format by its name; raises a DatasetError if it is unknown."""
     if name not in CACHE_FORMATS:
         raise DatasetError(
             f"unknown format {name!r} of a cache; known are {', '.join(CACHE_FORMATS)}",

@@ -61,23 +61,12 @@ ENTRY = ("uint64", (4,))
 
 
 def checksum(image: Any, key: int, label: Array) -> int:
-    """Checksum of an image's stored bytes, with its sample and label: 64 bits, XXH3.
-
-    An image in another sample's place, or with another label, does not match.
-    """
+    """Checksum of an image's stored bytes, with its sample and label: 64 bits, XXH3."""
     return xxhash.xxh3_64_intdigest(image, seed=xxhash.xxh3_64_intdigest(label.tobytes(), seed=key))
 
 
 class CacheIndex:
-    """Memory-mapped columns of a cache. Pickled, it is a path.
-
-    Args:
-        root: folder of the cache.
-        manifest: its manifest.
-
-    Raises:
-        DatasetError: a column is missing or does not match.
-    """
+    """Memory-mapped columns of a cache, by its folder and manifest."""
 
     def __init__(self, root: str, manifest: Manifest) -> None:
         self.root = root
@@ -93,12 +82,8 @@ class CacheIndex:
     def check_sizes(self, manifest: Manifest) -> None:
         """Check the originals' sizes, on which crops are drawn, against their digest.
 
-        Labels, keys and positions are covered by each copy's checksum, which is checked at each
-        read; of sizes only gross damage is detected there. For 1.3 million samples these are 10 MB,
-        and take about 3 ms.
-
-        Raises:
-            DatasetError: they have changed.
+        Each copy's checksum covers labels, keys and positions, and is checked at each read; of
+        sizes only gross damage is detected there. For 1.3 million samples these are 10 MB and 3 ms.
         """
         path = os.path.join(self.root, INDEX, "sizes.npy")
         if digest_of(path) != manifest.digests.get("sizes"):
@@ -113,10 +98,8 @@ class CacheIndex:
         return bytes(self._names[start : int(self._name_ends[sample])]).decode("utf-8", "replace")
 
     def places(self, paths: bytes) -> Sequence[int | None]:
-        """Indices of the samples with these names; None for unknown ones.
-
-        Args:
-            paths: UTF-8, each ended by a zero byte.
+        """Indices of the samples with these UTF-8 names, each ended by a zero byte; None for
+        unknown ones.
         """
         names, ends = self._names.tobytes(), self._name_ends
         # A folder that has not changed since is the usual case, and needs no look at single names.
@@ -130,11 +113,7 @@ class CacheIndex:
 
 
 def load_column(root: str, name: str, rows: int, dtype: str, shape: tuple[int, ...]) -> Array:
-    """Map a column with this number of rows, read only.
-
-    Raises:
-        DatasetError: it is missing, not an array, or has another shape.
-    """
+    """Map a column with this number of rows, read only."""
     path = os.path.join(root, INDEX, f"{name}.npy")
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):

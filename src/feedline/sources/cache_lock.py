@@ -29,15 +29,10 @@ _PATIENCE_S = 5.0
 
 @contextlib.contextmanager
 def only_builder(root: str, patience_s: float | None = None) -> Iterator[str]:
-    """Work in a folder without another build; returns a token for `sees_lock`.
+    """Work in a folder, created if missing, without another build; returns a token for `sees_lock`.
 
-    Args:
-        root: folder of the cache; created if it is missing.
-        patience_s: how long to wait for another build to end; None for a few seconds.
-
-    Raises:
-        UsageError: another build is running.
-        ResourceError: the folder cannot be created or written to.
+    Waits `patience_s`, by default a few seconds, for another build to end. Raises a UsageError if
+    it is running, and a ResourceError if the folder cannot be written.
     """
     path = os.path.join(root, LOCK)
     try:

@@ -34,11 +34,7 @@ _SKIPPED = -1
 
 
 class CacheLocation:
-    """A cache in a local folder. Pickled and sent to workers; its text is the user's name for it.
-
-    Args:
-        root: its absolute path.
-    """
+    """A cache in a local folder. Pickled and sent to workers; its text is the user's name for it."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -52,11 +48,7 @@ class CacheLocation:
         return True
 
     def manifest(self) -> Manifest:
-        """Read the current manifest.
-
-        Raises:
-            DatasetError: it is missing, unfinished, damaged, of a newer version or unreachable.
-        """
+        """Read the current manifest; raises a DatasetError."""
         manifest = read_manifest(self.root)
         self._format = cache_format(manifest.format)  # pickled, so that a worker imports it
         return manifest
@@ -82,15 +74,8 @@ class CacheLocation:
 
 
 class CacheStore(SampleStore):
-    """Images of a cache; a `SampleStore`.
-
-    Args:
-        location: location of the cache.
-        enlarge: use the largest resolution even if it is smaller than required.
-
-    Raises:
-        DatasetError: it is not a cache, unfinished, damaged, unreachable or of a newer version.
-        UsageError: it is at a URL, and of a format that must be local.
+    """Images of a cache; a `SampleStore`. With `enlarge` it uses the largest resolution even if it
+    is smaller than required.
     """
 
     def __init__(self, location: CacheLocation, *, enlarge: bool = False) -> None:
@@ -121,11 +106,7 @@ class CacheStore(SampleStore):
         return list(self.manifest.classes or ())
 
     def level_for(self, side: int) -> Level:
-        """Smallest resolution that serves images with this shorter side in pixels.
-
-        Raises:
-            UsageError: all resolutions are smaller, and may not be enlarged.
-        """
+        """Smallest resolution that serves images with this shorter side in pixels."""
         for level in self.manifest.levels:
             if level.side >= side:
                 return level
@@ -140,11 +121,7 @@ class CacheStore(SampleStore):
         )
 
     def check_exif(self, exif: bool) -> None:
-        """Check that images were rotated as required.
-
-        Raises:
-            UsageError: they were not.
-        """
+        """Raise a UsageError unless images were rotated as required."""
         if bool(exif) != self.manifest.exif:
             how = "with" if self.manifest.exif else "without"
             raise UsageError(
@@ -179,11 +156,8 @@ class CacheStore(SampleStore):
         return reader
 
     def check_side(self, side: int) -> str:
-        """Resolution that serves images of this side.
-
-        Raises:
-            DatasetError: its index is damaged: an error of all samples, so none is skipped.
-            UsageError: there is none.
+        """Resolution that serves images of this side. A damaged index is a DatasetError, an error
+        of all samples, so none is skipped.
         """
         level = self.level_for(side)
         load_entries(self.index.root, level, len(self))
@@ -226,15 +200,7 @@ class CacheStore(SampleStore):
 
 
 class CachedFiles(SampleStore):
-    """Files with copies in a cache; a `SampleStore`.
-
-    Args:
-        files: samples; copies are found by their paths below the dataset's folder.
-        cache: cache with the copies.
-
-    Raises:
-        UsageError: the cache has no copy of a file.
-    """
+    """Files whose copies a cache has by their paths below the dataset's folder; a `SampleStore`."""
 
     def __init__(self, files: FileStore[Any], cache: CacheStore) -> None:
         self.files, self.cache = files, cache
@@ -281,11 +247,8 @@ class CachedFiles(SampleStore):
         return self.cache.form()
 
     def _row(self, sample: int) -> int | None:
-        """Index of a file in the cache; None: it was skipped.
-
-        Raises:
-            ImageError: it was skipped, and copies are rotated by their Exif orientation, which
-                files are not.
+        """Index of a file in the cache; None: it was skipped. An ImageError if copies are rotated
+        by their Exif orientation, which skipped files are not.
         """
         row = int(self._rows[sample])
         if row == _SKIPPED:

@@ -39,8 +39,8 @@ _FLAGS = os.O_RDONLY | _NONBLOCK | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_
 class StorageRead:
     """Context manager around a read from storage, which sets a flag. Does not nest.
 
-    A worker that stays inside a read waits for a disk or a server, which a restart of the worker
-    does not repair. The training process reads the flag.
+    A worker inside a read waits for a disk or a server, which a restart does not repair. The
+    training process reads the flag.
     """
 
     def __init__(self) -> None:
@@ -81,12 +81,7 @@ def open_nonblocking(path: str | bytes, flags: int) -> int:
 
 
 def read_file(path: bytes) -> bytes:
-    """Read a whole file.
-
-    Raises:
-        ImageError: it is missing, unreadable, not a regular file or above 1 GiB. The message does
-            not name the file: the caller knows its name.
-    """
+    """Read a whole file; raises an ImageError that does not name it: the caller knows its name."""
     try:
         # os.open is measured faster than open(), and reading into preallocated memory is no faster.
         descriptor = open_nonblocking(path, 0)
@@ -121,11 +116,7 @@ def _kind(mode: int) -> str:
 def read_small(path: str | os.PathLike[str], max_bytes: int) -> bytes:
     """Read the first bytes of a file that should be small: at most one more than `max_bytes`.
 
-    From a pipe it reads what the writer sends; a pipe without a writer raises an error.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: invalid file name.
+    From a pipe it reads what the writer sends; a pipe without a writer raises an OSError.
     """
     with open(path, "rb", opener=open_nonblocking) as file:
         pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
@@ -138,12 +129,7 @@ def read_small(path: str | os.PathLike[str], max_bytes: int) -> bytes:
 
 
 def read_part(path: str | bytes, first: int, length: int) -> bytes:
-    """Read bytes of a file, from byte `first` on.
-
-    Raises:
-        ImageError: the file cannot be read or is too short, or the part is above 1 GiB. The message
-            does not name the file.
-    """
+    """Read bytes of a file, from byte `first` on; raises an ImageError that does not name it."""
     check_size(length)
     try:
         descriptor = open_nonblocking(path, 0)
@@ -191,10 +177,9 @@ class OpenFiles:
         self._open: OrderedDict[str, _Descriptor] = OrderedDict()
 
     def read(self, path: str, status: tuple[int, int], first: int, length: int) -> bytes:
-        """Read bytes of a file, fewer at its end.
+        """Read bytes of a file, fewer at its end; raises an ImageError that does not name it.
 
-        `status` has its size in bytes and its modification time in ns, at its scan. If it cannot be
-        read, or has changed, an ImageError is raised that does not name it.
+        `status` has its size in bytes and its modification time in ns, at its scan.
         """
         opened = self._open.get(path) or self._opened(path, status)
         try:

@@ -70,10 +70,8 @@ Listing = tuple[Sequence[str], Sequence[str]]
 
 @dataclass(frozen=True, eq=False)
 class FolderIndex(PathTable):
-    """Files of a folder with one sub-folder per class: paths are relative to the class's folder.
-
-    Args:
-        classes: class names, sorted; labels, int32, are their indices.
+    """Files of a folder with one sub-folder per class: paths are relative to the class's folder,
+    and labels, int32, are indices of the sorted class names.
     """
 
     classes: list[str]
@@ -97,10 +95,8 @@ class FolderIndex(PathTable):
         return b"".join(parts)
 
     def fingerprint(self) -> str:
-        """Short hash of the number of samples, their relative paths and the class names.
-
-        Equal for a moved folder, different if a file is added, removed or renamed. It does not
-        depend on the files' contents.
+        """Short hash of the number of samples, their relative paths and the class names. Equal for
+        a moved folder; independent of the files' contents.
         """
         digest = hashlib.blake2b(digest_size=8)
         digest.update(f"{len(self)} {len(self.classes)}\n".encode())
@@ -114,10 +110,8 @@ class FolderIndex(PathTable):
 class FileStore(IndexedStore, Generic[Paths]):
     """Image files; a `SampleStore`.
 
-    Args:
-        paths: the samples' paths and labels.
-        folders: prefix of a path, in the file system's bytes, an absolute path that ends with a
-            separator: one for all samples, or one for each label from 0 on.
+    The prefixes `folders` of the paths, in the file system's bytes, are absolute paths that end
+    with a separator: one for all samples, or one for each label from 0 on.
     """
 
     paths: Paths
@@ -132,11 +126,7 @@ class FileStore(IndexedStore, Generic[Paths]):
         return read_file(self.path(sample))
 
     def path(self, sample: int) -> bytes:
-        """Absolute path of a sample's file.
-
-        Raises:
-            IndexError: there is no such sample.
-        """
+        """Absolute path of a sample's file; raises an IndexError if there is no such sample."""
         name = self.paths.name(sample)
         return self.folders[self.paths.labels[sample] if self._by_label else 0] + name
 
@@ -177,10 +167,7 @@ def folder_store(root: str, index: FolderIndex) -> FileStore[FolderIndex]:
 
 
 def scan_folder(root: str, extensions: Sequence[str] | None = None) -> FolderIndex:
-    """List the images under root/CLASS/, at any depth.
-
-    See `ImageFolder` for the arguments and errors; extensions are case-insensitive.
-    """
+    """List the images under root/CLASS/, at any depth; arguments and errors are `ImageFolder`'s."""
     endings = checked_extensions(extensions)
     classes = _class_names(root, endings)
     ignored = Counter[str]()
@@ -208,9 +195,8 @@ def scan_folder(root: str, extensions: Sequence[str] | None = None) -> FolderInd
 
 
 def ignored_extensions(names: Iterable[str], endings: tuple[str, ...]) -> Iterator[str]:
-    """Yield the extension of each image file that torchvision ignores.
-
-    Nothing is yielded if a user set the extensions that are read.
+    """Yield the extension of each image file that torchvision ignores, unless a user set the
+    extensions that are read.
     """
     for name in names if endings == IMAGE_EXTENSIONS else ():
         ending = os.path.splitext(name.lower())[1]
@@ -233,12 +219,8 @@ def warn_ignored(where: str, endings: Mapping[str, int]) -> None:
 def folder_index(
     classes: list[str], files: Iterable[Iterable[tuple[str, list[str]]]]
 ) -> FolderIndex:
-    """Create an index of files.
-
-    Args:
-        classes: class names, sorted.
-        files: for each class its folders, in their order: a prefix, and the names of the images in
-            it, in theirs.
+    """Create an index of sorted classes from the folders of each, in their order: a prefix, and the
+    names of the images in it, in theirs.
     """
     parts: list[bytes] = []
     counts: list[int] = []
@@ -293,9 +275,8 @@ def _walk(top: str, root: str) -> Iterator[tuple[str, list[str]]]:
     """Yield each folder under `top`, which lies in `root`, as (prefix, file names).
 
     The order is torchvision's, of the whole paths as strings, in which "a-b" comes before "a/b".
-    The prefix is the folder's path relative to `top` with a trailing "/", "" for `top`; its parts
-    are separated by "/" on every platform, and so have the same order.
-    A folder that is one of its own ancestors, through a link, is skipped.
+    The prefix is the relative path with a trailing "/", "" for `top`, with "/" on every platform. A
+    folder that is one of its own ancestors, through a link, is skipped.
     """
     found: list[tuple[str, list[str]]] = []
     for path, folders, files in os.walk(top, onerror=_raise_unlisted, followlinks=True):
@@ -394,11 +375,7 @@ def splits_in(folders: Collection[str], look: Callable[[str], Listing]) -> list[
     """Return the names of the split folders, "train" first; [] if the folders are classes.
 
     They are splits if "train" contains class folders or shards, and either a folder of validation
-    images does, too, or no other folder can be a class.
-
-    Args:
-        folders: names of the folders in a dataset's folder.
-        look: lists one of them.
+    images does, too, or no other folder can be a class. `look` lists a folder.
     """
 
     def divided(name: str) -> bool:

@@ -40,11 +40,8 @@ _MISSING = ("NoneType", "NAType", "NaTType")
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """Labels of all samples.
-
-    Args:
-        values: int64 (n) for classes; int64 or float32 (n, ...) for anything else.
-        classes: class names by index; empty without any.
+    """Labels of all samples: int64 (n) for classes, otherwise int64 or float32 (n, ...); and class
+    names by index, empty without any.
     """
 
     values: Array
@@ -52,18 +49,11 @@ class Labels:
 
 
 def convert_labels(labels: Any, count: int, classes: Any, describe: Describe) -> Labels:
-    """Convert the labels of `count` samples.
+    """Convert the labels of `count` samples: a sequence, or an array or tensor.
 
-    Args:
-        labels: a sequence, or an array or tensor whose first axis is that of the samples. Whole
-            numbers are class indices, texts class names, floats float32. Rows of whole numbers
-            become int64 (n, k), rows with floats float32 (n, k).
-        count: number of samples.
-        classes: class names by index; None: texts that occur, sorted.
-        describe: name of a sample in messages.
-
-    Raises:
-        UsageError: anything else; names the sample.
+    Whole numbers are class indices, texts class names, floats float32. Rows of whole numbers become
+    int64 (n, k), rows with floats float32 (n, k). Without `classes`, the texts that occur are the
+    classes, sorted. Anything else raises a UsageError that names the sample.
     """
     names = None if classes is None else _checked_classes(classes)
     values = _sequence(labels)
@@ -296,8 +286,7 @@ def convert_cells(
     where: str, cells: list[str], describe: Describe = "sample {}".format
 ) -> list[Any]:
     """Convert the cells of a column to whole numbers or floats, if all are; otherwise unchanged.
-
-    Numbers and texts together raise a UsageError with the table's name `where`.
+    Numbers and texts together raise a UsageError.
     """
     if are_whole(cells):
         return list(map(int, cells))

@@ -1,10 +1,9 @@
 """LMDBs whose values are the bytes of image files.
 
 Guarantees: nothing is written, not even a lock file; no value is ever unpickled; no key is
-invented: missing numbers of a pattern raise an error. A damaged LMDB that crashes the process which
-scans it does not crash this one, because the library does not check all that it reads. Each process
-opens an LMDB once, as LMDB requires, and closes it when the last reader and the last reference to
-its bytes are gone; a forked process uses the inherited one.
+invented: missing numbers of a pattern raise an error; so does a truncated LMDB, which would end the
+process. Each process opens an LMDB once, as LMDB requires, and closes it when the last reader and
+the last reference to its bytes are gone; a forked process uses the inherited one.
 
 Relies on: an LMDB that is not written to meanwhile. Without a lock file readers share only the
 mapped file.
@@ -13,30 +12,24 @@ mapped file.
 from __future__ import annotations
 
 import os
-import pickle
 import re
-import signal
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from feedline import errors
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.sources.files import check_size
 from feedline.sources.labels import Labels, check_repeats, convert_labels, convert_texts, ordered
 from feedline.sources.path_table import PathTable
-from feedline.sources.store import IndexedStore
+from feedline.sources.store import IndexedStore, spread_evenly
 
 __all__ = ["LMDB_FILE", "LmdbStore", "OpenLmdb", "lmdb_samples", "open_lmdb"]
 
 LMDB_FILE = "data.mdb"
 
 _PATTERN = re.compile(r"((?:[^%]|%%)*)%(0?)(\d{0,3})d((?:[^%]|%%)*)")
-_SCAN = "import sys; sys.path[:] = sys.argv[1:]; import feedline.sources.lmdb_store as m; m.main()"
 _LOOKS = 10
 _NAMES_IN_ERRORS = 5
 
@@ -44,14 +37,8 @@ _environments: weakref.WeakValueDictionary[str, OpenLmdb] = weakref.WeakValueDic
 
 
 class OpenLmdb:
-    """An open LMDB.
-
-    Args:
-        path: folder with its data.mdb, or such a file with another name.
-
-    Raises:
-        DatasetError: the package lmdb is missing.
-        ImageError: it cannot be read.
+    """An open LMDB: a folder with its data.mdb, or such a file; raises an ImageError if it cannot
+    be read.
     """
 
     def __init__(self, path: str) -> None:
@@ -82,11 +69,7 @@ class OpenLmdb:
         except lmdb.Error as error:
             hint = ""
             if "already open in this process" in str(error):
-                hint = (
-                    "LMDB allows one lmdb.Environment per file and process: close yours first, or "
-                    'load in workers (num_workers=1 or more) with start_method="forkserver" or '
-                    '"spawn"'
-                )
+                hint = "LMDB allows one lmdb.Environment per file and process: close yours first"
             raise self._unreadable(error, hint) from error
         # Reading what is missing of a truncated file would end the process.
         pages = self._environment.info()["last_pgno"] + 1
@@ -97,7 +80,7 @@ class OpenLmdb:
             )
 
     def keys(self) -> Iterator[bytes]:
-        """All keys, in the order of their bytes; raises an ImageError if the LMDB is damaged."""
+        """All keys, in the order of their bytes."""
         try:
             for key in self._transaction.cursor().iternext(keys=True, values=False):
                 yield bytes(key)
@@ -105,11 +88,7 @@ class OpenLmdb:
             raise self._unreadable(error) from error
 
     def get(self, key: bytes) -> memoryview | None:
-        """View of an entry's bytes, valid as long as this object lives.
-
-        Raises:
-            ImageError: the LMDB is damaged.
-        """
+        """View of an entry's bytes, valid as long as this object lives."""
         try:
             value: Any = self._transaction.get(key)
         except self._error as error:
@@ -121,7 +100,7 @@ class OpenLmdb:
 
 
 def open_lmdb(path: str) -> OpenLmdb:
-    """Return the LMDB at a path, opened once per process; raises like `OpenLmdb`."""
+    """Return the LMDB at a path, opened once per process."""
     place = os.path.realpath(path)
     opened = _environments.get(place)
     if opened is None:
@@ -130,13 +109,7 @@ def open_lmdb(path: str) -> OpenLmdb:
 
 
 class LmdbStore(IndexedStore):
-    """Images by their keys; a `SampleStore`.
-
-    Args:
-        path: absolute path of the LMDB.
-        keys: keys of all samples.
-        labels: their labels, (n, ...).
-    """
+    """Images by their keys; a `SampleStore`."""
 
     def __init__(self, path: str, keys: Sequence[bytes], labels: np.ndarray[Any, Any]) -> None:
         super().__init__(PathTable.of(keys, labels))
@@ -182,108 +155,55 @@ def lmdb_samples(
     check: bool,
     is_image: Callable[[bytes], object],
 ) -> tuple[LmdbStore, Labels]:
-    """Entries and their labels. Arguments and errors are those of `ImageList.from_lmdb`.
-
-    Args:
-        path, keys, labels, classes, check: as there.
-        is_image: tests the first 16 bytes of a value; a function of a module.
+    """Entries and their labels. Arguments and errors are those of `ImageList.from_lmdb`; `is_image`
+    tests the first 16 bytes of a value.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise UsageError(f"must be the path of an LMDB, got {path!r:.200}", argument="path")
     where = os.path.abspath(os.path.expanduser(os.fspath(path)))
-    pattern = labels if isinstance(labels, str) else None
-    if keys is not None and not isinstance(keys, str):
-        sequence = ordered(keys)
-        if sequence is None:
-            raise UsageError(
-                'must be a sequence of texts or bytes, or a pattern such as "image-%09d", got '
-                f"{keys!r:.200}",
-                argument="keys",
+    explicit = keys if keys is None or isinstance(keys, str) else ordered(keys)
+    if explicit is None and keys is not None:
+        raise UsageError(
+            'must be a sequence of texts or bytes, or a pattern such as "image-%09d", got '
+            f"{keys!r:.200}",
+            argument="keys",
+        )
+    data = os.path.join(where, LMDB_FILE) if os.path.isdir(where) else where
+    if not os.path.exists(data):
+        raise DatasetError(
+            f"no LMDB at {where!r}", hint="pass the folder with its data.mdb, or its file"
+        )
+    try:
+        lmdb = open_lmdb(where)
+    except ImageError as error:
+        cause = "" if error.hint else ". It is not an LMDB, or was not copied completely"
+        raise DatasetError(f"{error.message}{cause}", hint=error.hint) from error
+    try:
+        names, numbers = _keys_of(lmdb, where, explicit)
+        _look_at_some(lmdb, where, names, is_image, explicit=keys is not None)
+        missing = [_as_text(name) for name in names if check and lmdb.get(name) is None]
+        if missing:
+            some = ", ".join(map(repr, missing[:_NAMES_IN_ERRORS]))
+            some += ", ..." if len(missing) > _NAMES_IN_ERRORS else ""
+            raise DatasetError(
+                f"{len(missing)} of {len(names)} keys are not in the LMDB {where!r}: {some}"
             )
-        keys = sequence
-    names, texts = _scan_in_subprocess(where, keys, pattern, check, is_image)
+        texts = _texts_at(lmdb, where, labels, numbers) if isinstance(labels, str) else None
+    except ImageError as error:
+        raise DatasetError.of(error) from error
 
     def describe(sample: int) -> str:
         return f"sample {sample}, {_as_text(names[sample])!r},"
 
     if labels is None:
         labels = np.zeros(len(names), np.int64)
-    elif pattern is not None:
+    elif texts is not None:
         labels = convert_texts(f"the LMDB {where!r}", texts, classes, describe)
     elif callable(labels):
         labels = [labels(_as_text(name)) for name in names]
     converted = convert_labels(labels, len(names), classes, describe)
     check_repeats(names, converted.values, describe)
     return LmdbStore(where, names, converted.values), converted
-
-
-def _scan_in_subprocess(path: str, *request: Any) -> tuple[list[bytes], list[Any]]:
-    """Call `_scan` in another process, because a damaged LMDB may crash it."""
-    done = subprocess.run(
-        [sys.executable, "-c", _SCAN, *(part or os.getcwd() for part in sys.path)],
-        input=pickle.dumps((path, *request)),
-        stdout=subprocess.PIPE,
-        check=False,
-    )
-    if done.returncode:
-        how = f"status {done.returncode}"
-        if done.returncode < 0:
-            how = signal.strsignal(-done.returncode) or f"signal {-done.returncode}"
-        raise DatasetError(
-            f"the LMDB {path!r} is damaged: the process that scanned it crashed ({how})",
-            hint="copy it again, or write it again",
-        )
-    error, names, texts = pickle.loads(done.stdout)
-    if error is not None:
-        kind, arguments, state = error
-        raised = getattr(errors, kind)(*arguments)
-        raised.__dict__.update(state)
-        raise raised
-    return names, texts
-
-
-def main() -> None:
-    """Scan an LMDB named on standard input, and write the result."""
-    result: tuple[Any, ...]
-    try:
-        result = None, *_scan(*pickle.load(sys.stdin.buffer))
-    except errors.FeedlineError as error:
-        result = (type(error).__name__, error.args, error.__dict__), [], []
-    pickle.dump(result, sys.stdout.buffer)
-    sys.stdout.flush()
-
-
-def _scan(
-    path: str,
-    keys: str | Sequence[Any] | None,
-    pattern: str | None,
-    check: bool,
-    is_image: Callable[[bytes], object],
-) -> tuple[list[bytes], list[Any]]:
-    """Keys of the samples, and the texts of their labels, if these have a pattern."""
-    data = os.path.join(path, LMDB_FILE) if os.path.isdir(path) else path
-    if not os.path.exists(data):
-        raise DatasetError(
-            f"no LMDB at {path!r}", hint="pass the folder with its data.mdb, or its file"
-        )
-    try:
-        lmdb = open_lmdb(path)
-    except ImageError as error:
-        cause = "" if error.hint else ". It is not an LMDB, or was not copied completely"
-        raise DatasetError(f"{error.message}{cause}", hint=error.hint) from error
-    try:
-        names, numbers = _keys_of(lmdb, path, keys)
-        _look_at_some(lmdb, path, names, is_image, explicit=keys is not None)
-        missing = [_as_text(name) for name in names if check and lmdb.get(name) is None]
-        if missing:
-            some = ", ".join(map(repr, missing[:_NAMES_IN_ERRORS]))
-            some += ", ..." if len(missing) > _NAMES_IN_ERRORS else ""
-            raise DatasetError(
-                f"{len(missing)} of {len(names)} keys are not in the LMDB {path!r}: {some}"
-            )
-        return names, [] if pattern is None else _texts_at(lmdb, path, pattern, numbers)
-    except ImageError as error:
-        raise DatasetError.of(error) from error
 
 
 def _keys_of(
@@ -379,9 +299,8 @@ def _look_at_some(
     explicit: bool,
 ) -> None:
     """Check that an entry is an image; with all keys of an LMDB, that all of some entries are."""
-    picked = np.unique(np.linspace(0, len(names) - 1, _LOOKS).astype(int)).tolist()
     problem = ""
-    for sample in picked:
+    for sample in spread_evenly(len(names), _LOOKS):
         value = lmdb.get(names[sample])
         if value is None or is_image(bytes(value[:16])):
             if explicit:

@@ -97,11 +97,7 @@ class Level:
 
     @classmethod
     def of(cls, text: str) -> Level:
-        """Parse the text of `str`.
-
-        Raises:
-            ValueError: invalid text.
-        """
+        """Parse the text of `str`; raises a ValueError."""
         if not (found := re.fullmatch(r"(\d{1,4}) px (?:raw|JPEG q(\d{1,3}))", text)):
             raise ValueError(f"{text!r} is not a resolution of a cache")
         return cls(side=int(found[1]), quality=None if found[2] is None else int(found[2]))
@@ -187,11 +183,7 @@ def _is_unfinished(root: str) -> bool:
 
 
 def read_manifest(root: str) -> Manifest:
-    """Read the manifest of a cache.
-
-    Raises:
-        DatasetError: it is missing, unfinished, damaged or of a newer version.
-    """
+    """Read the manifest of a cache; a DatasetError if it is missing, unfinished or invalid."""
     path = os.path.join(root, MANIFEST)
     try:
         with open(path, "rb", opener=open_nonblocking) as file:
@@ -211,12 +203,7 @@ def read_manifest(root: str) -> Manifest:
 
 
 def parse_manifest(data: bytes, root: str) -> Manifest:
-    """Parse a manifest file; raises like `read_manifest`.
-
-    Args:
-        data: the file; if it is longer than a manifest may be, its beginning.
-        root: location of the cache, for messages.
-    """
+    """Parse a manifest file, or its beginning if it is longer than a manifest may be."""
     try:
         if len(data) > MAX_MANIFEST_BYTES:
             raise ValueError(f"it is larger than {MAX_MANIFEST_BYTES} bytes")
@@ -292,14 +279,8 @@ def _is_count(value: object, least: int = 0) -> bool:
 
 
 def check_place(root: str, source: str | None) -> None:
-    """Check that a folder can become the cache of a source. Changes nothing.
-
-    Args:
-        root: absolute path of the folder, which need not exist.
-        source: path of the cache's source; None without one.
-
-    Raises:
-        UsageError: the folder contains something else, or lies in the source.
+    """Raise a UsageError if a folder, which need not exist, cannot become the cache of the source
+    at a path: it contains something else, or lies in the source.
     """
     if source is not None:
         inner, outer = (os.path.join(os.path.realpath(each), "") for each in (root, source))

@@ -36,13 +36,7 @@ _KINDS = {".tar": "tar", ".parquet": "parquet", ".arrow": "arrow"}
 
 
 class Originals(NamedTuple):
-    """Original images.
-
-    Args:
-        store: the images.
-        where: path or URL, or a description.
-        classes: class names by index; None without any.
-    """
+    """Original images, their path, URL or description, and class names by index."""
 
     store: SampleStore
     where: str
@@ -50,16 +44,9 @@ class Originals(NamedTuple):
 
 
 def open_originals(path: str | os.PathLike[str]) -> Originals:
-    """Open original images.
-
-    Args:
-        path: a path, or a URL supported by fsspec, such as "s3://bucket/train": a folder of class
-            folders; one with tar shards of WebDataset or Parquet files at any depth; one such file,
-            or a pattern such as "data/train-*.parquet".
-
-    Raises:
-        DatasetError: there are no supported files, or they are damaged or unreachable.
-        UsageError: the path is a cache, or a required package is missing.
+    """Open original images at a path, or a URL supported by fsspec, such as "s3://bucket/train": a
+    folder of class folders; one with tar shards of WebDataset or Parquet files at any depth; one
+    such file, or a pattern such as "data/train-*.parquet".
     """
     if is_url(path):
         return _open_remote(RemoteFolder(os.fspath(path)))
@@ -177,11 +164,8 @@ def _kind_of_files(where: str, files: Sequence[str]) -> str:
 
 
 def _kind_of_folder(steps: Iterable[tuple[str, list[str], list[str]]]) -> str:
-    """Kind of the first known files in a folder and below it.
-
-    Args:
-        steps: as of os.walk, whose lists of folders select the folders to enter; the first step is
-            the folder itself.
+    """Kind of the first known files in a folder and below it, from steps as of os.walk, whose lists
+    of folders select the folders to enter.
     """
     found = ""
     for number, (_, folders, files) in enumerate(steps):

@@ -19,28 +19,19 @@ def can_drop() -> bool:
 
 
 def drop(file: int, offset: int = 0, length: int = 0) -> None:
-    """Ask the kernel to drop a file's cached pages, which it may decline.
-
-    Args:
-        file: a descriptor.
-        offset, length: part of the file, in bytes; a length of 0 extends to the end.
+    """Ask the kernel to drop a file's cached pages, which it may decline. A length of 0 extends to
+    the end.
     """
     os.posix_fadvise(file, offset, length, os.POSIX_FADV_DONTNEED)
 
 
 def stays_in_memory(file: int, offset: int = 0, length: int = 0) -> bool | None:
-    """Drop a part of a file, and return True if its first byte is in memory nevertheless.
+    """Drop a part of a file, and return True if its first byte is in memory nevertheless; None if
+    its file system does not support this.
 
     A look starts to fetch missing data, and a fast disk can deliver it before the look ends: 7 of
     1000 looks at a virtual disk. So a part counts as staying only if each of several looks, each
     after a drop of its own, finds it.
-
-    Args:
-        file: a descriptor.
-        offset, length: the part, in bytes; a length of 0 extends to the end.
-
-    Returns:
-        None if its file system does not support this.
     """
     for _ in range(_LOOKS):
         drop(file, offset, length)

@@ -23,11 +23,9 @@ __all__ = ["PathTable", "common_folder", "join_names", "path_starts", "printable
 class PathTable:
     """Paths and labels of samples.
 
-    Args:
-        blob: uint8, the relative path of each sample, in the bytes of the file system
-            (os.fsencode), each ended by a zero byte.
-        starts: int64 (n + 1), start of each path in `blob`, and its length.
-        labels: numbers (n, ...), of any dtype.
+    `blob` is uint8: the relative path of each sample, in the bytes of the file system
+    (os.fsencode), each ended by a zero byte. `starts` is int64 (n + 1): the start of each path, and
+    the length of `blob`. `labels` are numbers (n, ...), of any dtype.
     """
 
     blob: np.ndarray[Any, np.dtype[np.uint8]]
@@ -77,10 +75,8 @@ class PathTable:
         return self.blob.tobytes()
 
     def name(self, sample: int) -> bytes:
-        """Path of a sample in `blob`, without the zero byte.
-
-        Raises:
-            IndexError: there is no such sample; negative numbers do not count from the end.
+        """Path of a sample in `blob`, without the zero byte; an IndexError if there is none:
+        negative numbers do not count from the end.
         """
         if not 0 <= sample < len(self.labels):
             raise IndexError(
@@ -90,9 +86,8 @@ class PathTable:
         return self.blob[starts[sample] : starts[sample + 1] - 1].tobytes()
 
     def path(self, sample: int) -> str:
-        """Path of a file below its dataset's folder, as text with undecodable bytes escaped.
-
-        A cache finds the copy of a file by it.
+        """Path of a file below its dataset's folder, as text with undecodable bytes escaped, by
+        which a cache finds its copy.
         """
         return self.name(sample).decode("utf-8", "backslashreplace")
 
@@ -108,10 +103,7 @@ def path_starts(blob: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np
 
 
 def common_folder(paths: Sequence[str]) -> str:
-    """Common folder of absolute paths, with a trailing separator.
-
-    "" if they are on several drives of Windows.
-    """
+    """Common folder of absolute paths, with a trailing separator; "" on several drives of Windows."""
     if not paths:
         return os.sep
     # What the first and the last in order begin with, all that lie between begin with.

@@ -74,9 +74,8 @@ def open_location(
     storage_options: Mapping[str, Any] | None = None,
     stores_copies: bool = True,
 ) -> CacheLocation:
-    """Location of a cache in a local folder or at a URL; arguments of `feedline.ImageFolder`.
-
-    Without `stores_copies`, images are fetched each time.
+    """Location of a cache in a local folder or at a URL, with the arguments of
+    `feedline.ImageFolder`. Without `stores_copies`, images are fetched each time.
     """
     if isinstance(root, str) and is_url(root):
         budget = disk_budget(local_dir, local_bytes)
@@ -144,9 +143,8 @@ class _RemoteLocation(CacheLocation):
         return manifest
 
     def still_has(self, manifest: Manifest) -> bool:
-        """Return True without checking: a worker can start while the server is unreachable.
-
-        A rebuilt cache has other checksums, which is detected when it is read.
+        """Return True without checking: a worker can start while the server is unreachable. A
+        rebuilt cache has other checksums, which is detected when it is read.
         """
         return True
 

@@ -55,13 +55,7 @@ def first_of(names: Sequence[str], there: Container[str]) -> str | None:
 
 
 class RowStore(SampleStore):
-    """Images in the rows of a dataset; a `SampleStore`.
-
-    Args:
-        rows: the dataset, whose rows are dicts.
-        column: column of the images, not decoded.
-        labels: labels of all rows, (n, ...).
-    """
+    """Images in a column, not decoded, of a dataset whose rows are dicts; a `SampleStore`."""
 
     def __init__(self, rows: Any, column: str, labels: np.ndarray[Any, Any]) -> None:
         self._rows, self._column = rows, column
@@ -121,15 +115,8 @@ class RowStore(SampleStore):
 
 
 def hf_rows(dataset: Any, image: str, label: str) -> tuple[Any, Any, list[str] | None]:
-    """A Hugging Face dataset with its encoded images, its labels, and their class names.
-
-    Args:
-        dataset: the dataset.
-        image, label: names of columns.
-
-    Raises:
-        DatasetError: it has no rows.
-        UsageError: it is another kind of dataset, or has no such columns.
+    """A Hugging Face dataset with its encoded images, its labels, and their class names; a
+    UsageError if it is another kind of dataset, or has no such columns.
     """
     kind, package = type(dataset), sys.modules.get("datasets")
     if package is None or kind.__module__.partition(".")[0] != "datasets":
@@ -180,17 +167,7 @@ class _FileRows(NamedTuple):
 
 
 class ParquetStore(SampleStore):
-    """Rows of Parquet files with a column of images and one of class indices.
-
-    Args:
-        folder: folder of the files.
-        files: relative paths in the order of the samples.
-
-    Raises:
-        DatasetError: there are no rows; a file cannot be read or lacks a column, or files differ in
-            their columns; names the file.
-        UsageError: pyarrow is not installed.
-    """
+    """Rows of Parquet files with a column of images and one of class indices; a `SampleStore`."""
 
     kind = "parquet"
     label_field = Field("label", "int64", ())

@@ -138,11 +138,7 @@ class SampleStore:
 
 
 class IndexedStore(SampleStore):
-    """Store of originals whose names and labels are in arrays.
-
-    Args:
-        paths: names and labels of the samples; whole numbers become int64.
-    """
+    """Store of originals whose names and labels are in arrays; whole numbers become int64."""
 
     paths: PathTable
 
@@ -171,12 +167,7 @@ class IndexedStore(SampleStore):
 
 
 class SelectedStore(SampleStore):
-    """Selected samples of a store: sample k is the store's sample `numbers[k]`.
-
-    Args:
-        store: store of all samples.
-        numbers: int64 (n), sample indices in order.
-    """
+    """Selected samples of a store: sample k is the store's sample `numbers[k]`."""
 
     def __init__(self, store: SampleStore, numbers: Numbers) -> None:
         self.store, self.numbers = store, numbers
@@ -248,13 +239,7 @@ def label_field(labels: np.ndarray[Any, Any]) -> Field:
 
 
 def hash_images(about: str, labels: np.ndarray[Any, Any], image: Callable[[int], bytes]) -> str:
-    """Short hash of a text, all labels, and 64 images spread evenly over the dataset.
-
-    Args:
-        about: other properties that distinguish datasets.
-        labels: labels of all images, (n, ...).
-        image: returns the bytes that represent one.
-    """
+    """Short hash of a text, all labels, and 64 images spread evenly over the dataset."""
     digest = hashlib.sha256(about.encode())
     digest.update(np.ascontiguousarray(labels).data)
     picked = np.linspace(0, len(labels) - 1, min(len(labels), _HASHED_IMAGES)).astype(int)

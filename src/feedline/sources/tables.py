@@ -34,13 +34,8 @@ _LOST_SLASH = "{path!r} was a URL that pathlib reduced to one slash; pass the UR
 
 
 class Table(NamedTuple):
-    """Two columns of a table.
-
-    Args:
-        images: paths, as in the table.
-        labels: one per path; rows of several values if several columns are requested.
-        where: name of the table in messages.
-        classes: classes, if the table itself defines their order.
+    """Paths and labels of a table, or rows of labels if several columns are requested; its name in
+    messages; its classes, if it defines their order itself.
     """
 
     images: list[Any]
@@ -59,17 +54,8 @@ def read_csv(
 ) -> Table:
     """Read two columns of a CSV file, UTF-8, whose first line names the columns.
 
-    Args:
-        path: path of the file.
-        image, label: names of the columns.
-        sep: separator of cells, one character.
-        classes: class names, or None. Labels are texts if one is among them, whatever they look
-            like; otherwise whole numbers if all of a column are. Without class names they are also
-            floats, if all are numbers.
-
-    Raises:
-        DatasetError: the file cannot be read, or has no rows.
-        UsageError: a column is missing, or an argument is invalid.
+    Labels are texts if one is among `classes`, whatever they look like; otherwise whole numbers if
+    all of a column are. Without class names they are also floats, if all are numbers.
     """
     if not isinstance(sep, str) or len(sep) != 1 or sep in '"\r\n':
         raise UsageError(
@@ -115,7 +101,7 @@ def read_csv(
 
 
 def read_parquet(path: str | os.PathLike[str], image: str, label: str | Sequence[str]) -> Table:
-    """Read two columns of a Parquet file; raises like `read_csv`, and without pyarrow."""
+    """Read two columns of a Parquet file."""
     where, file_path = _local_file("Parquet", path)
     try:
         import pyarrow
@@ -141,12 +127,7 @@ def read_parquet(path: str | os.PathLike[str], image: str, label: str | Sequence
 
 
 def read_frame(frame: Any, image: str, label: str | Sequence[str]) -> Table:
-    """Read two columns of a pandas or polars DataFrame.
-
-    Raises:
-        UsageError: it is not a DataFrame, or a column is missing.
-        DatasetError: it has no rows.
-    """
+    """Read two columns of a pandas or polars DataFrame."""
     kind = type(frame)
     package = kind.__module__.partition(".")[0]
     if package not in ("pandas", "polars") or kind.__name__ != "DataFrame":
@@ -221,12 +202,7 @@ def _table(where: str, images: list[Any], columns: list[list[Any]], *, several: 
 
 
 def checked_paths(paths: Any) -> list[str]:
-    """Convert a user's paths to text.
-
-    Raises:
-        DatasetError: there are none.
-        UsageError: one is not text, or not a possible path.
-    """
+    """Convert a user's paths to text; a UsageError if one is not a possible path."""
     texts = ordered(paths)
     if texts is None:
         raise UsageError(
@@ -269,17 +245,8 @@ def _path_text(path: Any, sample: int) -> str:
 def path_store(
     names: list[str], labels: np.ndarray[Any, Any], root: Any, **remote: Any
 ) -> tuple[str, FileStore[PathTable]]:
-    """Files, by their paths below a common folder; and that folder.
-
-    Args:
-        names: paths, absolute or relative to `root`; or URLs.
-        labels: labels of all.
-        root: a folder, or its URL; None for the working directory.
-        remote: `local_dir`, `local_bytes` and `storage_options`, for URLs.
-
-    Raises:
-        UsageError: `root` is not a path; URLs and local paths are mixed; an argument for URLs is
-            used with local paths, or is invalid.
+    """Files by their paths, absolute or below `root`, or by their URLs; and their common folder.
+    `remote` are the arguments of `ImageList` for URLs.
     """
     if root is not None and not isinstance(root, (str, os.PathLike)):
         raise UsageError(f"must be a folder, got {root!r:.200}", argument="root")
@@ -310,10 +277,7 @@ def _path_table(names: list[str], labels: np.ndarray[Any, Any]) -> PathTable:
 
 
 def _below_url(names: list[str], root: Any) -> tuple[str, list[str]]:
-    """Common beginning of all URLs, up to a slash, and the rest of each.
-
-    The former is "" if they are on different hosts.
-    """
+    """Common beginning of all URLs, up to a slash, and the rest of each; "" for several hosts."""
     folder = (root if root.endswith("/") else f"{root}/") if is_url(root) else ""
     urls = [is_url(name) for name in names]
     local = next(

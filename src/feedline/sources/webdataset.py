@@ -56,15 +56,8 @@ _LABELS: tuple[LabelPlace, ...] = (("cls", ()), ("json", ("label",)), ("json", (
 
 
 def expand_shards(shards: Any) -> list[str]:
-    """Absolute paths of shards, in their order.
-
-    Args:
-        shards: a path, or several. Braces expand to several, e.g. "{000000..000099}" and "{a,b}";
-            wildcards, e.g. "*.tar", to the existing files, sorted.
-
-    Raises:
-        DatasetError: a shard is missing, or compressed.
-        UsageError: it is not a path, or a URL; braces do not match.
+    """Absolute paths of shards, in their order. Braces expand to several, e.g. "{000000..000099}"
+    and "{a,b}"; wildcards, e.g. "*.tar", to the existing files, sorted.
     """
     is_one = isinstance(shards, (str, bytes, os.PathLike)) or not isinstance(shards, Iterable)
     paths: list[str] = []
@@ -137,15 +130,8 @@ def _expand_braces(pattern: str) -> list[str]:
 
 
 class WebDatasetStore(IndexedStore):
-    """Images of shards; a `SampleStore`.
-
-    Args:
-        folder: folder of the shards.
-        shards: their names in it.
-        index: positions and names of the samples.
-        labels: labels of all samples, (n, ...).
-        kind: "webdataset" if the shards are a source by themselves, whose samples are named by
-            their keys in a cache.
+    """Images of shards in a folder; a `SampleStore`. Its kind is "webdataset" if the shards are a
+    source by themselves, whose samples are named by their keys in a cache.
     """
 
     def __init__(
@@ -218,9 +204,8 @@ class WebDatasetStore(IndexedStore):
 def webdataset_samples(
     shards: Any, image: Any, label: Any, incomplete: str, classes: Any
 ) -> tuple[WebDatasetStore, Labels, list[tuple[str, str]]]:
-    """Samples of shards, their labels, and the names of incomplete samples with the reasons.
-
-    Arguments and errors are those of `ImageList.from_webdataset`.
+    """Samples of shards, their labels, and the names of incomplete samples with the reasons;
+    arguments and errors are those of `ImageList.from_webdataset`.
     """
     if incomplete not in ("raise", "skip"):
         raise UsageError(f'must be "raise" or "skip", got {incomplete!r}', argument="incomplete")
@@ -244,10 +229,6 @@ def webdataset_source(
 
     Class names are those of the labels; otherwise the "class" of each label's .json, if all samples
     of all labels agree.
-
-    Raises:
-        DatasetError: there are no samples, one lacks an image or a label or is repeated, or a shard
-            is damaged, compressed or cannot be read; names shard and key.
     """
     index = _index_shards(folder, shards, _IMAGES, _LABELS, has_classes=True)
     if index.left_out:
@@ -324,14 +305,11 @@ def _label_places(label: Any) -> tuple[LabelPlace, ...]:
 class _ShardIndex(NamedTuple):
     """Samples of some shards, in their order.
 
-    Args:
-        status: int64 (shards, 2), size and version of each shard.
-        blob: uint8, for each sample the name of its shard, and of its image in it, each ended by a
-            zero byte.
-        entries: int64 (n, 3), shard of each image, its first byte and its length.
-        labels: as written: texts, or values of JSON; 0 if none are requested.
-        class_names: the "class" of each sample's .json, or None.
-        left_out: names of samples without an image or a label, and the reasons.
+    `status` is int64 (shards, 2): size and version of each shard. `blob` is uint8: for each sample
+    the name of its shard, and of its image in it, each ended by a zero byte. `entries` is int64 (n,
+    3): shard of each image, its first byte and its length. `labels` are as written, or 0 if none
+    are requested; `class_names` the "class" of each sample's .json, or None; `left_out` names of
+    samples without an image or a label, and the reasons.
     """
 
     status: np.ndarray[Any, np.dtype[np.int64]]
