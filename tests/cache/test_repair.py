@@ -18,7 +18,8 @@ import feedline
 from cache_contents import everything
 from caches import FORMATS, STOPPED, environment, find, flip, made, photo, photos, stopping
 from feedline.cache.verify import verify
-from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.errors import DatasetError, UsageError
+from feedline.sources.manifest import read_manifest
 from feedline.sources.remote_cache import open_cache
 from slow import slow
 
@@ -150,27 +151,28 @@ def test_a_repair_that_was_killed_can_be_repeated(
     assert everything(root) == everything(whole(form))
 
 
-def test_only_the_originals_of_damaged_copies_are_needed_and_missing_ones_are_named(
+def test_originals_that_have_moved_are_used_and_changed_ones_are_refused(
     whole: Callable[[str], Path], copied: Copied, source: Path, tmp_path: Path
 ) -> None:
     root, moved = copied("webdataset"), tmp_path / "moved"
     flip(*file_of(root, 5, 24))
-    shutil.copytree(source, moved, copy_function=shutil.copy)  # with other times
-    (moved / "cats" / "0.jpg").unlink()  # so that all others have other numbers
+    shutil.copytree(source, moved)
     name = open_cache(root).name(5)
     kept = (moved / name).rename(tmp_path / "away.jpg")
-    with pytest.raises(DatasetError, match=name):
+    with pytest.raises(DatasetError, match=str(moved)):
         feedline.repair_cache(root, source=moved, workers=0)
-    assert len(verify(root, workers=1).damaged) == 1
-
     photo(moved / name, 3, 1)  # another image of the same name
-    with pytest.raises(ImageError, match=f"{name}.*changed"):
+    with pytest.raises(DatasetError, match=f"{name}.*has another size"):
         feedline.repair_cache(root, source=moved, workers=0)
     assert len(verify(root, workers=1).damaged) == 1
 
-    shutil.copy(kept, moved / name)
+    kept.replace(moved / name)
     feedline.repair_cache(root, source=moved, workers=0)
-    assert everything(root) == everything(whole("webdataset"))
+    assert everything(root).keys() == everything(whole("webdataset")).keys()
+    assert (root / "24" / "000000.tar").read_bytes() == (
+        whole("webdataset") / "24" / "000000.tar"
+    ).read_bytes()
+    assert read_manifest(str(root)).source == ("folder", str(moved))
 
 
 def test_an_image_that_was_left_out_stays_left_out(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ from feedline.errors import DatasetError, UsageError
 from feedline.sources.cache_index import CacheIndex
 from feedline.sources.manifest import Level, Manifest, read_manifest
 
-__all__ = ["add_size"]
+__all__ = ["add_size", "refuse_changes"]
 
 
 def add_size(
@@ -94,7 +94,7 @@ def _add(
     where = destination.root
     manifest = read_manifest(where)
     level = _level(where, manifest, size, quality)
-    skipped_before = frozenset(key for key, _, _ in manifest.skipped)
+    skipped_before = {key: why for key, _, why in manifest.skipped}
     form = manifest.format, (level,), manifest.exif
     spec = Spec(where, *form, adds_level=True, skipped_before=skipped_before, mode=manifest.mode)
     if any(level.side == size for level in manifest.levels):
@@ -107,7 +107,7 @@ def _add(
         return manifest
     images = open_cache_source(where, manifest, source)
     index = CacheIndex(where, manifest)
-    _refuse(where, manifest, images, _source_difference(images, manifest, index))
+    refuse_changes(where, manifest, images, index)
     with unfinished_work(spec):
         expected = estimate(images, spec)
         continue_settings(images, spec, manifest.per_shard)
@@ -129,6 +129,11 @@ def _level(where: str, manifest: Manifest, size: int, quality: int | None) -> Le
             f"quality {quality} does not apply: the cache {where!r} holds raw pixels; remove it"
         )
     return make_levels((size,), quality=95 if quality is None else quality, raw=has is None)[0]
+
+
+def refuse_changes(where: str, manifest: Manifest, source: CacheSource, index: CacheIndex) -> None:
+    """Raise a DatasetError if a source differs from the source of a cache."""
+    _refuse(where, manifest, source, _source_difference(source, manifest, index))
 
 
 def _refuse(where: str, manifest: Manifest, source: CacheSource, difference: str) -> None:

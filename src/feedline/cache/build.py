@@ -139,12 +139,8 @@ def build(
     *,
     keep_manifest: bool = False,
 ) -> Manifest:
-    """Build a cache at a locked destination, or continue a build; see `build_cache`.
-
-    Args:
-        source, spec, pool, destination: images, specification, processes and storage.
-        progress: called repeatedly, first after all checks and before any shard is built.
-        keep_manifest: keep the manifest of a finished cache until the end.
+    """Build a cache at a locked destination, or continue a build; see `build_cache`. `progress` is
+    first called after all checks and before any shard is built.
     """
     with unfinished_work(spec):
         expected = estimate(source, spec)
@@ -217,11 +213,7 @@ def _note_damage(
 def _check_source(
     source: CacheSource, spec: Spec, finished: Manifest, destination: Destination
 ) -> None:
-    """Check that a cache is not replaced by one of another source; warn if the source has moved.
-
-    Raises:
-        UsageError: the source holds other images.
-    """
+    """Check that a cache is not replaced by one of another source; warn if the source has moved."""
     kind, where = finished.source
     if is_same_source(finished.source, source):
         return
@@ -239,11 +231,7 @@ def _check_source(
 
 
 def _find_finished(source: CacheSource, spec: Spec, destination: Destination) -> Manifest | None:
-    """Return the manifest of an existing finished cache with the same settings, or None.
-
-    Raises:
-        UsageError: its settings or its source differ.
-    """
+    """Return the manifest of an existing finished cache with the same settings, or None."""
     if not os.path.exists(os.path.join(spec.root, MANIFEST)):
         return None
     manifest = read_manifest(spec.root)

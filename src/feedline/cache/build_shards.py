@@ -49,13 +49,8 @@ _MARGIN = 1.05  # of disk space, as the estimate is from a few images
 
 @dataclass(frozen=True)
 class BuildState:
-    """Progress of a build.
-
-    Args:
-        estimate: estimate of the whole build.
-        images: number of finished images, including those of an earlier build.
-        new_images: number of images finished by this build.
-        processes: number of processes.
+    """Progress of a build: numbers of finished images, including those of an earlier build, of
+    those finished by this one, and of processes.
     """
 
     estimate: Estimate
@@ -85,15 +80,7 @@ class BuildWorkers(Protocol):
 
 
 def open_workers(workers: int | str, ray: str | None) -> AbstractContextManager[BuildWorkers]:
-    """Open the worker processes, or the Ray cluster.
-
-    Args:
-        workers: number of processes on this machine, or "auto" for one per usable core.
-        ray: address of a Ray cluster; None for worker processes.
-
-    Raises:
-        UsageError: both are given, one is invalid, or there is no such cluster.
-    """
+    """Open worker processes of this machine, or the Ray cluster at an address."""
     if ray is None:
         return nullcontext(_LocalWorkers(worker_count(workers)))
     if workers != "auto":

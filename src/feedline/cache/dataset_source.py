@@ -38,18 +38,11 @@ class DatasetStore(SampleStore):
 
     A sample is (image, label), or a dict with these entries, as in Hugging Face's datasets. Labels
     are numbers, or arrays of numbers with the shape and dtype of sample 0's. Images are used as
-    returned, without Exif rotation.
+    returned, without Exif rotation. The attribute "classes", a list of str, has the class names.
 
     Changes of an image are not detected: all stamps are 0, so a continued build reuses samples of
     the same name and label. It reads all samples once more for their labels, unless torchvision
     keeps a list of them.
-
-    Args:
-        dataset: has `__len__` and `__getitem__`; its attribute "classes", a list of str, has the
-            class names.
-
-    Raises:
-        DatasetError: the dataset is empty, or sample 0 cannot be read or has an unsupported label.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -85,11 +78,7 @@ class DatasetStore(SampleStore):
         return _pixels(image)
 
     def label(self, sample: int) -> Any:
-        """Return the label of a sample.
-
-        Raises:
-            ImageError: the sample cannot be read.
-        """
+        """Return the label of a sample; an ImageError if the sample cannot be read."""
         return self._sample(sample)[1] if self._labels is None else self._labels[sample]
 
     def name(self, sample: int) -> str:

@@ -40,12 +40,8 @@ __all__ = ["Destination", "open_destination"]
 
 
 class Destination(Protocol):
-    """Storage of a cache's files.
-
-    Attributes:
-        root: folder of this machine in which the builder works, once it is locked.
-        name: path or URL from the user.
-        is_local: True if all files stay in that folder.
+    """Storage of a cache's files: `root` is a folder of this machine in which the builder works,
+    once it is locked, `name` the path or URL from the user.
     """
 
     root: str
@@ -70,18 +66,12 @@ class Destination(Protocol):
         """Store the files of a shard that its delivery returned."""
 
     def publish(self) -> None:
-        """Store the builder's own changes of the folder, so that an interrupted build keeps them.
-
-        Called again at the end.
-        """
+        """Store the builder's own changes of the folder, so that an interrupted build keeps them."""
 
 
 def open_destination(location: Any, token: str = "") -> Destination:
-    """Open the destination of a path or URL.
-
-    Args:
-        location: path of a folder, or a URL that fsspec can write to.
-        token: token of the folder's lock, if this process holds it already.
+    """Open the destination at a path, or a URL that fsspec can write to. `token` is that of the
+    folder's lock, if this process holds it already.
     """
     if is_url(location):
         return _Store(location)

@@ -40,12 +40,8 @@ _QUALITY = 95
 
 
 def main(root: str, parent: int, eager: bool) -> None:
-    """Fill the cache in a folder with the task from standard input.
-
-    Args:
-        root: the folder.
-        parent: process that started this one.
-        eager: True if somebody waits for the cache.
+    """Fill the cache in a folder with the task from standard input; `parent` started this process,
+    and with `eager` somebody waits for the cache.
     """
     # The terminal's Ctrl-C does not reach it; SIGINT comes from one of its own threads at the end.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -85,11 +81,8 @@ def _fill(
     exif: bool,
     mode: str,
 ) -> None:
-    """Build a cache of the files in a folder; the other arguments are a `CacheContents`.
-
-    Args:
-        token: token of the cache's lock, which this process holds.
-        eager: True if a loader waits for it.
+    """Build a cache of the files in a folder; the other arguments are a `CacheContents`. `token` is
+    that of the lock, which this process holds.
     """
     # These load torch.
     from feedline.cache.build import build
@@ -118,11 +111,7 @@ def _fill(
 
 
 def _levels(root: str, sides: Sequence[int]) -> tuple[Level, ...]:
-    """Return the resolutions of an unfinished build, or those for `sides`.
-
-    Raises:
-        UsageError: the existing ones are too small.
-    """
+    """Return the resolutions of an unfinished build, or those for `sides`."""
     levels = tuple(Level(side=side, quality=_QUALITY) for side in sides)
     from feedline.cache.spec import unfinished_levels
 
@@ -157,8 +146,8 @@ def _yield_to_others() -> None:
 def _watch(root: str, parent: int, eager: bool) -> None:
     """End this process when its parent ends, or when somebody waits for its slow work.
 
-    The parent has ended if standard input is closed, or if it is no longer the parent: a child
-    that was forked from it may hold the other end.
+    The parent has ended if standard input is closed, or if it is no longer the parent: a child that
+    was forked from it may hold the other end.
     """
     awaited = os.path.join(root, UNFINISHED, AWAITED)
     with contextlib.suppress(OSError):  # a waiting process repeats its request

@@ -108,8 +108,7 @@ def _write_index(root: str, columns: Mapping[str, Array]) -> dict[str, str]:
 def _complete(spec: Spec, manifest: Manifest) -> Manifest:
     """Write all files through to the disk, the manifest last."""
     root = Path(spec.root)
-    if not spec.repairs_level:
-        remove_stale(spec.root, manifest, [level.side for level in spec.levels])
+    remove_stale(spec.root, manifest, [level.side for level in spec.levels])
     for name in (INDEX, *(level.name for level in spec.levels)):
         for folder, _, files in os.walk(root / name, topdown=False):
             for file in (*files, "."):

@@ -94,9 +94,7 @@ def cache_info(root: str | os.PathLike[str], *, measure: bool = True) -> CacheIn
 def measured_crop_px(side: int, smaller: int) -> int:
     """Return the size of random crops that use a resolution, in pixels: 7/8 of it, in 16ths.
 
-    Args:
-        side: the resolution.
-        smaller: the next smaller resolution, which serves all crops up to its size; 0 for none.
+    The next smaller resolution, 0 for none, serves all crops up to its size.
     """
     size = max(8, side * 7 // 8 // 16 * 16)
     return size if size > smaller else side

@@ -43,12 +43,8 @@ _MAX_JPEG_PX = 65_500  # libjpeg's JPEG_MAX_DIMENSION
 
 @dataclass(frozen=True)
 class ResizedCopies:
-    """Copies of an image.
-
-    Args:
-        height: height of the original in pixels, after Exif rotation if requested.
-        width: width of the original.
-        images: encoded copies, one per resolution.
+    """Height and width of an original in pixels, after Exif rotation if requested, and its encoded
+    copies, one per resolution.
     """
 
     height: int
@@ -57,13 +53,8 @@ class ResizedCopies:
 
 
 class LevelEncoder:
-    """Makes copies of one image after another, in one thread.
-
-    Args:
-        levels: resolutions of the copies.
-        exif: rotate images by their Exif orientation.
-        max_pixels: images whose header announces more raise an ImageError.
-        mode: Pillow's mode of the copies.
+    """Makes copies of one image after another, in one thread. Images whose header announces more
+    than `max_pixels` raise an ImageError.
     """
 
     def __init__(
@@ -75,10 +66,8 @@ class LevelEncoder:
         self._decoder = Decoder(max_pixels=max_pixels, exif=exif, mode=mode)
 
     def make_copies(self, image: bytes | Pixels) -> ResizedCopies:
-        """Make the copies of an image, encoded or as pixels (height, width, channels).
-
-        Raises:
-            ImageError: the image cannot be decoded, or is too long for a JPEG.
+        """Make the copies of an image, encoded or as pixels (height, width, channels); raises an
+        ImageError.
         """
         if isinstance(image, np.ndarray):
             pixels, unchanged = image, None

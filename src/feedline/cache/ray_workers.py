@@ -45,14 +45,8 @@ _log = logging.getLogger("feedline")
 
 @contextlib.contextmanager
 def connect_ray(address: str) -> Iterator[RayWorkers]:
-    """Context of a connection to a cluster.
-
-    Args:
-        address: "HOST:PORT"; "auto" for $RAY_ADDRESS or the cluster of this machine; "local" starts
-            one here. Ignored if Ray is already connected.
-
-    Raises:
-        UsageError: Ray is not installed, or there is no such cluster.
+    """Context of a connection to a cluster at "HOST:PORT"; "auto" for $RAY_ADDRESS or the cluster
+    of this machine; "local" starts one here. The address is ignored if Ray is already connected.
     """
     try:
         import ray
@@ -211,12 +205,9 @@ class RayWorkers:
 
 
 def _task(version: str) -> Callable[[list[Any], int], Any]:
-    """Return a task that builds a shard: a function of `[reference to the shards]` and a number.
-
-    It returns a `BuiltShard`, or a problem of its node as text.
-
-    Args:
-        version: version of feedline that the node must have.
+    """Return a task that builds a shard, if the node has this version of feedline: a function of
+    `[reference to the shards]` and a number. It returns a `BuiltShard`, or a problem of its node as
+    text.
     """
 
     # Ray pickles it by value, as it belongs to no module: it also runs without feedline.
@@ -251,16 +242,10 @@ def _task(version: str) -> Callable[[list[Any], int], Any]:
 
 
 def build_on_node(shards: Any, at: int) -> BuiltShard:
-    """Build a shard on this node, in one thread.
+    """Build a shard of Ray's reference to a `ShardDataset` on this node, in one thread.
 
-    Args:
-        shards: Ray's reference to the `ShardDataset`.
-        at: number of the shard.
-
-    Raises:
-        DatasetError: the source is missing on this node, or a store is unreachable from it; images
-            of a missing source do not count as broken.
-        ImageError: an image is broken and may not be skipped; names it.
+    Images of a source that is missing on this node do not count as broken: a DatasetError is
+    raised.
     """
     limit_threads()
     fetched = _fetch_shards(shards)

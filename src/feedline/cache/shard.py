@@ -96,11 +96,7 @@ class ShardDataset:
 def build_shard(
     source: CacheSource, spec: Spec, shard: ShardRange, existing: ExistingCopies | None = None
 ) -> Columns:
-    """Build a shard of each resolution in existing folders. Return the columns of its record.
-
-    Raises:
-        ImageError: an image is broken and may not be skipped; names it.
-    """
+    """Build a shard of each resolution in existing folders. Return the columns of its record."""
     encoder = spec.encoder()
     keys, sizes, stamps, labels, names = [], [], [], [], []
     entries: dict[str, list[tuple[int, int, int, int]]] = {each.name: [] for each in spec.levels}
@@ -122,7 +118,7 @@ def build_shard(
         for number in numbers:
             name, stamp = source.name(number), source.stamp(number)
             if number in spec.skipped_before:
-                skipped.append((number, name, "skipped before"))
+                skipped.append((number, name, spec.skipped_before[number]))
                 continue
             try:
                 copies = existing.get(name, stamp) if existing else None
@@ -130,7 +126,7 @@ def build_shard(
             except ImageError as error:
                 if not spec.skip_broken:
                     # A finished cache cannot skip further images.
-                    skippable = not (spec.adds_level or spec.repairs_level)
+                    skippable = not (spec.adds_level or spec.repairs)
                     raise ImageError(
                         f"sample {number}, {name}, cannot be cached: {error.message}",
                         hint="repair or remove the file, or skip broken images" * skippable,
@@ -181,13 +177,8 @@ def _record(
 
 
 class ExistingCopies:
-    """Copies of a finished cache by the names of the images.
-
-    Args:
-        root: folder of the cache.
-        manifest: its manifest.
-        damaged: samples with damaged copies; the others are reused regardless of their stamps.
-            None: stamps decide.
+    """Copies of a finished cache by the names of the images. Those of samples that are not
+    `damaged` are reused; with None, those of unchanged stamps.
     """
 
     def __init__(
@@ -229,22 +220,17 @@ class ExistingCopies:
 class Delivery:
     """Transfer of shards to the cache. Pickled, and sent to every process that builds shards.
 
-    A process that sees the cache's folder builds there. Another one builds in a temporary folder,
-    and uploads the files or returns them to the builder, the record last.
-
-    Args:
-        store: the cache's folder in a store; None for a folder.
-        token: text in the folder's lock, by which processes of other machines recognise it; "" if
-            all processes run on the builder's machine.
+    A process that sees the cache's folder builds there; on other machines it recognises the folder
+    by the `token` in its lock. Another one builds in a temporary folder, and uploads the files to
+    the `store` or returns them to the builder, the record last.
     """
 
     store: RemoteFolder | None = None
     token: str = ""
 
     def deliver(self, spec: Spec, shard: int, build: Callable[[Spec], Columns]) -> ShardFiles:
-        """Build a shard. Return the files that the builder must still store.
-
-        `build` writes the files in the folder of a spec and returns the columns of the record.
+        """Build a shard in the folder of a spec. Return the files that the builder must still
+        store.
         """
         name = record_name(spec, shard)
         if self.store is None and not self.token:
@@ -337,7 +323,7 @@ def shard_matches(source: CacheSource, spec: Spec, shard: ShardRange) -> bool:
                 return False
         broken = {key: name for key, name, _ in json.loads(bytes(record["skipped"]))}
         numbers = range(shard.start, shard.stop)
-        if not spec.skip_broken and set(broken) != spec.skipped_before.intersection(numbers):
+        if not spec.skip_broken and set(broken) != set(spec.skipped_before).intersection(numbers):
             return False
         ends = record["name_ends"].tolist()
         starts, names = [0, *ends[:-1]], bytes(record["names"])

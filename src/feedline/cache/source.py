@@ -31,14 +31,7 @@ __all__ = ["CacheSource", "ReadAhead", "open_cache_source", "open_source"]
 
 
 class CacheSource:
-    """Numbered original images with labels and names. Pickled once and sent to every worker.
-
-    Args:
-        store: the images.
-        where: path or URL, or a description.
-        classes: class names by number; None without any.
-        kind: kind of the source in the manifest; None for the store's.
-    """
+    """Numbered original images with labels and names. Pickled once and sent to every worker."""
 
     def __init__(
         self,
@@ -69,9 +62,8 @@ class CacheSource:
     def read(self, sample: int) -> bytes | Pixels:
         """Return an image, encoded or as uint8 (height, width, 3), RGB.
 
-        Raises:
-            ImageError: the image cannot be read; the message does not name it.
-            DatasetError: the whole source is unreachable.
+        Raises an ImageError that does not name it, or a DatasetError if the whole source is
+        unreachable.
         """
         return self._ahead.result(sample)
 
@@ -105,11 +97,7 @@ class CacheSource:
 
 
 class ReadAhead:
-    """Reads planned images in threads.
-
-    Args:
-        read: reads an image; called from several threads.
-    """
+    """Reads planned images in threads."""
 
     def __init__(self, read: Callable[[int], bytes | Pixels]) -> None:
         self._read = read
@@ -162,17 +150,9 @@ class ReadAhead:
 
 
 def open_source(source: Any, *, check_splits: bool = True) -> CacheSource:
-    """Open a source.
-
-    Args:
-        source: a path or URL, see `open_originals`; or a `feedline.ImageFolder` or `ImageList`, or
-            a map-style Dataset of (image, label).
-        check_splits: refuse a folder with train/ and val/; if False, they are two classes.
-
-    Raises:
-        DatasetError: the source holds no supported files, or is damaged or unreachable.
-        UsageError: the type is not supported, the folder has train/ and val/ instead of classes, or
-            a required package is missing.
+    """Open a source: a path or URL, see `open_originals`; a `feedline.ImageFolder` or `ImageList`;
+    or a map-style Dataset of (image, label). Without `check_splits`, train/ and val/ are two
+    classes.
     """
     if isinstance(source, str | os.PathLike):
         if check_splits and (splits := list_splits(source)):
@@ -204,17 +184,7 @@ def open_source(source: Any, *, check_splits: bool = True) -> CacheSource:
 
 
 def open_cache_source(where: str, manifest: Manifest, source: Any) -> CacheSource:
-    """Open the source of an existing cache.
-
-    Args:
-        where: folder of the cache.
-        manifest: its manifest.
-        source: the source if the user passed it, see `open_source`.
-
-    Raises:
-        DatasetError: the source is missing.
-        UsageError: the source has no path, and none was passed.
-    """
+    """Open the source of an existing cache: the one from the user, or that of its manifest."""
     if source is not None:
         return open_source(source)
     kind, path = manifest.source

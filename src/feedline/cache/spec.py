@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
@@ -54,18 +54,9 @@ BYTES_BESIDE = 3 * 512 + 2 * 512 + 256
 
 @dataclass(frozen=True)
 class Spec:
-    """Specification of a cache, the same for all its shards.
-
-    Args:
-        root: folder of the cache.
-        format: file format.
-        levels: resolutions, smallest first.
-        exif: rotate images by their Exif orientation.
-        skip_broken: skip and list broken images instead of raising.
-        adds_level: True if the only resolution is added to a finished cache.
-        skipped_before: samples that this cache has skipped before.
-        repairs_level: True if shards of the only resolution of a finished cache are rebuilt.
-        mode: Pillow's mode of the copies.
+    """Specification of a cache, the same for all its shards. `skip_broken` skips and lists broken
+    images; `adds_level` adds the only resolution to a finished cache, and `repairs` rebuilds shards
+    of one, which has skipped the samples `skipped_before`, by their reasons.
     """
 
     root: str
@@ -74,8 +65,8 @@ class Spec:
     exif: bool = False
     skip_broken: bool = False
     adds_level: bool = False
-    skipped_before: frozenset[int] = frozenset()
-    repairs_level: bool = False
+    repairs: bool = False
+    skipped_before: Mapping[int, str] = field(default_factory=dict)
     mode: str = "RGB"
 
     def encoder(self) -> LevelEncoder:
@@ -86,9 +77,9 @@ class Spec:
 
     @property
     def unfinished(self) -> Path:
-        """Folder of unfinished work; an addition or a repair of a resolution has its own."""
-        own = self.adds_level or self.repairs_level
-        return Path(self.root, f"{UNFINISHED}-{self.levels[0].name}" if own else UNFINISHED)
+        """Folder of unfinished work; an addition of a resolution has its own."""
+        own = f"-{self.levels[0].name}" if self.adds_level else ""
+        return Path(self.root, f"{UNFINISHED}{own}")
 
 
 class ShardRange(NamedTuple):
@@ -101,13 +92,8 @@ class ShardRange(NamedTuple):
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimate of a build from a sample of the images.
-
-    Args:
-        levels: resolutions of the copies.
-        images: number of images.
-        image_bytes: mean size of a copy in each resolution.
-        seconds: time to make all copies on one core.
+    """Estimate of a build from a sample of the images: mean size of a copy in each resolution, and
+    the time to make all copies on one core.
     """
 
     levels: tuple[Level, ...]
@@ -127,11 +113,7 @@ class Estimate:
 
 
 def make_levels(sizes: Sequence[int], *, quality: int, raw: bool) -> tuple[Level, ...]:
-    """Return the resolutions for given sizes, smallest first.
-
-    Raises:
-        UsageError: a size or the quality is out of range.
-    """
+    """Return the resolutions for given sizes, smallest first; raises a UsageError."""
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int) or not 8 <= size <= 8192:
             raise UsageError(f"must be from 8 to 8192 pixels, got {size!r}", argument="sizes")
@@ -143,11 +125,7 @@ def make_levels(sizes: Sequence[int], *, quality: int, raw: bool) -> tuple[Level
 
 
 def estimate(source: CacheSource, spec: Spec) -> Estimate:
-    """Make and measure the copies of some evenly spread images.
-
-    Raises:
-        DatasetError: none of them can be read.
-    """
+    """Make and measure the copies of some evenly spread images."""
     encoder = spec.encoder()
     samples = source.pick(_SAMPLE_IMAGES)
     source.prefetch(samples)
@@ -208,10 +186,7 @@ def continue_settings(source: CacheSource, spec: Spec, per_shard: int) -> BuildS
     """Return the settings of an existing unfinished build, or write those of a new one.
 
     They may differ in the samples of a shard, which are estimated, and in the path of the source,
-    which may differ between machines.
-
-    Raises:
-        UsageError: other settings differ.
+    which may differ between machines. Other differences raise a UsageError.
     """
     path, levels = spec.unfinished / SETTINGS, [str(level) for level in spec.levels]
     form = spec.format, levels, spec.exif
@@ -254,12 +229,8 @@ def unfinished_levels(root: str) -> tuple[Level, ...]:
 
 
 def keep_qualities(root: str, levels: tuple[Level, ...]) -> tuple[Level, ...]:
-    """Return resolutions with the qualities of the cache in a folder, finished or not.
-
-    Args:
-        root: the folder.
-        levels: JPEG resolutions; returned unchanged if the cache has other sizes or raw pixels, or
-            if there is none.
+    """Return JPEG resolutions with the qualities of the cache in a folder, finished or not;
+    unchanged if it has other sizes or raw pixels, or if there is none.
     """
     try:
         before = read_manifest(root).levels

@@ -46,7 +46,7 @@ Columns: TypeAlias = "Mapping[str, np.ndarray[Any, Any]]"
 
 
 def check_name(archive: str, name: str, contents: str) -> None:
-    """Raise a DatasetError if a name in an archive of a folder with these contents leads out of it."""
+    """Raise a DatasetError if a name leads out of an archive of a folder with these contents."""
     if _ABSOLUTE.match(name) or ".." in name.split("/") or "\\" in name or "\0" in name:
         raise DatasetError(
             f"{archive} contains the name {name!r:.200}, which is absolute, or has '..', a "

@@ -121,7 +121,7 @@ def _checked_images(images: object) -> Pixels:
 
 
 def checked_labels(labels: object, count: int) -> np.ndarray[Any, Any]:
-    """Labels as an array (count, ...) of a dtype that torch supports; class indices become int64."""
+    """Labels as an array (count, ...) of a dtype that torch supports; class indices are int64."""
     try:
         array = np.asarray(labels)
     except (TypeError, ValueError) as error:

@@ -34,7 +34,7 @@ _SKIPPED = -1
 
 
 class CacheLocation:
-    """A cache in a local folder. Pickled and sent to workers; its text is the user's name for it."""
+    """A cache in a local folder. Sent to workers; its text is the user's name for it."""
 
     def __init__(self, root: str) -> None:
         self.root = root

@@ -103,7 +103,7 @@ def path_starts(blob: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np
 
 
 def common_folder(paths: Sequence[str]) -> str:
-    """Common folder of absolute paths, with a trailing separator; "" on several drives of Windows."""
+    """Common folder of absolute paths, with a trailing separator; "" on several drives."""
     if not paths:
         return os.sep
     # What the first and the last in order begin with, all that lie between begin with.
