@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
 import tarfile
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pictures import CLASSES, LABELS, assert_cached, encoded, pictures
+from pictures import LABELS, assert_cached, encoded, pictures
 
 from feedline.cache.build import build_cache
 from feedline.cache.source import open_source
@@ -48,7 +47,7 @@ def read_by_webdataset(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    """Two shards of webdataset's with labels in .cls and names of the classes in .json."""
+    """Two shards of webdataset's with labels in .cls."""
     root = tmp_path / "shards"
     root.mkdir()
     samples = [
@@ -56,7 +55,7 @@ def shards(tmp_path: Path) -> Path:
             "__key__": f"deep/{number:03d}",
             "png": encoded(picture),
             "cls": label,
-            "json": {"class": CLASSES[label], "more": [1]},
+            "json": {"more": [1]},
         }
         for number, (picture, label) in enumerate(zip(pictures(), LABELS, strict=True))
     ]
@@ -70,7 +69,7 @@ def shards(tmp_path: Path) -> Path:
 def test_shards_become_a_cache(shards: Path, tmp_path: Path, workers: int) -> None:
     build_cache(shards, tmp_path / "cache", (16,), raw=True, workers=workers)
     names = [f"{'ab'[number > 4]}.tar/deep/{number:03d}" for number in range(len(LABELS))]
-    assert_cached(tmp_path / "cache", pictures(), LABELS, names, CLASSES)
+    assert_cached(tmp_path / "cache", pictures(), LABELS, names, [])
 
 
 @pytest.mark.parametrize("pattern", ["a.tar", "[a].tar"])
@@ -118,25 +117,6 @@ def test_a_picture_is_chosen_by_its_ending_and_a_label_may_be_in_json(tmp_path: 
     assert [source.read(sample) for sample in range(3)] == [b"jpg", b"tiff", b"webp"]
     assert [source.label(sample) for sample in range(3)] == [3, -1, 2]
     assert source.classes is None
-
-
-@pytest.mark.parametrize(
-    "abouts",
-    [
-        [{"class": "ant"}, {"class": "bee"}, {"class": "cat"}],  # 0 is an ant and a cat
-        [{"class": "ant"}, {}, {"class": "ant"}],
-        [{"class": "ant"}, {"class": 1}, {"class": "ant"}],
-        [{}, {"class": "bee"}, {"class": "ant"}],
-    ],
-)
-def test_classes_have_names_only_where_all_samples_agree(
-    tmp_path: Path, abouts: list[dict[str, Any]]
-) -> None:
-    files = {}
-    for number, about in enumerate(abouts):
-        files |= {f"{number}.jpg": b"", f"{number}.cls": str(number % 2).encode()}
-        files[f"{number}.json"] = json.dumps(about).encode()
-    assert open_source(write_shard(tmp_path / "a.tar", files)).classes is None
 
 
 @pytest.mark.parametrize(

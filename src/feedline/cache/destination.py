@@ -66,7 +66,7 @@ class Destination(Protocol):
         """Store the files of a shard that its delivery returned."""
 
     def publish(self) -> None:
-        """Store the builder's own changes of the folder, so that an interrupted build keeps them."""
+        """Store the builder's own changes of the folder: an interrupted build keeps them."""
 
 
 def open_destination(location: Any, token: str = "") -> Destination:

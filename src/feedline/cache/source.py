@@ -25,7 +25,7 @@ from feedline.sources.manifest import MANIFEST, Manifest
 from feedline.sources.opening import check_no_cache, list_splits, open_originals
 from feedline.sources.remote_files import THREADS
 from feedline.sources.remote_images import is_unreachable
-from feedline.sources.store import Pixels, SampleStore, check_unique_keys
+from feedline.sources.store import Pixels, SampleStore, check_unique_keys, first_names
 
 __all__ = ["CacheSource", "ReadAhead", "open_cache_source", "open_source"]
 
@@ -169,9 +169,9 @@ def open_source(source: Any, *, check_splits: bool = True) -> CacheSource:
         check_unique_keys(source.store)
         return CacheSource(source.store, repr(source.store), source.classes or None)
     if isinstance(source, Mapping):
-        keys = ", ".join(map(repr, list(source)[:5]))
         raise UsageError(
-            f"a cache is built from one dataset, got a {type(source).__name__} of {keys}",
+            f"a cache is built from one dataset, got a {type(source).__name__} of "
+            f"{first_names(list(source))}",
             hint="pass one of its values",
         )
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):

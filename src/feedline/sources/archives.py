@@ -35,7 +35,7 @@ from feedline.sources.folder import (
     no_images,
     warn_ignored,
 )
-from feedline.sources.path_table import path_starts, printable
+from feedline.sources.path_table import check_index, path_starts, printable
 from feedline.sources.store import IndexedStore
 
 __all__ = ["ArchiveStore", "check_no_archive", "find_archive"]
@@ -107,21 +107,20 @@ class ArchiveStore(IndexedStore):
         self._files.close()
 
     def read(self, sample: int, side: int) -> bytes:
-        if not 0 <= sample < len(self):
-            raise IndexError(f"sample index {sample} is out of range for {len(self)} samples")
+        check_index(sample, len(self))
         first, length, size, method, crc = self.paths.entries[sample].tolist()
         check_size(size)
         check_size(length)
         if method != _TAR:
             return self._unpack(first, length, size, method, crc)
-        return _complete(self._read(first, length), length)
+        return self._read(first, length)
 
-    def _read(self, first: int, length: int) -> bytes:
-        return self._files.read(self.archive, self.paths.status, first, length)
+    def _read(self, first: int, length: int, *, may_end: bool = False) -> bytes:
+        return self._files.read(self.archive, self.paths.status, first, length, may_end=may_end)
 
     def _unpack(self, first: int, length: int, size: int, method: int, crc: int) -> bytes:
         """Content of a file in a zip file; `first` is the first byte of its header."""
-        data = self._read(first, _HEADER.size + _USUAL_NAMES + length)
+        data = self._read(first, _HEADER.size + _USUAL_NAMES + length, may_end=True)
         if len(data) < _HEADER.size or data[:4] != b"PK\3\4":
             raise ImageError(
                 "the archive has no header at its position: it is damaged, or has changed"
@@ -129,15 +128,12 @@ class ArchiveStore(IndexedStore):
         *_, name_length, extra_length = _HEADER.unpack_from(data)
         start = _HEADER.size + name_length + extra_length
         content = data[start : start + length]
-        if len(content) < length and name_length + extra_length > _USUAL_NAMES:
+        if len(content) < length:
             content = self._read(first + start, length)
-        content = _complete(content, length)
         if method == zipfile.ZIP_DEFLATED:
             inflate = zlib.decompressobj(-zlib.MAX_WBITS)
             try:
-                content = inflate.decompress(
-                    content, size + 1
-                )  # never more than it claims, but one
+                content = inflate.decompress(content, size + 1)  # one more than it claims
             except zlib.error as error:
                 raise ImageError(f"it cannot be decompressed: {error}") from error
             if len(content) != size or not inflate.eof:
@@ -155,12 +151,6 @@ class ArchiveStore(IndexedStore):
     def key(self, sample: int) -> str:
         """Name of a sample in a cache: as `name`."""
         return self.name(sample)
-
-
-def _complete(data: bytes, length: int) -> bytes:
-    if len(data) < length:
-        raise ImageError(f"the archive ends {length - len(data)} bytes before the end of the file")
-    return data
 
 
 class _ClassFiles:

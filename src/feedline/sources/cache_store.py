@@ -24,12 +24,17 @@ from feedline.sources.cache_formats import cache_format, level_reader
 from feedline.sources.cache_index import CacheIndex, load_entries
 from feedline.sources.folder import FileStore
 from feedline.sources.manifest import Level, Manifest, read_manifest
-from feedline.sources.path_table import printable
-from feedline.sources.store import Numbers, Pixels, SampleStore, SelectedStore
+from feedline.sources.path_table import check_index, printable
+from feedline.sources.store import (
+    Numbers,
+    Pixels,
+    SampleStore,
+    SelectedStore,
+    first_names,
+)
 
 __all__ = ["CacheLocation", "CacheStore", "CachedFiles", "cache_within"]
 
-_NAMES_IN_ERRORS = 3
 _SKIPPED = -1
 
 
@@ -145,8 +150,7 @@ class CacheStore(SampleStore):
 
     def read(self, sample: int, side: int) -> bytes | Pixels:
         reader = self._reader_for(side)
-        if not 0 <= sample < len(self):
-            raise IndexError(f"sample index {sample} is out of range for {len(self)} samples")
+        check_index(sample, len(self))
         return reader.read(sample)
 
     def _reader_for(self, side: int) -> LevelReader:
@@ -282,11 +286,9 @@ def _rows(paths: bytes, cache: CacheStore) -> range | Numbers:
         if place is None and name not in skipped
     ]
     if missing:
-        some = ", ".join(map(repr, missing[:_NAMES_IN_ERRORS]))
-        some += ", ..." if len(missing) > _NAMES_IN_ERRORS else ""
         raise UsageError(
             f"the cache {cache.root!r} has no copies of {len(missing)} of {len(names)} images, "
-            f"{some}. It was made from {cache.manifest.source[1]!r}",
+            f"{first_names(missing)}. It was made from {cache.manifest.source[1]!r}",
             hint="build it again from the current folder, or remove these images from the dataset",
         )
     return np.array([_SKIPPED if place is None else place for place in places], np.int64)

@@ -176,16 +176,22 @@ class OpenFiles:
         self._kind, self._dataset = kind, dataset
         self._open: OrderedDict[str, _Descriptor] = OrderedDict()
 
-    def read(self, path: str, status: tuple[int, int], first: int, length: int) -> bytes:
-        """Read bytes of a file, fewer at its end; raises an ImageError that does not name it.
+    def read(
+        self, path: str, status: tuple[int, int], first: int, length: int, *, may_end: bool = False
+    ) -> bytes:
+        """Read bytes of a file; raises an ImageError that does not name it.
 
         `status` has its size in bytes and its modification time in ns, at its scan.
         """
         opened = self._open.get(path) or self._opened(path, status)
         try:
-            return _read_at(opened.number, first, length)
+            data = _read_at(opened.number, first, length)
         except OSError as error:
             raise ImageError(f"its {self._kind} cannot be read: {error.strerror}") from error
+        if len(data) < length and not may_end:
+            missing = length - len(data)
+            raise ImageError(f"its {self._kind} ends {missing} bytes before the end of the image")
+        return data
 
     def _opened(self, path: str, status: tuple[int, int]) -> _Descriptor:
         try:

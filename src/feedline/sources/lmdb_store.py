@@ -23,7 +23,7 @@ from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.sources.files import check_size
 from feedline.sources.labels import Labels, check_repeats, convert_labels, convert_texts, ordered
 from feedline.sources.path_table import PathTable
-from feedline.sources.store import IndexedStore, spread_evenly
+from feedline.sources.store import IndexedStore, first_names, spread_evenly
 
 __all__ = ["LMDB_FILE", "LmdbStore", "OpenLmdb", "lmdb_samples", "open_lmdb"]
 
@@ -31,7 +31,6 @@ LMDB_FILE = "data.mdb"
 
 _PATTERN = re.compile(r"((?:[^%]|%%)*)%(0?)(\d{0,3})d((?:[^%]|%%)*)")
 _LOOKS = 10
-_NAMES_IN_ERRORS = 5
 
 _environments: weakref.WeakValueDictionary[str, OpenLmdb] = weakref.WeakValueDictionary()
 
@@ -183,10 +182,9 @@ def lmdb_samples(
         _look_at_some(lmdb, where, names, is_image, explicit=keys is not None)
         missing = [_as_text(name) for name in names if check and lmdb.get(name) is None]
         if missing:
-            some = ", ".join(map(repr, missing[:_NAMES_IN_ERRORS]))
-            some += ", ..." if len(missing) > _NAMES_IN_ERRORS else ""
             raise DatasetError(
-                f"{len(missing)} of {len(names)} keys are not in the LMDB {where!r}: {some}"
+                f"{len(missing)} of {len(names)} keys are not in the LMDB {where!r}: "
+                f"{first_names(missing)}"
             )
         texts = _texts_at(lmdb, where, labels, numbers) if isinstance(labels, str) else None
     except ImageError as error:

@@ -26,7 +26,7 @@ from feedline.sources.manifest import MANIFEST
 from feedline.sources.remote_files import LocalFolder, RemoteFolder
 from feedline.sources.remote_images import url_folder_store
 from feedline.sources.rows import ParquetStore
-from feedline.sources.store import SampleStore
+from feedline.sources.store import SampleStore, first_names
 from feedline.sources.webdataset import webdataset_source
 from feedline.system import slashed
 
@@ -159,7 +159,7 @@ def _kind_of_files(where: str, files: Sequence[str]) -> str:
     """Kind of some files; "" if unknown."""
     kinds = sorted({_kind(file) for file in files})
     if len(kinds) > 1:
-        raise DatasetError(f"{where!r} matches files of several kinds, {', '.join(files[:5])}")
+        raise DatasetError(f"{where!r} matches files of several kinds, {first_names(files)}")
     return "".join(kinds)
 
 

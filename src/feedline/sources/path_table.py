@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["PathTable", "common_folder", "join_names", "path_starts", "printable"]
+__all__ = ["PathTable", "check_index", "common_folder", "join_names", "path_starts", "printable"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,10 +78,7 @@ class PathTable:
         """Path of a sample in `blob`, without the zero byte; an IndexError if there is none:
         negative numbers do not count from the end.
         """
-        if not 0 <= sample < len(self.labels):
-            raise IndexError(
-                f"sample index {sample} is out of range for {len(self.labels)} samples"
-            )
+        check_index(sample, len(self.labels))
         starts = self.starts
         return self.blob[starts[sample] : starts[sample + 1] - 1].tobytes()
 
@@ -90,6 +87,12 @@ class PathTable:
         which a cache finds its copy.
         """
         return self.name(sample).decode("utf-8", "backslashreplace")
+
+
+def check_index(sample: int, count: int) -> None:
+    """Raise an IndexError if there is no such sample."""
+    if not 0 <= sample < count:
+        raise IndexError(f"sample index {sample} is out of range for {count} samples")
 
 
 def join_names(names: Sequence[bytes]) -> np.ndarray[Any, np.dtype[np.uint8]]:

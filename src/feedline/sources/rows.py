@@ -26,10 +26,12 @@ import numpy as np
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.order.batch_spec import Field
 from feedline.sources.files import read_file
+from feedline.sources.path_table import check_index
 from feedline.sources.remote_files import FileStatus, LocalFolder, RemoteFolder
 from feedline.sources.store import (
     Numbers,
     SampleStore,
+    first_names,
     hash_images,
     label_field,
     make_stamp,
@@ -67,8 +69,7 @@ class RowStore(SampleStore):
 
     def _cell(self, sample: int) -> tuple[bytes | None, str]:
         """Bytes and path of an image, at least one of them."""
-        if not 0 <= sample < len(self):
-            raise IndexError(f"row index {sample} is out of range for {len(self)} rows")
+        check_index(sample, len(self))
         try:
             cell = self._rows[sample][self._column]
         except Exception as error:
@@ -122,9 +123,9 @@ def hf_rows(dataset: Any, image: str, label: str) -> tuple[Any, Any, list[str] |
     if package is None or kind.__module__.partition(".")[0] != "datasets":
         raise UsageError(f"expected a Hugging Face datasets.Dataset, got {kind.__name__}")
     if isinstance(dataset, dict):
-        some = ", ".join(map(repr, list(dataset)[:5]))
         raise UsageError(
-            f"expected one split, got a {kind.__name__} of {some}", hint="pass one of them"
+            f"expected one split, got a {kind.__name__} of {first_names(list(dataset))}",
+            hint="pass one of them",
         )
     if not isinstance(dataset, package.Dataset):
         raise UsageError(
@@ -187,9 +188,7 @@ class ParquetStore(SampleStore):
                 )
         rows = [len(part.labels) for part in parts]
         if not sum(rows):
-            raise DatasetError(
-                f"the Parquet files of {where!r} have no rows: {', '.join(files[:5])}"
-            )
+            raise DatasetError(f"the Parquet files of {where!r} have no rows: {first_names(files)}")
         self._column, _, self.classes = parts[0].columns
         self.labels = np.concatenate([part.labels for part in parts])
         self._names = _distinct([path for part in parts for path in part.paths], sum(rows))

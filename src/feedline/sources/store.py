@@ -16,7 +16,7 @@ import xxhash
 
 from feedline.errors import UsageError
 from feedline.order.batch_spec import Field
-from feedline.sources.path_table import PathTable
+from feedline.sources.path_table import PathTable, check_index
 
 __all__ = [
     "IndexedStore",
@@ -24,6 +24,8 @@ __all__ = [
     "Pixels",
     "SampleStore",
     "SelectedStore",
+    "check_unique_keys",
+    "first_names",
     "hash_images",
     "label_field",
     "make_stamp",
@@ -35,6 +37,7 @@ Pixels: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 _HASHED_IMAGES = 64
+_NAMES = 5
 
 
 class SampleStore:
@@ -222,10 +225,7 @@ class SelectedStore(SampleStore):
         return digest.hexdigest()
 
     def _number(self, sample: int) -> int:
-        if not 0 <= sample < len(self.numbers):
-            raise IndexError(
-                f"sample index {sample} is out of range for {len(self.numbers)} samples"
-            )
+        check_index(sample, len(self.numbers))
         return int(self.numbers[sample])
 
     def __repr__(self) -> str:
@@ -246,6 +246,11 @@ def hash_images(about: str, labels: np.ndarray[Any, Any], image: Callable[[int],
     for sample in picked.tolist():
         digest.update(image(sample))
     return digest.hexdigest()[:16]
+
+
+def first_names(names: Sequence[object]) -> str:
+    """Format the first names of many, for messages."""
+    return ", ".join(map(repr, names[:_NAMES])) + ", ..." * (len(names) > _NAMES)
 
 
 def spread_evenly(samples: int, count: int) -> list[int]:

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 
-from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.errors import DatasetError, UsageError
 from feedline.sources.archive_files import (
     COMPRESSED,
     TarMember,
@@ -34,9 +34,15 @@ from feedline.sources.archive_files import (
 )
 from feedline.sources.files import OpenFiles, check_size
 from feedline.sources.labels import Labels, convert_labels, convert_texts
-from feedline.sources.path_table import PathTable, common_folder, path_starts, printable
+from feedline.sources.path_table import (
+    PathTable,
+    check_index,
+    common_folder,
+    path_starts,
+    printable,
+)
 from feedline.sources.remote_files import LocalFolder, RemoteFolder
-from feedline.sources.store import IndexedStore, make_stamp
+from feedline.sources.store import IndexedStore, first_names, make_stamp
 from feedline.system import slashed
 
 __all__ = ["WebDatasetStore", "expand_shards", "webdataset_samples", "webdataset_source"]
@@ -45,7 +51,6 @@ LabelPlace: TypeAlias = "tuple[str, tuple[str, ...]]"
 """Extension of a file, and the names that lead to a value in it; none for its whole text."""
 
 _VERSION = 2
-_NAMES_IN_ERRORS = 5
 _MAX_NAMES = 1_000_000
 _MAX_LABEL_BYTES = 1 << 20
 # As webdataset tells a key from the extension: at the first dot of the last part of the name.
@@ -71,13 +76,12 @@ def expand_shards(shards: Any) -> list[str]:
         raise DatasetError("the list of shards is empty")
     missing = [path for path in paths if not os.path.isfile(path)]
     if missing:
-        some = ", ".join(map(repr, missing[:_NAMES_IN_ERRORS]))
-        some += ", ..." if len(missing) > _NAMES_IN_ERRORS else ""
         hint = ""
         if os.path.isdir(missing[0]):
             hint = f"for all shards in a folder use {os.path.join(missing[0], '*.tar')!r}"
         raise DatasetError(
-            f"{len(missing)} of {len(paths)} shards are missing or not files: {some}", hint=hint
+            f"{len(missing)} of {len(paths)} shards are missing or not files: {first_names(missing)}",
+            hint=hint,
         )
     for path in paths:
         if path.lower().endswith(COMPRESSED):
@@ -157,20 +161,14 @@ class WebDatasetStore(IndexedStore):
         self._files.close()
 
     def read(self, sample: int, side: int) -> bytes:
-        if not 0 <= sample < len(self):
-            raise IndexError(f"sample index {sample} is out of range for {len(self)} samples")
+        check_index(sample, len(self))
         shard, first, length = self._entries[sample].tolist()
         name = self._shards[shard]
         if isinstance(self._folder, RemoteFolder):
             return self._folder.part(name, first, length)
         check_size(length)
         size, changed_ns = self._status[shard].tolist()
-        data = self._files.read(self._folder.path(name), (size, changed_ns), first, length)
-        if len(data) < length:
-            raise ImageError(
-                f"its shard ends {length - len(data)} bytes before the end of the image"
-            )
-        return data
+        return self._files.read(self._folder.path(name), (size, changed_ns), first, length)
 
     def name(self, sample: int) -> str:
         """Path of a sample's shard, and the name of its image in it."""
@@ -225,25 +223,16 @@ def webdataset_samples(
 def webdataset_source(
     folder: LocalFolder | RemoteFolder, shards: Sequence[str]
 ) -> tuple[WebDatasetStore, list[str] | None]:
-    """Samples of shards with usual extensions: an image, and a label in a .cls or a .json.
-
-    Class names are those of the labels; otherwise the "class" of each label's .json, if all samples
-    of all labels agree.
+    """Samples of shards with usual extensions, and the names of their classes, if labels are texts:
+    an image, and a label in a .cls or a .json.
     """
-    index = _index_shards(folder, shards, _IMAGES, _LABELS, has_classes=True)
+    index = _index_shards(folder, shards, _IMAGES, _LABELS)
     if index.left_out:
         images = ";".join(_IMAGES)
         raise _incomplete(index, f'image="{images}", label="cls;json:label;json:cls"', False)
     labels = _convert(index, folder.path(""), None)
-    names: dict[int, Any] = {}
-    if labels.values.ndim == 1 and labels.values.dtype == np.int64:
-        for label, name in zip(labels.values.tolist(), index.class_names, strict=True):
-            if names.setdefault(label, name) != name:
-                names[label] = None
-    classes = [name for _, name in sorted(names.items()) if isinstance(name, str)]
-    is_complete = names and len(classes) == len(names) == max(names) + 1 and min(names) == 0
     store = WebDatasetStore(folder, shards, index, labels.values, "webdataset")
-    return store, labels.classes or (classes if is_complete else None)
+    return store, labels.classes or None
 
 
 def _incomplete(index: _ShardIndex, requested: str, may_skip: bool) -> DatasetError:
@@ -308,7 +297,7 @@ class _ShardIndex(NamedTuple):
     `status` is int64 (shards, 2): size and version of each shard. `blob` is uint8: for each sample
     the name of its shard, and of its image in it, each ended by a zero byte. `entries` is int64 (n,
     3): shard of each image, its first byte and its length. `labels` are as written, or 0 if none
-    are requested; `class_names` the "class" of each sample's .json, or None; `left_out` names of
+    are requested; `left_out` names of
     samples without an image or a label, and the reasons.
     """
 
@@ -316,18 +305,7 @@ class _ShardIndex(NamedTuple):
     blob: np.ndarray[Any, np.dtype[np.uint8]]
     entries: np.ndarray[Any, np.dtype[np.int64]]
     labels: list[Any]
-    class_names: list[Any]
     left_out: list[tuple[str, str]]
-
-
-class _ScanOptions(NamedTuple):
-    """Options of a scan of shards: image extensions, label positions, and whether to read the
-    classes of .json files.
-    """
-
-    image: tuple[str, ...]
-    label: tuple[LabelPlace, ...]
-    has_classes: bool
 
 
 def _index_shards(
@@ -335,17 +313,13 @@ def _index_shards(
     shards: Sequence[str],
     image: tuple[str, ...],
     label: tuple[LabelPlace, ...],
-    *,
-    has_classes: bool = False,
 ) -> _ShardIndex:
-    scan = _ScanOptions(image, label, has_classes)
     status: list[tuple[int, int]] = []
     blobs: list[bytes] = []
     entries: list[np.ndarray[Any, Any]] = []
     labels: list[Any] = []
-    class_names: list[Any] = []
     left_out: list[tuple[str, str]] = []
-    results = folder.each(functools.partial(_index_shard, folder, scan=scan), shards)
+    results = folder.each(functools.partial(_index_shard, folder, image, label), shards)
     for number, (name, (state, columns, values)) in enumerate(zip(shards, results, strict=True)):
         status.append(state)
         prefix = os.fsencode(name) + b"/"
@@ -354,59 +328,51 @@ def _index_shards(
         shard = np.full((len(columns["places"]), 1), number, np.int64)
         entries.append(np.concatenate([shard, columns["places"]], axis=1))
         labels += values["labels"]
-        class_names += values.get("class_names", ())
         left_out += [(f"{folder.path(name)}/{key}", why) for key, why in values["left_out"]]
-    return _ShardIndex(
-        np.array(status, np.int64),
-        np.frombuffer(b"".join(blobs), np.uint8),
-        np.concatenate(entries),
-        labels,
-        class_names,
-        left_out,
-    )
+    blob = np.frombuffer(b"".join(blobs), np.uint8)
+    return _ShardIndex(np.array(status, np.int64), blob, np.concatenate(entries), labels, left_out)
 
 
 def _index_shard(
-    folder: LocalFolder | RemoteFolder, shard: str, *, scan: _ScanOptions
+    folder: LocalFolder | RemoteFolder,
+    image: tuple[str, ...],
+    label: tuple[LabelPlace, ...],
+    shard: str,
 ) -> tuple[tuple[int, int], Mapping[str, np.ndarray[Any, Any]], dict[str, Any]]:
     """State of a shard, and its index: columns, and JSON-able values."""
     path = folder.path(shard)
     if isinstance(folder, RemoteFolder):
         status = folder.status(shard)
         with folder.opened(shard) as file:
-            return status, *_scan_shard(file, status.size, path, scan)
-    version = ["webdataset", _VERSION, scan.image, scan.label, *["class"] * scan.has_classes]
+            return status, *_scan_shard(file, status.size, path, image, label)
     return indexed_file(
         path,
         f"the shard {path!r}",
-        json.dumps(version),
-        lambda file, size: _scan_shard(file, size, path, scan),
+        json.dumps(["webdataset", _VERSION, image, label]),
+        lambda file, size: _scan_shard(file, size, path, image, label),
     )
 
 
 def _scan_shard(
-    file: BinaryIO, size: int, path: str, scan: _ScanOptions
+    file: BinaryIO, size: int, path: str, image: tuple[str, ...], label: tuple[LabelPlace, ...]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     names, places = bytearray(), array("q")
     labels: list[Any] = []
-    class_names: list[Any] = []
     left_out: list[list[str]] = []
     for key, files in _shard_samples(file, path, size):
         check_name(f"the shard {path!r}", key, "the samples")
-        member = next((files[ending] for ending in scan.image if ending in files), None)
+        member = next((files[ending] for ending in image if ending in files), None)
         if member is None:
             present = ", ".join(f".{ending}" for ending in files)
             left_out.append([key, f"it has no image: there is only {present}"])
             continue
-        value, why = _label_at(scan.label, file, files)
+        value, why = _label_at(label, file, files)
         if why:
             left_out.append([key, why])
             continue
         names += os.fsencode(member.name) + b"\0"
         places.extend((member.first, member.length))
         labels.append(value)
-        if scan.has_classes:
-            class_names.append(_label_at([("json", ("class",))], file, files)[0])
     if not labels and not left_out:
         raise DatasetError(
             f"the shard {path!r} contains no samples; its writer may have been interrupted",
@@ -416,8 +382,7 @@ def _scan_shard(
         "names": np.frombuffer(bytes(names), np.uint8),
         "places": np.array(places, np.int64).reshape(-1, 2),
     }
-    values: dict[str, Any] = {"labels": labels, "left_out": left_out}
-    return columns, values | ({"class_names": class_names} if scan.has_classes else {})
+    return columns, {"labels": labels, "left_out": left_out}
 
 
 def _shard_samples(
