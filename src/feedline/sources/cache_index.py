@@ -26,7 +26,6 @@ __all__ = [
     "ENTRY",
     "CacheIndex",
     "checksum",
-    "damaged_columns",
     "digest_of",
     "index_damage",
     "load_column",
@@ -167,20 +166,15 @@ def digest_of(path: str | os.PathLike[str]) -> str:
 
 def index_damage(root: str, manifest: Manifest) -> tuple[str, ...]:
     """Missing or changed files of a cache's index, with the reasons."""
-    return tuple(damaged_columns(root, manifest).values())
-
-
-def damaged_columns(root: str, manifest: Manifest) -> dict[str, str]:
-    """Columns of a cache's index whose files are missing or changed, with the reasons."""
     names = ("labels", "names", *COLUMNS, *(f"level-{level.name}" for level in manifest.levels))
-    found = {}
+    found = []
     for name in names:
         path = os.path.join(root, INDEX, f"{name}.npy")
         try:
             digest = digest_of(path)
         except OSError as error:
-            found[name] = f"{path}: {error.strerror or error}"
+            found.append(f"{path}: {error.strerror or error}")
             continue
         if digest != manifest.digests.get(name):
-            found[name] = f"{path}: damaged, its digest differs"
-    return found
+            found.append(f"{path}: damaged, its digest differs")
+    return tuple(found)

@@ -121,7 +121,14 @@ _ADDRESS = "For your own store set its address, for S3 AWS_ENDPOINT_URL"
 
 
 def is_url(path: object) -> bool:
-    """Return True for a URL, e.g. s3://bucket/folder, and False for a local path."""
+    """Return True for a URL, e.g. s3://bucket/folder, and False for a local path.
+
+    Raises a UsageError for a URL that pathlib has changed.
+    """
+    if isinstance(path, os.PathLike) and was_url(path):
+        raise UsageError(
+            f"{path!r} was a URL that pathlib reduced to one slash; pass the URL as a string"
+        )
     return isinstance(path, str) and _URL.match(path) is not None
 
 

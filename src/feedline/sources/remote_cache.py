@@ -35,7 +35,6 @@ from feedline.sources.filesystem import (
     check_local,
     is_url,
     shown,
-    was_url,
 )
 from feedline.sources.local_copies import (
     DiskBudget,
@@ -77,15 +76,11 @@ def open_location(
     """Location of a cache in a local folder or at a URL, with the arguments of
     `feedline.ImageFolder`. Without `stores_copies`, images are fetched each time.
     """
-    if isinstance(root, str) and is_url(root):
+    if is_url(root):
         budget = disk_budget(local_dir, local_bytes)
-        return _RemoteLocation(root, storage_options, budget, stores_copies)
+        return _RemoteLocation(os.fspath(root), storage_options, budget, stores_copies)
     path = os.fspath(root)
     check_local(path, local_dir=local_dir, local_bytes=local_bytes, storage_options=storage_options)
-    if not isinstance(root, str) and was_url(root):
-        raise UsageError(
-            f"{root!r} was a URL that pathlib reduced to one slash; pass the URL as a string"
-        )
     return CacheLocation(os.path.abspath(os.path.expanduser(path)))
 
 

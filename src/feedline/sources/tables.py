@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.sources.filesystem import check_local, host_of, is_url, shown, was_url
+from feedline.sources.filesystem import check_local, host_of, is_url, shown
 from feedline.sources.folder import FileStore
 from feedline.sources.labels import are_whole, convert_cells, ordered
 from feedline.sources.path_table import PathTable, common_folder
@@ -30,7 +30,6 @@ __all__ = ["Table", "check_column", "checked_paths", "path_store", "read_csv", "
 __all__ += ["read_parquet"]
 
 _NEAREST = 3
-_LOST_SLASH = "{path!r} was a URL that pathlib reduced to one slash; pass the URL as a string"
 
 
 class Table(NamedTuple):
@@ -237,8 +236,7 @@ def _path_text(path: Any, sample: int) -> str:
             argument="paths",
             hint="check that this is the column of the paths",
         )
-    if not isinstance(path, str) and was_url(text):
-        raise UsageError(_LOST_SLASH.format(path=path))
+    is_url(path)  # refuses a URL that pathlib has changed
     return str(text)
 
 
@@ -254,8 +252,6 @@ def path_store(
         folder, names = _below_url(names, root)
         store = url_store(_path_table(names, labels), folder, **remote)
         return shown(folder.rstrip("/")), store
-    if root is not None and not isinstance(root, str) and was_url(root):
-        raise UsageError(_LOST_SLASH.format(path=root))
     check_local(names[0], **remote)
     base = os.getcwd() if root is None else os.path.expanduser(os.fspath(root))
     folder = os.path.join(os.path.abspath(base), "")

@@ -80,7 +80,8 @@ def expand_shards(shards: Any) -> list[str]:
         if os.path.isdir(missing[0]):
             hint = f"for all shards in a folder use {os.path.join(missing[0], '*.tar')!r}"
         raise DatasetError(
-            f"{len(missing)} of {len(paths)} shards are missing or not files: {first_names(missing)}",
+            f"{len(missing)} of {len(paths)} shards are missing or not files: "
+            f"{first_names(missing)}",
             hint=hint,
         )
     for path in paths:
