@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from feedline.cache.rates import QUALITY, RateCallback, Reading, measure_rates, sample_images
+from feedline.cache.rates import QUALITY, RateCallback, Reading, sample_images, serving_level
 from feedline.cache.source import open_source
 from feedline.cache.spec import Spec, estimate, make_levels
 from feedline.diagnose.finding import count
@@ -27,7 +27,6 @@ from feedline.engine.defaults import worker_count
 from feedline.errors import UsageError
 from feedline.forecast.text import align_columns, duration, wrap_text
 from feedline.images.crops import Transform, checked_transform, wanted_side
-from feedline.images.folder import ImageFolder
 from feedline.order.schedule import Phase, Schedule
 from feedline.sources.filesystem import is_url
 from feedline.sources.manifest import Level
@@ -225,24 +224,15 @@ def plan_cache(
         "disk_bytes_per_s": disk_bytes_per_s,
     }
     with sample_images(opened, images, progress) as sample:
-        readings: dict[Reading, tuple[ImageFolder, int]] = {
-            (size, None): (sample.originals(crop), size) for size in sides
-        }
-        estimates = []
-        for done, levels in enumerate(resolutions):
-            progress("making copies", done, len(resolutions))
-            estimates.append(estimate(opened, Spec("", "webdataset", levels)))
-            copies = sample.build(levels, crop, processes)
-            for size, side in sides.items():
-                readings.setdefault((size, _serving(levels, side)), (copies, size))
-        rates = measure_rates(readings, workers=processes, seconds=seconds, progress=progress)
-    for size in sides:
-        rates[size, None] = sample.loading_rate(rates[size, None], processes)
+        estimates = [estimate(opened, Spec("", "webdataset", levels)) for levels in resolutions]
+        rates = sample.measure(
+            resolutions, sides, crop, workers=processes, seconds=seconds, progress=progress
+        )
 
     def choice(levels: Sequence[Level], image_bytes: Sequence[float], make_s: float) -> CacheChoice:
         limited, needed = {}, 0.0
         for size, side in sides.items():
-            level = _serving(levels, side)
+            level = serving_level(levels, side)
             rate, each = rates[size, level], image_bytes[levels.index(level) if level else 0]
             if each * total > limits["memory_bytes"]:
                 needed = max(needed, rate * each)
@@ -332,11 +322,6 @@ def recommend(
 
 def _size(size_bytes: float) -> str:
     return decimal(round(size_bytes))
-
-
-def _serving(levels: Sequence[Level], side: int) -> Level | None:
-    """Return the first resolution that is large enough; None for the originals."""
-    return next((level for level in levels if level.side >= side), None)
 
 
 def _required_sides(schedule: Schedule, crop: Transform) -> dict[int, int]:

@@ -40,6 +40,7 @@ __all__ = [
     "measure_copies",
     "measure_rates",
     "sample_images",
+    "serving_level",
 ]
 
 Key = TypeVar("Key")
@@ -139,9 +140,37 @@ class SampledImages:
         self.broken.update((self.names[key], problem) for key, _, problem in manifest.skipped)
         return ImageFolder(root, crop)
 
-    def loading_rate(self, rate: float, workers: int) -> float:
-        """Return the rate of the originals if a source of pixels has to be read as well."""
-        return rate if self.file_bytes else 1 / (1 / rate + self.read_s / max(1, workers))
+    def measure(
+        self,
+        level_sets: Sequence[Sequence[Level]],
+        sides: Mapping[int, int],
+        crop: Transform,
+        *,
+        workers: int,
+        seconds: float,
+        progress: RateCallback,
+    ) -> dict[Reading, float]:
+        """Return the images/s of the originals, and of the resolution that serves each image size
+        in each of some caches. `sides` has the shorter side in pixels that a size needs.
+        """
+        readings: dict[Reading, tuple[ImageFolder, int]] = {
+            (size, None): (self.originals(crop), size) for size in sides
+        }
+        for done, levels in enumerate(level_sets):
+            progress("making copies", done, len(level_sets))
+            copies = self.build(levels, crop, workers)
+            for size, side in sides.items():
+                readings.setdefault((size, serving_level(levels, side)), (copies, size))
+        rates = measure_rates(readings, workers=workers, seconds=seconds, progress=progress)
+        if not self.file_bytes:  # a source of pixels has to be read as well
+            for size in sides:
+                rates[size, None] = 1 / (1 / rates[size, None] + self.read_s / max(1, workers))
+        return rates
+
+
+def serving_level(levels: Sequence[Level], side: int) -> Level | None:
+    """Return the first resolution that is large enough; None for the originals."""
+    return next((level for level in levels if level.side >= side), None)
 
 
 @contextmanager
@@ -210,20 +239,9 @@ def measure_copies(
     Each resolution of `sides` is measured at the image sizes that it serves; the other arguments
     and the errors are those of `plan_cache`.
     """
+    levels = [(Level(side=side, quality=QUALITY),) for side in sorted(sides)]
+    needed = {size: wanted_side(crop, size) for size in sizes}
     with sample_images(open_source(source), images, progress) as sample:
-        folders: dict[Level | None, ImageFolder] = {None: sample.originals(crop)}
-        for side in sorted(sides):
-            progress("making copies", len(folders) - 1, len(sides))
-            level = Level(side=side, quality=QUALITY)
-            folders[level] = sample.build([level], crop, workers)
-        readings = {
-            (size, level): (folder, size)
-            for size in sizes
-            for level, folder in folders.items()
-            if level is None or level.side >= wanted_side(crop, size)
-        }
-        rates = measure_rates(readings, workers=workers, seconds=seconds, progress=progress)
-    return {
-        (size, level): rate if level else sample.loading_rate(rate, workers)
-        for (size, level), rate in rates.items()
-    }
+        return sample.measure(
+            levels, needed, crop, workers=workers, seconds=seconds, progress=progress
+        )
