@@ -233,6 +233,7 @@ class Filesystem:
         filesystem, _ = url_to_fs(self._host, skip_instance_cache=True, **options)
         if self._requests and hasattr(filesystem, "retries"):  # of s3fs
             filesystem.retries = 1
+            filesystem.connect()  # raises for unknown options
         _alive[id(filesystem)] = filesystem
         return filesystem
 
