@@ -18,7 +18,8 @@ cache_store.py      caches of resized copies; remote_cache.py those at URLs
   cache_lock.py       one builder at a time
 files.py            safe reading of local files
 filesystem.py       fsspec filesystem of a URL: requests, retries, errors
-  remote_files.py     files of a folder at a URL, and ranges of files
+  remote_files.py     files of a folder at a URL
+  remote_reader.py    ranges of files at URLs, and the images in them
   local_copies.py     copies of remote files on the local disk
 atomic_write.py     writing of files that exist whole or not at all
 page_cache.py       the kernel's page cache
