@@ -7,7 +7,6 @@ than the others, or differs for the same image, raises an error that names its s
 from __future__ import annotations
 
 import difflib
-import numbers
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ _WHOLE = re.compile(r"\s*[+-]?\d{1,99}\s*", re.ASCII)  # Python refuses those of
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
 _NOT_FINITE = re.compile(r"\s*[+-]?(nan|inf(inity)?)\s*", re.ASCII | re.IGNORECASE)
 _MISSING = ("NoneType", "NAType", "NaTType")
+_KINDS = {"b": "truth", "i": "number", "u": "number", "f": "number", "U": "text"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,13 +59,12 @@ def convert_labels(labels: Any, count: int, classes: Any, describe: Describe) ->
     values = _sequence(labels)
     if len(values) != count:
         raise UsageError(f"got {count} paths but {len(values)} labels: pass one label per path")
-    if isinstance(values, np.ndarray):
-        array = _numbers(values, describe)
-    else:
-        kind = _common_kind(values, describe)
-        if kind == "text":
+    if not isinstance(values, np.ndarray):
+        rows = _array(values, describe)
+        if rows is None:
             return _class_indices(values, names, describe)
-        array = _numbers(_array(values, kind, describe), describe)
+        values = rows
+    array = _numbers(values, describe)
     if names is not None:
         _check_indices(array, names, describe)
     return Labels(array, names or [])
@@ -109,89 +108,44 @@ def _sequence(labels: Any) -> Array | list[Any]:
     return values
 
 
-def _common_kind(values: Sequence[Any], describe: Describe) -> str:
-    """Common kind of the labels: "text", "truth", "number" or "row"."""
-    kinds = {kind: _kind(kind) for kind in set(map(type, values))}
-    for sample, value in enumerate(values):
-        kind = kinds[type(value)]
+def _array(values: Sequence[Any], describe: Describe) -> Array | None:
+    """Array of numbers or of rows of numbers, none of which numpy may change; None for texts."""
+    types = set(map(type, values))
+    if types == {int} and (whole := np.array(values)).dtype == np.int64:
+        return whole
+    arrays: list[Array] = []
+    forms: list[tuple[str, tuple[int, ...]]] = []
+    for sample, value in enumerate(values if types != {str} else ()):
+        try:
+            array = np.asarray(value)
+        except (ValueError, RuntimeError):  # of parts of several lengths, or a tensor's gradient
+            array = np.array(None)
+        kind = _KINDS.get(array.dtype.kind, "")
         # For missing texts pandas has the float NaN.
-        if kind == "missing" or (kind == "number" and value != value):
+        is_nan = array.dtype.kind == "f" and array.ndim == 0 and np.isnan(array)
+        if type(value).__name__ in _MISSING or is_nan:
             raise UsageError(
                 f"{describe(sample)} has no label ({value!r}): add one, or remove the sample"
             )
-        if kind == "other":
+        if array.size and array.dtype.kind in "uf" and array.max() >= 2.0**63:
+            # numpy makes floats of whole numbers that do not fit.
+            parts = np.asarray(value, object).ravel().tolist()
+            kind = "" if all(isinstance(part, int) for part in parts) else kind
+        if not kind or (kind == "text" and array.ndim):
             raise UsageError(
                 f"{describe(sample)} has the label {value!r:.200} ({type(value).__name__}): labels "
-                "must be whole numbers, texts, floats, or rows of numbers"
+                "must be texts, numbers that fit into 64 bits, or rows of such numbers"
             )
-    if len(set(kinds.values())) > 1:
-        first = kinds[type(values[0])]
-        other = next(k for k, value in enumerate(values) if kinds[type(value)] != first)
-        raise UsageError(
-            f"labels of mixed types: {describe(0)} has {values[0]!r:.99} "
-            f"({type(values[0]).__name__}) and {describe(other)} has {values[other]!r:.99} "
-            f"({type(values[other]).__name__}); convert them to one type"
-        )
-    return next(iter(kinds.values()), "number")
-
-
-def _kind(kind: type) -> str:
-    if kind.__name__ in _MISSING:
-        return "missing"
-    if issubclass(kind, (bool, np.bool_)):
-        return "truth"
-    if issubclass(kind, str):
-        return "text"
-    if issubclass(kind, numbers.Real):  # numpy's scalars are registered as such
-        return "number"
-    is_tensor = kind.__module__.partition(".")[0] == "torch" and hasattr(kind, "detach")
-    return "row" if is_tensor or issubclass(kind, (list, tuple, np.ndarray)) else "other"
-
-
-def _array(values: Sequence[Any], kind: str, describe: Describe) -> Array:
-    """Array of numbers or of rows of numbers, none of which numpy may change."""
-    try:
-        array = np.array([np.asarray(value) for value in values] if kind == "row" else values)
-    except (ValueError, OverflowError, TypeError) as error:
-        raise UsageError(
-            f"the labels cannot be converted to an array: {_odd_row(values, describe) or error}. "
-            "Rows must have the same length, and whole numbers must fit into 64 bits"
-        ) from error
-    suspects: Iterable[int] = range(len(values))
-    if array.dtype.kind in "biuf":
-        # numpy makes floats of whole numbers that do not fit.
-        large = (array >= 2.0**63).reshape(len(array), -1).any(axis=1)
-        suspects = np.flatnonzero(large).tolist()
-    bad = next((k for k in suspects if not _is_number(values[k])), None)
-    if bad is not None:
-        raise UsageError(
-            f"{describe(bad)} has the label {values[bad]!r:.200}, but all of it must be numbers "
-            "that fit into 64 bits"
-        )
-    return array
-
-
-def _odd_row(values: Sequence[Any], describe: Describe) -> str:
-    """Describe the first row with another shape than row 0."""
-    try:
-        shapes = [np.shape(value) for value in values]
-    except ValueError:  # one has parts of several lengths itself
-        return ""
-    other = next((k for k, shape in enumerate(shapes) if shape != shapes[0]), None)
-    if other is None:
-        return ""
-    return (
-        f"{describe(0)} has the label {values[0]!r:.200} and {describe(other)} has "
-        f"{values[other]!r:.200}"
-    )
-
-
-def _is_number(value: Any) -> bool:
-    """Return True for floats, or whole numbers that fit into 64 bits."""
-    if np.asarray(value).dtype.kind not in "biuf":
-        return False
-    parts = np.asarray(value, object).ravel().tolist()
-    return not all(isinstance(part, numbers.Integral) for part in parts) or max(parts) < 1 << 63
+        forms.append((kind, array.shape))
+        if forms[0] != forms[-1]:
+            raise UsageError(
+                f"labels of mixed types: {describe(0)} has {values[0]!r:.99} "
+                f"({type(values[0]).__name__}) and {describe(sample)} has {value!r:.99} "
+                f"({type(value).__name__}); convert them to one type. Rows must have the same "
+                "length"
+            )
+        arrays.append(array.astype(np.int64) if array.dtype.kind == "u" else array)
+    return np.stack(arrays) if forms and forms[0][0] != "text" else None
 
 
 def _numbers(array: Array, describe: Describe) -> Array:
