@@ -18,12 +18,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from rich.filesize import decimal
 
 from feedline.cache.destination import Destination
-from feedline.cache.ray_workers import connect_ray
+from feedline.cache.ray_workers import RayWorkers, connect_ray
 from feedline.cache.shard import BuiltShard, ExistingCopies, ShardDataset, make_level_folders
 from feedline.cache.source import CacheSource
 from feedline.cache.spec import Estimate, ShardRange, Spec, count_samples
@@ -62,21 +62,33 @@ class BuildState:
 BuildCallback = Callable[[BuildState], None]
 
 
-class BuildWorkers(Protocol):
-    """Processes that build shards."""
+@dataclass(frozen=True)
+class _LocalWorkers:
+    """Worker processes of this machine; with 0, this process."""
 
-    @property
-    def is_remote(self) -> bool:
-        """True if they may run on other machines."""
-        ...
+    processes: int
+    is_remote = False
 
     def count(self) -> int:
         """Return the number of shards that are built at a time."""
-        ...
+        return max(1, self.processes)
 
-    def build(self, shards: ShardDataset) -> AbstractContextManager[Iterable[BuiltShard]]:
+    @contextmanager
+    def build(self, shards: ShardDataset) -> Iterator[Iterable[BuiltShard]]:
         """Build shards, which are returned as they finish."""
-        ...
+        loader: DataLoader[BuiltShard | FeedlineError] = DataLoader(
+            shards,  # type: ignore[arg-type]
+            batch_size=None,
+            collate_fn=_identity,
+            num_workers=min(self.processes, len(shards)),
+            in_order=False,
+        )
+        with loader:
+            yield map(_raise_error, loader)
+
+
+BuildWorkers: TypeAlias = "_LocalWorkers | RayWorkers"
+"""Processes that build shards."""
 
 
 def open_workers(workers: int | str, ray: str | None) -> AbstractContextManager[BuildWorkers]:
@@ -90,45 +102,6 @@ def open_workers(workers: int | str, ray: str | None) -> AbstractContextManager[
             argument="workers",
         )
     return connect_ray(ray)
-
-
-@dataclass(frozen=True)
-class _LocalWorkers:
-    """Local worker processes; with 0, this process."""
-
-    processes: int
-    is_remote = False
-
-    def count(self) -> int:
-        return max(1, self.processes)
-
-    @contextmanager
-    def build(self, shards: ShardDataset) -> Iterator[Iterable[BuiltShard]]:
-        loader: DataLoader[BuiltShard | FeedlineError] = DataLoader(
-            _WithErrors(shards),  # type: ignore[arg-type]
-            batch_size=None,
-            collate_fn=_identity,
-            num_workers=min(self.processes, len(shards)),
-            in_order=False,
-        )
-        with loader:
-            yield map(_raise_error, loader)
-
-
-class _WithErrors:
-    """Shards whose errors are returned, as a loader would add a worker's traceback to them."""
-
-    def __init__(self, shards: ShardDataset) -> None:
-        self._shards = shards
-
-    def __len__(self) -> int:
-        return len(self._shards)
-
-    def __getitem__(self, at: int) -> BuiltShard | FeedlineError:
-        try:
-            return self._shards[at]
-        except FeedlineError as error:
-            return error
 
 
 def _identity(built: Any) -> Any:

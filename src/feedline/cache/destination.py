@@ -15,16 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import getpass
 import os
 import re
 import secrets
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from feedline.cache.shard import Delivery, ShardFiles, list_files
 from feedline.cache.source import CacheSource
@@ -39,62 +37,37 @@ from feedline.sources.remote_files import RemoteFolder
 __all__ = ["Destination", "open_destination"]
 
 
-class Destination(Protocol):
-    """Storage of a cache's files: `root` is a folder of this machine in which the builder works,
-    once it is locked, `name` the path or URL from the user.
-    """
-
-    root: str
-    name: str
-    is_local: bool
-
-    def check_available(self, source: CacheSource, format: str) -> None:
-        """Raise UsageError if a cache of a source must not be built here in a format."""
-
-    def check_cache(self) -> None:
-        """Raise DatasetError if no finished cache is here."""
-
-    def lock(self) -> AbstractContextManager[None]:
-        """Context of the only builder here. Raises UsageError if there is another one."""
-        ...
-
-    def delivery(self, is_remote: bool) -> Delivery:
-        """Return the delivery for build workers, which may run on other machines."""
-        ...
-
-    def store_files(self, files: ShardFiles) -> None:
-        """Store the files of a shard that its delivery returned."""
-
-    def publish(self) -> None:
-        """Store the builder's own changes of the folder: an interrupted build keeps them."""
-
-
 def open_destination(location: Any, token: str = "") -> Destination:
     """Open the destination at a path, or a URL that fsspec can write to. `token` is that of the
     folder's lock, if this process holds it already.
     """
     if is_url(location):
         return _Store(location)
-    return _Folder(os.path.abspath(os.path.expanduser(os.fspath(location))), token)
+    return Destination(os.path.abspath(os.path.expanduser(os.fspath(location))), token)
 
 
-class _Folder(Destination):
-    """A folder of a local file system."""
+class Destination:
+    """A local folder in which a cache is built: `root` is where the builder works, once it is
+    locked, `name` the path or URL from the user.
+    """
 
     is_local = True
 
-    def __init__(self, root: str, token: str) -> None:
+    def __init__(self, root: str, token: str = "") -> None:
         self.root = self.name = root
         self._token = token
 
     def check_available(self, source: CacheSource, format: str) -> None:
+        """Raise a UsageError if a cache of a source must not be built here in a format."""
         check_place(self.root, None if source.kind in ("dataset", "files") else source.where)
 
     def check_cache(self) -> None:
+        """Raise a DatasetError if no finished cache is here."""
         read_manifest(self.root)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
+        """Context of the only builder here; raises a UsageError if there is another one."""
         if self._token:
             yield
             return
@@ -102,9 +75,11 @@ class _Folder(Destination):
             yield
 
     def delivery(self, is_remote: bool) -> Delivery:
+        """Return the delivery for build workers, which may run on other machines."""
         return Delivery(token=self._token if is_remote else "")
 
     def store_files(self, files: ShardFiles) -> None:
+        """Store the files of a shard that its delivery returned."""
         if not files:
             return  # built in place
         *built, (record, columns) = ((Path(self.root, name), data) for name, data in files)
@@ -115,7 +90,7 @@ class _Folder(Destination):
         write_atomic(record, columns)
 
     def publish(self) -> None:
-        pass
+        """Store the builder's own changes of the folder: an interrupted build keeps them."""
 
 
 _SHARD = re.compile(r"(\d+)/\d{6}\.tar")
@@ -130,7 +105,7 @@ class _Store(Destination):
     is_local = False
 
     def __init__(self, url: str) -> None:
-        self.root = ""
+        super().__init__("")
         self._store = RemoteFolder(url)
         self.name = str(self._store)
         self._published: dict[str, tuple[int, int, int]] = {}
@@ -205,7 +180,7 @@ class _Store(Destination):
     @contextlib.contextmanager
     def _only_builder(self) -> Iterator[None]:
         since = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        owner = f"{_user()}@{socket.gethostname()}, process {os.getpid()}, since {since}"
+        owner = f"{socket.gethostname()}, process {os.getpid()}, since {since}"
         lock = f"{owner}\n{secrets.token_hex(16)}\n".encode()
         try:
             with contextlib.suppress(FileExistsError):
@@ -261,13 +236,6 @@ class _Store(Destination):
             name for name, shard in shards if shard and not Path(self.root, shard[1]).is_dir()
         ]
         list(self._store.each(self._store.remove, unused))
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, ImportError, OSError):  # containers may have no user name
-        return "someone"
 
 
 def _status(path: Path) -> tuple[int, int, int]:

@@ -251,7 +251,7 @@ def build_on_node(shards: Any, at: int) -> BuiltShard:
     fetched = _fetch_shards(shards)
     try:
         _check_source(fetched, at)
-        return fetched[at]
+        return fetched.build(at)
     except DatasetError as error:
         node = socket.gethostname()
         raise DatasetError.of(error, f"on the node {node} of the Ray cluster") from error

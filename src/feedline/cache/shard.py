@@ -64,7 +64,7 @@ class BuiltShard(NamedTuple):
 
 
 class ShardDataset:
-    """Shards as a dataset: reading an item builds it, with copies of `existing` if it has them."""
+    """Shards as a dataset: reading one builds it, with copies of `existing` if it has them."""
 
     def __init__(
         self,
@@ -81,7 +81,14 @@ class ShardDataset:
     def __len__(self) -> int:
         return len(self.shards)
 
-    def __getitem__(self, at: int) -> BuiltShard:
+    def __getitem__(self, at: int) -> BuiltShard | FeedlineError:
+        """Build a shard, or return its error, to which a loader would add a traceback."""
+        try:
+            return self.build(at)
+        except FeedlineError as error:
+            return error
+
+    def build(self, at: int) -> BuiltShard:
         """Build a shard."""
         shard = self.shards[at]
         with report_disk_errors(self._spec.root):

@@ -37,7 +37,7 @@ from feedline.sources.store import (
     make_stamp,
     spread_evenly,
 )
-from feedline.sources.tables import check_column
+from feedline.sources.tables import check_column, import_pyarrow
 
 __all__ = ["IMAGE_NAMES", "LABEL_NAMES", "ParquetStore", "RowStore", "first_of", "hf_rows"]
 
@@ -288,7 +288,7 @@ class ParquetStore(SampleStore):
 @contextlib.contextmanager
 def _open_parquet(folder: LocalFolder | RemoteFolder, name: str) -> Iterator[Any]:
     """Open a pyarrow file that reads in the calling thread."""
-    pyarrow = _pyarrow()
+    pyarrow = import_pyarrow()
     try:
         with (
             folder.opened(name) as file,
@@ -300,19 +300,6 @@ def _open_parquet(folder: LocalFolder | RemoteFolder, name: str) -> Iterator[Any
             f"cannot read the Parquet file {folder.path(name)!r}: {error}",
             hint="copy or download it again, if that was interrupted",
         ) from error
-
-
-def _pyarrow() -> Any:
-    try:
-        import pyarrow
-        import pyarrow.compute
-        import pyarrow.parquet
-    except ImportError as error:
-        raise UsageError(
-            f"Parquet files need the package pyarrow ({error})",
-            hint='pip install "feedline[parquet]"',
-        ) from error
-    return pyarrow
 
 
 def _check_splits(folder: LocalFolder | RemoteFolder, files: Sequence[str]) -> None:
@@ -328,7 +315,7 @@ def _check_splits(folder: LocalFolder | RemoteFolder, files: Sequence[str]) -> N
 
 
 def _index_file(folder: LocalFolder | RemoteFolder, name: str) -> _FileRows:
-    pyarrow, path, status = _pyarrow(), folder.path(name), folder.status(name)
+    pyarrow, path, status = import_pyarrow(), folder.path(name), folder.status(name)
     with _open_parquet(folder, name) as file:
         columns = _columns(file.schema_arrow, path)
         image = file.schema_arrow.field(columns.image).type
@@ -352,7 +339,7 @@ def _index_file(folder: LocalFolder | RemoteFolder, name: str) -> _FileRows:
 
 
 def _columns(schema: Any, path: str) -> _Columns:
-    types = _pyarrow().types
+    types = import_pyarrow().types
 
     def has_bytes(kind: Any) -> bool:
         return bool(types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
@@ -405,7 +392,7 @@ def _check_group(group: Any, image: str, path: str) -> None:
 
 def _distinct(paths: list[Any], rows: int) -> Any:
     """All paths in one array; None unless each row has a distinct one."""
-    pyarrow = _pyarrow()
+    pyarrow = import_pyarrow()
     joint = pyarrow.chunked_array(paths, pyarrow.large_string())
     if len(joint) != rows or joint.null_count or len(joint.unique()) != rows:
         return None

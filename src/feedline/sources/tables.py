@@ -26,8 +26,16 @@ from feedline.sources.path_table import PathTable, common_folder
 from feedline.sources.remote_images import url_store
 from feedline.system import slashed
 
-__all__ = ["Table", "check_column", "checked_paths", "path_store", "read_csv", "read_frame"]
-__all__ += ["read_parquet"]
+__all__ = [
+    "Table",
+    "check_column",
+    "checked_paths",
+    "import_pyarrow",
+    "path_store",
+    "read_csv",
+    "read_frame",
+    "read_parquet",
+]
 
 _NEAREST = 3
 
@@ -102,14 +110,7 @@ def read_csv(
 def read_parquet(path: str | os.PathLike[str], image: str, label: str | Sequence[str]) -> Table:
     """Read two columns of a Parquet file."""
     where, file_path = _local_file("Parquet", path)
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise UsageError(
-            f"{where} needs the package pyarrow, which is not installed ({error})",
-            hint='pip install "feedline[parquet]"',
-        ) from error
+    pyarrow = import_pyarrow()
     names = _column_names(image, label)
     try:
         with pyarrow.parquet.ParquetFile(file_path) as file:
@@ -123,6 +124,20 @@ def read_parquet(path: str | os.PathLike[str], image: str, label: str | Sequence
             "not copied completely"
         ) from error
     return _table(where, columns[0], columns[1:], several=not isinstance(label, str))
+
+
+def import_pyarrow() -> Any:
+    """Return pyarrow; raises a UsageError if it is not installed."""
+    try:
+        import pyarrow
+        import pyarrow.compute
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UsageError(
+            f"Parquet files need the package pyarrow ({error})",
+            hint='pip install "feedline[parquet]"',
+        ) from error
+    return pyarrow
 
 
 def read_frame(frame: Any, image: str, label: str | Sequence[str]) -> Table:
