@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console, RenderableType
@@ -67,9 +68,24 @@ def test_a_report_says_verdict_ceiling_split_findings_pictures_and_tables(
         assert words in text, words
 
 
+def test_an_inconclusive_report_is_the_reason_alone() -> None:
+    lines = printed(report_view(build_report(recorded(), UNKNOWN), "x", BLOCKS, 100)).splitlines()
+    text = " ".join(lines)
+    for words in (
+        "Inconclusive",
+        "There are too few steps.",
+        "4 steps; it takes 20",
+        "3",
+        "--html",
+    ):
+        assert words in text
+    assert len(lines) < 12
+
+
 def test_a_run_of_which_nothing_is_known_says_so_and_shows_no_zero() -> None:
-    text = printed(report_view(build_report(Run(machine=MACHINE), UNKNOWN), "x", BLOCKS, 100))
-    assert "Inconclusive" in text
+    unknown = replace(UNKNOWN, bound="not input-bound")
+    text = printed(report_view(build_report(Run(machine=MACHINE), unknown), "x", BLOCKS, 100))
+    assert "data wait was not measured" in text
     assert "no timeline" in text
     assert "Throughput over time: not measured" in text
     assert "0.0" not in text.partition("Machine")[0].replace("0.0 s from", "")
@@ -98,13 +114,13 @@ def test_each_state_has_a_character_of_its_own() -> None:
 
 def test_a_name_cannot_control_the_terminal() -> None:
     name = "a\x1b[2J\x1b]0;title\x07\r\nb\u202ec\x9b31m"
-    text = printed(report_view(build_report(named(name), UNKNOWN), name, BLOCKS, 100))
+    text = printed(report_view(build_report(named(name), verdict()), name, BLOCKS, 100))
     assert not [each for each in text if not each.isprintable() and each != "\n"]
     assert "\\x1b[2J" in text.replace("\n", "")
 
 
 def test_markup_in_a_name_is_text() -> None:
-    text = printed(report_view(build_report(named("[bold]x[/bold]"), UNKNOWN), "n", BLOCKS, 100))
+    text = printed(report_view(build_report(named("[bold]x[/bold]"), verdict()), "n", BLOCKS, 100))
     assert text.count("[bold]x[/bold]") > 5
 
 
@@ -156,6 +172,6 @@ def test_phases_are_marked_under_the_throughput() -> None:
 def test_a_table_that_is_too_long_is_cut_and_says_so() -> None:
     stages = [StageTime(name=f"s{k}", count=1, total_ms=1.0, longest_ms=1.0) for k in range(5000)]
     run = Run(machine=MACHINE, stages=stages)
-    text = printed(report_view(build_report(run, UNKNOWN), "x", BLOCKS, 100))
+    text = printed(report_view(build_report(run, verdict()), "x", BLOCKS, 100))
     assert len(text.splitlines()) < 200
     assert "4900 more rows are in the JSON." in " ".join(text.split())

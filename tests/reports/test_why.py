@@ -28,7 +28,7 @@ def test_a_verdict_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     show(UNKNOWN)
     printed = capsys.readouterr().out
     assert printed.startswith("Inconclusive")
-    assert printed.count("not measured") >= 3
+    assert "There are too few steps." in printed
 
 
 def test_a_notebook_gets_it_as_html(

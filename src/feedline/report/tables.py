@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from feedline.diagnose.finding import PhaseSplit
@@ -22,9 +21,6 @@ from feedline.trace.run import Process
 __all__ = ["ReportTable", "learned_table", "loader_table", "machine_table", "tables"]
 
 _SLOWEST, _LOADERS, _EPOCHS, _MAX_ROWS = 12, 8, 20, 100
-_SPLIT_HEADS = ["px @batch", "epochs", "steps", "images/s", "wait"]
-_SPLIT_HEADS += ["wait ms", "copy ms", "compute ms", "hidden"]
-
 
 _ENGINES = {
     "image rows": "image-row engine",
@@ -56,7 +52,6 @@ def tables(facts: ReportData) -> list[ReportTable]:
     """Return all tables of a report that have rows."""
     made = [
         phase_table(facts),
-        epoch_table(facts),
         learned_table(facts),
         stage_table(facts),
         process_table(facts),
@@ -88,37 +83,29 @@ def phase_table(facts: ReportData) -> ReportTable:
     """Split of the step, phase by phase."""
     return ReportTable(
         title="Phases",
-        heads=_SPLIT_HEADS,
-        rows=_splits(facts.phases),
+        heads=[
+            *("px @batch", "epochs", "steps", "images/s", "wait"),
+            *("wait ms", "copy ms", "compute ms", "hidden"),
+        ],
+        rows=[_split_row(each) for each in facts.phases],
         note="px @batch: image size and batch size. Parts of a step in ms: median/95th "
         "percentile/longest. hidden: work of the workers for a batch during the steps, in ms per "
         "worker.",
     )
 
 
-def epoch_table(facts: ReportData) -> ReportTable:
-    """Split of the step in the latest passes, if there are several."""
-    latest = facts.epochs[-_EPOCHS:] if len(facts.epochs) > 1 else []
-    more = len(facts.epochs) - len(latest)
-    note = f"The latest {_EPOCHS}; the JSON has {more} more." if latest and more else ""
-    return ReportTable(title="Epochs", heads=_SPLIT_HEADS, rows=_splits(latest), note=note)
-
-
-def _splits(phases: Sequence[PhaseSplit]) -> list[list[str]]:
+def _split_row(phase: PhaseSplit) -> list[str]:
     return [
-        [
-            f"{'-' if each.image_size is None else each.image_size}"
-            + ("" if each.batch_size is None else f" @{each.batch_size}"),
-            "-".join(str(epoch + 1) for epoch in dict.fromkeys(each.epochs)),
-            str(each.steps),
-            as_rate(each.images_per_s).removesuffix(" images/s"),
-            as_percent(each.wait_pct),
-            _three(each.wait_ms),
-            _three(each.copy_ms),
-            _three(each.compute_ms),
-            as_ms(each.hidden_ms).removesuffix(" ms"),
-        ]
-        for each in phases
+        f"{'-' if phase.image_size is None else phase.image_size}"
+        + ("" if phase.batch_size is None else f" @{phase.batch_size}"),
+        "-".join(str(epoch + 1) for epoch in dict.fromkeys(phase.epochs)),
+        str(phase.steps),
+        as_rate(phase.images_per_s).removesuffix(" images/s"),
+        as_percent(phase.wait_pct),
+        _three(phase.wait_ms),
+        _three(phase.copy_ms),
+        _three(phase.compute_ms),
+        as_ms(phase.hidden_ms).removesuffix(" ms"),
     ]
 
 

@@ -39,6 +39,18 @@ def diagnosis_view(judged: AnyDiagnosis, glyphs: Glyphs) -> RenderableType:
 
 def _verdict(judged: AnyDiagnosis, glyphs: Glyphs) -> Iterator[RenderableType]:
     yield Text(headline(judged), _BOUND.get(judged.bound, "bold red"))
+    if judged.bound != "inconclusive":
+        yield from _step(judged, glyphs)
+    for number, finding in enumerate(judged.findings, 1):
+        yield Text(f"\n{number}. {printable(finding.rule)}", "bold")
+        rows = {"cause": finding.cause, "evidence": finding.evidence, "fix": finding.fix}
+        if finding.fix and judged.bound != "inconclusive":
+            rows["gain"] = as_gain(finding.gain)
+        yield Padding(_pairs([[name, text] for name, text in rows.items() if text]), (0, 0, 0, 3))
+
+
+def _step(judged: AnyDiagnosis, glyphs: Glyphs) -> Iterator[RenderableType]:
+    """Show the parts of the mean step, and the throughput."""
     grid = Grid.grid(padding=(0, 2))
     for _ in range(3):
         grid.add_column(overflow="fold")
@@ -53,12 +65,6 @@ def _verdict(judged: AnyDiagnosis, glyphs: Glyphs) -> Iterator[RenderableType]:
     yield Padding(grid, (0, 0, 0, 2))
     for line in describe_throughput(judged.ceiling):
         yield Padding(Text(line), (0, 0, 0, 2))
-    for number, finding in enumerate(judged.findings, 1):
-        yield Text(f"\n{number}. {printable(finding.rule)}", "bold")
-        rows = {"cause": finding.cause, "evidence": finding.evidence, "fix": finding.fix}
-        if finding.fix:
-            rows["gain"] = as_gain(finding.gain)
-        yield Padding(_pairs([[name, text] for name, text in rows.items() if text]), (0, 0, 0, 3))
 
 
 def columns(console: Console) -> int:
@@ -86,6 +92,9 @@ def _report(facts: ReportData, name: str, glyphs: Glyphs, width: int) -> Iterato
         "dim",
     )
     yield from _verdict(facts, glyphs)
+    if facts.bound == "inconclusive":
+        yield Text("\nThe exit status is 3. --html and --json have the figures of this run.", "dim")
+        return
     used: set[str] = set()
     for timeline in facts.timelines:
         lines, glyphs_of = lane_lines(timeline, glyphs, width)
