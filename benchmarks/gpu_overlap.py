@@ -269,7 +269,7 @@ def main() -> None:
         options.sizes, options.model, options.batch_size = [32, 48], "resnet18", 4
         options.levels = [32, 64]
         options.workers, options.pictures, options.seconds, options.lead = 2, 64, 0.5, 0.1
-        demo = DemoSet(classes=2, train_per_class=4, val_per_class=1)
+        demo = DemoSet(num_classes=2, train_per_class=4, val_per_class=1)
     elif device.type == "cpu":
         parser.error("there is no CUDA device; --smoke tries the program without one")
     torch.backends.cudnn.benchmark = True

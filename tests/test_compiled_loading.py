@@ -255,3 +255,21 @@ def test_views_of_the_same_size_have_the_pixels_of_the_whole_image(paths: list[s
     alone = [feedline.compile(usual_pipeline(size)) for size in (32, 16)]
     for path in paths:
         assert equal(both(path), [each(path) for each in alone])
+
+
+def test_fused_steps_are_described_without_a_size_that_the_schedule_replaces(root: Path) -> None:
+    data = ImageFolder(str(root), v2.Compose([v2.RandomResizedCrop(64), v2.ToImage()]))
+    for options, size in (({}, "size=(64, 64)"), ({"schedule": "32x1"}, "size=by schedule")):
+        with feedline.DataLoader(data, 2, num_workers=0, **options) as loader:
+            (fused,) = [line for line in loader.explain().splitlines() if line.startswith("fused")]
+        assert size in fused
+        assert ("(64, 64)" in fused) is (not options)
+
+
+def test_a_folder_that_cannot_be_a_cache_is_refused_when_the_loader_is_built(
+    root: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").touch()
+    data = ImageFolder(str(root), v2.Compose([v2.RandomResizedCrop(64), v2.ToImage()]))
+    with pytest.raises(UsageError, match="not a feedline cache"):
+        feedline.DataLoader(data, 2, schedule="32x1", num_workers=1, cache=tmp_path)

@@ -574,7 +574,7 @@ def test_explain_says_what_will_run() -> None:
         "none: batches are made in this process",
         "in 4 batches",
         "uint8, channels_last, on the CPU",
-        "bad samples raise",
+        "on_error    raise: a sample that cannot be loaded",
     ):
         assert fact in said
     plain = DataLoader(

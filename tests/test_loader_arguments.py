@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import Mock
@@ -292,3 +293,12 @@ def test_a_lambda_in_a_source_is_named_with_its_attribute(method: str) -> None:
 
 def test_without_workers_a_source_need_not_pickle() -> None:
     assert len(list(DataLoader(Unpicklable(), image_size=4, num_workers=0))) == 4
+
+
+def test_an_unknown_argument_is_answered_with_a_close_one() -> None:
+    options: dict[str, Any] = {"workers": 4}
+    with pytest.raises(TypeError, match=r"no argument 'workers'; did you mean num_workers="):
+        DataLoader(Rows(4), 2, **options)
+    with pytest.raises(TypeError, match=r"no argument 'x'$"):
+        DataLoader(Rows(4), 2, x=1)
+    assert "num_workers" in inspect.signature(DataLoader).parameters

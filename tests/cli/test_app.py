@@ -106,6 +106,62 @@ def test_an_option_of_another_tool_is_answered_with_the_one_here(
 
 
 @pytest.mark.parametrize(
+    ("unknown", "hint"),
+    [
+        ("--color-jitter", "--aa rand"),
+        ("--data-dir", "feedline train DIR"),
+        ("--amp-impl", "--amp uses"),
+        ("--model-ema", "--model-ema-decay 0.9998"),
+    ],
+)
+def test_an_option_of_timm_that_is_missing_here_is_answered_with_what_to_do(
+    feedline: Command, unknown: str, hint: str
+) -> None:
+    error, advice = feedline("train", ".", unknown, 1).err.splitlines()
+    assert error == f"error: no such option: {unknown}"
+    assert hint in advice
+    assert "--val-dir" not in advice
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("train", ".", "--lr", "fast"), "--lr must be a number above 0, got 'fast'"),
+        (("train", ".", "--reprob", "x"), "--reprob must be a number from 0 to 1, got 'x'"),
+        (
+            ("train", ".", "--seed", "1.5"),
+            f"--seed must be a whole number from 0 to {2**63 - 1}, got '1.5'",
+        ),
+        (("bench", ".", "--image-size", "x"), "--image-size must be a whole number, got 'x'"),
+        (("bench", ".", "--against", "x"), "--against must be 'torch', got 'x'"),
+        (("cache", "add-size", "c", "x"), "PX must be a whole number, got 'x'"),
+        (("train", ".", "--lr"), "option '--lr' requires an argument"),
+        (("demo-data", "d", "--num-classes", "40"), "--num-classes must be from 2 to 12, got 40"),
+    ],
+)
+def test_an_error_of_a_value_has_the_option_the_value_and_the_limits(
+    feedline: Command, arguments: tuple[str, ...], error: str
+) -> None:
+    ended = feedline(*arguments)
+    assert ended.status == 2
+    assert ended.err.splitlines()[0] == f"error: {error}"
+
+
+@pytest.mark.parametrize("command", list(commands(typer.main.get_command(app))), ids=" ".join)
+def test_no_name_of_an_option_is_cut_in_80_columns(
+    feedline: Command, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    found: Any = typer.main.get_command(app)
+    for name in command:
+        found = found.commands[name]
+    out = feedline(*command, "--help").out
+    assert "\u2026" not in out
+    for each in found.params:
+        assert not each.opts[0].startswith("--") or each.opts[0] in out
+
+
+@pytest.mark.parametrize(
     ("arguments", "option"),
     [
         (("bench", ".", "--image-size", 0), "--image-size"),

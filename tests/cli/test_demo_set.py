@@ -12,7 +12,7 @@ import simplejpeg
 from feedline.cli.demo_set import CLASS_NAMES, DemoSet, demo_jpeg, demo_pixels, write_demo_set
 from feedline.errors import DatasetError, UsageError
 
-SMALL = DemoSet(classes=2, train_per_class=2, val_per_class=1)
+SMALL = DemoSet(num_classes=2, train_per_class=2, val_per_class=1)
 
 
 def fingerprint(folder: Path) -> dict[str, str]:
@@ -76,7 +76,7 @@ def test_another_set_or_a_damaged_one_is_refused_and_untouched(tmp_path: Path) -
     demo = tmp_path / "demo"
     write_demo_set(demo, SMALL)
     with pytest.raises(DatasetError, match="not empty"):
-        write_demo_set(demo, DemoSet(classes=3, train_per_class=1, val_per_class=1))
+        write_demo_set(demo, DemoSet(num_classes=3, train_per_class=1, val_per_class=1))
     (demo / "val/dots/dots-00000.jpg").unlink()
     whole = fingerprint(demo)
     with pytest.raises(DatasetError, match="not empty"):
@@ -95,7 +95,7 @@ def test_a_folder_with_somebody_elses_files_is_refused_and_untouched(
     (demo / where).write_bytes(b"precious")
     before = sorted(demo.rglob("*"))
     with pytest.raises(DatasetError, match="not empty"):
-        write_demo_set(demo, DemoSet(classes=3))
+        write_demo_set(demo, DemoSet(num_classes=3))
     assert sorted(demo.rglob("*")) == before
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
 
@@ -127,7 +127,7 @@ def test_what_a_killed_run_left_half_done_is_cleared_away(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("classes", 1), ("classes", 13), ("train_per_class", 0), ("seed", -1)],
+    [("num_classes", 1), ("num_classes", 13), ("train_per_class", 0), ("seed", -1)],
 )
 def test_a_set_out_of_range_is_refused_with_what_it_got(setting: str, value: int) -> None:
     with pytest.raises(UsageError, match=rf"{setting}.*got {value}$"):

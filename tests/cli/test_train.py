@@ -55,6 +55,7 @@ def test_a_run_prints_a_line_an_epoch_and_writes_its_results(
     finished = feedline(*bare)
     assert finished.status == 0
     assert "is finished" in finished.out
+    assert "writing to" not in finished.out
     longer = feedline(*bare, "--schedule", "32x1,48x1")
     assert longer.status == 0, longer.err
     assert "up to 2 epochs of the new schedule" in longer.out
@@ -168,7 +169,12 @@ def test_resuming_with_nothing_to_go_on_from_says_so(
         (("--schedule", "huge"), ("cannot read 'huge'",)),
         (("--preset", "ffcv"), ("schedule and preset 'ffcv'",)),
         (("--epochs", 3), ("epochs needs", "--image-size")),
-        (("--aa", "rand-m9-mstd0.5"), ("--aa must be", "'trivial'", "--aa rand")),
+        (
+            ("--aa", "rand-m9-mstd0.5-inc1"),
+            ("--aa must be", "9 of 30", "--aa rand"),
+        ),
+        (("--aa", "augmix"), ("--aa must be", "'trivial'", "'augmix'")),
+        (("--cache", "."), ("not a feedline cache",)),
         (("--sched", "step"), ("--sched must be", "'onecycle'")),
         (("--opt", "lion"), ("--lr must be", "'lion'")),
         (("--opt", "adamx", "--lr", 0.1), ("optimizer 'adamx'", "adam")),

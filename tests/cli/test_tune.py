@@ -23,7 +23,7 @@ from feedline.tuning.step_benchmark import StepBenchmark
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tune") / "demo"
-    write_demo_set(root, DemoSet(classes=2, train_per_class=16, val_per_class=2))
+    write_demo_set(root, DemoSet(num_classes=2, train_per_class=16, val_per_class=2))
     return root
 
 

@@ -18,7 +18,7 @@ from feedline.errors import ResourceError
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("what-if") / "demo"
-    write_demo_set(root, DemoSet(classes=2, train_per_class=16, val_per_class=2))
+    write_demo_set(root, DemoSet(num_classes=2, train_per_class=16, val_per_class=2))
     return root
 
 

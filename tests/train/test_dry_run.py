@@ -76,16 +76,14 @@ def test_its_learning_rates_are_those_of_the_run(
 def test_its_times_follow_from_the_measured_rates(plan: PlannedRun) -> None:
     for phase in plan.phases:
         measured = phase.measured
-        assert measured.steps >= 1
+        assert measured.steps >= 5
         assert min(measured.images_per_s, measured.compute_images_per_s) > 0
         assert 0 <= measured.wait_share < 1
-        assert phase.val_s is not None
         assert phase.epoch_s == pytest.approx(40 / measured.images_per_s + phase.val_s)
-    assert plan.seconds == pytest.approx(sum(p.left_s or 0 for p in plan.phases))
-    assert plan.full_budget_s is None
+    assert plan.seconds == pytest.approx(sum(phase.left_s for phase in plan.phases))
 
 
-def test_too_few_steps_give_no_estimate_but_the_time_to_measure(
+def test_slow_steps_are_measured_although_they_take_longer_than_the_time(
     tiny_set: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow_step(*step: Any) -> None:
@@ -93,15 +91,9 @@ def test_too_few_steps_give_no_estimate_but_the_time_to_measure(
         train_step(*step)
 
     monkeypatch.setattr("feedline.train.dry_run.train_step", slow_step)
-    found = plan_of(tiny_set, make_recipe(schedule="32x2"))
-    (phase,) = found.phases
-    assert phase.measured.steps < 5
-    assert (found.seconds, phase.epoch_s, phase.val_s, phase.bottleneck) == (None,) * 4
-    assert found.full_budget_s is not None
-    assert found.full_budget_s >= 2.5, "ten steps of 0.25 s or more"
-    assert f"--dry-run-s {found.full_budget_s:.0f}" in str(found)
-    assert "hint: loading" not in str(found)
-    json.dumps(found.as_dict(), allow_nan=False)
+    (phase,) = plan_of(tiny_set, make_recipe(schedule="32x2")).phases
+    assert phase.measured.steps == 5
+    assert phase.epoch_s > 5 * 0.25, "an epoch has five steps"
 
 
 def test_loading_is_the_bottleneck_if_steps_wait(plan: PlannedRun) -> None:
@@ -160,7 +152,7 @@ def test_accumulated_batches_count_as_one_step(tiny_set: Path, validates: bool) 
     root = tiny_set if validates else tiny_set / "train"
     (phase,) = plan_of(root, make_recipe(grad_accum_steps=2, schedule="32x1")).phases
     assert phase.steps == 3
-    assert ((phase.val_s or 0) > 0) == validates
+    assert (phase.val_s > 0) == validates
 
 
 def test_a_set_smaller_than_a_batch_is_one_batch(tiny_set: Path) -> None:

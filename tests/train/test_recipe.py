@@ -126,16 +126,16 @@ def test_phases_with_settings_of_their_own_read_back() -> None:
 @pytest.mark.parametrize(
     ("phase", "said"),
     [
-        ({"size": 0, "epochs": 1}, "size must be int >= 1"),
+        ({"size": 0, "epochs": 1}, "size must be a whole number from 1"),
         ({"size": 64}, "has no epochs"),
         ({"size": 64, "epochs": 1, "colour": 3}, "'colour'"),
         ({"size": 64, "epochs": True}, "epochs must be"),
-        ({"size": 64, "epochs": 1, "lr": 0.0}, "lr must be float > 0"),
-        ({"size": 64, "epochs": 1, "mixup": -0.1}, "mixup must be float >= 0"),
-        ({"size": 64, "epochs": 1, "reprob": 1.5}, "reprob must be float <= 1"),
-        ({"size": 64, "epochs": 1, "drop": 1.0}, "drop must be float < 1"),
+        ({"size": 64, "epochs": 1, "lr": 0.0}, "lr must be a number above 0, got 0.0"),
+        ({"size": 64, "epochs": 1, "mixup": -0.1}, "mixup must be a number from 0, got -0.1"),
+        ({"size": 64, "epochs": 1, "reprob": 1.5}, "reprob must be a number from 0 to 1, got 1.5"),
+        ({"size": 64, "epochs": 1, "drop": 1.0}, "drop must be a number from 0 below 1, got 1.0"),
         ({"size": 64, "epochs": 1, "drop_path": float("nan")}, "drop_path must be"),
-        ({"size": 64, "epochs": 1, "val_image_size": 2.5}, "val_image_size must be int"),
+        ({"size": 64, "epochs": 1, "val_image_size": 2.5}, "val_image_size must be a whole number"),
         ("64x1", "a phase is a table"),
     ],
 )

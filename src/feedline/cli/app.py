@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -42,6 +42,20 @@ __all__ = ["app", "main"]
 _FAILED, _WRONG_USE, _INTERRUPTED = 1, 2, 130
 # Arguments whose options have other names.
 _OPTIONS = {"num_workers": "workers", "budget_s": "budget"}
+# Options of timm and of other commands without an option of the same meaning here.
+_HINTS = {
+    "feedline train": {
+        "data_dir": "name the folder without an option: `feedline train DIR`",
+        "dataset": "name a folder of images: `feedline train DIR`",
+        "num_classes": "each class is a folder of DIR/train",
+        "color_jitter": "--aa rand and --aa trivial change colours, too",
+        "amp_impl": "--amp uses torch's mixed precision",
+        "model_ema": "--model-ema-decay 0.9998 turns it on",
+        "channels_last": "it is always on",
+        "pin_mem": "it is always on",
+    },
+    "feedline tune": {"image_size": "use --schedule 224x1"},
+}
 _PACKAGE = f"{Path(feedline.__file__ or '').parent}/"
 # Base class of the errors of a command line; newer versions of typer have click inside.
 _ParseError: Any = typer.BadParameter.__bases__[0]
@@ -62,6 +76,13 @@ def _tidy(params: list[Any]) -> list[Any]:
 class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         return _tidy(super().get_params(ctx))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        for each in self.get_params(ctx):  # in a column of their own they take the room of names
+            if secondary := each.secondary_opts:
+                each.help = f"{each.help} [dim]\\[off: {secondary[0]}][/dim]"
+                each.secondary_opts = []
+        super().format_help(ctx, formatter)
 
 
 class _Group(TyperGroup):
@@ -169,10 +190,8 @@ def _run(arguments: list[str]) -> int:
         complain("interrupted")
         return _INTERRUPTED
     except _ParseError as error:
-        _add_synonym(error)
-        if text := error.format_message().rstrip("."):  # empty after the help was printed
-            where = error.ctx.command_path if error.ctx else "feedline"
-            complain(f"{text[0].lower()}{text[1:]}\nhint: see `{where} --help`", "error")
+        if text := _parse_error(error):  # empty after the help was printed
+            complain(text, "error")
         return _WRONG_USE
     except FeedlineError as error:
         if debug:
@@ -189,14 +208,44 @@ def _run(arguments: list[str]) -> int:
         return _FAILED
 
 
-def _add_synonym(error: Any) -> None:
-    """Suggest the option that an unknown one means, instead of those of similar spelling."""
+def _parse_error(error: Any) -> str:
+    """Describe an error of the command line, with a hint; "" after the help was printed."""
     from feedline.train.recipe import SYNONYMS
 
-    name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
-    option = f"--{SYNONYMS.get(name, '').replace('_', '-')}"
-    if any(option in each.opts for each in (error.ctx.command.params if error.ctx else ())):
-        error.possibilities = [option]
+    where = error.ctx.command_path if error.ctx else "feedline"
+    hint = f"see `{where} --help`"
+    text = error.format_message().rstrip(".")
+    if name := getattr(error, "option_name", "").lstrip("-").replace("-", "_"):
+        text = error.message.rstrip(".")
+        option = f"--{SYNONYMS.get(name, '').replace('_', '-')}"
+        params = error.ctx.command.params if error.ctx else ()
+        if name in (hints := _HINTS.get(where, {})):
+            hint = hints[name]
+        elif any(option in each.opts for each in params):
+            hint = f"use {option}"
+        elif close := getattr(error, "possibilities", None):
+            hint = f"close ones: {', '.join(close)}"
+    text = _value_error(error) or f"{text[:1].lower()}{text[1:]}"
+    return text and f"{text}\nhint: {hint}"
+
+
+def _value_error(error: Any) -> str:
+    """Describe a value that is not a number or not one of the choices; "" for another error."""
+    from feedline.train.recipe import Recipe, allowed_values
+    from feedline.train.run_settings import RunSettings
+
+    # The parser of newer versions of typer is pydantic; older ones only have a message.
+    cause, param = error.__cause__, getattr(error, "param", None)
+    found = re.match(r"'(.*)' is not", error.message)
+    if param is None or param.nargs != 1 or not (hasattr(cause, "errors") or found):
+        return ""
+    value = cause.errors()[0]["input"] if found is None else found[1]
+    owners = (Recipe, RunSettings) if error.ctx.command_path == "feedline train" else ()
+    hints = [get_type_hints(each, include_extras=True) for each in owners]
+    hints.append(get_type_hints(error.ctx.command.callback))
+    expected, _ = allowed_values(next(each[param.name] for each in hints if param.name in each))
+    option = param.opts[0] if param.param_type_name == "option" else param.metavar
+    return f"{option} must be {expected}, got {value!r}"
 
 
 def _spelling(command: Any, arguments: list[str]) -> Callable[..., str]:

@@ -229,10 +229,10 @@ def repair(
 
 def info(
     cache: Cache,
-    measure: Annotated[bool, _measurement("Time random crops of each size, 2 s.", "", True)] = True,
+    measure: Annotated[bool, _measurement("Load crops of each size for 2 s.", "", True)] = True,
     json: options.JsonFile = None,
 ) -> None:
-    """Describe a cache: sizes, bytes, and images/s of random crops.
+    """Describe a cache: sizes, bytes, and how many images/s it loads.
 
     Example: feedline cache info demo-cache --no-measure
     """
@@ -252,7 +252,7 @@ def info(
         rate = (
             ""
             if each.images_per_s is None
-            else f", {each.images_per_s:.0f} images/s as random crops of {each.crop_px} px"
+            else f"; training at {each.crop_px} px loads {each.images_per_s:.0f} images/s"
         )
         typer.echo(
             f"{each.level}: {decimal(each.bytes)}, {each.image_bytes / 1e3:.1f} kB an image{rate}"

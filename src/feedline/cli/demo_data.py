@@ -36,16 +36,22 @@ def demo_data(
     from feedline.cli.progress import ProgressBar
 
     demo = DemoSet(
-        classes=num_classes,
+        num_classes=num_classes,
         train_per_class=train_per_class,
         val_per_class=val_per_class,
         seed=seed,
     )
+    images = f"{demo.total} images of {num_classes} classes"
     started = time.monotonic()
     with ProgressBar("images") as bar:
-        written = write_demo_set(folder, demo, progress=bar.update)
+
+        def show(done: int, total: int) -> None:
+            if done == 1:
+                bar.note(f"{folder}: writing {images}")
+            bar.update(done, total)
+
+        written = write_demo_set(folder, demo, progress=show)
     elapsed_s = time.monotonic() - started
-    images = f"{demo.total} images of {demo.classes} classes"
     typer.echo(
         f"{folder}: wrote {images} in {elapsed_s:.1f} s"
         if written

@@ -173,31 +173,31 @@ def demo_jpeg(class_name: str, *, number: int, split: str = "train", seed: int =
 class DemoSet:
     """Size and seed of a demo set, which decide every byte: 2 to 12 classes, pictures of each."""
 
-    classes: int = 6
+    num_classes: int = 6
     train_per_class: int = 64
     val_per_class: int = 16
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name, low, high in (
-            ("classes", 2, len(CLASS_NAMES)),
+            ("num_classes", 2, len(CLASS_NAMES)),
             ("train_per_class", 1, 100_000),
             ("val_per_class", 1, 100_000),
             ("seed", 0, 2**63 - 1),
         ):
             value = getattr(self, name)
             if not low <= value <= high:
-                raise UsageError(f"{name} must be from {low} to {high}, got {value}")
+                raise UsageError(f"must be from {low} to {high}, got {value}", argument=name)
 
     @property
     def total(self) -> int:
         """Pictures in the set."""
-        return self.classes * (self.train_per_class + self.val_per_class)
+        return self.num_classes * (self.train_per_class + self.val_per_class)
 
     def pictures(self) -> Iterator[tuple[str, str, str, int]]:
         """The path within the folder, split, class name and number of every picture."""
         for split, count in (("train", self.train_per_class), ("val", self.val_per_class)):
-            for class_name in CLASS_NAMES[: self.classes]:
+            for class_name in CLASS_NAMES[: self.num_classes]:
                 for number in range(count):
                     path = f"{split}/{class_name}/{class_name}-{number:05d}.jpg"
                     yield path, split, class_name, number
@@ -223,7 +223,9 @@ def write_demo_set(
         if _has_set(folder, demo):
             return False
         raise DatasetError(
-            f"{folder} is not empty and has no whole demo set of this size and seed, but {name}",
+            f"{folder} is not empty ({name}), and not a whole demo set of {demo.num_classes} "
+            f"classes, {demo.train_per_class} + {demo.val_per_class} images of each, seed "
+            f"{demo.seed}",
             hint="name a new folder or an empty one",
         )
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -182,7 +182,7 @@ def explain_overlap(
     with contextlib.ExitStack() as stack:
         bar = stack.enter_context(ProgressBar("starting", clock="elapsed"))
         if folder is None:
-            demo = DemoSet(classes=4, train_per_class=8, val_per_class=1)
+            demo = DemoSet(num_classes=4, train_per_class=8, val_per_class=1)
             root = stack.enter_context(temporary_folder()) / "demo"
             bar.begin("generating images", demo.total)
             write_demo_set(root, demo, progress=bar.update)

@@ -24,7 +24,7 @@ _NOTHING_SAVED = 1
 _SIGNAL = 128  # plus the number of the signal, as shells do
 
 _model, _optim, _run = map(options.panel, ("Model", "Optimizer", "Run and checkpoints"))
-_aug = options.panel("Augmentation and regularization (grow with the image size, except smoothing)")
+_aug = options.panel("Augmentation and regularization (all but smoothing grow with the size)")
 _loader, _device = options.panel(options.LOADER), options.panel(options.DEVICE)
 
 
@@ -44,7 +44,8 @@ def train(
         _model("Image sizes and epochs; @N: batch size.", options.SCHEDULE, "128x2,160x2,224x2"),
     ] = None,
     preset: Annotated[
-        str | None, _model("Published schedule.", "efficientnetv2|ffcv|mosaicml|...")
+        str | None,
+        _model("Published schedule: efficientnetv2, ffcv, mosaicml or fixres.", "NAME"),
     ] = None,
     epochs: Annotated[int | None, _model("Epochs, with --preset or --image-size.", "N")] = None,
     image_size: Annotated[int | None, _model("Image size in pixels.", "PX")] = None,
@@ -121,7 +122,8 @@ def train(
     tensorboard: Annotated[bool | None, _run("Write metrics for TensorBoard.")] = None,
     dry_run: Annotated[bool, _run("Measure some steps and print the plan only.")] = False,
     dry_run_s: Annotated[
-        float | None, _run("Time of --dry-run for each image size.", "SECONDS", "10")
+        float | None,
+        _run("Time to measure each image size after a warm-up, 5 steps or more.", "SECONDS", "10"),
     ] = None,
     json: options.JsonFile = None,
 ) -> None:

@@ -8,11 +8,13 @@ Relies on: use from one thread of the process that built it; `epoch_iterator` fo
 
 from __future__ import annotations
 
+import difflib
+import functools
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from numpy.typing import NDArray
@@ -46,9 +48,25 @@ from feedline.trace.split import Timing
 __all__ = ["DataLoader"]
 
 _T = TypeVar("_T", covariant=True)
+_P = ParamSpec("_P")
 _NOT_COPIED = {"end_of_dataloader", "remainder", "_watch_iterator", "_warns_of_stock_loader"}
 """Attributes that a copy does not get."""
 _TORCH_HAS_IN_ORDER = "in_order" in signature(TorchDataLoader.__init__).parameters  # from 2.6 on
+
+
+def _suggest_names(init: Callable[_P, None]) -> Callable[_P, None]:
+    """Wrap an `__init__` to raise a TypeError that suggests close names for an unknown one."""
+    names = list(signature(init).parameters)[1:]
+
+    @functools.wraps(init)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        for name in kwargs.keys() - names:
+            close = difflib.get_close_matches(name, names)
+            hint = f"; did you mean {' or '.join(f'{each}=' for each in close)}?" if close else ""
+            raise TypeError(f"DataLoader has no argument {name!r}{hint}")
+        init(*args, **kwargs)
+
+    return checked
 
 
 class DataLoader(TorchDataLoader[_T]):
@@ -174,6 +192,7 @@ class DataLoader(TorchDataLoader[_T]):
     _watch_iterator: Callable[[EpochIterator], Any] | None = None
     _warns_of_stock_loader = True
 
+    @_suggest_names
     def __init__(
         self,
         dataset: Dataset[_T] | Source,
@@ -308,8 +327,8 @@ class DataLoader(TorchDataLoader[_T]):
         if options.is_row_source:
             runtime.stream.start()
             self.max_image_size = runtime.stream.choice().max_image_size
-        elif options.device is not None:
-            runtime.stream.choice()  # raises now if batches cannot be on the device
+        elif options.device is not None or options.cache is not None:
+            runtime.stream.choice()  # raises now if the device or the cache cannot be used
         self._not_added = frozenset({*vars(self), "_not_added"} - added_before)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -6,6 +6,8 @@ steps; sizes that were not trained yet are marked as estimated from those that w
 
 from __future__ import annotations
 
+import re
+
 from feedline.diagnose.facts import summarise_run
 from feedline.diagnose.finding import Thresholds
 from feedline.diagnose.gains import step_load
@@ -31,6 +33,10 @@ __all__ = ["explain"]
 _LONGEST = 300
 _MOST_GENERATORS = 5
 _STEPS = 20  # of a size, to know how long they take
+_ON_ERROR = {
+    "raise": "raise: a sample that cannot be loaded is an error that names it",
+    "skip": "skip: a sample that cannot be loaded is left out of its batch and listed in skipped",
+}
 
 
 def explain(options: Options, choice: EngineChoice, memory_bytes: int, run: Run) -> str:
@@ -39,7 +45,7 @@ def explain(options: Options, choice: EngineChoice, memory_bytes: int, run: Run)
         "samples": _samples(options),
         "copies": _copies(options, choice),
         "engine": str(choice).partition(" (")[0],
-        "fused": ", ".join(choice.fused),
+        "fused": _fused(options, choice),
         "unchanged": ", ".join(choice.unchanged),
         "because": " ".join(choice.reasons),
         "size": _size(options, choice),
@@ -50,10 +56,19 @@ def explain(options: Options, choice: EngineChoice, memory_bytes: int, run: Run)
         "prefetch": _prefetch(options, choice),
         "memory": _memory(options, choice, memory_bytes),
         "batches": _batches(options, choice),
-        "bad samples": options.on_error,
+        "on_error": _ON_ERROR[options.on_error],
         "forecast": _forecast(options, choice, run),
     }
     return "\n".join(f"{name:<11} {fact}" for name, fact in facts.items() if fact)
+
+
+def _fused(options: Options, choice: EngineChoice) -> str:
+    """Fused steps; the image size replaces the sizes they were built with."""
+    text = ", ".join(choice.fused)
+    if options.effective_schedule.image_sizes and choice.honours_size:
+        name = "image_size" if options.schedule is None else "schedule"
+        return re.sub(r"\bsize=(\([^)]*\)|\[[^]]*\]|\d+)", f"size=by {name}", text)
+    return text
 
 
 def _forecast(options: Options, choice: EngineChoice, run: Run) -> str:

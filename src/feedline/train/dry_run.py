@@ -2,15 +2,14 @@
 
 Guarantees: no file or folder is written; torch's random state is restored; workers end with it.
 Everything that a run refuses is refused. For each batch shape, real training steps on real batches
-are timed: on one batch in memory, which gives the compute-bound rate, then over the loader. They
-take the time of a shape, at most a step and a batch longer, after its first step. Fewer than 5
-steps give no estimate.
+are timed: for a third of the time on one batch in memory, which gives the compute-bound rate, then
+over the loader, at least 5 steps. The start of workers, the first step and the batches that workers
+have made meanwhile are a warm-up, which comes on top.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -41,11 +40,11 @@ from feedline.train.train_state import StepCounter, TrainState, lr_factor, train
 __all__ = ["BUDGET_S", "PlannedPhase", "PlannedRun", "ShapeRates", "dry_run"]
 
 BUDGET_S = 10.0
-"""Default time for each batch shape."""
+"""Default time to measure each batch shape."""
 
 _MIN_S, _MAX_S = 1.0, 3600.0
-_MIN_STEPS = 5  # over the loader, for an estimate
-_ALONE, _SETTLED = 0.3, 0.4  # ends of the compute-bound steps and of the untimed ones, of the time
+_MIN_STEPS = 5  # over the loader
+_ALONE = 1 / 3  # of the time, for the compute-bound steps
 _FORWARD = 1 / 3  # time of a validation image to that of a training step; backward is about twice
 _DATA_BOUND = 0.05  # wait share above which loading is the bottleneck (TensorFlow's analyzer)
 
@@ -64,27 +63,27 @@ class ShapeRates:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedPhase:
-    """A phase of a planned run: steps, images and seconds of an epoch; None is unknown."""
+    """A phase of a planned run: steps, images and seconds of an epoch."""
 
     phase: TrainPhase
     steps: int
     images: int
     lr: tuple[float, ...]  # first, peak, last
     measured: ShapeRates
-    val_s: float | None
-    epoch_s: float | None
+    val_s: float
+    epoch_s: float
     epochs_left: int
-    bottleneck: str | None  # "loading" or "compute"
+    bottleneck: str  # "loading" or "compute"
 
     @property
-    def left_s(self) -> float | None:
+    def left_s(self) -> float:
         """Seconds of all epochs that are left."""
-        return None if self.epoch_s is None else self.epoch_s * self.epochs_left
+        return self.epoch_s * self.epochs_left
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRun:
-    """A planned run; `seconds` are those of everything that is left, None if unknown."""
+    """A planned run; `seconds` are those of everything that is left."""
 
     recipe: Recipe
     images: int
@@ -94,9 +93,8 @@ class PlannedRun:
     precision: str
     phases: tuple[PlannedPhase, ...]
     epochs_done: int
-    seconds: float | None
-    full_budget_s: float | None  # for each batch shape, if too few steps were measured
-    measuring_s: float
+    seconds: float
+    measuring_s: float  # with the warm-up
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values."""
@@ -109,29 +107,30 @@ class PlannedRun:
         val = f"{self.val_images} for validation" if self.val_images else "no validation"
         steps = sum(each.steps * each.phase.epochs for each in self.phases)
         left = f" ({count(self.epochs_done, 'epoch')} done)" if self.epochs_done else ""
-        heads = "size,epochs,batch,lr,val size,images/s,data wait,memory,epoch,total,bottleneck"
-        names = ["smoothing", *REGULARISATION]
-        names = [name for name in names if any(getattr(each.phase, name) for each in self.phases)]
+        heads = "size,epochs,batch,lr,val size,images/s,wait,memory,epoch,total,bottleneck"
+        names = [
+            name
+            for name in ("smoothing", *REGULARISATION)
+            if len({getattr(each.phase, name) for each in self.phases}) > 1
+        ]
         rows = [tuple(heads.split(","))]
         table = [("size", *(name.replace("_", " ") for name in names), "")]
         for each in self.phases:
             phase, measured = each.phase, each.measured
             memory, size = measured.memory_bytes, f"{phase.size} px"
-            times = ("-" if s is None else duration(s) for s in (each.epoch_s, each.left_s))
             cells: tuple[object, ...] = (
                 *(size, phase.epochs, phase.batch_size),
                 " - ".join(f"{rate:.2g}" for rate in each.lr),
                 f"{phase.val_image_size} px" if self.val_images else "-",
                 *(f"{measured.images_per_s:.4g}", f"{measured.wait_share:.0%}"),
                 "-" if memory is None else decimal(memory),
-                *times,
-                each.bottleneck or "-",
+                *map(duration, (each.epoch_s, each.left_s)),
+                each.bottleneck,
             )
             rows.append(tuple(map(str, cells)))
             table.append((size, *(f"{getattr(phase, name) or 0:.3g}" for name in names), ""))
         lines = [
-            ("training" if self.seconds is None else f"about {duration(self.seconds)} of training")
-            + f"{left}: {self.recipe.model} in "
+            f"about {duration(self.seconds)} of training{left}: {self.recipe.model} in "
             f"{self.precision} on {self.device}, {count(self.recipe.epochs, 'epoch')}, "
             f"{count(steps, 'step')}; {self.images} images of {self.classes} classes, {val}",
             *("", *align_columns(rows)),
@@ -143,13 +142,11 @@ class PlannedRun:
     def _notes(self) -> list[str]:
         timed = (f"{count(p.measured.steps, 'step')} at {p.phase.size} px" for p in self.phases)
         workers = count(self.phases[0].measured.num_workers, "worker")
-        notes = [f"measured in {duration(self.measuring_s)}: {', '.join(timed)}, with {workers}"]
-        notes += [
+        notes = [
+            f"Measured with {workers}: {', '.join(timed)}. This took "
+            f"{duration(self.measuring_s)} with start and warm-up; --dry-run-s changes it",
             "Validation is estimated as a third of a training step. Not included: start of "
-            "workers, checkpoints, and reading from a disk what is in the page cache now"
-            if self.full_budget_s is None
-            else f"hint: fewer than {_MIN_STEPS} steps at a size are too few for an estimate; "
-            f"measure longer with --dry-run-s {self.full_budget_s:.0f}"
+            "workers, checkpoints, and reading from a disk what is in the page cache now",
         ]
         for each in self.phases:
             if each.bottleneck == "loading":
@@ -176,7 +173,7 @@ def dry_run(
     note: Callable[[str], object] = lambda text: None,
     progress: Callable[[str], object] = lambda text: None,
 ) -> PlannedRun:
-    """Plan a run, and measure a few steps of each batch shape, each in 1 to 3600 s."""
+    """Plan a run, and measure steps of each batch shape for `budget_s`, 1 to 3600 s."""
     if not _MIN_S <= budget_s <= _MAX_S:
         raise UsageError(f"--dry-run-s must be from {_MIN_S:g} to {_MAX_S:g}, got {budget_s!r}")
     if rank_and_world()[1] > 1:
@@ -204,11 +201,6 @@ def dry_run(
                 rates = _measure(ready, state, phase, budget_s)
                 measured[phase.batch_size, phase.size] = rates
     phases = _plan(ready, batches, measured, done)
-    left = [each.left_s for each in phases if each.left_s is not None]
-    known = len(left) == len(phases)
-    # Twice the time of these steps: the compute-bound steps come first.
-    slowest_s = max((each.phase.batch_size or 0) / each.measured.images_per_s for each in phases)
-    full_s = min(_MAX_S, math.ceil(2 * _MIN_STEPS * slowest_s))
     return PlannedRun(
         recipe=recipe,
         images=len(data.train),
@@ -218,8 +210,7 @@ def dry_run(
         precision=state.precision_name,
         phases=phases,
         epochs_done=done,
-        seconds=sum(left) if known else None,
-        full_budget_s=None if known else full_s,
+        seconds=sum(each.left_s for each in phases),
         measuring_s=time.monotonic() - began_s,
     )
 
@@ -246,8 +237,6 @@ def _plan(
         images = min(len(data.train), batches[first] * (phase.batch_size or 0))
         val_pixels = len(data.val or ()) * ((phase.val_image_size or 0) / phase.size) ** 2
         val_s = _FORWARD * val_pixels / rates.compute_images_per_s
-        known = rates.steps >= _MIN_STEPS
-        bottleneck = "loading" if rates.wait_share > _DATA_BOUND else "compute"
         phases.append(
             PlannedPhase(
                 phase=phase,
@@ -255,10 +244,10 @@ def _plan(
                 images=images,
                 lr=lr,
                 measured=rates,
-                val_s=val_s if known else None,
-                epoch_s=images / rates.images_per_s + val_s if known else None,
+                val_s=val_s,
+                epoch_s=images / rates.images_per_s + val_s,
                 epochs_left=min(phase.epochs, max(0, last + 1 - done)),
-                bottleneck=bottleneck if known else None,
+                bottleneck="loading" if rates.wait_share > _DATA_BOUND else "compute",
             )
         )
         first = last + 1
@@ -289,26 +278,20 @@ def _measure(
 
         kept = tuple(tensor.clone() for tensor in next(batches))
         step(kept)  # kernels are chosen, memory is requested
-        began_s = time.monotonic()
-
-        def passed_s() -> float:
-            return time.monotonic() - began_s
-
-        images = step(kept)
-        while passed_s() < _ALONE * budget_s:
+        images, began_s, alone_s = 0, time.monotonic(), 0.0
+        while alone_s < _ALONE * budget_s:
             images += step(kept)
-        compute = images / passed_s()
-        ahead = (loader.prefetch or 0) if loader.num_workers else 0
-        for _ in range(ahead):  # workers have made these meanwhile
-            if passed_s() < _SETTLED * budget_s:
-                step(next(batches))
-        images, steps, wait_s, settled_s = 0, 0, 0.0, passed_s()
-        while not steps or passed_s() < budget_s:
+            alone_s = time.monotonic() - began_s
+        compute = images / alone_s
+        for _ in range((loader.prefetch or 0) if loader.num_workers else 0):
+            step(next(batches))  # workers have made these meanwhile
+        images, steps, wait_s, began_s, loading_s = 0, 0, 0.0, time.monotonic(), 0.0
+        while steps < _MIN_STEPS or loading_s < (1 - _ALONE) * budget_s:
             asked_s = time.monotonic()
             batch = next(batches)
             wait_s += time.monotonic() - asked_s
             images, steps = images + step(batch), steps + 1
-        loading_s = passed_s() - settled_s
+            loading_s = time.monotonic() - began_s
     return ShapeRates(
         steps=steps,
         images_per_s=images / loading_s,

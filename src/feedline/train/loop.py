@@ -20,9 +20,10 @@ from typing import Any
 import torch
 
 from feedline.errors import FeedlineError
+from feedline.loader import DataLoader
 from feedline.train.checkpoint import CHECKPOINT_NAME, CheckpointWriter
 from feedline.train.config import new_run_hint
-from feedline.train.data import train_loader, val_loader, without_padding
+from feedline.train.data import val_loader, without_padding
 from feedline.train.evaluate import Evaluation, evaluate
 from feedline.train.history import EpochInProgress, History, TrainPosition, TrainReport
 from feedline.train.prepare import PreparedRun
@@ -48,18 +49,24 @@ _GPU_CHECK_STEPS = 50
 class TrainingLoop:
     """Everything that changes while a run trains. All ranks make the same calls.
 
-    `stack` closes the loaders and restores the handlers of signals.
+    `stack` closes the validation loader and restores the handlers of signals.
     """
 
     def __init__(
-        self, ready: PreparedRun, out: Path, ranks: Ranks, report: TrainReport, stack: ExitStack
+        self,
+        ready: PreparedRun,
+        loader: DataLoader[Any],
+        out: Path,
+        ranks: Ranks,
+        report: TrainReport,
+        stack: ExitStack,
     ) -> None:
         run, recipe, data, device = ready.run, ready.recipe, ready.data, ready.device
         self.ready, self.recipe, self.data = ready, recipe, data
         self.ranks, self.report = ranks, report
         self.stop = AgreedStop(stack.enter_context(StopRequest(report.stopping)), ranks)
         self._stopped_by: int | None = None
-        self.loader = train_loader(recipe, data.train, run, device, stack)
+        self.loader = loader
         for line in self.loader.explain().splitlines():
             if line.startswith("copies "):
                 report.note(f"copies: {line.removeprefix('copies').strip()}")
@@ -75,14 +82,13 @@ class TrainingLoop:
         if ready.resumed is not None:
             self._restore(ready.resumed.content)
             ready.resumed.content.clear()
-            done = len(self.history.records) >= recipe.epochs
-            text = f"resumes after step {self.state.step}"
-            text = "is finished: nothing to do" if done else text
-            if ready.extended and not done:
-                text += f", up to {recipe.epochs} epochs of the new schedule"
-            report.note(f"{out} {text}")
+            if ready.is_finished:
+                report.note(f"{out} is finished; a longer --schedule continues it")
+            else:
+                more = f", up to {recipe.epochs} epochs of the new schedule" * ready.extended
+                report.note(f"{out} resumes after step {self.state.step}{more}")
         helps = device.type == "cuda" or recipe.compile
-        if helps if run.warmup_shapes is None else run.warmup_shapes:
+        if not ready.is_finished and (helps if run.warmup_shapes is None else run.warmup_shapes):
             warm_up(self.state, recipe.shapes, classes=len(data.train.classes), note=report.note)
 
     def _watched(self, out: Path) -> Any:

@@ -30,12 +30,18 @@ __all__ = ["PreparedRun", "prepare"]
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """Everything a run needs before it begins; it resumes another schedule if `extended`."""
+    """Everything a run needs before it begins.
+
+    Attributes:
+        extended: it resumes a run under another schedule.
+        is_finished: it resumes a run that has all epochs of its schedule.
+    """
 
     recipe: Recipe  # with batch sizes for the number of ranks
     run: RunSettings
     resumed: ResumedRun | None
     extended: bool
+    is_finished: bool
     data: TrainData
     device: torch.device
     precision: torch.dtype
@@ -66,7 +72,7 @@ def prepare(assignment: Assignment, note: Callable[[str], object], *, world: int
         SavedSettings.read(run.settings)  # the loader reads it again; errors now
     device = choose_device(run.device or "auto")
     precision = choose_precision(device, recipe.amp, recipe.amp_dtype)
-    data, extended = TrainData.find(run.data, run.val_dir), False
+    data, extended, finished = TrainData.find(run.data, run.val_dir), False, False
     if data.note:
         note(data.note)
     if resumed is not None:
@@ -77,6 +83,7 @@ def prepare(assignment: Assignment, note: Callable[[str], object], *, world: int
         _check_precision(recipe, precision, saved)
         if changed := changed_on_resume(recipe, saved["recipe"]):
             note(f"changed from here on: {changed}")
+        finished = len(saved["history"]["records"]) >= recipe.epochs
         recipe = share_batches(recipe, saved["ranks"], world)
         data.check_resumable(saved["dataset"])
     elif run.resume == "auto":
@@ -95,7 +102,7 @@ def prepare(assignment: Assignment, note: Callable[[str], object], *, world: int
         note(f"{frozen} parameters are frozen")
     create_optimizer(model, recipe)  # the real one is made on the device; errors now
     check_run_folder(run.out, checkpoint=resumed.checkpoint if resumed else None)
-    return PreparedRun(recipe, run, resumed, extended, data, device, precision, model)
+    return PreparedRun(recipe, run, resumed, extended, finished, data, device, precision, model)
 
 
 def _check_precision(recipe: Recipe, precision: torch.dtype, saved: Mapping[str, Any]) -> None:

@@ -9,14 +9,14 @@ Values are checked against their annotations.
 from __future__ import annotations
 
 import difflib
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 from msgspec import Meta
+from msgspec.inspect import BoolType, FloatType, IntType, LiteralType, StrType, UnionType, type_info
 
 from feedline.errors import UsageError
 from feedline.order.schedule import MAX_IMAGE_SIZE, Phase, Schedule
@@ -26,6 +26,7 @@ __all__ = [
     "SYNONYMS",
     "Recipe",
     "TrainPhase",
+    "allowed_values",
     "check_names",
     "check_values",
     "setting_names",
@@ -42,9 +43,9 @@ SYNONYMS = {
     "input_size": "image_size", "resolution": "image_size", "size": "image_size",
     "learning_rate": "lr", "lr_rate": "lr", "ema": "model_ema_decay",
     "model_ema": "model_ema_decay", "optim": "opt", "optimizer": "opt", "output": "out",
-    "output_dir": "out", "checkpoint": "resume", "resume_from": "resume", "lr_scheduler": "sched",
-    "scheduler": "sched", "label_smoothing": "smoothing", "num_workers": "workers",
-    "workers_num": "workers",
+    "output_dir": "out", "experiment": "out", "checkpoint": "resume", "resume_from": "resume",
+    "lr_scheduler": "sched", "scheduler": "sched", "label_smoothing": "smoothing",
+    "num_workers": "workers", "workers_num": "workers", "torchcompile": "compile",
 }  # fmt: skip
 """Names of settings in other tools, with their names here."""
 
@@ -69,6 +70,29 @@ def setting_names(settings: Any) -> list[str]:
     return [each.name for each in fields(settings) if each.init]
 
 
+def allowed_values(hint: Any) -> tuple[str, list[Any]]:
+    """Describe the values of an annotation, such as "a number from 0 to 1"; list its literals."""
+    found = type_info(hint)
+    kinds = found.types if isinstance(found, UnionType) else (found,)
+    literals = [value for kind in kinds if isinstance(kind, LiteralType) for value in kind.values]
+    texts = list(map(repr, literals))
+    for kind in kinds:
+        if isinstance(kind, IntType | FloatType):
+            limits = {"from": kind.ge, "above": kind.gt, "to": kind.le, "below": kind.lt}
+            given = [
+                f"{word} {limit:g}" if isinstance(limit, float) else f"{word} {limit}"
+                for word, limit in limits.items()
+                if limit not in (None, sys.float_info.max)
+            ]
+            noun = "a whole number" if isinstance(kind, IntType) else "a number"
+            texts.append(" ".join([noun, *given]))
+        elif isinstance(kind, BoolType | StrType):
+            texts.append("true or false" if isinstance(kind, BoolType) else "text")
+        elif hasattr(kind, "cls"):  # Path
+            texts.append(f"a {kind.cls.__name__.lower()}")
+    return " or ".join(texts), literals
+
+
 def check_values(settings: Any, names: Iterable[str], what: str = "") -> None:
     """Check values of a dataclass against its annotations (UsageError)."""
     hints = get_type_hints(type(settings), include_extras=True)
@@ -76,18 +100,12 @@ def check_values(settings: Any, names: Iterable[str], what: str = "") -> None:
         value, hint = getattr(settings, name), hints[name]
         try:
             msgspec.convert(value, hint)
-        except msgspec.ValidationError as error:
-            literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
-            choices = [choice for part in literals for choice in get_args(part)]
-            expected = list(map(repr, choices))
-            limit = str(error).partition(", got ")[0]  # such as: Expected `float` >= 0.0
-            if limit.startswith("Expected"):
-                expected.append(re.sub(r"Expected |`| \| null", "", limit))
-            text = f"must be {' or '.join(expected)}, got {value!r}"
+        except msgspec.ValidationError:
+            expected, choices = allowed_values(hint)
+            text = f"must be {expected}, got {value!r}"
             if what:
                 raise UsageError(f"{what}{name} {text}") from None
-            begun = [each for each in choices if str(value).startswith(each)]  # rand-m9-mstd0.5
-            near = begun or difflib.get_close_matches(str(value), choices, n=1)
+            near = difflib.get_close_matches(str(value), choices, n=1)
             fix = {name: near[0]} if near else {}
             hint = "the nearest" if near else ""
             raise UsageError(text, argument=name, hint=hint, fix=fix) from None
@@ -245,6 +263,15 @@ class Recipe:
             text = f"must be beginnings of parameter names, got {self.freeze!r}"
             raise UsageError(text, argument="freeze")
         self._fill("freeze", tuple(frozen))
+        if str(self.aa).startswith("rand-"):
+            raise UsageError(
+                f"must be 'rand' without timm's options, got {self.aa!r}",
+                argument="aa",
+                hint="this is torchvision's RandAugment: 2 operations of magnitude 9 of 30 on "
+                "each image; timm's m9 is 9 of 10, on half of the images. --aa-strength 0..1 "
+                "lowers it",
+                fix={"aa": "rand"},
+            )
         check_values(self, set(setting_names(self)) - {"schedule"})
         if self.pretrained and self.initial_checkpoint:
             text = "cannot be combined with timm's pretrained weights"

@@ -20,6 +20,7 @@ from feedline.order.seeds import mix
 from feedline.trace.machine import device_name
 from feedline.train.checkpoint import BEST_NAME, CHECKPOINT_NAME
 from feedline.train.config import Assignment, as_toml
+from feedline.train.data import train_loader
 from feedline.train.history import TrainReport, TrainResult
 from feedline.train.loop import TrainingLoop
 from feedline.train.prepare import PreparedRun, prepare
@@ -77,20 +78,6 @@ def run_training(assignment: Assignment, report: TrainReport) -> TrainResult:
 def _train(ready: PreparedRun, ranks: Ranks, report: TrainReport) -> TrainResult:
     """Train on one rank."""
     recipe, run, data = ready.recipe, ready.run, ready.data
-    made = None
-    if ranks.is_main:
-        checkpoint = ready.resumed.checkpoint if ready.resumed else None
-        made = make_run_folder(run.out, checkpoint=checkpoint, model=recipe.model)
-    out = ranks.gathered(made)[0]
-    assert out is not None, "rank 0 has made it"
-    if not ranks.is_main:  # each drops other units
-        torch.manual_seed(mix(recipe.seed, ranks.rank) >> 1)
-    report.note(
-        f"{len(data.train)} images of {len(data.train.classes)} classes"
-        + (f", {len(data.val)} for validation" if data.val else "")
-        + f"; {recipe.model} in {str(ready.precision).removeprefix('torch.')} on "
-        f"{ready.device.type}, {recipe.opt} with lr {recipe.peak_lr:.3g}; writing to {out}/"
-    )
     environment: dict[str, Any] = {"machine": machine(), "versions": versions("timm")}
     environment["machine"] |= {
         "device": ready.device.type,
@@ -98,9 +85,25 @@ def _train(ready: PreparedRun, ranks: Ranks, report: TrainReport) -> TrainResult
         "torch_threads": torch.get_num_threads(),
     }
     with ExitStack() as stack:
+        # First, as a cache that cannot be used is an error.
+        loader = train_loader(recipe, data.train, run, ready.device, stack)
+        made = None
         if ranks.is_main:
-            stack.enter_context(lock_run_folder(out))
-        loop = TrainingLoop(ready, out, ranks, report, stack)
+            checkpoint = ready.resumed.checkpoint if ready.resumed else None
+            made = make_run_folder(run.out, checkpoint=checkpoint, model=recipe.model)
+            stack.enter_context(lock_run_folder(made))
+        out = ranks.gathered(made)[0]
+        assert out is not None, "rank 0 has made it"
+        if not ranks.is_main:  # each drops other units
+            torch.manual_seed(mix(recipe.seed, ranks.rank) >> 1)
+        if not ready.is_finished:
+            report.note(
+                f"{len(data.train)} images of {len(data.train.classes)} classes"
+                + (f", {len(data.val)} for validation" if data.val else "")
+                + f"; {recipe.model} in {str(ready.precision).removeprefix('torch.')} on "
+                f"{ready.device.type}, {recipe.opt} with lr {recipe.peak_lr:.3g}; writing to {out}/"
+            )
+        loop = TrainingLoop(ready, loader, out, ranks, report, stack)
         if ranks.is_main:
             write_text(out / RECIPE_NAME, as_toml(recipe, run), report.note)
             write_text(out / "environment.json", json.dumps(environment, indent=2), report.note)
