@@ -200,10 +200,12 @@ def listed(folder: str, samples: int) -> list[tuple[str, int]]:
 def folder_index(samples: int) -> FolderIndex:
     """As feedline lists a folder."""
     files = names(samples)
-    text = "".join(f"{file}\0" for own in files for file in own).encode()
+    classes = class_names(len(files))
+    pairs = zip(classes, files, strict=True)
+    text = "".join(f"{name}/{file}\0" for name, own in pairs for file in own).encode()
     blob = np.frombuffer(text, np.uint8)
     labels = np.repeat(np.arange(len(files), dtype=np.int32), [len(own) for own in files])
-    return FolderIndex(blob, path_starts(blob), labels, class_names(len(files)))
+    return FolderIndex(blob, path_starts(blob), labels, classes)
 
 
 class Labels(ImageFolder):

@@ -23,7 +23,7 @@ from feedline.cache.build import build_cache
 from feedline.errors import ImageError, UsageError
 from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.order.batch_spec import Item
-from feedline.sources.folder import folder_store, scan_folder
+from feedline.sources.folder import folder_store
 from feedline.sources.path_table import path_starts
 from feedline.sources.remote_cache import open_cache
 from row_of import made
@@ -111,11 +111,6 @@ def test_names_that_run_together_are_told_apart(tmp_path: Path) -> None:
     root = cache_of(source, tmp_path / "cache")
     with pytest.raises(UsageError, match=r"no copies of 1 of 1 images, 'c/x\.jpgc/y\.jpg'"):
         ImageFolder(other).cached(open_cache(root))
-
-
-def test_the_table_of_a_folder_has_its_paths(odd_photos: Path) -> None:
-    index = scan_folder(str(odd_photos))
-    assert index.table().decode().split("\0") == [*map(index.path, range(len(index))), ""]
 
 
 def test_a_cache_of_another_folder_is_refused_with_what_is_missing(

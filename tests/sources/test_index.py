@@ -30,7 +30,7 @@ def make(root, *paths):
 def listed(root, **options):
     index = scan_folder(root, **options)
     return [
-        (os.fsencode(os.path.join(root, index.classes[label])) + b"/" + index.name(i), int(label))
+        (os.fsencode(os.path.join(root, "")) + index.name(i), int(label))
         for i, label in enumerate(index.labels)
     ]
 

@@ -135,7 +135,7 @@ def test_a_table_of_paths_gives_the_rows_of_the_folder(folder):
     names = [folder.path(sample).encode() for sample in range(6)]
     blob = np.frombuffer(b"\0".join([*names, b""]), np.uint8)
     labels = np.array([7, -1, 2, 3, 4, 5])
-    store = FileStore(PathTable(blob, path_starts(blob), labels), (b"",))
+    store = FileStore(PathTable(blob, path_starts(blob), labels), b"")
     data = pickle.loads(pickle.dumps(RowPipeline(store, folder.transform)))
     for sample in range(6):
         image, label = row(data, sample)
@@ -144,7 +144,7 @@ def test_a_table_of_paths_gives_the_rows_of_the_folder(folder):
         assert data.name(sample) == folder.name(sample)
     with pytest.raises(IndexError, match="6 is out of range for 6"):
         row(data, 6)
-    relabelled = FileStore(PathTable(blob, path_starts(blob), labels[::-1]), (b"",))
+    relabelled = FileStore(PathTable(blob, path_starts(blob), labels[::-1]), b"")
     assert relabelled.fingerprint() != store.fingerprint()
 
 

@@ -188,7 +188,7 @@ def _paths(dataset: Any) -> PathTable | None:
         store = file_store(FolderSelection([dataset], None))
     except CompileError:
         return None
-    below_root = store.folders != (b"",)
+    below_root = store.folder != b""
     different = len(set(store.paths.blob.tobytes().split(b"\0"))) == len(dataset) + 1
     return store.paths if below_root and different else None
 

@@ -35,7 +35,6 @@ from feedline.sources.folder import (
 )
 from feedline.sources.local_copies import disk_budget
 from feedline.sources.manifest import is_cache
-from feedline.sources.path_table import path_starts
 from feedline.sources.remote_cache import open_location
 from feedline.sources.remote_images import RemoteStore, local_files_error, url_folder_store
 
@@ -250,10 +249,9 @@ def sample_folder(folder: ImageFolder, seed: int, most: int = ENOUGH_IMAGES) -> 
     """
     numbers = np.random.RandomState(seed).permutation(len(folder))[:most]
     index = folder.files.paths
-    names = [index.name(number) + b"\0" for number in numbers.tolist()]
-    blob = np.frombuffer(b"".join(names), np.uint8)
+    chosen = index.select(numbers)
     some = copy.copy(folder)
     some.store = folder_store(
-        folder.root, FolderIndex(blob, path_starts(blob), index.labels[numbers], index.classes)
+        folder.root, FolderIndex(chosen.blob, chosen.starts, chosen.labels, index.classes)
     )
     return some

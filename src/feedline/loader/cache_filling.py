@@ -113,7 +113,7 @@ def cache_contents(options: Options, source: Any) -> CacheContents:
         if len(folders) > 1 or folders[0] is not options.dataset:
             files = file_store(FolderSelection(folders, None))
         root = folder_root(folders)
-        where = root or os.fsdecode(files.folders[0])
+        where = root or os.fsdecode(files.folder)
         kind = "files" if root is None else "folder"
         classes = class_names(folders)
     where = os.path.abspath(where)

@@ -42,7 +42,7 @@ __all__ = ["ArchiveStore", "check_no_archive", "find_archive"]
 
 _EXTENSIONS = (".zip", ".tar")
 _TAR = -1  # method of a file in a tar file, which has no checksum
-_VERSION = 2
+_VERSION = 3
 _COLUMNS = 5
 _MACOS = "__MACOSX/"  # where macOS puts what belongs to files, under the files' own names
 
@@ -74,7 +74,7 @@ def check_no_archive(url: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class ArchiveIndex(FolderIndex):
-    """Images of an archive; paths are relative to the class's folder in it.
+    """Images of an archive.
 
     `entries` is int64 (n, 5): first byte and length in the archive, size of the file, method (_TAR,
     or the zip file's) and checksum. `status` is the archive's size in bytes and modification time
@@ -210,14 +210,14 @@ def _scan(
     names = sorted(places, key=_split)
     folders: dict[str, list[tuple[str, list[str]]]] = {}
     for (kind, folder), group in itertools.groupby(names, lambda name: _split(name)[:2]):
-        prefix = f"{folder}/" if folder else ""
+        prefix = f"{kind}/{folder}/" if folder else f"{kind}/"
         folders.setdefault(kind, []).append((prefix, [_split(name)[2] for name in group]))
     empty = [name for name in classes if name not in folders]
     if empty:
         raise no_images(where, empty, len(classes), endings, "")
-    inner = [folder for folder, _ in folders[classes[0]]]
+    inner = [folder.split("/")[1] for folder, _ in folders[classes[0]]]
     if len(classes) == 1 and all(inner):
-        some = ", ".join(sorted({folder.partition("/")[0] for folder in inner})[:5])
+        some = ", ".join(sorted(set(inner))[:5])
         raise DatasetError(
             f"{where!r} contains one folder, {classes[0]!r}, with sub-folders ({some})",
             hint=f"if those are the classes, use {os.path.join(where, classes[0])!r}",

@@ -209,7 +209,7 @@ class CachedFiles(SampleStore):
     def __init__(self, files: FileStore[Any], cache: CacheStore) -> None:
         self.files, self.cache = files, cache
         self.label_field = files.label_field
-        self._rows = _rows(printable(files.paths.table()), cache)
+        self._rows = _rows(printable(files.paths.blob.tobytes()), cache)
 
     def __len__(self) -> int:
         return len(self.files)

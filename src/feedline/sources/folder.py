@@ -9,20 +9,18 @@ Relies on: os.scandir distinguishing files from folders without a stat of each. 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Generic, NoReturn, TypeVar
 
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
 from feedline.sources.files import read_file
-from feedline.sources.path_table import PathTable, path_starts, printable
+from feedline.sources.path_table import PathTable, path_starts
 from feedline.sources.store import IndexedStore, Numbers, make_stamp
 from feedline.system import slashed
 
@@ -70,65 +68,32 @@ Listing = tuple[Sequence[str], Sequence[str]]
 
 @dataclass(frozen=True, eq=False)
 class FolderIndex(PathTable):
-    """Files of a folder with one sub-folder per class: paths are relative to the class's folder,
-    and labels, int32, are indices of the sorted class names.
+    """Files of a folder with one sub-folder per class. Labels, int32, are indices of the sorted
+    class names.
     """
 
     classes: list[str]
 
-    def path(self, sample: int) -> str:
-        """Path of a file below the folder, "CLASS/...", as text with undecodable bytes escaped."""
-        return printable(self._folder(self.labels[sample]) + self.name(sample)).decode()
-
-    def _folder(self, label: int) -> bytes:
-        return os.fsencode(self.classes[label]) + b"/"
-
-    def table(self) -> bytes:
-        """Paths of all samples below the folder, "CLASS/...", each ended by a zero byte."""
-        paths, parts = self.blob.tobytes(), []
-        turns = np.flatnonzero(np.diff(self.labels)) + 1  # where another class begins
-        edges = [0, *turns.tolist(), len(self)]
-        for first, last in pairwise(edges if len(self) else []):
-            folder = self._folder(self.labels[first])
-            names = paths[self.starts[first] : self.starts[last] - 1]
-            parts += [folder, names.replace(b"\0", b"\0" + folder), b"\0"]
-        return b"".join(parts)
-
-    def fingerprint(self) -> str:
-        """Short hash of the number of samples, their relative paths and the class names. Equal for
-        a moved folder; independent of the files' contents.
-        """
-        digest = hashlib.blake2b(digest_size=8)
-        digest.update(f"{len(self)} {len(self.classes)}\n".encode())
-        digest.update(b"\0".join(map(os.fsencode, self.classes)))
-        counts = np.bincount(self.labels, minlength=len(self.classes)).astype("<i8")
-        digest.update(counts.tobytes())
-        digest.update(self.blob.data)
-        return digest.hexdigest()
-
 
 class FileStore(IndexedStore, Generic[Paths]):
-    """Image files; a `SampleStore`.
+    """Image files below a folder; a `SampleStore`.
 
-    The prefixes `folders` of the paths, in the file system's bytes, are absolute paths that end
-    with a separator: one for all samples, or one for each label from 0 on.
+    The folder, in the file system's bytes, is an absolute path that ends with a separator.
     """
 
     paths: Paths
 
-    def __init__(self, paths: Paths, folders: Sequence[bytes]) -> None:
+    def __init__(self, paths: Paths, folder: bytes) -> None:
         super().__init__(paths)
-        self.folders = folders
+        self.folder = folder
         self.kind = "folder" if isinstance(paths, FolderIndex) else "files"
-        self._by_label = len(folders) > 1
 
     def read(self, sample: int, side: int) -> bytes:
         return read_file(self.path(sample))
 
     def path(self, sample: int) -> bytes:
         """Absolute path of a sample's file; raises an IndexError if there is no such sample."""
-        name = self.paths.name(sample)
-        return self.folders[self.paths.labels[sample] if self._by_label else 0] + name
+        return self.folder + self.paths.name(sample)
 
     def name(self, sample: int) -> str:
         """Absolute path of a sample's file for messages, with undecodable bytes escaped."""
@@ -147,23 +112,19 @@ class FileStore(IndexedStore, Generic[Paths]):
 
     def select(self, numbers: Numbers) -> FileStore[PathTable]:
         """Select files by index, in this order."""
-        paths, folders = self.paths, self.folders
-        if isinstance(paths, FolderIndex):  # whose table names the classes' folders
-            folders = [folders[0][: -len(os.path.join(os.fsencode(paths.classes[0]), b""))]]
-        return FileStore(paths.select(numbers), folders)
+        return FileStore(self.paths.select(numbers), self.folder)
 
     def without_repeats(self) -> FileStore[Any]:
         """Remove repeated files. A folder has none."""
         if isinstance(self.paths, FolderIndex):
             return self
         once = self.paths.without_repeats()
-        return self if once is self.paths else FileStore(once, self.folders)
+        return self if once is self.paths else FileStore(once, self.folder)
 
 
 def folder_store(root: str, index: FolderIndex) -> FileStore[FolderIndex]:
     """Files of a folder of class folders, by its absolute path and its index."""
-    folders = [os.fsencode(os.path.join(root, name, "")) for name in index.classes]
-    return FileStore(index, folders)
+    return FileStore(index, os.fsencode(os.path.join(root, "")))
 
 
 def scan_folder(root: str, extensions: Sequence[str] | None = None) -> FolderIndex:
@@ -181,7 +142,10 @@ def scan_folder(root: str, extensions: Sequence[str] | None = None) -> FolderInd
     index = folder_index(
         classes,
         (
-            ((prefix, images_of(files)) for prefix, files in _walk(os.path.join(root, name), root))
+            (
+                (f"{name}/{prefix}", images_of(files))
+                for prefix, files in _walk(os.path.join(root, name), root)
+            )
             for name in classes
         ),
     )
@@ -219,8 +183,8 @@ def warn_ignored(where: str, endings: Mapping[str, int]) -> None:
 def folder_index(
     classes: list[str], files: Iterable[Iterable[tuple[str, list[str]]]]
 ) -> FolderIndex:
-    """Create an index of sorted classes from the folders of each, in their order: a prefix, and the
-    names of the images in it, in theirs.
+    """Create an index of sorted classes from the folders of each, in their order: a prefix such as
+    "CLASS/inner/", and the names of the images in it, in theirs.
     """
     parts: list[bytes] = []
     counts: list[int] = []

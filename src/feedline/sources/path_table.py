@@ -66,13 +66,9 @@ class PathTable:
         return self.select(np.array(sorted(first.values())))
 
     def select(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> PathTable:
-        """Select samples by index, in this order; their paths are those of `table`."""
-        names = self.table().split(b"\0")[:-1]
+        """Select samples by index, in this order."""
+        names = self.blob.tobytes().split(b"\0")[:-1]
         return PathTable.of([names[k] for k in numbers.tolist()], self.labels[numbers])
-
-    def table(self) -> bytes:
-        """Paths of all samples below the dataset's folder, each ended by a zero byte."""
-        return self.blob.tobytes()
 
     def name(self, sample: int) -> bytes:
         """Path of a sample in `blob`, without the zero byte; an IndexError if there is none:

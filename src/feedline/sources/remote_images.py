@@ -45,8 +45,8 @@ __all__ = ["RemoteStore", "is_unreachable", "local_files_error", "url_folder_sto
 class RemoteStore(RemoteImages, FileStore[Paths]):
     """Images at URLs; a `SampleStore`.
 
-    The prefixes `folders` of the paths are the beginnings of URLs, up to a slash, or nothing: one
-    for all samples, or one for each label from 0 on. No copies are stored without a `budget`.
+    The `folder` of the paths is the beginning of their URLs, up to a slash, or nothing. No copies
+    are stored without a `budget`.
     `status` is int64 (n, 2): size of each image in bytes, and a number that changes with the file;
     0 if unknown.
     """
@@ -56,22 +56,19 @@ class RemoteStore(RemoteImages, FileStore[Paths]):
     def __init__(
         self,
         paths: Paths,
-        folders: Sequence[bytes],
+        folder: bytes,
         reader: RemoteReader,
         budget: DiskBudget | None,
         status: Numbers | None = None,
     ) -> None:
-        FileStore.__init__(self, paths, folders)
+        FileStore.__init__(self, paths, folder)
         RemoteImages.__init__(self, reader)
         self._budget, self._status = budget, status
         if budget is not None:
-            digest = hashlib.blake2b(b"\0".join(folders), digest_size=8)
+            digest = hashlib.blake2b(folder, digest_size=8)
             digest.update(paths.blob.data)
-            if self._by_label:
-                digest.update(np.bincount(paths.labels).astype("<i8").data)
-            one = shown(os.fsdecode(folders[0].removesuffix(b"/")))
-            where = one if len(folders) == 1 else "images"
-            self._folder = copies_folder(budget.folder, where, digest.hexdigest())
+            where = shown(os.fsdecode(folder.removesuffix(b"/")))
+            self._copies_folder = copies_folder(budget.folder, where, digest.hexdigest())
         self._open_copies()
 
     def _open_copies(self) -> None:
@@ -79,7 +76,7 @@ class RemoteStore(RemoteImages, FileStore[Paths]):
         self._copies: ImageCopies | None = None
         if self._budget is not None:
             budget = DiskBudget(self._budget.folder, self._budget.limit_bytes)
-            self._copies = ImageCopies(self._folder, budget)
+            self._copies = ImageCopies(self._copies_folder, budget)
 
     def close(self) -> None:
         self._prefetched = {}
@@ -89,7 +86,7 @@ class RemoteStore(RemoteImages, FileStore[Paths]):
         """Select images by index, in this order."""
         files = super().select(numbers)
         status = None if self._status is None else self._status[numbers]
-        return RemoteStore(files.paths, files.folders, self._reader, self._budget, status)
+        return RemoteStore(files.paths, files.folder, self._reader, self._budget, status)
 
     def url(self, sample: int) -> str:
         """URL of a sample's file; raises an IndexError if there is no such sample."""
@@ -168,7 +165,7 @@ class RemoteStore(RemoteImages, FileStore[Paths]):
         once = super().without_repeats().paths
         if once is self.paths:
             return self
-        return RemoteStore(once, self.folders, self._reader, self._budget)
+        return RemoteStore(once, self.folder, self._reader, self._budget)
 
     def __repr__(self) -> str:
         return f"images at {len(self._reader)} hosts or buckets"
@@ -200,7 +197,7 @@ def url_store(
         names = map(os.fsdecode, paths.blob.tobytes().split(b"\0")[:-1])
         urls = list({host_of(name): name for name in names}.values())
     reader = RemoteReader(urls, storage_options)
-    return RemoteStore(paths, (os.fsencode(folder),), reader, disk_budget(local_dir, local_bytes))
+    return RemoteStore(paths, os.fsencode(folder), reader, disk_budget(local_dir, local_bytes))
 
 
 def url_folder_store(
@@ -229,34 +226,31 @@ def url_folder_store(
     def scan() -> Iterator[Sequence[tuple[str, list[str]]]]:
         # A class at a time becomes arrays: a list of all objects would take gigabytes.
         listings = there.each(there.files, folders)
-        for name, folder, listed in zip(names, folders, listings, strict=True):
-            images = _images_by_folder(folder, listed, endings)
+        for name, listed in zip(names, listings, strict=True):
+            images = _images_by_folder(listed, endings)
             ignored.update(ignored_extensions(listed, endings))
             if not images:
                 other = min(listed, default="").rpartition("/")[2]
                 raise no_images(where, [name], len(names), endings, other)
-            found = [listed[f"{folder}/{prefix}{each}"] for prefix, some in images for each in some]
+            found = [listed[f"{prefix}{each}"] for prefix, some in images for each in some]
             status.append(np.array(found, np.int64))
             yield images
 
     index = folder_index(names, scan())
     warn_ignored(where, ignored)
-    prefixes = [os.fsencode(f"{there.url}/{folder}/") for folder in folders]
-    return RemoteStore(index, prefixes, reader, budget, np.concatenate(status))
+    return RemoteStore(index, os.fsencode(f"{there.url}/"), reader, budget, np.concatenate(status))
 
 
 def _images_by_folder(
-    folder: str, listed: dict[str, FileStatus], endings: tuple[str, ...]
+    listed: dict[str, FileStatus], endings: tuple[str, ...]
 ) -> list[tuple[str, list[str]]]:
     """Images of a class, folder by folder, in the order of a scan of a local folder."""
     below: dict[str, list[str]] = {}
     for path in listed:
-        prefix, _, name = path[len(folder) + 1 :].rpartition("/")
+        prefix, _, name = path.rpartition("/")
         if name.lower().endswith(endings):
             below.setdefault(prefix, []).append(name)
-    return [
-        (f"{prefix}/" if prefix else "", sorted(names)) for prefix, names in sorted(below.items())
-    ]
+    return [(f"{prefix}/", sorted(names)) for prefix, names in sorted(below.items())]
 
 
 def local_files_error(root: str) -> UsageError:

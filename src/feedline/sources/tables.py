@@ -280,7 +280,7 @@ def path_store(
         names = [name[len(folder) :] for name in names]
     where = folder.rstrip(os.sep) or os.sep
     table = _path_table(list(map(slashed, names)), labels)
-    return where, FileStore(table, (os.fsencode(folder),))
+    return where, FileStore(table, os.fsencode(folder))
 
 
 def _path_table(names: list[str], labels: np.ndarray[Any, Any]) -> PathTable:

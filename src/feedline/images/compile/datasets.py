@@ -259,7 +259,7 @@ def file_store(selection: FolderSelection) -> FileStore[PathTable]:
     if len(starts) != len(names) + 1:
         raise CompileError("A path contains a zero byte.")
     paths = PathTable(blob, starts, np.array(labels, np.int64))
-    return FileStore(paths, (os.fsencode(prefix),))
+    return FileStore(paths, os.fsencode(prefix))
 
 
 def _absolute(samples: Sequence[Any]) -> Iterator[str]:

@@ -176,7 +176,7 @@ class SamplePipeline(RowPipeline[SampleStore]):
     def __repr__(self) -> str:
         where = repr(self.store)
         if isinstance(self.store, FileStore):
-            where = repr(os.fsdecode(self.store.folders[0]))
+            where = repr(os.fsdecode(self.store.folder))
         return f"{type(self).__name__}({where}, {len(self)} images: {self._text()})"
 
     def _text(self) -> str:
