@@ -41,7 +41,7 @@ from report import machine, save, spread, table, versions
 from feedline import DataLoader, ImageFolder, __version__
 from feedline.bench.pool import ProcessPool, ProcessState, Send
 from feedline.sources.cache_index import COLUMNS, ENTRY, digest_of
-from feedline.sources.folder import FolderIndex
+from feedline.sources.folder import FolderIndex, folder_store
 from feedline.sources.manifest import INDEX, MANIFEST, Level, Manifest
 from feedline.sources.path_table import path_starts
 
@@ -172,7 +172,7 @@ def beside(
                 random.Random(0).shuffle(dataset.samples)
         else:
             dataset = ImageFolder(folder)
-            dataset._adopt(folder_index(samples))
+            dataset.store = folder_store(folder, folder_index(samples))
     options: dict[str, Any] = {"cache": root} if cached else {}
     if not what.startswith("torchvision"):
         options["image_size"] = 112

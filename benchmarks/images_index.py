@@ -35,7 +35,7 @@ class Blank(ImageFolder):
     """The samples of a folder without opening a file."""
 
     def load(self, item, row):
-        row[1][()] = self._index.labels[item.sample]
+        row[1][()] = self.store.label(item.sample)
 
 
 def start_workers(root, workers):

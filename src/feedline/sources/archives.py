@@ -10,7 +10,6 @@ Relies on: zipfile for the directory of a zip file; `archive_files` for tar file
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import struct
@@ -30,12 +29,11 @@ from feedline.sources.files import OpenFiles, check_size
 from feedline.sources.folder import (
     FolderIndex,
     check_classes,
-    folder_index,
     ignored_extensions,
     no_images,
     warn_ignored,
 )
-from feedline.sources.path_table import check_index, path_starts, printable
+from feedline.sources.path_table import check_index, join_names, path_starts, printable
 from feedline.sources.store import IndexedStore
 
 __all__ = ["ArchiveStore", "check_no_archive", "find_archive"]
@@ -207,33 +205,23 @@ def _scan(
     where = os.path.join(path, inside) if inside else path
     classes = sorted(files.classes)
     check_classes(where, classes, files.image)
-    names = sorted(places, key=_split)
-    folders: dict[str, list[tuple[str, list[str]]]] = {}
-    for (kind, folder), group in itertools.groupby(names, lambda name: _split(name)[:2]):
-        prefix = f"{kind}/{folder}/" if folder else f"{kind}/"
-        folders.setdefault(kind, []).append((prefix, [_split(name)[2] for name in group]))
-    empty = [name for name in classes if name not in folders]
+    # In the order of a scan of the unpacked folder: by class, folder and name.
+    names = sorted(places, key=lambda name: (name.partition("/")[0], name.rpartition("/")))
+    counts = Counter(name.partition("/")[0] for name in names)
+    empty = [name for name in classes if not counts[name]]
     if empty:
         raise no_images(where, empty, len(classes), endings, "")
-    inner = [folder.split("/")[1] for folder, _ in folders[classes[0]]]
-    if len(classes) == 1 and all(inner):
-        some = ", ".join(sorted(set(inner))[:5])
+    if len(classes) == 1 and all(name.count("/") > 1 for name in names):
+        some = ", ".join(sorted({name.split("/")[1] for name in names})[:5])
         raise DatasetError(
             f"{where!r} contains one folder, {classes[0]!r}, with sub-folders ({some})",
             hint=f"if those are the classes, use {os.path.join(where, classes[0])!r}",
         )
     warn_ignored(where, files.ignored)
-    index = folder_index(classes, (folders[name] for name in classes))
+    labels = np.arange(len(classes), dtype=np.int32).repeat([counts[name] for name in classes])
     table = np.array(entries, np.int64).reshape(-1, _COLUMNS)[[places[name] for name in names]]
-    columns = {"blob": index.blob, "labels": index.labels, "entries": table}
-    return columns, {"classes": classes}
-
-
-def _split(name: str) -> tuple[str, str, str]:
-    """Sort key of a file: its class, its folder below that, and its own name."""
-    kind, _, below = name.partition("/")
-    folder, _, own = below.rpartition("/")
-    return kind, folder, own
+    blob = join_names(list(map(os.fsencode, names)))
+    return {"blob": blob, "labels": labels, "entries": table}, {"classes": classes}
 
 
 def _tar_entries(

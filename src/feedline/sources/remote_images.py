@@ -35,7 +35,7 @@ from feedline.sources.folder import (
 )
 from feedline.sources.local_copies import DiskBudget, ImageCopies, copies_folder, disk_budget
 from feedline.sources.path_table import PathTable
-from feedline.sources.remote_files import THREADS, FileStatus, RemoteFolder
+from feedline.sources.remote_files import THREADS, RemoteFolder
 from feedline.sources.remote_reader import IMAGE_PATIENCE_S, Range, RemoteImages, RemoteReader
 from feedline.sources.store import Numbers, make_stamp
 
@@ -227,30 +227,21 @@ def url_folder_store(
         # A class at a time becomes arrays: a list of all objects would take gigabytes.
         listings = there.each(there.files, folders)
         for name, listed in zip(names, listings, strict=True):
-            images = _images_by_folder(listed, endings)
+            # In the order of a scan of a local folder.
+            images = sorted(
+                (path for path in listed if path.lower().endswith(endings)),
+                key=lambda path: path.rpartition("/"),
+            )
             ignored.update(ignored_extensions(listed, endings))
             if not images:
                 other = min(listed, default="").rpartition("/")[2]
                 raise no_images(where, [name], len(names), endings, other)
-            found = [listed[f"{prefix}{each}"] for prefix, some in images for each in some]
-            status.append(np.array(found, np.int64))
-            yield images
+            status.append(np.array([listed[path] for path in images], np.int64))
+            yield [("", images)]
 
     index = folder_index(names, scan())
     warn_ignored(where, ignored)
     return RemoteStore(index, os.fsencode(f"{there.url}/"), reader, budget, np.concatenate(status))
-
-
-def _images_by_folder(
-    listed: dict[str, FileStatus], endings: tuple[str, ...]
-) -> list[tuple[str, list[str]]]:
-    """Images of a class, folder by folder, in the order of a scan of a local folder."""
-    below: dict[str, list[str]] = {}
-    for path in listed:
-        prefix, _, name = path.rpartition("/")
-        if name.lower().endswith(endings):
-            below.setdefault(prefix, []).append(name)
-    return [(f"{prefix}/", sorted(names)) for prefix, names in sorted(below.items())]
 
 
 def local_files_error(root: str) -> UsageError:
