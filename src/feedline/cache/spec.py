@@ -230,7 +230,7 @@ def unfinished_levels(root: str) -> tuple[Level, ...]:
 
 def keep_qualities(root: str, levels: tuple[Level, ...]) -> tuple[Level, ...]:
     """Return JPEG resolutions with the qualities of the cache in a folder, finished or not;
-    unchanged if it has other sizes or raw pixels, or if there is none.
+    unchanged if it has other sizes or raw pixels, or is no cache.
     """
     try:
         before = read_manifest(root).levels

@@ -71,8 +71,8 @@ class PathTable:
         return PathTable.of([names[k] for k in numbers.tolist()], self.labels[numbers])
 
     def name(self, sample: int) -> bytes:
-        """Path of a sample in `blob`, without the zero byte; an IndexError if there is none:
-        negative numbers do not count from the end.
+        """Path of a sample in `blob`, without the zero byte; an IndexError for any other
+        number: negative ones do not count from the end.
         """
         check_index(sample, len(self.labels))
         starts = self.starts

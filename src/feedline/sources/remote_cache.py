@@ -53,7 +53,7 @@ from feedline.sources.manifest import (
     repair_command,
     shard_name,
 )
-from feedline.sources.remote_reader import BLOCK_BYTES, Range, RemoteImages, RemoteReader
+from feedline.sources.remote_reader import BLOCK_BYTES, ImageFetcher, Range, RemoteReader
 
 __all__ = ["open_cache", "open_location"]
 
@@ -239,7 +239,7 @@ def _columns(manifest: Manifest, folder: str) -> Iterator[tuple[str, int, str, t
     yield "names", max(0, int(ends[-1])) if samples else 0, "uint8", ()
 
 
-class _RemoteShards(RemoteImages, LevelReader):
+class _RemoteShards(ImageFetcher, LevelReader):
     """Reader of a resolution whose tar shards are at a URL, and its index in a local folder."""
 
     def __init__(
@@ -253,7 +253,7 @@ class _RemoteShards(RemoteImages, LevelReader):
         copies: LocalCopies | None,
     ) -> None:
         LevelReader.__init__(self, root, manifest, level, index)
-        RemoteImages.__init__(self, reader)
+        ImageFetcher.__init__(self, reader)
         self._cache = shown(url)
         self._url, self._copies = url, copies
 

@@ -36,13 +36,13 @@ from feedline.sources.folder import (
 from feedline.sources.local_copies import DiskBudget, ImageCopies, copies_folder, disk_budget
 from feedline.sources.path_table import PathTable
 from feedline.sources.remote_files import THREADS, RemoteFolder
-from feedline.sources.remote_reader import IMAGE_PATIENCE_S, Range, RemoteImages, RemoteReader
+from feedline.sources.remote_reader import IMAGE_PATIENCE_S, ImageFetcher, Range, RemoteReader
 from feedline.sources.store import Numbers, make_stamp
 
 __all__ = ["RemoteStore", "is_unreachable", "local_files_error", "url_folder_store", "url_store"]
 
 
-class RemoteStore(RemoteImages, FileStore[Paths]):
+class RemoteStore(ImageFetcher, FileStore[Paths]):
     """Images at URLs; a `SampleStore`.
 
     The `folder` of the paths is the beginning of their URLs, up to a slash, or nothing. No copies
@@ -62,7 +62,7 @@ class RemoteStore(RemoteImages, FileStore[Paths]):
         status: Numbers | None = None,
     ) -> None:
         FileStore.__init__(self, paths, folder)
-        RemoteImages.__init__(self, reader)
+        ImageFetcher.__init__(self, reader)
         self._budget, self._status = budget, status
         if budget is not None:
             digest = hashlib.blake2b(folder, digest_size=8)

@@ -29,7 +29,7 @@ from feedline.sources.filesystem import (
     shown,
 )
 
-__all__ = ["BLOCK_BYTES", "Range", "RemoteImages", "RemoteReader", "join_ranges"]
+__all__ = ["BLOCK_BYTES", "ImageFetcher", "Range", "RemoteReader", "join_ranges"]
 
 GAP_BYTES = 64 << 10
 """Maximum gap between joined ranges: transferring it takes as long as a request."""
@@ -215,7 +215,7 @@ def _checked(each: Range, answer: Answer, may_end: bool) -> Answer:
     return AlteredError(f"got {len(answer)} bytes, expected {length}")
 
 
-class RemoteImages:
+class ImageFetcher:
     """Images at URLs: prefetched together, read from local copies, or fetched.
 
     A base of stores and readers, which define where an image is, which bytes are intact, and its
@@ -227,7 +227,7 @@ class RemoteImages:
         self._prefetched: dict[int, bytes] = {}
 
     def _range(self, sample: int) -> Range | None:
-        """Bytes of an image; None if there are none."""
+        """Position of an image; None if it does not exist."""
         raise NotImplementedError
 
     def _is_intact(self, sample: int, data: bytes) -> bool:
