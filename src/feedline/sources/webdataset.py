@@ -51,7 +51,6 @@ LabelPlace: TypeAlias = "tuple[str, tuple[str, ...]]"
 """Extension of a file, and the names that lead to a value in it; none for its whole text."""
 
 _VERSION = 2
-_MAX_NAMES = 1_000_000
 _MAX_LABEL_BYTES = 1 << 20
 # As webdataset tells a key from the extension: at the first dot of the last part of the name.
 _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
@@ -120,18 +119,13 @@ def _expand(pattern: str) -> list[str]:
 def _expand_braces(pattern: str) -> list[str]:
     import braceexpand
 
-    widths = re.findall(r"(\d+)\.\.(\d+)", pattern)
     try:
-        if all(abs(int(last) - int(first)) < _MAX_NAMES for first, last in widths):
-            names = list(itertools.islice(braceexpand.braceexpand(pattern), _MAX_NAMES + 1))
-            if len(names) <= _MAX_NAMES:
-                return names
+        return list(braceexpand.braceexpand(pattern))
     except ValueError as error:  # UnbalancedBracesError
         raise UsageError(
             f"unmatched brace in {pattern!r}: {error}",
             hint=r"write a brace that is part of the name as '\{' or '\}'",
         ) from error
-    raise UsageError(f"{pattern!r} expands to more than {_MAX_NAMES} names")
 
 
 class WebDatasetStore(IndexedStore):
