@@ -17,7 +17,7 @@ FOLDER = "src/feedline/images/c"
 # No contraction to multiply-add instructions: bytes are torch's and Pillow's.
 FLAGS = ["/std:c11", "/O2"] if os.name == "nt" else ["-O3", "-std=c11", "-ffp-contract=off"]
 SOURCES = {
-    "_resample": ["_resample.c"],
+    "_resample": ["_resample.c", "_rows.c"],
     "_lut": ["_lut.c"],
     "_photometric": ["_photometric.c"],
     "_jpeg": ["_jpeg.c", "_entropy.c"],

@@ -20,6 +20,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import xxhash
 from PIL import Image, _imaging
 
 from feedline.images import _jpeg, _lut, _photometric, _resample
@@ -110,6 +111,37 @@ def fuzz_resample(dice: Dice) -> None:
         assert np.array_equal(row, found[0][1])
         assert taken or (row == 99).all()
     _resample.resample(image, spoiled(dice, row), *numbers, *box)
+
+
+def fuzz_rows(dice: Dice) -> None:
+    """Crops of images of any size, and placements that nothing has checked."""
+    count, header, side = size(dice, 9), int(dice.choice([0, 128, size(dice)])), size(dice, 40)
+    shapes = [(size(dice), size(dice)) for _ in range(count)]
+    images = tuple(
+        None if chance(dice, 0.05) else bytes(header + 3 * height * width + chance(dice, 0.05))
+        for height, width in shapes
+    )
+    sizes = np.array([(height + size(dice), width, height, width) for height, width in shapes])
+    if chance(dice, 0.1):
+        sizes.flat[dice.integers(sizes.size)] = dice.choice([0, -1, 1 << 40, 1 << 62])
+    seeds = dice.integers(0, 1 << 63, count, np.uint64)
+    placements = np.zeros((count, 16))
+    numbers = tuple(real(dice, 0.0, 1.0) for _ in range(8))
+    filter = int(dice.integers(5))
+    _resample.place_crops(
+        *(spoiled(dice, array) for array in (seeds, sizes, placements)), numbers, side, filter
+    )
+    for _ in range(int(dice.choice([0, 0, 1, 3]))):
+        placements.flat[dice.integers(placements.size)] = real(dice, -1.0, 90.0)
+    checks = np.empty((0, 2), np.uint64)
+    if chance(dice, 0.5):
+        checks = np.array(
+            [(1, 0 if each is None else xxhash.xxh3_64_intdigest(each, 1)) for each in images],
+            np.uint64,
+        )
+    rows = np.zeros((count, side, side, 3), np.uint8)
+    arrays = (spoiled(dice, array) for array in (placements, checks, rows))
+    _resample.resample_rows(images, header, *arrays, None, None, None)
 
 
 def fuzz_lut(dice: Dice) -> None:
@@ -216,7 +248,7 @@ def fuzz_decoder(dice: Dice, data: bytes) -> None:
         assert np.array_equal(*found)
 
 
-CASES = (fuzz_resample, fuzz_lut, fuzz_photometric, fuzz_jpeg)
+CASES = (fuzz_resample, fuzz_rows, fuzz_lut, fuzz_photometric, fuzz_jpeg)
 
 
 def run_case(number: int) -> None:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.order.seeds import RandomStream, mix
+from feedline.order.seeds import RandomStream, mix, row_seed, row_seeds
 
 seeds = st.integers(0, 2**64 - 1)
 parts = st.lists(seeds, min_size=1, max_size=4)
@@ -55,6 +56,23 @@ def test_every_bit_of_every_part_counts(parts: list[int], at: int, bit: int) -> 
     at %= len(parts)
     other = [*parts[:at], parts[at] ^ (1 << bit), *parts[at + 1 :]]
     assert mix(*other) != mix(*parts)
+
+
+@given(
+    seeds,
+    st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=5),
+    st.integers(0, 1 << 20),
+    st.integers(0, (1 << 63) - 1),
+    st.integers(0, 1 << 20),
+)
+def test_seeds_of_several_rows_are_those_of_each(
+    epoch_seed: int, samples: list[int], start: int, first: int, stride: int
+) -> None:
+    found = row_seeds(epoch_seed, np.array(samples, np.int64), start, first, stride)
+    assert found.tolist() == [
+        row_seed(epoch_seed, sample, row, first, stride)
+        for row, sample in enumerate(samples, start)
+    ]
 
 
 def test_neighbouring_seeds_differ_in_about_half_their_bits() -> None:

@@ -102,6 +102,7 @@ class SourceWithInit:
         self._init = init
         self.fields, self.load = rows.fields, rows.load
         self.name, self.fingerprint = rows.name, rows.fingerprint
+        self.load_rows = getattr(rows, "load_rows", None)
 
     def user_objects(self) -> dict[str, object]:
         """The user's objects, by the names of the loader's arguments."""

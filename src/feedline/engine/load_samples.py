@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import ParamSpec, Protocol, TypeAlias, cast
 
@@ -36,8 +36,8 @@ from feedline.engine.messages import (
 )
 from feedline.engine.process import keep_freed_memory, limit_threads
 from feedline.engine.shared_memory import SharedFile
-from feedline.order.batch_spec import Field, Item
-from feedline.order.seeds import mix, row_seed
+from feedline.order.batch_spec import Field, Item, Items
+from feedline.order.seeds import mix, row_seeds
 from feedline.sources.files import storage_read
 from feedline.trace import is_recording_enabled, stage_timer
 from feedline.trace.stage_timings import StagePage
@@ -66,9 +66,12 @@ class Source(Protocol):
 
     A worker first calls the optional `open(worker_id, workers)`. For each task it calls the
     optional `prepare(samples, image_size)`, then `load` for each row. Errors of `prepare` are
-    ignored, because `load` reports them, and its time does not count as work. The trainer also
-    calls `fields`, `name` and `fingerprint`. Results must depend on the arguments alone: a row may
-    be made twice, by different workers, and must be equal.
+    ignored, because `load` reports them, and its time does not count as work. A source that makes
+    rows faster together has `load_rows(items, rows, begin_row, end_row)`: it fills the rows that it
+    can, calls both functions with each one's number in the task, and returns the numbers of the
+    others, for which `load` is called. The trainer also calls `fields`, `name` and `fingerprint`.
+    Results must depend on the arguments alone: a row may be made twice, by different workers, and
+    must be equal.
     """
 
     def __len__(self) -> int:
@@ -190,23 +193,36 @@ def fill(
     failures: list[Failure] = []
     slot = block[task.offset : task.offset + task.slot_bytes]
     views = arrays(slot, source.fields(task.image_size), task.batch_rows)
-    seed = mix(task.seed)
+    seeds = row_seeds(mix(task.seed), task.samples, task.start, task.first_position, task.stride)
     clock, before_ns, slow_ns = time.monotonic_ns, started_ns, 0
-    for k, sample in enumerate(samples):
+
+    def begin_row(k: int) -> None:
         line[SINCE] = clock()
         line[ROW] = k
+
+    def end_row(k: int) -> None:
+        nonlocal before_ns, slow_ns
+        now_ns = clock()
+        if now_ns - before_ns > slow_ns or stage_timer.timed:
+            slow_ns = stage_timer.note_sample(samples[k], now_ns - before_ns)
+        before_ns = now_ns
+
+    left: Iterable[int] = range(len(samples))
+    if (load_rows := getattr(source, "load_rows", None)) is not None:
+        items = Items(task.samples, task.image_size, seeds, task.strength)
+        rows = tuple(view[task.start : task.start + len(samples)] for view in views)
+        left = load_rows(items, rows, begin_row, end_row if times_samples else None)
+    each_seed = seeds.tolist()
+    for k in left:
+        begin_row(k)
         row = task.start + k
-        own_seed = row_seed(seed, sample, row, task.first_position, task.stride)
-        item = Item(sample, task.image_size, own_seed, task.strength)
+        item = Item(samples[k], task.image_size, each_seed[k], task.strength)
         try:
             source.load(item, tuple([view[row, ...] for view in views]))
         except (Exception, SystemExit) as error:
             failures.append(Failure.of(row, error))
-        if times_samples:  # inline, because a call costs too much for small rows
-            now_ns = clock()
-            if now_ns - before_ns > slow_ns or stage_timer.timed:
-                slow_ns = stage_timer.note_sample(sample, now_ns - before_ns)
-            before_ns = now_ns
+        if times_samples:
+            end_row(k)
     return Report(worker_id, task.id, started_ns, time.monotonic_ns(), tuple(failures))
 
 

@@ -2,6 +2,7 @@
 
 folder.py, image_list.py, array.py   public sources: `ImageFolder`, `ImageList`, `ImageArray`
 rows.py                              from a store of images to rows of a batch
+raw_rows.py                          rows of a raw cache or an array, made together
 codecs.py                            registry of image formats, and the decoder
 jpeg.py, libwebp.py, pillow.py       decoding of a part of an image, by format
 crops.py                             which part of an image becomes a row: `TrainCrop`, `EvalCrop`

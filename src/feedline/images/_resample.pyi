@@ -1,5 +1,6 @@
 """Resize of an image into a row of a batch: compiled, see _resample.c."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -44,4 +45,58 @@ def resample(
     Raises:
         ValueError: the image is empty, the window is not in the resized image or the box not in
             the image.
+    """
+
+def place_crops(
+    seeds: np.ndarray[Any, np.dtype[np.uint64]],
+    sizes: np.ndarray[Any, np.dtype[np.int64]],
+    placements: np.ndarray[Any, np.dtype[np.float64]],
+    crop: tuple[float, float, float, float, float, float, float, float],
+    size: int,
+    filter: int,
+    /,
+) -> None:
+    """Draw the crops of several rows, as `crops.TrainCrop`, and map them to copies.
+
+    Args:
+        seeds: of the rows, (n).
+        sizes: height and width of the originals and of the copies, (n, 4).
+        placements: written: `raw_rows.Placements`, (n, 16); zero for an invalid size.
+        crop: strength; scale, logarithm of the ratio, and ratio, of each the lowest and the
+            highest; probability of a flip.
+        size: side of the rows, in pixels.
+        filter: index in `resize.FILTERS`.
+
+    Raises:
+        ValueError: wrong shape or dtype.
+    """
+
+def resample_rows(
+    images: tuple[Any, ...],
+    header_bytes: int,
+    placements: np.ndarray[Any, np.dtype[np.float64]],
+    checksums: np.ndarray[Any, np.dtype[np.uint64]],
+    rows: np.ndarray[Any, np.dtype[np.uint8]],
+    begin_row: Callable[[int], object] | None,
+    after_check: Callable[[int], object] | None,
+    end_row: Callable[[int], object] | None,
+    /,
+) -> list[int]:
+    """Check images and resize a part of each into its row.
+
+    Args:
+        images: buffer of each, with `header_bytes` before its pixels; None for none.
+        placements: `raw_rows.Placements`, (n, 16).
+        checksums: seed of XXH3 and expected hash of each buffer, (n, 2); (0, 2) to check none.
+        rows: (n, height, width, 3), C-contiguous.
+        begin_row, after_check, end_row: called with the row's number before its image is read,
+            after that, and after it was resized; None is not called.
+
+    Returns:
+        numbers of the rows that were not made: their image is None or damaged, its size differs,
+        or the resize is not possible.
+
+    Raises:
+        ValueError: wrong shape or dtype.
+        BaseException: any error of the functions.
     """

@@ -231,7 +231,7 @@ class TrainCrop:
     flip: float = 0.5
     filter: Filter | tuple[Filter, ...] = "bilinear"
     uses_strength: ClassVar[bool] = True
-    _log_ratio: tuple[float, float] = field(init=False, repr=False, compare=False)
+    log_ratio: tuple[float, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         scale, ratio = _pair("scale", self.scale), _pair("ratio", self.ratio)
@@ -256,7 +256,7 @@ class TrainCrop:
         # Lists would make the transform unhashable.
         object.__setattr__(self, "scale", scale)
         object.__setattr__(self, "ratio", ratio)
-        object.__setattr__(self, "_log_ratio", (math.log(ratio[0]), math.log(ratio[1])))
+        object.__setattr__(self, "log_ratio", (math.log(ratio[0]), math.log(ratio[1])))
 
     def place(self, height: int, width: int, item: Item) -> Box:
         """Draw the crop for an item, in an image of (height, width) pixels."""
@@ -269,7 +269,7 @@ class TrainCrop:
         """
         smallest, largest = self.scale
         smallest = min(1.0 - strength * (1.0 - smallest), largest)
-        low, high = self._log_ratio
+        low, high = self.log_ratio
         area = height * width
         for _ in range(_TRIES):
             share, shape = stream.pair()

@@ -40,6 +40,7 @@ __all__ = [
     "FILTERS",
     "ResizeMode",
     "apply_lut",
+    "compiled",
     "fill",
     "fill_as",
     "nearest_pixels",

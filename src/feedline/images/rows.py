@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
@@ -29,8 +29,9 @@ from feedline.images.codecs import (
     register_codecs,
 )
 from feedline.images.crops import Placement, TrainCrop, Transform, Window, cut, wanted_side
+from feedline.images.raw_rows import fill_rows
 from feedline.images.resize import fill
-from feedline.order.batch_spec import Field, Item
+from feedline.order.batch_spec import Field, Item, Items
 from feedline.order.pixel_layout import RGB, PixelLayout
 from feedline.sources.cache_store import CachedFiles, CacheStore, cache_within
 from feedline.sources.files import storage_read
@@ -243,6 +244,37 @@ class RowPipeline(Generic[Store]):
         retouch = getattr(self.transform, "retouch", None)
         if retouch is not None:
             retouch(row[0], item)
+
+    def load_rows(
+        self,
+        items: Items,
+        rows: tuple[np.ndarray[Any, Any], ...],
+        begin_row: Callable[[int], None],
+        end_row: Callable[[int], None] | None,
+    ) -> Iterable[int]:
+        """Fill rows of raw pixels together, each as `load` does.
+
+        Args:
+            items: requests for the rows.
+            rows: arrays as in `fields`, of n rows, C-contiguous, written in place.
+            begin_row, end_row: called with a row's number before and after it is made.
+
+        Returns:
+            numbers of the rows that were not made: damaged ones, and all if they are no raw pixels.
+        """
+        every = range(len(items.samples))
+        makes_rows_so = type(self).load is RowPipeline.load and not hasattr(
+            self.transform, "retouch"
+        )
+        if not makes_rows_so or self.layout != RGB or items.image_size is None:
+            return every
+        if not self._is_open:
+            self.open(0, 1)
+        copies = self.store.raw_copies(items.samples, self.wanted_side(items.image_size))
+        if copies is None:
+            return every
+        rows[1][...] = copies.labels
+        return fill_rows(rows[0], copies, self.transform, items, begin_row, end_row)
 
     def _part(self, item: Item) -> tuple[Pixels, Placement]:
         """Visible part of the image, valid until the next one, and its placement."""

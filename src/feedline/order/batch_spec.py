@@ -22,6 +22,7 @@ __all__ = [
     "BatchSpec",
     "Field",
     "Item",
+    "Items",
     "divide_rows",
     "rows_per_task",
 ]
@@ -121,6 +122,29 @@ class Item(NamedTuple):
         """Image size in pixels, for sources of images: their items always have one."""
         assert self.image_size is not None
         return self.image_size
+
+
+class Items(NamedTuple):
+    """Requests for several rows of one image size.
+
+    Args:
+        samples: sample indices, int64 (n).
+        image_size: side of the square images, in pixels; None if no size is set.
+        seeds: of each row, uint64 (n).
+        strength: augmentation strength, 0 to 1.
+    """
+
+    samples: NDArray[np.int64]
+    image_size: int | None
+    seeds: NDArray[np.uint64]
+    strength: float
+
+    def each(self) -> list[Item]:
+        """The requests one by one."""
+        return [
+            Item(sample, self.image_size, seed, self.strength)
+            for sample, seed in zip(self.samples.tolist(), self.seeds.tolist(), strict=True)
+        ]
 
 
 def rows_per_task(

@@ -7,7 +7,10 @@ does not promise a stable stream. Global random states are not used.
 
 from __future__ import annotations
 
-__all__ = ["RandomStream", "extend", "mix", "row_seed"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["RandomStream", "extend", "mix", "row_seed", "row_seeds"]
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -45,6 +48,30 @@ def row_seed(epoch_seed: int, sample: int, row: int, first_position: int, stride
     # `extend` is inlined here, because function calls matter for tiny rows.
     seed = _scramble((epoch_seed + _GAMMA + (sample & _MASK)) & _MASK)
     return extend(seed, first_position + row * stride) if stride else seed
+
+
+def row_seeds(
+    epoch_seed: int, samples: NDArray[np.int64], start: int, first_position: int, stride: int
+) -> NDArray[np.uint64]:
+    """Seeds of adjacent rows, uint64 (n), each equal to `row_seed`.
+
+    Args:
+        epoch_seed, first_position, stride: as there.
+        samples: sample indices, int64 (n).
+        start: first row within the batch.
+    """
+    seeds = _scramble_all(samples.astype(np.uint64) + np.uint64((epoch_seed + _GAMMA) & _MASK))
+    if not stride:
+        return seeds
+    rows = np.arange(start, start + len(samples), dtype=np.uint64) * np.uint64(stride & _MASK)
+    return _scramble_all(seeds + np.uint64((first_position + _GAMMA) & _MASK) + rows)
+
+
+def _scramble_all(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    scrambled: NDArray[np.uint64] = z ^ (z >> np.uint64(31))
+    return scrambled
 
 
 class RandomStream:

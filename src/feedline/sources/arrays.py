@@ -14,7 +14,14 @@ import numpy as np
 from feedline.errors import DatasetError, UsageError
 from feedline.order.batch_spec import Field
 from feedline.order.pixel_layout import PixelLayout
-from feedline.sources.store import Pixels, SampleStore, hash_images
+from feedline.sources.store import (
+    Numbers,
+    Pixels,
+    RawCopies,
+    SampleStore,
+    all_within,
+    hash_images,
+)
 
 __all__ = ["ArrayStore", "checked_labels"]
 
@@ -46,6 +53,13 @@ class ArrayStore(SampleStore):
         """View of a sample's pixels."""
         pixels: Pixels = self.images[sample]
         return pixels
+
+    def raw_copies(self, samples: Numbers, side: int) -> RawCopies | None:
+        if not all_within(samples, len(self)):
+            return None
+        pixels = tuple([self.images[sample] for sample in samples.tolist()])
+        sizes = np.tile(np.array(self.images.shape[1:3] * 2, np.int64), (len(samples), 1))
+        return RawCopies(pixels, 0, sizes, np.empty((0, 2), np.uint64), self.labels[samples])
 
     def label(self, sample: int) -> Any:
         """Label of a sample."""

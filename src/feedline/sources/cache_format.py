@@ -16,9 +16,16 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from feedline.errors import ImageError
-from feedline.sources.cache_index import CacheIndex, checksum, load_entries
-from feedline.sources.manifest import Level, Manifest, level_size, member, repair_command
-from feedline.sources.store import Pixels
+from feedline.sources.cache_index import CacheIndex, checksum, checksum_seed, load_entries
+from feedline.sources.manifest import (
+    Level,
+    Manifest,
+    level_size,
+    level_sizes,
+    member,
+    repair_command,
+)
+from feedline.sources.store import Numbers, Pixels, RawCopies
 
 __all__ = [
     "CACHE_FORMATS",
@@ -89,6 +96,9 @@ class ShardMerger:
 class LevelReader:
     """Reader of a resolution's copies in the cache of a folder."""
 
+    is_mapped = False
+    """True if a raw copy is a view of mapped memory, so that many cost no memory."""
+
     def __init__(self, root: str, manifest: Manifest, level: Level, index: CacheIndex) -> None:
         self.level = level
         self._cache = root  # in messages
@@ -116,6 +126,30 @@ class LevelReader:
         shape = height, width, self._layout.channels
         pixels: Pixels = np.ndarray(shape, self._layout.dtype, copy, NPY_HEADER_BYTES)
         return pixels
+
+    def raw_copies(self, samples: Numbers) -> RawCopies | None:
+        """Raw copies that are mapped, not checked; otherwise None. All samples must exist."""
+        if self.level.quality is not None or not self.is_mapped:
+            return None
+        entries, labels = self._entries[samples], self._index.labels[samples]
+        originals = self._index.sizes[samples].astype(np.int64)
+        sizes = np.hstack([originals, level_sizes(originals, self.level.side)])
+        pixels: list[CopyBytes | None] = []
+        for sample, (shard, first, length, _) in zip(
+            samples.tolist(), entries.tolist(), strict=True
+        ):
+            try:
+                pixels.append(self._bytes(sample, shard, first, length))
+            except ImageError:
+                pixels.append(None)
+        checksums = np.empty((len(samples), 2), np.uint64)
+        text, step = labels.tobytes(), labels.nbytes // len(samples)
+        checksums[:, 0] = [
+            checksum_seed(key, text[k * step : (k + 1) * step])
+            for k, key in enumerate(self._index.keys[samples].tolist())
+        ]
+        checksums[:, 1] = entries[:, 3]
+        return RawCopies(tuple(pixels), NPY_HEADER_BYTES, sizes, checksums, labels)
 
     def file(self, sample: int) -> CopyBytes:
         """Bytes of a copy as a file, with the header of a raw one; raises like `read`."""

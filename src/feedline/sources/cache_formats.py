@@ -56,6 +56,8 @@ _UNTRACKED: dict[str, Any] = {"trackfd": False} if _HAS_TRACKFD else {}
 class TarReader(LevelReader):
     """Copies in memory-mapped tar files."""
 
+    is_mapped = True
+
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
@@ -223,6 +225,7 @@ class _MappedArray:
 class _LmdbReader(LevelReader):
     """Copies in one LMDB, which maps its memory itself."""
 
+    is_mapped = True
     _opened: OpenLmdb | None = None
 
     def path(self, sample: int) -> str:

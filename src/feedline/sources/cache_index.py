@@ -26,6 +26,7 @@ __all__ = [
     "ENTRY",
     "CacheIndex",
     "checksum",
+    "checksum_seed",
     "digest_of",
     "index_damage",
     "load_column",
@@ -61,7 +62,12 @@ ENTRY = ("uint64", (4,))
 
 def checksum(image: Any, key: int, label: Array) -> int:
     """Checksum of an image's stored bytes, with its sample and label: 64 bits, XXH3."""
-    return xxhash.xxh3_64_intdigest(image, seed=xxhash.xxh3_64_intdigest(label.tobytes(), seed=key))
+    return xxhash.xxh3_64_intdigest(image, seed=checksum_seed(key, label.tobytes()))
+
+
+def checksum_seed(key: int, label: bytes) -> int:
+    """Seed of an image's checksum."""
+    return xxhash.xxh3_64_intdigest(label, seed=key)
 
 
 class CacheIndex:

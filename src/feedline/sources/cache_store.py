@@ -28,8 +28,10 @@ from feedline.sources.path_table import check_index, printable
 from feedline.sources.store import (
     Numbers,
     Pixels,
+    RawCopies,
     SampleStore,
     SelectedStore,
+    all_within,
     first_names,
 )
 
@@ -153,6 +155,10 @@ class CacheStore(SampleStore):
         check_index(sample, len(self))
         return reader.read(sample)
 
+    def raw_copies(self, samples: Numbers, side: int) -> RawCopies | None:
+        reader = self._reader_for(side)
+        return reader.raw_copies(samples) if all_within(samples, len(self)) else None
+
     def _reader_for(self, side: int) -> LevelReader:
         reader = self._readers.get(side)
         if reader is None:
@@ -228,6 +234,13 @@ class CachedFiles(SampleStore):
     def read(self, sample: int, side: int) -> bytes | Pixels:
         row = self._row(sample)
         return self.files.read(sample, side) if row is None else self.cache.read(row, side)
+
+    def raw_copies(self, samples: Numbers, side: int) -> RawCopies | None:
+        if not all_within(samples, len(self)):
+            return None
+        rows = np.asarray(self._rows, np.int64)[samples]
+        copies = self.cache.raw_copies(rows, side)
+        return copies and copies._replace(labels=self.files.labels[samples])
 
     def check_side(self, side: int) -> str:
         return self.cache.check_side(side)

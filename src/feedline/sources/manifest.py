@@ -23,6 +23,9 @@ import shlex
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from feedline.errors import DatasetError, UsageError
 from feedline.order.pixel_layout import MODES, PixelLayout
 from feedline.sources.files import open_nonblocking
@@ -40,6 +43,7 @@ __all__ = [
     "is_cache",
     "is_finished",
     "level_size",
+    "level_sizes",
     "member",
     "parse_manifest",
     "read_manifest",
@@ -156,6 +160,13 @@ class Manifest:
     def as_text(self) -> str:
         """Text of the file: JSON."""
         return json.dumps({"feedline_cache": VERSION, **asdict(self)}, indent=1) + "\n"
+
+
+def level_sizes(originals: NDArray[np.int64], side: int) -> NDArray[np.int64]:
+    """`level_size` of several images, int64 (n, 2)."""
+    short = np.maximum(originals.min(axis=1, keepdims=True), 1)
+    copies = np.maximum(np.rint(originals * side / short), 1.0).astype(np.int64)
+    return np.where(short <= side, originals, copies)
 
 
 def repair_command(root: str) -> str:

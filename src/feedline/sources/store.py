@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import xxhash
@@ -22,8 +22,10 @@ __all__ = [
     "IndexedStore",
     "Numbers",
     "Pixels",
+    "RawCopies",
     "SampleStore",
     "SelectedStore",
+    "all_within",
     "check_unique_keys",
     "first_names",
     "hash_images",
@@ -38,6 +40,24 @@ Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 _HASHED_IMAGES = 64
 _NAMES = 5
+
+
+class RawCopies(NamedTuple):
+    """Raw pixels of several samples, as stored and not yet checked, and their labels.
+
+    Args:
+        pixels: buffer of each, valid as long as it is referenced; None if it cannot be read.
+        header_bytes: bytes before the pixels (height, width, channels), which are C-contiguous.
+        sizes: height and width of the original and of the copy, int64 (n, 4).
+        checksums: seed of XXH3 and the expected hash of a buffer, uint64 (n, 2); (0, 2) for none.
+        labels: (n, ...).
+    """
+
+    pixels: tuple[Any, ...]
+    header_bytes: int
+    sizes: np.ndarray[Any, np.dtype[np.int64]]
+    checksums: np.ndarray[Any, np.dtype[np.uint64]]
+    labels: np.ndarray[Any, Any]
 
 
 class SampleStore:
@@ -86,6 +106,10 @@ class SampleStore:
             IndexError: there is no such sample.
         """
         raise NotImplementedError
+
+    def raw_copies(self, samples: Numbers, side: int) -> RawCopies | None:
+        """Copies as `read` returns them, if all are raw pixels in memory; otherwise None."""
+        return None
 
     def reload(self, sample: int, refused: bytes) -> bytes | None:
         """Fetch a remote image again, because these bytes from `read` cannot be decoded.
@@ -208,6 +232,11 @@ class SelectedStore(SampleStore):
     def read(self, sample: int, side: int) -> bytes | Pixels:
         return self.store.read(self._number(sample), side)
 
+    def raw_copies(self, samples: Numbers, side: int) -> RawCopies | None:
+        if not all_within(samples, len(self)):
+            return None
+        return self.store.raw_copies(self.numbers[samples], side)
+
     def original_size(self, sample: int) -> tuple[int, int] | None:
         return self.store.original_size(self._number(sample))
 
@@ -230,6 +259,11 @@ class SelectedStore(SampleStore):
 
     def __repr__(self) -> str:
         return f"{len(self.numbers)} of {self.store!r}"
+
+
+def all_within(samples: Numbers, count: int) -> bool:
+    """Return True if all numbers are at least 0 and less than `count`, and there is one."""
+    return len(samples) > 0 and int(samples.min()) >= 0 and int(samples.max()) < count
 
 
 def label_field(labels: np.ndarray[Any, Any]) -> Field:

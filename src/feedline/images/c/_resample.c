@@ -15,18 +15,15 @@ third and fourth source pixels are 6 bytes further, and so on. Two rows are proc
 between the passes are kept only while the vertical pass needs them, usually in the L1 cache.
 Mirroring only changes the shuffles and costs nothing. */
 
-#include "_module.h"
+#include "_resample.h"
 
-#include <limits.h>
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
 
 #include "_simd.h"
 
 enum {
     MAX_RESIZED = 4096, /* pixels of the resized image, in each direction */
-    MAX_SIDE = INT_MAX / 16, /* pixels of the image, so that offsets in a row fit in an int */
     MAX_TAPS = 32, /* source pixels of an output pixel, in each direction */
     MAX_PAIRS = MAX_TAPS / 2,
     HALF = 16, /* bytes that are loaded, and stored, at once */
@@ -435,7 +432,7 @@ static void resize_down_first(
 }
 
 /* Run a task. Return 0, or -1 if memory is missing. */
-static int run(const Task *task)
+static int run_task(const Task *task)
 {
     Plan plan = {.pixels = block_pixels(task), .width = task->row_width};
     plan.vectors = (CHANNELS * plan.pixels + 3) / 4;
@@ -471,62 +468,88 @@ static int run(const Task *task)
     return 0;
 }
 
+Check resample_check(const Request *request)
+{
+    const Py_ssize_t height = request->height, width = request->width;
+    if (request->rows < 1 || request->columns < 1 || height < 1 || width < 1 || request->to_top < 0
+        || request->to_left < 0 || request->to_height < request->rows
+        || request->to_width < request->columns
+        || request->to_top > request->to_height - request->rows
+        || request->to_left > request->to_width - request->columns)
+        return BAD_WINDOW;
+    if (!(request->top >= 0.0 && request->left >= 0.0 && request->box_height > 0.0
+          && request->box_width > 0.0 && request->top + request->box_height <= (double)height
+          && request->left + request->box_width <= (double)width))
+        return BAD_BOX; /* NaN, too */
+    if (request->stride < 0 || request->to_height > MAX_RESIZED || request->to_width > MAX_RESIZED
+        || height > MAX_SIDE || width > MAX_SIDE || request->filter < 0
+        || request->filter >= FILTERS
+        || 2.0 * support_of(request->filter, request->box_height, (int)request->to_height) > MAX_TAPS
+        || 2.0 * support_of(request->filter, request->box_width, (int)request->to_width) > MAX_TAPS
+        || (request->down_first && CHANNELS * width < 2 * HALF)) /* bytes that are read at once */
+        return UNSUPPORTED;
+    return POSSIBLE;
+}
+
+int resample_run(const Request *request)
+{
+    const Task task = {
+        .image = request->image,
+        .end = request->image + (request->height - 1) * request->stride + request->width * CHANNELS,
+        .stride = request->stride,
+        .height = (int)request->height, .width = (int)request->width,
+        .box_top = request->top, .box_left = request->left,
+        .box_height = request->box_height, .box_width = request->box_width,
+        .resized_height = (int)request->to_height, .resized_width = (int)request->to_width,
+        .top = (int)request->to_top, .left = (int)request->to_left,
+        .row_height = (int)request->rows, .row_width = (int)request->columns,
+        .flip = request->flip, .down_first = request->down_first, .filter = request->filter,
+        .row = request->row,
+    };
+    return run_task(&task);
+}
+
 static PyObject *resample(PyObject *module, PyObject *args)
 {
     PyObject *arrays[2], *result = NULL;
     Py_buffer views[2];
-    Py_ssize_t to_height, to_width, to_top, to_left;
-    int flip, down_first = 0, filter = 0;
-    double top = 0.0, left = 0.0, box_height = -1.0, box_width = -1.0;
+    Request request = {.box_height = -1.0, .box_width = -1.0};
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOnnnnp|pi(dddd):resample", &arrays[0], &arrays[1], &to_height,
-                          &to_width, &to_top, &to_left, &flip, &down_first, &filter, &top, &left,
-                          &box_height, &box_width)
+    if (!PyArg_ParseTuple(args, "OOnnnnp|pi(dddd):resample", &arrays[0], &arrays[1],
+                          &request.to_height, &request.to_width, &request.to_top, &request.to_left,
+                          &request.flip, &request.down_first, &request.filter, &request.top,
+                          &request.left, &request.box_height, &request.box_width)
         || !get_buffers(views, arrays, 2, PyBUF_STRIDES | PyBUF_FORMAT))
         return NULL;
     const Py_buffer *image = &views[0], *row = &views[1];
-    if (!is_rgb(image) || !is_rgb(row) || filter < 0 || filter >= FILTERS) {
+    if (!is_rgb(image) || !is_rgb(row) || request.filter < 0 || request.filter >= FILTERS) {
         PyErr_SetString(
             PyExc_ValueError, "image and row must be uint8 (h, w, 3), and the filter in FILTERS");
         goto done;
     }
-    const Py_ssize_t height = image->shape[0], width = image->shape[1];
-    const Py_ssize_t rows = row->shape[0], columns = row->shape[1];
+    request.image = image->buf;
+    request.row = row->buf;
+    request.stride = image->strides[0];
+    request.height = image->shape[0];
+    request.width = image->shape[1];
+    request.rows = row->shape[0];
+    request.columns = row->shape[1];
     if (PyTuple_Size(args) <= 9) {
-        box_height = (double)height;
-        box_width = (double)width;
+        request.box_height = (double)request.height;
+        request.box_width = (double)request.width;
     }
-    if (rows < 1 || columns < 1 || height < 1 || width < 1 || to_top < 0 || to_left < 0
-        || to_height < rows || to_width < columns || to_top > to_height - rows
-        || to_left > to_width - columns) {
+    const Check found = resample_check(&request);
+    if (found == BAD_WINDOW) {
         PyErr_SetString(PyExc_ValueError,
                         "image and row must hold pixels, and the row must lie in the resized image");
-    } else if (!(top >= 0.0 && left >= 0.0 && box_height > 0.0 && box_width > 0.0
-                 && top + box_height <= (double)height && left + box_width <= (double)width)) {
-        PyErr_SetString(PyExc_ValueError, "the box must lie in the image"); /* NaN: neither */
-    } else if (
-        image->strides[2] != 1 || image->strides[1] != CHANNELS || image->strides[0] < 0
-        || to_height > MAX_RESIZED || to_width > MAX_RESIZED || height > MAX_SIDE
-        || width > MAX_SIDE || 2.0 * support_of(filter, box_height, (int)to_height) > MAX_TAPS
-        || 2.0 * support_of(filter, box_width, (int)to_width) > MAX_TAPS
-        || (down_first && CHANNELS * width < 2 * HALF)) { /* bytes of a row that are read at once */
+    } else if (found == BAD_BOX) {
+        PyErr_SetString(PyExc_ValueError, "the box must lie in the image");
+    } else if (found == UNSUPPORTED || image->strides[2] != 1 || image->strides[1] != CHANNELS) {
         result = Py_NewRef(Py_False);
     } else {
-        const Task task = {
-            .image = image->buf,
-            .end = (const uint8_t *)image->buf + (height - 1) * image->strides[0] + width * CHANNELS,
-            .stride = image->strides[0],
-            .height = (int)height, .width = (int)width,
-            .box_top = top, .box_left = left, .box_height = box_height, .box_width = box_width,
-            .resized_height = (int)to_height, .resized_width = (int)to_width,
-            .top = (int)to_top, .left = (int)to_left,
-            .row_height = (int)rows, .row_width = (int)columns,
-            .flip = flip, .down_first = down_first, .filter = filter,
-            .row = row->buf,
-        };
         int failed;
         Py_BEGIN_ALLOW_THREADS
-        failed = run(&task);
+        failed = resample_run(&request);
         Py_END_ALLOW_THREADS
         result = failed ? PyErr_NoMemory() : Py_NewRef(Py_True);
     }
@@ -554,6 +577,7 @@ static PyObject *use_path(PyObject *module, PyObject *args)
     for (int k = 0; k < path_count(); k++)
         if (strcmp(paths[k].name, name) == 0) {
             path = &paths[k];
+            rows_use_simd(k);
             return Py_NewRef(Py_None);
         }
     return PyErr_Format(PyExc_ValueError, "this processor has no path %s", name);
@@ -561,6 +585,8 @@ static PyObject *use_path(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"resample", resample, METH_VARARGS, "Resize an image into a row; see _resample.pyi."},
+    {"place_crops", rows_place_crops, METH_VARARGS, "Draw the crops of rows; see _resample.pyi."},
+    {"resample_rows", rows_resample, METH_VARARGS, "Fill rows of a batch; see _resample.pyi."},
     {"use_path", use_path, METH_VARARGS, "Choose the code that resizes; see _resample.pyi."},
     {NULL, NULL, 0, NULL},
 };
@@ -571,6 +597,7 @@ static int initialise(PyObject *module)
     for (int k = 0; names && k < path_count(); k++) {
         PyTuple_SetItem(names, k, PyUnicode_FromString(paths[k].name));
         path = &paths[k];
+        rows_use_simd(k);
     }
     const int failed = PyModule_AddObjectRef(module, "PATHS", names);
     Py_XDECREF(names);

@@ -18,7 +18,7 @@ SIMD_NAME is undefined if the target has neither. Sums and weights are int32 or 
 #define SIMD TARGET("avx2") static
 typedef __m256i Vector;
 
-static int has_simd(void)
+static inline int has_simd(void)
 {
     return cpu_has(AVX2) != 0;
 }
@@ -84,6 +84,24 @@ SIMD INLINE Vector pack(const Vector sums[4], int bits)
         _mm256_packs_epi32(_mm256_sra_epi32(sums[2], shift), _mm256_sra_epi32(sums[3], shift)));
 }
 
+/* Mix words into sums of 64 bits, as XXH3: each pair's words exchanged, and halves of keys multiplied. */
+SIMD INLINE Vector hash_mix(Vector sums, Vector words, Vector secret)
+{
+    const Vector keys = _mm256_xor_si256(words, secret);
+    const Vector products = _mm256_mul_epu32(keys, _mm256_srli_epi64(keys, 32));
+    const Vector exchanged = _mm256_shuffle_epi32(words, _MM_SHUFFLE(1, 0, 3, 2));
+    return _mm256_add_epi64(_mm256_add_epi64(sums, exchanged), products);
+}
+
+SIMD INLINE Vector hash_scramble(Vector sums, Vector secret, uint32_t prime)
+{
+    const Vector by = _mm256_set1_epi32((int)prime);
+    const Vector words
+        = _mm256_xor_si256(_mm256_xor_si256(sums, _mm256_srli_epi64(sums, 47)), secret);
+    const Vector high = _mm256_mul_epu32(_mm256_srli_epi64(words, 32), by);
+    return _mm256_add_epi64(_mm256_mul_epu32(words, by), _mm256_slli_epi64(high, 32));
+}
+
 #elif defined(__aarch64__) || defined(_M_ARM64)
 
 #include <arm_neon.h>
@@ -94,7 +112,7 @@ typedef struct {
     uint8x16_t half[2];
 } Vector;
 
-static int has_simd(void)
+static inline int has_simd(void)
 {
     return 1;
 }
@@ -172,6 +190,32 @@ SIMD INLINE Vector pack(const Vector sums[4], int bits)
             vqmovun_s16(vcombine_s16(words[2], words[3])));
     }
     return bytes;
+}
+
+SIMD INLINE Vector hash_mix(Vector sums, Vector words, Vector secret)
+{
+    for (int k = 0; k < 2; k++) {
+        const uint64x2_t both = vreinterpretq_u64_u8(words.half[k]);
+        const uint64x2_t keys = veorq_u64(both, vreinterpretq_u64_u8(secret.half[k]));
+        const uint64x2_t sum
+            = vaddq_u64(vreinterpretq_u64_u8(sums.half[k]), vextq_u64(both, both, 1));
+        sums.half[k]
+            = vreinterpretq_u8_u64(vmlal_u32(sum, vmovn_u64(keys), vshrn_n_u64(keys, 32)));
+    }
+    return sums;
+}
+
+SIMD INLINE Vector hash_scramble(Vector sums, Vector secret, uint32_t prime)
+{
+    const uint32x2_t by = vdup_n_u32(prime);
+    for (int k = 0; k < 2; k++) {
+        const uint64x2_t sum = vreinterpretq_u64_u8(sums.half[k]);
+        const uint64x2_t words = veorq_u64(
+            veorq_u64(sum, vshrq_n_u64(sum, 47)), vreinterpretq_u64_u8(secret.half[k]));
+        const uint64x2_t high = vshlq_n_u64(vmull_u32(vshrn_n_u64(words, 32), by), 32);
+        sums.half[k] = vreinterpretq_u8_u64(vmlal_u32(high, vmovn_u64(words), by));
+    }
+    return sums;
 }
 
 #endif
