@@ -263,14 +263,13 @@ class RowPipeline(Generic[Store]):
             numbers of the rows that were not made: damaged ones, and all if they are no raw pixels.
         """
         every = range(len(items.samples))
-        makes_rows_so = type(self).load is RowPipeline.load and not hasattr(
-            self.transform, "retouch"
-        )
-        if not makes_rows_so or self.layout != RGB or items.image_size is None:
+        raw_copies = getattr(self.store, "raw_copies", None)
+        is_plain = type(self).load is RowPipeline.load and not hasattr(self.transform, "retouch")
+        if not is_plain or raw_copies is None or self.layout != RGB or items.image_size is None:
             return every
         if not self._is_open:
             self.open(0, 1)
-        copies = self.store.raw_copies(items.samples, self.wanted_side(items.image_size))
+        copies = raw_copies(items.samples, self.wanted_side(items.image_size))
         if copies is None:
             return every
         rows[1][...] = copies.labels

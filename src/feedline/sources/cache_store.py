@@ -98,6 +98,7 @@ class CacheStore(SampleStore):
         self.label_field = Field("label", dtype, shape)
         self.index = self.location.index(self.manifest)
         self._readers: dict[int, LevelReader] = {}  # by the required side
+        self._checked: set[Level] = set()  # whose index is intact
 
     @property
     def root(self) -> str:
@@ -170,7 +171,9 @@ class CacheStore(SampleStore):
         of all samples, so none is skipped.
         """
         level = self.level_for(side)
-        load_entries(self.index.root, level, len(self))
+        if level not in self._checked:  # mapping it for each batch would take 80 us
+            load_entries(self.index.root, level, len(self))
+            self._checked.add(level)
         return str(level)
 
     def original_size(self, sample: int) -> tuple[int, int]:

@@ -233,9 +233,11 @@ class SelectedStore(SampleStore):
         return self.store.read(self._number(sample), side)
 
     def raw_copies(self, samples: Numbers, side: int) -> RawCopies | None:
-        if not all_within(samples, len(self)):
+        raw_copies = getattr(self.store, "raw_copies", None)
+        if raw_copies is None or not all_within(samples, len(self)):
             return None
-        return self.store.raw_copies(self.numbers[samples], side)
+        copies: RawCopies | None = raw_copies(self.numbers[samples], side)
+        return copies
 
     def original_size(self, sample: int) -> tuple[int, int] | None:
         return self.store.original_size(self._number(sample))
