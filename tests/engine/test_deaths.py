@@ -9,8 +9,8 @@ import signal
 import socket
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
+import psutil
 import pytest
 from faulty import Deadly, Sleeper, Speechless, Steady, Stillborn, Unborn
 
@@ -391,7 +391,7 @@ def test_a_loader_that_is_garbage_while_another_starts_does_not_block_it(
 @pytest.mark.own_fork_server
 def test_a_fork_server_that_has_hung_up_is_dead_though_its_process_has_not_ended() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    dying = pool_linux.ForkServer(ours, SimpleNamespace(poll=lambda: None))  # type: ignore[arg-type]
+    dying = pool_linux.ForkServer(ours, psutil.Process())
     assert dying.alive()
     theirs.close()
     assert not dying.alive()

@@ -148,19 +148,3 @@ def test_workers_that_a_pool_cannot_have_change_nothing() -> None:
             feed.apply(LiveSettings(workers=0, prefetch=1))
         assert feed.settings == before
         assert take(feed, SOURCE) == expected(SOURCE, order)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"workers": -1}, "num_workers must be a whole number, from 0 to 512, got -1"),
-        ({"workers": 513}, "from 0 to 512, got 513"),
-        ({"workers": True}, "got True"),
-        ({"prefetch": 0}, "prefetch must be a whole number, at least 1, got 0"),
-        ({"prefetch": 1.5}, "got 1.5"),
-        ({"task_ns": 0}, "task_ns must be a whole number, at least 1, got 0"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        LiveSettings(**{"workers": 1, **settings})  # type: ignore[arg-type]

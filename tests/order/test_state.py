@@ -192,14 +192,14 @@ WRONG_COUNTS = [-1, True, False, 1.0, math.nan, math.inf, "1", b"1", [1], {}, np
 @pytest.mark.parametrize("key", ["epoch", "step", "image_size"])
 @pytest.mark.parametrize("value", WRONG_COUNTS, ids=repr)
 def test_a_position_that_is_no_whole_number_is_refused_and_shown(key: str, value: object) -> None:
-    with pytest.raises(StateError, match="damaged position") as caught:
+    with pytest.raises(StateError, match=f"damaged: invalid '{key}'") as caught:
         resume({**state_at(), key: value}, ORDER)
     assert repr(value) in str(caught.value)
 
 
 @pytest.mark.parametrize("size", [0, MAX_IMAGE_SIZE + 1, 10**30])
 def test_a_size_that_no_image_can_have_is_refused(size: int) -> None:
-    with pytest.raises(StateError, match=f"image size {size}"):
+    with pytest.raises(StateError, match=f"'image_size': {size}"):
         resume({**state_at(), "image_size": size}, ORDER)
 
 

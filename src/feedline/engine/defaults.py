@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from feedline.engine.messages import MAX_WORKERS
 from feedline.errors import UsageError
 from feedline.order.batch_spec import TASK_NS
-from feedline.order.schedule import is_count, is_integer
+from feedline.order.schedule import is_integer
 from feedline.system import available_memory_bytes, local_processes, usable_cores
 
 __all__ = [
@@ -114,18 +114,6 @@ class LiveSettings:
     prefetch_factor: int = DEFAULT_PREFETCH_FACTOR  # whole batches that each worker makes ahead
     min_prefetched_batches: int = 0  # whole batches made ahead by all workers together
     task_ns: int = TASK_NS  # target work of a task of a batch of rows
-
-    def __post_init__(self) -> None:
-        for name, value, least, most in (
-            ("num_workers", self.workers, 0, MAX_WORKERS),
-            ("prefetch", 1 if self.prefetch is None else self.prefetch, 1, None),
-            ("prefetch_factor", self.prefetch_factor, 1, None),
-            ("min_prefetched_batches", self.min_prefetched_batches, 0, None),
-            ("task_ns", self.task_ns, 1, None),
-        ):
-            if not is_count(value) or value < least or (most is not None and value > most):
-                limits = f"at least {least}" if most is None else f"from {least} to {most}"
-                raise UsageError(f"must be a whole number, {limits}, got {value!r}", argument=name)
 
     @property
     def default_prefetch(self) -> int:

@@ -10,6 +10,7 @@ Guarantees: every submitted task is returned exactly once, in a `Report`, in the
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 from abc import ABC, abstractmethod
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from feedline.engine.load_samples import Source, fill, record_stages
@@ -234,11 +236,9 @@ class WorkerPool(ABC):
 
 def _in_disk_sleep(pid: int) -> bool:
     """Return True if the kernel reports that a process waits for a disk or server."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[:1] == [b"D"]
-    except OSError:  # no /proc, or the process has ended
-        return False
+    with contextlib.suppress(psutil.Error):  # the process has ended
+        return psutil.Process(pid).status() == psutil.STATUS_DISK_SLEEP
+    return False
 
 
 def _describe_exit(pid: int, status: int) -> str:

@@ -17,7 +17,6 @@ import contextlib
 import json
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +25,8 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+import psutil
 
 from feedline.engine.fork_server import MAX_FDS, claim_lock, receive, send, serve_in_child
 from feedline.engine.load_samples import AnySource
@@ -338,9 +339,7 @@ class LinuxPool(WorkerPool):
 class ForkServer:
     """A running fork server, a child process of this one."""
 
-    def __init__(
-        self, connection: socket.socket, process: subprocess.Popen[bytes] | _ForkedProcess
-    ) -> None:
+    def __init__(self, connection: socket.socket, process: psutil.Process) -> None:
         self._connection = connection
         self._process = process
 
@@ -355,7 +354,7 @@ class ForkServer:
                 "ends_with_thread": _is_main_thread(),
             }
             with block_interrupt():  # until `serve` ignores it
-                process = subprocess.Popen(
+                process = psutil.Popen(
                     [sys.executable, "-c", _BOOT, json.dumps(arguments), *search_path()],
                     pass_fds=[server_end.fileno()],
                     stdin=subprocess.DEVNULL,
@@ -375,21 +374,23 @@ class ForkServer:
             if pid == 0:
                 serve_in_child(server_end, trainer, ends_with_thread, source)
         server_end.close()
-        return cls(connection, _ForkedProcess(pid))
+        return cls(connection, psutil.Process(pid))
 
     def alive(self) -> bool:
         """Return True if it is running. A server closes its connection before it exits."""
         try:
             self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:  # open: the server sends nothing
-            return self._process.poll() is None
+            with contextlib.suppress(psutil.NoSuchProcess):
+                return self._process.status() != psutil.STATUS_ZOMBIE
         except OSError:
             pass
         return False
 
     def kill(self) -> None:
         """Kill it; the kernel then kills its workers. Other users start another server."""
-        self._process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._process.kill()
 
     def register_pool(self, fds: Sequence[int], preload: Sequence[str]) -> None:
         """Register a worker pool, or raise OSError if the server has ended.
@@ -412,36 +413,9 @@ class ForkServer:
         self._connection.close()
         try:
             self._process.wait(_STOP_DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()  # it is still importing, or stuck
+        except psutil.TimeoutExpired:
+            self.kill()  # it is still importing, or stuck
             self._process.wait()
-
-
-class _ForkedProcess:
-    """A forked child, with the methods of `subprocess.Popen` that `ForkServer` uses."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._has_ended = False
-
-    def poll(self) -> int | None:
-        if not self._has_ended:
-            try:
-                self._has_ended = os.waitpid(self.pid, os.WNOHANG)[0] != 0
-            except ChildProcessError:
-                self._has_ended = True  # other code waited for it
-        return 0 if self._has_ended else None
-
-    def kill(self) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
-
-    def wait(self, timeout: float = float("inf")) -> None:
-        deadline = time.monotonic() + timeout
-        while self.poll() is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired("fork server", timeout)
-            time.sleep(0.001)
 
 
 def _is_main_thread() -> bool:

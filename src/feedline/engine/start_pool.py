@@ -15,7 +15,7 @@ from typing import cast
 
 from feedline.engine.defaults import WORKER_BYTES, default_start_method
 from feedline.engine.load_samples import AnySource, Source
-from feedline.engine.messages import BLOCK_HEADER_BYTES, MAX_WORKERS
+from feedline.engine.messages import BLOCK_HEADER_BYTES
 from feedline.engine.pool import MISSING_MAIN_GUARD, InProcessPool, WorkerPool
 from feedline.engine.pool_portable import PortablePool
 from feedline.engine.process import (
@@ -85,8 +85,6 @@ def start_pool(
         )
     if method != "spawn" and default_start_method() != "forkserver":
         raise UsageError(f"{method!r} needs Linux; use None", argument="start_method")
-    if not 0 <= workers <= MAX_WORKERS:
-        raise UsageError(f"must be from 0 to {MAX_WORKERS}, got {workers}", argument="num_workers")
     require_memory(
         pool_bytes(workers, slots_bytes),
         f"a loader of {workers} workers with {slots_bytes / 2**20:,.0f} MiB of batches",

@@ -33,12 +33,13 @@ from feedline.loader.engine_choice import (
     keeps_workers,
 )
 from feedline.loader.engines import NO_ENGINE, Engine, EngineRecord
+from feedline.loader.iterable_engine import IterablePosition
 from feedline.loader.options import Options, check_argument
-from feedline.loader.position import IterablePosition, LoaderPosition, PlannedPosition
+from feedline.loader.position import LoaderPosition, PlannedPosition
 from feedline.loader.sampled_epoch import EpochSource
 from feedline.loader.sampled_position import SampledPosition
 from feedline.loader.start_engine import start_engine
-from feedline.loader.state import check_version, compare_made_by
+from feedline.loader.state import check_state, compare_made_by
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.schedule import is_image_size
 from feedline.trace.split import Timing
@@ -274,7 +275,7 @@ class BatchStream:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, or raise a StateError or UsageError and change nothing."""
-        check_version(state)
+        check_state(state)
         before, self.filling = self.filling, self.filling.restored_from(state)
         try:
             choice = self.choice(compare_lists=True)

@@ -34,7 +34,7 @@ from typing import Any
 from feedline import errors
 from feedline.engine.payload import search_path
 from feedline.engine.process import WORKER_ENVIRONMENT
-from feedline.errors import ResourceError, StateError, UsageError
+from feedline.errors import ResourceError, UsageError
 from feedline.images.compile.datasets import (
     FolderSelection,
     class_names,
@@ -47,7 +47,6 @@ from feedline.loader.options import Options
 from feedline.loader.position import LoaderPosition
 from feedline.loader.ranks import RankAgreement
 from feedline.order.sample_order import Order
-from feedline.order.schedule import is_count
 from feedline.sources.cache_lock import is_locked
 from feedline.sources.filesystem import is_url
 from feedline.sources.folder import FileStore, FolderIndex
@@ -334,12 +333,6 @@ class CacheFilling:
         other, saved = copy.copy(self), state.get("cache")
         if self._root is None or saved is None:
             return other
-        if not (
-            isinstance(saved, Mapping)
-            and isinstance(saved.get("copies"), bool)
-            and is_count(saved.get("batches"))
-        ):
-            raise StateError("cannot resume: the state is damaged: invalid 'cache'")
         other._copies, other.delivered, other.has_ended = saved["copies"], saved["batches"], False
         other._chosen = True
         return other

@@ -1,4 +1,4 @@
-"""Engine for an IterableDataset: torch's DataLoader iterator, with torch's workers and sharding.
+"""Engine and position for an IterableDataset: torch's iterator, with its workers and sharding.
 
 Guarantees: the batches of torch's DataLoader, from a position on. If Ctrl-C interrupts `next`, the
 next call returns the same batch.
@@ -9,22 +9,128 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import weakref
+from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.errors import LoadTimeoutError, UsageError
 from feedline.loader.engines import Engine
-from feedline.loader.position import IterablePosition
+from feedline.loader.position import LoaderPosition
 from feedline.loader.random_states import RandomStates
+from feedline.loader.state import Position, damaged_state_error, read_position
+from feedline.loader.torch_samplers import has_state
+from feedline.order.batch_spec import BatchSpec
+from feedline.order.schedule import Phase
 from feedline.trace import is_recording_enabled
 from feedline.trace.stage_timings import StageTimings
 from feedline.trace.torch_workers import TorchWorkers
 
-__all__ = ["IterableEngine"]
+__all__ = ["IterableEngine", "IterablePosition"]
 
 _END = object()
 _TIMED_OUT = "DataLoader timed out"
+
+
+class IterablePosition(LoaderPosition):
+    """Position in the batches of an IterableDataset, made by torch's engine.
+
+    On resume the delivered batches are drawn again from the recorded random states and discarded:
+    exact for a deterministic dataset, at the cost of its work. An exception that replaces a batch
+    is a step like a batch. Without workers the state of a dataset or iterator with `state_dict` and
+    `load_state_dict` is used instead. `loader`, whose attributes torch's engine reads, is
+    referenced weakly.
+    """
+
+    def __init__(self, loader: TorchDataLoader[Any]) -> None:
+        super().__init__()
+        self.loader_ref = weakref.ref(loader)
+        self.raised: list[int] = []  # steps of the epoch that were replaced by an exception
+        self.start: RandomStates | None = None  # random states at the beginning of the open epoch
+        self.loaded_state: Mapping[str, Any] | None = None
+        """Loaded state from which the engine will open the epoch; None afterwards."""
+        self.samples: Any = None  # iterator over the dataset of an epoch without workers
+
+    @property
+    def loader(self) -> TorchDataLoader[Any]:
+        """Loader whose attributes torch's engine reads."""
+        loader = self.loader_ref()
+        assert loader is not None, "an iterator keeps its loader alive"
+        return loader
+
+    def phase_in(self, epoch: int) -> Phase:
+        return Phase(epochs=1)
+
+    def steps(self, epoch: int) -> int:
+        return TorchDataLoader.__len__(self.loader)
+
+    def begin(self) -> bool:
+        if self.loaded_state is None and self.current.step:
+            self.finish()
+        return True
+
+    def record_delivery(self, batch: BatchSpec | None) -> None:
+        self.current = self.current.at_step(self.current.step + 1)
+
+    def _move_to_epoch(self, epoch: int) -> None:
+        self.start = self.loaded_state = self.samples = None
+        self.raised = []
+        self.current = Position(epoch=epoch)
+
+    @property
+    def _has_open_epoch(self) -> bool:
+        return self.start is not None
+
+    def set_epoch(self, epoch: int) -> bool:
+        """Begin the next iteration as `epoch`; calls `set_epoch` of the dataset if it exists."""
+        set_epoch = getattr(self.loader.dataset, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+        if epoch == self.current.epoch:
+            return False
+        self._move_to_epoch(epoch)
+        return True
+
+    def set_step(self, step: int) -> bool:
+        raise UsageError(
+            "an IterableDataset cannot skip its first batches without making them; skip its first "
+            "samples in its __iter__, or load a state"
+        )
+
+    def set_image_size(self, image_size: int | None) -> bool:
+        raise UsageError(
+            "an IterableDataset cannot be given an image size: torch's engine makes its batches "
+            "ahead, without one. Use a map-style Dataset"
+        )
+
+    def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
+        if self.loaded_state is not None:
+            return dict(self.loaded_state)
+        start = self.start or RandomStates.capture(None, self.loader.generator)
+        state: dict[str, Any] = {
+            **super().state(identity),
+            "raised": list(self.raised),
+            "random": start.as_json(),
+        }
+        if self.loader.num_workers == 0:
+            dataset: Any = self.loader.dataset
+            if has_state(self.samples):
+                state["iterator_state"] = self.samples.state_dict()
+            elif has_state(dataset):
+                state["dataset_state"] = dataset.state_dict()
+        return state
+
+    def load_state(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+        position = read_position(state, identity)
+        for name in ("random", "raised"):
+            if name not in state:
+                raise damaged_state_error(state, name)
+        if any(step >= position.step for step in state["raised"]):
+            raise damaged_state_error(state, "raised")
+        self.loaded_state = dict(state)
+        self.raised = list(state["raised"])
+        self.current = position
 
 
 class IterableEngine(Engine):
@@ -65,11 +171,12 @@ class IterableEngine(Engine):
         if loaded_state is None:
             start = RandomStates.capture(None, loader.generator)
             self._iterator = self._create_iterator()
-            position.open(start, _samples(self._iterator))
+            position.start, position.samples = start, _samples(self._iterator)
             return
         loader._iterator = None  # persistent workers are not at the beginning any more
         dataset: Any = loader.dataset
-        dataset_state, iterator_state = position.dataset_state()
+        dataset_state = loaded_state.get("dataset_state")
+        iterator_state = loaded_state.get("iterator_state")
         if dataset_state is not None:
             dataset.load_state_dict(dataset_state)
         start = RandomStates.from_json(loaded_state["random"], None, loader.generator)
@@ -82,7 +189,7 @@ class IterableEngine(Engine):
             _samples(iterator).load_state_dict(iterator_state)
         # Set last: if an error was raised before, the next call tries again.
         self._iterator = iterator
-        position.open(start, _samples(iterator))
+        position.start, position.samples, position.loaded_state = start, _samples(iterator), None
 
     def _create_iterator(self) -> Any:
         with contextlib.ExitStack() as starting:
@@ -134,7 +241,8 @@ class IterableEngine(Engine):
             raise
         except Exception as error:
             if _exception_replaced_batch(self._iterator, before):
-                self._position.record_exception()
+                self._position.raised.append(self._position.current.step)
+                self._position.record_delivery(None)
             elif type(error) is RuntimeError and str(error).startswith(_TIMED_OUT):
                 raise self._timeout_error(error) from None
             raise

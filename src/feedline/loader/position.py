@@ -1,33 +1,27 @@
 """Position of a loader: the next batch, all following batches, and moves to other batches.
 
 Three classes derive from LoaderPosition: PlannedPosition, for an order planned from a seed,
-IterablePosition, for an IterableDataset, whose upcoming batches are unknown, and
-`sampled_position.SampledPosition`, for torch's samplers.
+`sampled_position.SampledPosition`, for torch's samplers, and `iterable_engine.IterablePosition`,
+for an IterableDataset, whose upcoming batches are unknown.
 """
 
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from torch.utils.data import DataLoader as TorchDataLoader
-
 from feedline.errors import StateError, UsageError
-from feedline.loader.random_states import RandomStates
-from feedline.loader.state import Position, damaged_state_error, read_position
-from feedline.loader.torch_samplers import has_state
+from feedline.loader.state import Position, read_position
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.sample_order import Order
-from feedline.order.schedule import Phase, is_count
+from feedline.order.schedule import Phase
 from feedline.order.seeds import mix
 
-__all__ = ["IterablePosition", "LoaderPosition", "PlannedPosition"]
+__all__ = ["LoaderPosition", "PlannedPosition"]
 
 _Self = TypeVar("_Self", bound="LoaderPosition")
-_ITERATOR, _DATASET = "iterator_state", "dataset_state"
 
 
 class LoaderPosition:
@@ -258,119 +252,3 @@ class PlannedPosition(LoaderPosition):
                 "steps"
             )
         self.restore(position)
-
-
-class IterablePosition(LoaderPosition):
-    """Position in the batches of an IterableDataset, made by torch's engine.
-
-    On resume the delivered batches are drawn again from the recorded random states and discarded:
-    exact for a deterministic dataset, at the cost of its work. An exception that replaces a batch
-    is a step like a batch. Without workers the state of a dataset or iterator with `state_dict` and
-    `load_state_dict` is used instead. `loader`, whose attributes torch's engine reads, is
-    referenced weakly.
-    """
-
-    def __init__(self, loader: TorchDataLoader[Any]) -> None:
-        super().__init__()
-        self.loader_ref = weakref.ref(loader)
-        self.raised: list[int] = []  # steps of the epoch that were replaced by an exception
-        self.start: RandomStates | None = None  # random states at the beginning of the open epoch
-        self.loaded_state: Mapping[str, Any] | None = None
-        """Loaded state from which the engine will open the epoch; None afterwards."""
-        self.samples: Any = None  # iterator over the dataset of an epoch without workers
-
-    @property
-    def loader(self) -> TorchDataLoader[Any]:
-        """Loader whose attributes torch's engine reads."""
-        loader = self.loader_ref()
-        assert loader is not None, "an iterator keeps its loader alive"
-        return loader
-
-    def phase_in(self, epoch: int) -> Phase:
-        return Phase(epochs=1)
-
-    def steps(self, epoch: int) -> int:
-        return TorchDataLoader.__len__(self.loader)
-
-    def begin(self) -> bool:
-        if self.loaded_state is None and self.current.step:
-            self.finish()
-        return True
-
-    def open(self, start: RandomStates, samples: Any) -> None:
-        """Record that the engine has opened the epoch."""
-        self.start, self.samples, self.loaded_state = start, samples, None
-
-    def record_delivery(self, batch: BatchSpec | None) -> None:
-        self.current = self.current.at_step(self.current.step + 1)
-
-    def record_exception(self) -> None:
-        """Move past a batch that an exception replaced."""
-        self.raised.append(self.current.step)
-        self.record_delivery(None)
-
-    def _move_to_epoch(self, epoch: int) -> None:
-        self.start = self.loaded_state = self.samples = None
-        self.raised = []
-        self.current = Position(epoch=epoch)
-
-    @property
-    def _has_open_epoch(self) -> bool:
-        return self.start is not None
-
-    def set_epoch(self, epoch: int) -> bool:
-        """Begin the next iteration as `epoch`; calls `set_epoch` of the dataset if it exists."""
-        set_epoch = getattr(self.loader.dataset, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
-        if epoch == self.current.epoch:
-            return False
-        self._move_to_epoch(epoch)
-        return True
-
-    def set_step(self, step: int) -> bool:
-        raise UsageError(
-            "an IterableDataset cannot skip its first batches without making them; skip its first "
-            "samples in its __iter__, or load a state"
-        )
-
-    def set_image_size(self, image_size: int | None) -> bool:
-        raise UsageError(
-            "an IterableDataset cannot be given an image size: torch's engine makes its batches "
-            "ahead, without one. Use a map-style Dataset"
-        )
-
-    def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
-        if self.loaded_state is not None:
-            return dict(self.loaded_state)
-        start = self.start or RandomStates.capture(None, self.loader.generator)
-        state: dict[str, Any] = {
-            **super().state(identity),
-            "raised": list(self.raised),
-            "random": start.as_json(),
-        }
-        if self.loader.num_workers == 0:
-            dataset: Any = self.loader.dataset
-            if has_state(self.samples):
-                state[_ITERATOR] = self.samples.state_dict()
-            elif has_state(dataset):
-                state[_DATASET] = dataset.state_dict()
-        return state
-
-    def load_state(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-        position = read_position(state, identity)
-        if not isinstance(state.get("random"), Mapping):
-            raise damaged_state_error("'random'")
-        raised = state.get("raised")
-        if not isinstance(raised, list) or not all(
-            is_count(step) and step < position.step for step in raised
-        ):
-            raise damaged_state_error("'raised'")
-        self.loaded_state = dict(state)
-        self.raised = list(raised)
-        self.current = position
-
-    def dataset_state(self) -> tuple[Any, Any]:
-        """State of the dataset and state of its iterator in a loaded state; None if missing."""
-        assert self.loaded_state is not None
-        return self.loaded_state.get(_DATASET), self.loaded_state.get(_ITERATOR)

@@ -351,8 +351,6 @@ class EpochSource:
     def _seed_in(self, state: Mapping[str, Any], number: int) -> int | None:
         """Seed of a state's epoch; None if the epoch draws its seed."""
         base = state.get("base_seed")
-        if not (base is None or is_count(base)):
-            raise StateError(f"cannot resume: damaged position: seed {base!r}")
         if self._seed is not None:
             return mix(self._seed, number)
         if base is None:
@@ -379,10 +377,6 @@ class EpochSource:
         with self._unchanged_by_errors():
             sampler_epoch = state["start"].get("epoch")
             if sampler_epoch is not None and not begin:
-                if not is_count(sampler_epoch):
-                    raise StateError(
-                        f"cannot resume: damaged position: the sampler's epoch is {sampler_epoch!r}"
-                    )
                 set_epoch(self.sampler, sampler_epoch)
             has_state = stateful_part(self.sampler) is not None and sampler_state is not None
             if step and has_state and is_count(digest):

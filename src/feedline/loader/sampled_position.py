@@ -14,7 +14,7 @@ from typing import Any
 from feedline.errors import StateError
 from feedline.loader.position import LoaderPosition
 from feedline.loader.sampled_epoch import Draw, EpochSource, SampledEpoch
-from feedline.loader.state import check_version, has_opened_epoch, read_position
+from feedline.loader.state import check_state, damaged_state_error, read_position
 from feedline.loader.torch_samplers import epoch_of, sampler_rank_and_world_size, set_epoch
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.sample_order import Order
@@ -210,14 +210,16 @@ class SampledPosition(LoaderPosition):
         return state | epoch.state()
 
     def load_state(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-        check_version(state)
+        check_state(state)
         if "start" not in state:
             raise StateError(
                 "cannot resume: the state is of a loader with its own order (seed= or schedule=), "
                 "and samplers define the order of this loader; build it with the same arguments"
             )
         position = read_position(state, identity)
-        has_epoch = has_opened_epoch(state, position)
+        has_epoch = state.get("drawn_seed") is not None
+        if not has_epoch and (position.step or state.get("early")):
+            raise damaged_state_error(state, "drawn_seed")
         share = state.get("rank"), state.get("world")
         comparable = has_epoch and share == (self._rank, self._world_size)
         epoch = self._source.reopen(state, position, comparable=comparable)

@@ -34,9 +34,9 @@ from feedline.engine.worker_errors import describe_sample
 from feedline.errors import ImageError, SampleError
 from feedline.loader.engine_choice import EngineChoice
 from feedline.loader.engines import Engine, EngineRecord, InProcessEngine, Skipped, WorkerEngine
-from feedline.loader.iterable_engine import IterableEngine
+from feedline.loader.iterable_engine import IterableEngine, IterablePosition
 from feedline.loader.options import Options
-from feedline.loader.position import IterablePosition, LoaderPosition
+from feedline.loader.position import LoaderPosition
 from feedline.order.batch_spec import BatchSpec
 
 __all__ = ["samples_to_skip", "start_engine"]

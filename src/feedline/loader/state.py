@@ -6,7 +6,7 @@
     sampled_position.py  for an order defined by samplers: rank, number of ranks and seed
     sampled_epoch.py     for an order defined by samplers: digest of the delivered keys, steps
                          delivered early, the sampler's own state, and random states
-    position.py          for an IterableDataset: random states, steps replaced by an exception, and
+    iterable_engine.py   for an IterableDataset: random states, steps replaced by an exception, and
                          the dataset's own state
     random_states.py     the text form of random states
     engine_choice.py     `made_by`: values that determine the pixels (`EngineChoice.made_by`)
@@ -16,8 +16,9 @@
 from __future__ import annotations
 
 import contextlib
+import reprlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,11 +33,10 @@ from feedline.order.schedule import is_count, is_image_size
 
 __all__ = [
     "Position",
-    "check_version",
+    "check_state",
     "compare_made_by",
     "damaged_state_error",
     "fingerprint_of",
-    "has_opened_epoch",
     "identity_of",
     "read_position",
 ]
@@ -87,24 +87,61 @@ class Position:
         }
 
 
-def damaged_state_error(entries: str) -> StateError:
-    """Error about invalid entries of a state."""
-    return StateError(f"cannot resume: the state is damaged: invalid {entries}")
+def _is_counts(value: object) -> bool:
+    return isinstance(value, list) and all(map(is_count, value))
 
 
-def check_version(state: Mapping[str, Any]) -> None:
-    """Raise StateError if a value is not a loader state, or has another version."""
+def _is_optional_count(value: object) -> bool:
+    return value is None or is_count(value)
+
+
+_ENTRIES: dict[str, Callable[[Any], bool]] = {
+    "epoch": is_count,
+    "step": is_count,
+    "image_size": lambda size: size is None or is_image_size(size),
+    "steps_to_skip": is_count,
+    "early": _is_counts,
+    "drawn_seed": _is_optional_count,
+    "base_seed": _is_optional_count,
+    "start": lambda start: isinstance(start, Mapping) and _is_optional_count(start.get("epoch")),
+    "random": lambda states: isinstance(states, Mapping),
+    "raised": _is_counts,
+    "made_by": lambda made_by: (
+        isinstance(made_by, Mapping)
+        and made_by.keys() == {"pixels", "engine"}
+        and all(isinstance(text, str) for text in made_by.values())
+    ),
+    "cache": lambda cache: (
+        isinstance(cache, Mapping)
+        and isinstance(cache.get("copies"), bool)
+        and is_count(cache.get("batches"))
+    ),
+}
+"""Checks of the entries that a state may have; it always has `epoch` and `step`."""
+
+
+def damaged_state_error(state: Mapping[str, Any], name: str) -> StateError:
+    """Error about an invalid entry of a state."""
+    value = reprlib.repr(state.get(name))
+    return StateError(f"cannot resume: the state is damaged: invalid {name!r}: {value}")
+
+
+def check_state(state: Mapping[str, Any]) -> None:
+    """Raise StateError if a value is not a loader state, has another version, or is damaged."""
     version = state.get("version") if isinstance(state, Mapping) else type(state).__name__
     if _differs(version, _VERSION):
         raise StateError(
             f"cannot resume: expected a loader state of version {_VERSION}, got {version!r}; "
             "pass the value of DataLoader.state_dict()"
         )
+    for name, is_valid in _ENTRIES.items():
+        if (name in state or name in ("epoch", "step")) and not is_valid(state.get(name)):
+            raise damaged_state_error(state, name)
 
 
 def read_position(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Position:
     """Return the position in a state whose values equal those of `identity_of`, or raise."""
-    check_version(state)
+    check_state(state)
     differences = [
         f"{name} was {state.get(name)!r}, is {value!r}"
         for name, value in identity.items()
@@ -115,29 +152,7 @@ def read_position(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Posi
             f"cannot resume: the state belongs to another run ({'; '.join(differences)}). "
             f"{_WORKERS if 'num_workers' in identity else _ARGUMENTS}"
         )
-    # Positions in an IterableDataset have no image size.
-    epoch, step, image_size = (state.get(name) for name in ("epoch", "step", "image_size"))
-    if not (
-        is_count(epoch) and is_count(step) and (image_size is None or is_image_size(image_size))
-    ):
-        raise StateError(
-            f"cannot resume: damaged position, epoch {epoch!r}, step {step!r}, image size "
-            f"{image_size!r}"
-        )
-    return Position(epoch=epoch, step=step, image_size=image_size)
-
-
-def has_opened_epoch(state: Mapping[str, Any], position: Position) -> bool:
-    """Return True if a state belongs to an opened epoch; raises StateError if it is damaged."""
-    early = state.get("early", [])
-    is_valid = isinstance(early, list) and all(map(is_count, early))
-    is_valid = is_valid and isinstance(state["start"], Mapping)
-    is_valid = is_valid and is_count(state.get("steps_to_skip", 0))
-    is_opened = is_count(state.get("drawn_seed"))
-    is_unopened = state.get("drawn_seed", 0) is None and position.step == 0 and not early
-    if not (is_valid and (is_opened or is_unopened)):
-        raise damaged_state_error("'early', 'drawn_seed' or 'start'")
-    return is_opened
+    return Position(epoch=state["epoch"], step=state["step"], image_size=state.get("image_size"))
 
 
 def _differs(value: object, expected: object) -> bool:
@@ -196,8 +211,5 @@ def fingerprint_of(dataset: object) -> str:
 def compare_made_by(state: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
     """Differences between how a state's batches were made and `EngineChoice.made_by`, as texts."""
     saved = state.get("made_by", now)
-    has_names = isinstance(saved, Mapping) and saved.keys() == now.keys()
-    if not has_names or not all(isinstance(text, str) for text in saved.values()):
-        raise damaged_state_error("'made_by'")
     different = [name for name in now if saved[name] != now[name]]
     return [f"{name} was {saved[name]!r}, is {now[name]!r}" for name in different]
