@@ -36,14 +36,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset
 
-__all__ = [
-    "AttributeSnapshot",
-    "attributes",
-    "find_shared_memory",
-    "is_instance_of_any",
-    "is_plain_object",
-    "walk",
-]
+__all__ = ["AttributeSnapshot", "find_shared_memory", "is_instance_of_any", "walk"]
 
 # Entries of a container that are inspected. A longer one holds data: only its identity and length
 # are compared.

@@ -53,14 +53,7 @@ from feedline.randomness import fingerprint, restore_later, seed_all, seeded, un
 from feedline.trace import is_recording_enabled, stage_timer
 from feedline.trace.transform_timing import time_transforms
 
-__all__ = [
-    "DatasetFetcher",
-    "OnSample",
-    "SampleMaker",
-    "SourceWithInit",
-    "WorkerInit",
-    "collate_into",
-]
+__all__ = ["DatasetFetcher", "SampleMaker", "SourceWithInit", "WorkerInit"]
 
 _log = logging.getLogger("feedline")
 
