@@ -1,7 +1,8 @@
 """Settings of a running loader that the user or adaptation can change.
 
 `change_attribute` sets workers, batches ahead and task size; `Adaptation` (`num_workers="auto"`)
-measures the steps and changes the same settings.
+measures the steps and changes the same settings. `runtime` is an `epoch_iterator.LoaderRuntime`,
+which imports this module.
 
 Guarantees: a setting takes effect at once, for batches that are not started; batches, their order
 and the state stay the same. If a value is invalid, or would have no effect, an error gives the
@@ -21,7 +22,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from functools import reduce
 from operator import iadd
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from feedline.control.controller import Controller
 from feedline.control.decision import SettingChange, What
@@ -42,9 +43,6 @@ from feedline.order.batch_spec import BatchSpec
 from feedline.system import available_memory_bytes, usable_cores
 from feedline.trace.stage_timings import StageTimings
 
-if TYPE_CHECKING:
-    from feedline.loader.epoch_iterator import LoaderRuntime
-
 __all__ = ["LIVE_ATTRIBUTES", "Adaptation", "apply_setting", "change_attribute", "set_adapting"]
 
 _log = logging.getLogger("feedline")
@@ -62,7 +60,7 @@ LIVE_ATTRIBUTES = ("num_workers", "prefetch", "prefetch_factor", "task_ms")
 """Attributes of a loader that can be set while it runs."""
 
 
-def change_attribute(runtime: LoaderRuntime, name: str, value: Any) -> Any:
+def change_attribute(runtime: Any, name: str, value: Any) -> Any:
     """Apply the value of a live attribute, or raise UsageError. Return the value to store."""
     runtime.stream.ensure_usable()
     options, engine = runtime.options, runtime.stream.engine
@@ -96,7 +94,7 @@ def change_attribute(runtime: LoaderRuntime, name: str, value: Any) -> Any:
     return value
 
 
-def _change_workers(runtime: LoaderRuntime, workers: int | str) -> int:
+def _change_workers(runtime: Any, workers: int | str) -> int:
     count, before = worker_count(workers), runtime.loader.num_workers
     if (count == 0) != (before == 0):
         raise UsageError(
@@ -109,7 +107,7 @@ def _change_workers(runtime: LoaderRuntime, workers: int | str) -> int:
     return count
 
 
-def _change_prefetch_factor(runtime: LoaderRuntime, factor: int | None) -> None:
+def _change_prefetch_factor(runtime: Any, factor: int | None) -> None:
     options = runtime.options
     if options.is_row_source:
         check_no_prefetch_factor(factor)
@@ -126,7 +124,7 @@ def _change_prefetch_factor(runtime: LoaderRuntime, factor: int | None) -> None:
     runtime.min_prefetched_batches = 0
 
 
-def apply_setting(runtime: LoaderRuntime, setting: What, value: float | None) -> None:
+def apply_setting(runtime: Any, setting: What, value: float | None) -> None:
     """Apply a setting without storing it in the arguments, from which copies are built."""
     engine, number = runtime.stream.engine, int(value or 0)
     if setting == "task_ms":
@@ -140,7 +138,7 @@ def apply_setting(runtime: LoaderRuntime, setting: What, value: float | None) ->
         object.__setattr__(runtime.loader, "num_workers", number)
 
 
-def set_adapting(runtime: LoaderRuntime, adapts: bool) -> None:
+def set_adapting(runtime: Any, adapts: bool) -> None:
     """Start or stop the adaptation of workers, batches ahead and task size."""
     iterable, workers = runtime.options.iterable, runtime.loader.num_workers
     if adapts and (workers == 0 or iterable):
@@ -157,7 +155,7 @@ def set_adapting(runtime: LoaderRuntime, adapts: bool) -> None:
 class Adaptation:
     """Measures the steps of a loader, and changes its settings."""
 
-    def __init__(self, runtime: LoaderRuntime) -> None:
+    def __init__(self, runtime: Any) -> None:
         self._runtime = weakref.proxy(runtime)  # which refers to this object
         self._stream = runtime.stream
         self._engine: weakref.ref[Engine] | None = None  # engine of the measured batches

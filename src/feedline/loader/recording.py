@@ -34,17 +34,17 @@ _SKIPPED_BATCHES = 62
 _MAX_NAMES = 256
 
 
-def _stops_recording_on_error(method: Callable[..., None]) -> Callable[..., None]:
+def _stop_recording_on_error(method: Callable[..., None]) -> Callable[..., None]:
     """Decorator: log an error of a method instead of raising it, and stop recording."""
 
     @wraps(method)
-    def guarded(self: Recording, *arguments: Any) -> None:
+    def wrapper(self: Recording, *arguments: Any) -> None:
         try:
             method(self, *arguments)
         except Exception as error:
             self._fail(error)
 
-    return guarded
+    return wrapper
 
 
 class Recording:
@@ -69,7 +69,7 @@ class Recording:
         self._got_ns = 0
         self._quick = 0
 
-    @_stops_recording_on_error
+    @_stop_recording_on_error
     def begin(self, began_ns: int) -> None:
         """Start a pass that began at `began_ns`, on the monotonic clock."""
         self.end("left")  # the previous pass, if its end was not reported
@@ -105,7 +105,7 @@ class Recording:
         stream.record.timing.listener = self._measured
         self.unrecorded_batches = self._quick = 0
 
-    @_stops_recording_on_error
+    @_stop_recording_on_error
     def note_batch(self, batch: Any, requested_ns: int, requested_cpu_ns: int) -> None:
         """Record a delivered batch, and when it was requested: monotonic clock and thread time."""
         record, timing = self._pass, self._stream.record.timing
@@ -128,18 +128,18 @@ class Recording:
                 record.count_unreported(_SKIPPED_BATCHES)
                 timing.listener = None
 
-    @_stops_recording_on_error
+    @_stop_recording_on_error
     def _measured(self, wait_ms: float, copy_ms: float, compute_ms: float) -> None:
         if self._pass is not None:
             self._pass.add_step(wait_ms, copy_ms, compute_ms)
 
-    @_stops_recording_on_error
+    @_stop_recording_on_error
     def note_exception(self) -> None:
         """Record an exception raised instead of a batch."""
         if self._pass is not None and not self._pass.over:
             self._pass.note_exception()
 
-    @_stops_recording_on_error
+    @_stop_recording_on_error
     def end(self, how: str) -> None:
         """End the pass; see `Pass.ended`."""
         record = self._pass

@@ -51,7 +51,7 @@ class SavedSettings(
         file = _File(
             feedline_settings=_VERSION,
             loader=self,
-            found_on=_Machine.here(),
+            found_on=_Machine.current(),
             feedline=this_machine().versions.get("feedline"),
         )
         return msgspec.json.format(msgspec.json.encode(file)).decode() + "\n"
@@ -62,18 +62,18 @@ class SavedSettings(
         try:
             data = read_small(file, _MAX_BYTES)
         except (OSError, ValueError) as error:
-            raise _unusable(file, f"cannot be read: {error}") from None
+            raise _file_error(file, f"cannot be read: {error}") from None
         if len(data) > _MAX_BYTES:
-            raise _unusable(file, "is not a valid settings file: it is larger than 1 MiB")
+            raise _file_error(file, "is not a valid settings file: it is larger than 1 MiB")
         try:
             version = msgspec.json.decode(data, type=_Version).feedline_settings
             if version != _VERSION:
-                raise _unusable(
+                raise _file_error(
                     file, f"has version {version}, but this feedline reads version {_VERSION}"
                 )
             saved = msgspec.json.decode(data, type=_File)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise _unusable(file, f"is not a valid settings file: {error}") from None
+            raise _file_error(file, f"is not a valid settings file: {error}") from None
         _warn_of_another_machine(file, saved.found_on)
         return saved.loader
 
@@ -87,9 +87,9 @@ class _Machine(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None  # older files lack it
 
     @classmethod
-    def here(cls) -> _Machine:
-        it = this_machine()
-        return cls(cpu=it.cpu, cores=it.usable_cores, gpu=it.gpu, memory_bytes=it.memory_bytes)
+    def current(cls) -> _Machine:
+        now = this_machine()
+        return cls(cpu=now.cpu, cores=now.usable_cores, gpu=now.gpu, memory_bytes=now.memory_bytes)
 
 
 class _Version(msgspec.Struct):
@@ -163,7 +163,7 @@ def name_file_in_errors(file: str | os.PathLike[str] | None) -> Iterator[None]:
         ) from error
 
 
-def _unusable(file: str | os.PathLike[str], reason: str) -> UsageError:
+def _file_error(file: str | os.PathLike[str], reason: str) -> UsageError:
     return UsageError(
         f"{os.fspath(file)!r} {reason}",
         argument="settings",
@@ -172,7 +172,7 @@ def _unusable(file: str | os.PathLike[str], reason: str) -> UsageError:
 
 
 def _warn_of_another_machine(file: str | os.PathLike[str], saved: _Machine) -> None:
-    here = _Machine.here()
+    here = _Machine.current()
     differences = []
     for name, label in (("cpu", "processor"), ("cores", "cores"), ("gpu", "GPU")):
         before, now = getattr(saved, name), getattr(here, name)

@@ -101,9 +101,9 @@ def start_engine(
     """Build the chosen engine at the position; raises UsageError or ResourceError."""
     if choice.engine == "iterable":
         return IterableEngine(cast(IterablePosition, position))
-    with contextlib.ExitStack() as on_error:
+    with contextlib.ExitStack() as cleanup:
         if choice.makes_rows:
-            engine = _build_row_engine(choice, options, position, record, on_error)
+            engine = _build_row_engine(choice, options, position, record, cleanup)
         else:
             assert options.collate_fn is not None, "torch's constructor sets a default"
             # 63 bits, like torch's seeds.
@@ -118,13 +118,13 @@ def start_engine(
             if options.num_workers == 0 or choice.engine == "tensors":
                 make = _batch_maker(fetcher, choice, options)
                 return InProcessEngine(make, position, record)
-            engine = _build_batch_engine(fetcher, choice, options, position, record, on_error)
-        on_error.pop_all()  # from here on the engine closes its pool
-        on_error.callback(engine.close)
+            engine = _build_batch_engine(fetcher, choice, options, position, record, cleanup)
+        cleanup.pop_all()  # from here on the engine closes its pool
+        cleanup.callback(engine.close)
         engine.transfer.timing = record.timing
         engine.feed.deaths = record.deaths
         engine.restart_prefetch()
-        on_error.pop_all()
+        cleanup.pop_all()
     return engine
 
 
@@ -133,7 +133,7 @@ def _build_row_engine(
     options: Options,
     position: LoaderPosition,
     record: EngineRecord,
-    on_error: contextlib.ExitStack,
+    cleanup: contextlib.ExitStack,
 ) -> WorkerEngine:
     """Build workers that share batches of rows of a known size."""
     source: Source = choice.source
@@ -149,7 +149,7 @@ def _build_row_engine(
         method=options.start_method,
         runs_user_code=choice.runs_user_code or _needs_formats_of_the_script(choice),
     )
-    on_error.callback(pool.close)
+    cleanup.callback(pool.close)
     slots = RowBuffers(pool.block, choice.slot_bytes, count)
     feed = Feed(
         RowTasks(slots, source.fields),
@@ -199,7 +199,7 @@ def _build_batch_engine(
     options: Options,
     position: LoaderPosition,
     record: EngineRecord,
-    on_error: contextlib.ExitStack,
+    cleanup: contextlib.ExitStack,
 ) -> WorkerEngine:
     """Build workers that make whole batches, one each."""
     pool = start_pool(
@@ -211,7 +211,7 @@ def _build_batch_engine(
         # detects that while pickling.
         runs_user_code=choice.engine == "dataset" or _needs_formats_of_the_script(choice),
     )
-    on_error.callback(pool.close)
+    cleanup.callback(pool.close)
     slots = WholeBatchBuffers(0)
     tasks = BatchTasks(slots, max_user_batches=_MAX_USER_BATCHES, shares_memory=pool.shares_memory)
     live = LiveSettings(
