@@ -142,7 +142,7 @@ def warn_if_unused(arguments: Arguments, completed: Arguments, engine: str) -> N
             f"the settings in {os.fspath(arguments.settings)!r} set {' and '.join(unused)}, which "
             f"has no effect on this loader: it uses the {engine}. Write a file for it with "
             "feedline tune --save FILE",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -189,5 +189,5 @@ def _warn_of_another_machine(file: str | os.PathLike[str], saved: _Machine) -> N
         warnings.warn(
             f"the settings in {os.fspath(file)!r} were measured on another machine "
             f"({'; '.join(differences)}); run feedline tune here, or pass the arguments yourself",
-            stacklevel=5,
+            stacklevel=6,
         )
