@@ -20,22 +20,24 @@ from typing import Any
 
 from feedline.cache.add_size import refuse_changes
 from feedline.cache.build_shards import (
+    BuildState,
+    BuildWorkers,
     build_shards,
     check_disk_space,
     open_workers,
     unfinished_work,
 )
-from feedline.cache.destination import open_destination
+from feedline.cache.destination import Destination, open_destination
 from feedline.cache.finish import current_fingerprint, finish
 from feedline.cache.shard import ExistingCopies, record_name, write_records
-from feedline.cache.source import open_cache_source
+from feedline.cache.source import CacheSource, open_cache_source
 from feedline.cache.spec import BYTES_BESIDE, Estimate, Spec, count_samples, split_into_shards
 from feedline.cache.verify import Verification, verify
 from feedline.errors import DatasetError
 from feedline.sources.atomic_write import sync_names
 from feedline.sources.cache_formats import cache_format
 from feedline.sources.cache_index import CacheIndex, index_damage
-from feedline.sources.manifest import read_manifest
+from feedline.sources.manifest import Manifest, read_manifest
 from feedline.system import write_through
 
 __all__ = ["Repair", "repair_cache"]
@@ -88,77 +90,81 @@ def repair_cache(
         with destination.lock():
             where = destination.root
             manifest = read_manifest(where)
-            format = cache_format(manifest.format)
             found = verify(root, workers=workers, progress=lambda *at: progress("checking", *at))
-            damaged_index = index_damage(where, manifest)
-            if found.is_sound and not damaged_index:
+            if found.is_sound and not index_damage(where, manifest):
                 return Repair(found, 0)
             images = open_cache_source(where, manifest, source)
-            levels = tuple(replace(level, shards=()) for level in manifest.levels)
-            spec = Spec(
-                where,
-                manifest.format,
-                levels,
-                manifest.exif,
-                repairs=True,
-                skipped_before={key: why for key, _, why in manifest.skipped},
-                mode=manifest.mode,
-            )
-            shards = todo = split_into_shards(manifest.samples_in_source, manifest.per_shard)
-            existing = None
-            if not damaged_index:
-                index = CacheIndex(where, manifest)
-                refuse_changes(where, manifest, images, index)
-                rows = {each.sample for each in found.damaged}
-                if destination.is_local:
-                    existing = ExistingCopies(where, manifest, rows)
-                damaged = {int(index.keys[row]) // manifest.per_shard for row in rows}
-                for level in manifest.levels:
-                    damaged |= format.damaged_shards(where, manifest, level)
-                if not format.merged_file:
-                    todo = [shard for shard in shards if shard.number in damaged]
-            elif current_fingerprint(images, manifest) != manifest.fingerprint:
-                raise DatasetError(
-                    f"the names or labels of the images in {images.where!r} have changed since the "
-                    f"cache {where!r} was built, and its damaged index does not tell what is "
-                    "missing",
-                    hint="restore the images, or remove the cache and build it again",
-                )
-            total = count_samples(todo)
-            count = max(1, manifest.samples_in_source)
-            sizes = tuple(max(0.0, each.bytes / count - BYTES_BESIDE) for each in manifest.levels)
-            expected = Estimate(levels, count, image_bytes=sizes, seconds=0.0)
-            shutil.rmtree(spec.unfinished, ignore_errors=True)  # of a repair that was killed
-            with unfinished_work(spec):
-                try:
-                    if todo is not shards:
-                        write_records(spec, manifest)
-                    # Other processes may read the existing LMDB.
-                    apart = replace(spec, root=str(spec.unfinished)) if format.merged_file else spec
-                    apart.unfinished.mkdir(exist_ok=True)
-                    check_disk_space(apart, expected, todo, pool, destination)
-                    build_shards(
-                        images,
-                        apart,
-                        expected,
-                        todo,
-                        pool,
-                        destination,
-                        lambda state: progress("repairing", state.new_images, total),
-                        existing,
-                    )
-                    if apart is not spec:
-                        for shard in shards:
-                            name = record_name(spec, shard.number)
-                            os.replace(Path(apart.root, name), Path(where, name))
-                        for level in levels:
-                            _replace_database(apart.root, where, level.name, format.merged_file)
-                    finish(images, spec, shards, manifest.per_shard)
-                finally:
-                    if existing is not None:  # the replaced LMDB is not read again
-                        existing.close()
-                    shutil.rmtree(spec.unfinished, ignore_errors=True)
-            return Repair(found, total * len(levels))
+            return Repair(found, _rebuild(destination, pool, manifest, images, found, progress))
+
+
+def _rebuild(
+    destination: Destination,
+    pool: BuildWorkers,
+    manifest: Manifest,
+    images: CacheSource,
+    found: Verification,
+    progress: RepairCallback,
+) -> int:
+    """Build damaged shards again, or all if the index is damaged. Return the number of copies."""
+    where, format = destination.root, cache_format(manifest.format)
+    shards = todo = split_into_shards(manifest.samples_in_source, manifest.per_shard)
+    existing = None
+    if not index_damage(where, manifest):
+        index = CacheIndex(where, manifest)
+        refuse_changes(where, manifest, images, index)
+        rows = {each.sample for each in found.damaged}
+        if destination.is_local:
+            existing = ExistingCopies(where, manifest, rows)
+        if not format.merged_file:
+            damaged = {int(index.keys[row]) // manifest.per_shard for row in rows}
+            for level in manifest.levels:
+                damaged |= format.damaged_shards(where, manifest, level)
+            todo = [shard for shard in shards if shard.number in damaged]
+    elif current_fingerprint(images, manifest) != manifest.fingerprint:
+        raise DatasetError(
+            f"the names or labels of the images in {images.where!r} have changed since the cache "
+            f"{where!r} was built, and its damaged index does not tell what is missing",
+            hint="restore the images, or remove the cache and build it again",
+        )
+    levels = tuple(replace(level, shards=()) for level in manifest.levels)
+    spec = Spec(
+        where,
+        manifest.format,
+        levels,
+        manifest.exif,
+        repairs=True,
+        skipped_before={key: why for key, _, why in manifest.skipped},
+        mode=manifest.mode,
+    )
+    total, count = count_samples(todo), max(1, manifest.samples_in_source)
+    sizes = tuple(max(0.0, each.bytes / count - BYTES_BESIDE) for each in manifest.levels)
+    expected = Estimate(levels, count, image_bytes=sizes, seconds=0.0)
+
+    def report(state: BuildState) -> None:
+        progress("repairing", state.new_images, total)
+
+    shutil.rmtree(spec.unfinished, ignore_errors=True)  # of a repair that was killed
+    with unfinished_work(spec):
+        try:
+            if todo is not shards:
+                write_records(spec, manifest)
+            # Other processes may read the existing LMDB.
+            apart = replace(spec, root=str(spec.unfinished)) if format.merged_file else spec
+            apart.unfinished.mkdir(exist_ok=True)
+            check_disk_space(apart, expected, todo, pool, destination)
+            build_shards(images, apart, expected, todo, pool, destination, report, existing)
+            if apart is not spec:
+                for shard in shards:
+                    name = record_name(spec, shard.number)
+                    os.replace(Path(apart.root, name), Path(where, name))
+                for level in levels:
+                    _replace_database(apart.root, where, level.name, format.merged_file)
+            finish(images, spec, shards, manifest.per_shard)
+        finally:
+            if existing is not None:  # the replaced LMDB is not read again
+                existing.close()
+            shutil.rmtree(spec.unfinished, ignore_errors=True)
+    return total * len(levels)
 
 
 def _replace_database(built: str, root: str, level: str, name: str) -> None:
