@@ -55,26 +55,9 @@ def add_size(
     ray: str | None = None,
     progress: BuildCallback = lambda progress: None,
 ) -> Manifest:
-    """Add copies of one more size to a cache; existing copies are unchanged.
-
-    Args:
-        root: folder or URL of the cache.
-        size: shorter side of the new copies in pixels.
-        source: source of the cache if it has moved; must hold the same samples.
-        quality: JPEG quality, 1 to 100. Default: that of the largest copies.
-        workers: number of processes; "auto" for one per usable core.
-        ray: address of a Ray cluster that makes the copies, see `build_cache`.
-        progress: called repeatedly.
-
-    Returns:
-        Manifest of the cache.
-
-    Raises:
-        DatasetError: there is no cache, its source is missing or has changed, or a store is
-            unreachable.
-        ImageError: an original is broken; names it.
-        ResourceError: not enough disk space.
-        UsageError: an argument is invalid, the cache has this size, or another build is running.
+    """Add copies of one more size to a cache; existing copies are unchanged. `source` is that of
+    the cache if it has moved, and must hold the same samples. `quality` is by default that of the
+    largest copies; the other arguments and the errors are those of `build_cache`.
     """
     destination = open_destination(root)
     with open_workers(workers, ray) as pool:

@@ -23,14 +23,8 @@ _SECONDS = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class LevelInfo:
-    """One resolution of a cache.
-
-    Args:
-        level: size and quality.
-        bytes: total size of its files.
-        image_bytes: mean size of an image.
-        crop_px: size of the random crops that were measured.
-        images_per_s: rate of these crops on all cores; None if not measured.
+    """One resolution of a cache: total size of its files, mean size of an image, and the images/s
+    of random crops of a size in pixels on all cores; None if not measured.
     """
 
     level: Level
@@ -42,13 +36,7 @@ class LevelInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheInfo:
-    """Contents of a cache.
-
-    Args:
-        root: folder or URL.
-        manifest: its manifest.
-        levels: its resolutions, smallest first.
-    """
+    """Contents of a cache: its resolutions, smallest first."""
 
     root: str
     manifest: Manifest
@@ -56,15 +44,8 @@ class CacheInfo:
 
 
 def cache_info(root: str | os.PathLike[str], *, measure: bool = True) -> CacheInfo:
-    """Describe a cache.
-
-    Args:
-        root: folder or URL.
-        measure: read random crops of each resolution for about two seconds, on all usable cores.
-
-    Raises:
-        DatasetError: there is no cache, or its index is damaged.
-        ImageError: an image read by the measurement is damaged; names it.
+    """Describe a cache. A measurement reads random crops of each resolution for about two seconds,
+    on all usable cores.
     """
     location = open_location(root)
     manifest, where = location.manifest(), str(location)

@@ -177,12 +177,7 @@ def serving_level(levels: Sequence[Level], side: int) -> Level | None:
 def sample_images(
     source: CacheSource, images: int, progress: RateCallback
 ) -> Iterator[SampledImages]:
-    """Context with the originals of some evenly spread samples; broken ones are omitted.
-
-    Raises:
-        DatasetError: none of them can be read.
-        ResourceError: there is no disk space for them.
-    """
+    """Context with the originals of some evenly spread samples; broken ones are omitted."""
     numbers = source.pick(images)
     parent = tempfile.gettempdir()
     free = shutil.disk_usage(parent).free

@@ -228,18 +228,12 @@ def verify(
     workers: int | str = "auto",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Verification:
-    """Check every image of a cache against its checksum, tar headers, and the files of the index.
+    """Check every image of a cache against its checksum, tar headers of local caches, and the files
+    of the index.
 
-    Tar headers are checked in local caches.
-
-    Args:
-        root: folder of the cache, or its URL, from which all images are then read.
-        decode: also decode the JPEGs, which needs several times as long.
-        workers: number of processes, at least one; "auto" for one per usable core.
-        progress: called with the numbers of checked images and of all.
-
-    Raises:
-        DatasetError: there is no cache, or its manifest cannot be read.
+    With `decode`, JPEGs are decoded as well, which needs several times as long. `progress` is
+    called with the numbers of checked images and of all. Only an unreadable manifest is a
+    DatasetError.
     """
     processes = worker_count(workers)
     location = open_location(root, stores_copies=False)
