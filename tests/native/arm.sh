@@ -34,13 +34,13 @@ fi
 read -r headers config < <("$HOST" -c '
 import sysconfig
 print(sysconfig.get_path("include"), sysconfig.get_config_h_filename())')
-rm -rf "$ROOT/include" && cp -rL "$headers" "$ROOT/include"
+rm -rf "$ROOT/include" "$ROOT/built" && cp -rL "$headers" "$ROOT/include"
 cp "$config" "$ROOT/include/pyconfig.h"
 CC="aarch64-linux-gnu-gcc -I$ROOT/include" LDSHARED="aarch64-linux-gnu-gcc -shared" \
-    "$HOST" setup.py -q build --build-base "$ROOT/build" --build-lib "$ROOT/lib"
+    "$HOST" setup.py -q build --build-base "$ROOT/build" --build-lib "$ROOT/built"
 
 python=$(ls "$ROOT"/usr/bin/python3.*[0-9])
-export PYTHONPATH=$ROOT/lib:$ROOT/packages PYTHONDONTWRITEBYTECODE=1
+export PYTHONPATH=$ROOT/built:$ROOT/packages PYTHONDONTWRITEBYTECODE=1
 run() { qemu-aarch64-static -L "$ROOT" "$python" "$@"; }
 run -c 'from feedline.images import _jpeg, _lut, _photometric, _resample
 assert _resample.PATHS == ("scalar", "neon"), _resample.PATHS'
