@@ -4,8 +4,8 @@ Method: photographs, cropped and resized to 224 px by the fused crop, lie in mem
 each step processor time of one thread is taken of three contestants in turns, over all photographs,
 so many rounds: the step itself on an image of Pillow's, with the way there and back, as where it
 runs as it is; the quickest of a library's for the array, to the same effect; and what stands for it
-in `recognition.pixel_steps`. Given are medians over the rounds in us an image, and the medians of
-the rounds' ratios with their ranges. All draw from states that are seeded alike.
+in `images.compile.supported_transforms`. Given are medians over the rounds in us an image, and the
+medians of the rounds' ratios with their ranges. All draw from states that are seeded alike.
 
 Libraries are numpy for what gives each level another, and torch's kernels for tensors, whose
 roundings differ from Pillow's by more than a level for some. OpenCV is tried for maps, equalize and
@@ -38,7 +38,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import functional, v2
 
 import feedline
-from feedline.images.compile.pixel_steps import pixel_step
+from feedline.images.compile.supported_transforms import pixel_step
 from feedline.randomness import seed_all
 
 Work = Callable[[Any], object]

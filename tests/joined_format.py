@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.sources.atomic_write import partial_path, sync_names
-from feedline.sources.cache_format import (
+from feedline.sources.cache_format_base import (
     CacheFormat,
     CacheSample,
     CopyBytes,

@@ -16,7 +16,7 @@ from caches import FORMATS, find, flip, made, photos
 from feedline.cache.verify import Verification, verify
 from feedline.errors import DatasetError
 from feedline.sources.archive_files import TarMember, tar_members
-from feedline.sources.cache_format import LevelReader
+from feedline.sources.cache_format_base import LevelReader
 from feedline.sources.manifest import MANIFEST
 from feedline.sources.remote_cache import open_cache
 

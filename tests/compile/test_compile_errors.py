@@ -18,8 +18,8 @@ from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import InterpolationMode, v2
 
 from feedline.images.compile.compile_dataset import compile_dataset
-from feedline.images.compile.compile_transform import TableBuilder
-from feedline.images.compile.steps import CompileError
+from feedline.images.compile.compile_pipeline import TableBuilder
+from feedline.images.compile.library_steps import CompileError
 from torchvision_folder import write_images
 
 CROP = v1.RandomResizedCrop(32)

@@ -20,7 +20,7 @@ from torchvision.transforms import v2
 
 import feedline
 from feedline.errors import ImageError, UsageError
-from feedline.images.compile.compile_transform import compile_transform
+from feedline.images.compile.compile_pipeline import compile_transform
 from feedline.images.compile.views import Compiled
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import extend

@@ -19,11 +19,11 @@ from torchvision.transforms import v2
 
 import feedline
 from feedline.errors import SampleError, UsageError
-from feedline.images.compile import pixel_steps
+from feedline.images.compile import supported_transforms
 from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.images.compile.fused_transform import TransformTail
+from feedline.images.compile.library_steps import step_text, well_behaved
 from feedline.images.compile.pipeline import STEPS
-from feedline.images.compile.steps import step_text, well_behaved
 from feedline.order.batch_spec import Field, Item
 from feedline.order.seeds import extend
 from feedline.randomness import seeded
@@ -36,8 +36,8 @@ CROP = [v1.Resize(40), v1.CenterCrop(32)]
 
 @pytest.fixture(autouse=True)
 def _steps_run_themselves(monkeypatch):
-    """Also those that feedline has code of its own for; test_pixel_steps.py is about that."""
-    monkeypatch.setattr(pixel_steps, "photometric", None)
+    """Unchanged steps, including those that `supported_transforms` would replace."""
+    monkeypatch.setattr(supported_transforms, "photometric", None)
 
 
 @pytest.fixture(scope="module")

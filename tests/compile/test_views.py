@@ -14,11 +14,11 @@ from torchvision.transforms import v2
 
 import feedline
 from feedline.errors import ImageError, UsageError
-from feedline.images.codecs import Decoder
 from feedline.images.compile.compile_dataset import compile_dataset
-from feedline.images.compile.compile_transform import compile_transform
+from feedline.images.compile.compile_pipeline import compile_transform
 from feedline.images.compile.crop_geometry import PlacedViews, ViewCrops
 from feedline.images.crops import Box, Window
+from feedline.images.decoder import Decoder
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import extend
 from image_inputs import opened, own_step, random_pipeline, usual_pipeline, write_pictures
@@ -242,7 +242,7 @@ def test_the_part_that_holds_all_views_is_the_smallest_one():
     assert [part.shape for part, _ in window.cut(whole)] == [
         *((30, 40, 3), (10, 30, 3), (20, 5, 3), (60, 90, 3))
     ]
-    half = placed.on(30, 45, of=(60, 90))
+    half = placed.map_to_copy(30, 45, original=(60, 90))
     assert half.part == (2, 10, 23, 30)
 
 

@@ -41,7 +41,7 @@ def test_moves_in_any_order_are_those_one_after_another(filter):
     for _ in range(2000):
         axis, where = moved(rng, filter)
         found = np.full(axis.length, FILLED)
-        found[axis.at : axis.at + axis.count] = axis.picked(filter)
+        found[axis.at : axis.at + axis.count] = axis.nearest_pixels(filter)
         assert np.array_equal(found, where)
         assert axis.count == np.count_nonzero(where != FILLED)
 

@@ -14,9 +14,9 @@ from PIL import Image
 
 import feedline
 from feedline.errors import ImageError, UsageError
-from feedline.images.codecs import CODECS, Decoder, codec_of, register_codec
+from feedline.images.codecs import Codec, DecodedPixels, DecodeOptions
+from feedline.images.decoder import CODECS, Decoder, codec_of, register_codec
 from feedline.images.folder import ImageFolder
-from feedline.images.pillow import Codec, DecodedPixels, DecodeOptions
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,11 @@ def test_the_same_seed_gives_the_same_crop(height, width, seed):
 
 @given(SIDES, SIDES, SEEDS, st.integers(1, 600), st.integers(1, 600))
 def test_a_crop_found_again_on_a_copy_lies_inside_it(height, width, seed, low, narrow):
-    box = TrainCrop().box(height, width, RandomStream(seed)).on(low, narrow, of=(height, width))
+    box = (
+        TrainCrop()
+        .box(height, width, RandomStream(seed))
+        .map_to_copy(low, narrow, original=(height, width))
+    )
     assert 0 <= box.top < box.top + box.height <= low
     assert 0 <= box.left < box.left + box.width <= narrow
 
@@ -178,15 +182,17 @@ def test_no_crop_is_decoded_smaller_than_its_row(height, width, size, seed):
 
 def test_a_box_is_unchanged_on_the_original():
     box = Box(3, 4, 5, 6, True)
-    assert box.on(100, 200, of=(100, 200)) is box
-    assert box.on(50, 100, of=(100, 200)) == Box(1, 2, 3, 3, True, (0.5, 0.0, 2.5, 3.0))
-    assert box.on(200, 400, of=(100, 200)) == Box(6, 8, 10, 12, True)
+    assert box.map_to_copy(100, 200, original=(100, 200)) is box
+    assert box.map_to_copy(50, 100, original=(100, 200)) == Box(
+        1, 2, 3, 3, True, (0.5, 0.0, 2.5, 3.0)
+    )
+    assert box.map_to_copy(200, 400, original=(100, 200)) == Box(6, 8, 10, 12, True)
 
 
 @given(SIDES, SIDES, st.integers(1, 600), st.integers(1, 600), SEEDS)
 def test_a_box_on_a_copy_has_its_edges_where_they_were(height, width, to_height, to_width, seed):
     box = TrainCrop().box(height, width, RandomStream(seed))
-    there = box.on(to_height, to_width, of=(height, width))
+    there = box.map_to_copy(to_height, to_width, original=(height, width))
     assert 0 <= there.top < there.top + there.height <= to_height
     assert 0 <= there.left < there.left + there.width <= to_width
     top, left, tall, wide = there.edges or (0.0, 0.0, there.height, there.width)
@@ -204,7 +210,7 @@ def test_a_box_on_a_copy_has_its_edges_where_they_were(height, width, to_height,
         assert (first + extent) * of / length == pytest.approx(
             was + was_extent, abs=2e-3 * of / length
         )
-    again = there.on(height, width, of=(to_height, to_width))
+    again = there.map_to_copy(height, width, original=(to_height, to_width))
     assert abs(again.top - box.top) <= 1
     assert abs(again.left - box.left) <= 1
 

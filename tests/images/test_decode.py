@@ -14,9 +14,9 @@ import pytest
 from PIL import Image, ImageFile, ImageOps, features
 
 from feedline.errors import ImageError
-from feedline.images.codecs import CODECS, Decoder, ThreadDecoder, codec_of
+from feedline.images.codecs import exif_orientation
+from feedline.images.decoder import CODECS, Decoder, ThreadDecoder, codec_of
 from feedline.images.jpeg import jpeg_is_lossless, jpeg_orientation
-from feedline.images.pillow import exif_orientation
 
 
 def picture(width=61, height=47, mode="RGB"):

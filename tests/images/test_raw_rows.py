@@ -178,7 +178,7 @@ def test_crops_are_drawn_as_one_by_one(
     for item, original, copy, found in zip(
         items.each(), originals, copies, placements, strict=True
     ):
-        box = crop.place(*original, item).on(*copy, of=original)
+        box = crop.place(*original, item).map_to_copy(*copy, original=original)
         area = box.edges or (0.0, 0.0, box.height, box.width)
         assert found == [*copy, *box[:4], *area, 9, 9, 0, 0, box.flip, 0]
 

@@ -16,8 +16,8 @@ import pytest
 
 from feedline.errors import DatasetError, UsageError
 from feedline.sources import filesystem
-from feedline.sources.filesystem import is_url, shown
 from feedline.sources.remote_files import RemoteFolder
+from feedline.sources.remote_filesystem import is_url, shown
 from range_server import Answer, RangeServer
 
 pytest.importorskip("aiohttp")

@@ -41,9 +41,9 @@ from feedline.cache.spec import (
     split_into_shards,
 )
 from feedline.errors import UsageError
-from feedline.images.codecs import mode_layout
+from feedline.images.decoder import mode_layout
 from feedline.sources.atomic_write import sync_names
-from feedline.sources.cache_format import CACHE_FORMATS
+from feedline.sources.cache_format_base import CACHE_FORMATS
 from feedline.sources.cache_formats import cache_format
 from feedline.sources.cache_index import index_damage
 from feedline.sources.manifest import MANIFEST, Manifest, read_manifest

@@ -18,7 +18,7 @@ from PIL import Image
 
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.images.compile.datasets import FolderSelection, file_store
-from feedline.images.compile.steps import CompileError
+from feedline.images.compile.library_steps import CompileError
 from feedline.order.batch_spec import Field
 from feedline.sources.arrays import checked_labels
 from feedline.sources.path_table import PathTable

@@ -30,9 +30,9 @@ from feedline.errors import DatasetError, FeedlineError, UsageError
 from feedline.sources.atomic_write import sync_files, write_atomic
 from feedline.sources.cache_formats import cache_format
 from feedline.sources.cache_lock import only_builder
-from feedline.sources.filesystem import is_url
 from feedline.sources.manifest import LOCK, MANIFEST, UNFINISHED, check_place, read_manifest
 from feedline.sources.remote_files import RemoteFolder
+from feedline.sources.remote_filesystem import is_url
 
 __all__ = ["Destination", "open_destination"]
 

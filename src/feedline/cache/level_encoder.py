@@ -23,8 +23,8 @@ import torch
 from PIL import Image
 
 from feedline.errors import ImageError
-from feedline.images.codecs import Decoder
 from feedline.images.crops import Box
+from feedline.images.decoder import Decoder
 from feedline.images.jpeg import jpeg_orientation
 from feedline.images.resize import fill
 from feedline.order.pixel_layout import MODES, PixelLayout

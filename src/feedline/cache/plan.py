@@ -28,8 +28,8 @@ from feedline.errors import UsageError
 from feedline.forecast.text import align_columns, duration, wrap_text
 from feedline.images.crops import Transform, checked_transform, wanted_side
 from feedline.order.schedule import Phase, Schedule
-from feedline.sources.filesystem import is_url
 from feedline.sources.manifest import Level
+from feedline.sources.remote_filesystem import is_url
 from feedline.system import cacheable_memory_bytes
 
 __all__ = ["CacheChoice", "CachePlan", "build_command", "plan_cache", "recommend"]

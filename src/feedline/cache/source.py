@@ -15,15 +15,15 @@ from typing import Any
 
 from feedline.cache.dataset_source import DatasetStore
 from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.images.codecs import codec_of
+from feedline.images.decoder import codec_of
 from feedline.images.folder import ImageFolder
 from feedline.images.image_list import ImageList
 from feedline.order.batch_spec import Field
-from feedline.sources.filesystem import is_url, shown
 from feedline.sources.folder import FileStore, split_hint
 from feedline.sources.manifest import MANIFEST, Manifest
 from feedline.sources.opening import check_no_cache, list_splits, open_originals
 from feedline.sources.remote_files import THREADS
+from feedline.sources.remote_filesystem import is_url, shown
 from feedline.sources.remote_images import is_unreachable
 from feedline.sources.store import Pixels, SampleStore, check_unique_keys, first_names
 

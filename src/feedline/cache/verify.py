@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from feedline.engine.defaults import worker_count
 from feedline.errors import DatasetError, FeedlineError, SampleError
-from feedline.images.codecs import DEFAULT_MAX_PIXELS, Decoder
+from feedline.images.decoder import DEFAULT_MAX_PIXELS, Decoder
 from feedline.loader import DataLoader
-from feedline.sources.cache_format import LevelReader
+from feedline.sources.cache_format_base import LevelReader
 from feedline.sources.cache_formats import cache_format
 from feedline.sources.cache_index import index_damage
 from feedline.sources.cache_store import CacheLocation

@@ -13,8 +13,8 @@ from feedline.doctor.check import CheckResult
 from feedline.doctor.folder import FolderContents, FoundFile, scan_folder
 from feedline.errors import DatasetError, UsageError
 from feedline.sources.cache_formats import cache_format
-from feedline.sources.filesystem import is_url
 from feedline.sources.manifest import Manifest, is_cache, read_manifest, repair_command
+from feedline.sources.remote_filesystem import is_url
 
 __all__ = ["DataFolder", "inspect_data", "require_folder", "skip_data"]
 

@@ -25,7 +25,7 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 from torch.utils.data._utils import collate as torch_collate
 
 from feedline.images.compile.datasets import unwrap_subsets
-from feedline.images.compile.steps import CompileError, error_text, why_modified
+from feedline.images.compile.library_steps import CompileError, error_text, why_modified
 
 __all__ = ["MAX_BATCH_BYTES", "BatchedTensors", "Gather", "batched_tensors"]
 

@@ -35,7 +35,7 @@ def resample(
         row: uint8 (height, width, 3), C-contiguous: the window from (to_top, to_left).
         flip: mirror the window.
         down_first: the vertical pass comes before the horizontal one, not after it.
-        filter: its index in `resample_filter.FILTERS`.
+        filter: its index in `resize.FILTERS`.
         box: top, left, height and width of the resized area of the image; default: all of it.
 
     Returns:

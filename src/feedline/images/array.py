@@ -1,6 +1,6 @@
 """Images decoded in advance, as a source of rows: one array, in memory or in a file.
 
-Guarantees: those of `rows` and `array_store`.
+Guarantees: those of `rows` and `sources.arrays`.
 """
 
 from __future__ import annotations

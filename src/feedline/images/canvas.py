@@ -93,7 +93,7 @@ class Axis:
         assert self.count == self.length, "padded before the resize"
         return Axis(self.start, self.count, pixels, self.flip, 0, pixels, False, 0, pixels)
 
-    def picked(self, filter: Filter) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def nearest_pixels(self, filter: Filter) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Source pixels that a nearest-neighbour resize shows, int64 (count), in order.
 
         Args:
@@ -199,16 +199,20 @@ def image_on(
         return _padded(np.empty((0, 0, 3), np.uint8), canvas, np.array(colour, np.uint8))
     if filter in FILTERS:
         shown = np.empty((down.count, across.count, 3), np.uint8)
-        fill_as(mode, shown, _looked_at(canvas, read, filter), canvas.window(filter))
+        fill_as(mode, shown, _read_filter_input(canvas, read, filter), canvas.window(filter))
         if down.is_mirrored:
             shown = shown[::-1].copy()
     else:
         image = read(None)
-        shown = np.take(image[down.picked(filter)], across.picked(filter), 1, mode="clip")
+        shown = np.take(
+            image[down.nearest_pixels(filter)], across.nearest_pixels(filter), 1, mode="clip"
+        )
     return _padded(shown, canvas, np.array(colour, np.uint8)) if canvas.is_padded else shown
 
 
-def _looked_at(canvas: Canvas, read: Callable[[Part | None], Pixels], filter: Filter) -> Pixels:
+def _read_filter_input(
+    canvas: Canvas, read: Callable[[Part | None], Pixels], filter: Filter
+) -> Pixels:
     """Source of the resize, of which only the pixels that the filter needs are read; the rest is
     undefined.
 
@@ -237,7 +241,7 @@ def mask_on(
     Returns:
         the same dtype, (..., height, width), in new memory.
     """
-    rows, columns = canvas.down.picked("nearest"), canvas.across.picked("nearest")
+    rows, columns = canvas.down.nearest_pixels("nearest"), canvas.across.nearest_pixels("nearest")
     shown = np.take(np.take(mask, rows, -2), columns, -1)
     if not canvas.is_padded:
         return shown

@@ -85,8 +85,9 @@ def check_part(part: Part | None, rows: int, columns: int) -> None:
 class Box(NamedTuple):
     """A part of an image, in pixels, to be resized to a row and optionally mirrored.
 
-    `edges` are the top, left, height and width of the resized area within the part, in its own
-    pixels, if they lie within pixels: so a part of an image is found on a copy of another size.
+    `edges`: fractional top, left, height and width of the area to resize, relative to the part. Set
+    if a crop of the original is mapped to a smaller copy, whose pixels its edges may divide; None
+    for the whole part. For raw caches and arrays, `c/_rows.c` draws the same crops.
     """
 
     top: int
@@ -109,14 +110,14 @@ class Box(NamedTuple):
         """Required part of the image."""
         return self[:4]
 
-    def on(self, height: int, width: int, *, of: tuple[int, int]) -> Box:
-        """Map this part of an image `of` (height, width) to a copy of (height, width)."""
-        if (height, width) == of:
+    def map_to_copy(self, height: int, width: int, *, original: tuple[int, int]) -> Box:
+        """Map this part of an image of `original` (height, width) to a copy of (height, width)."""
+        if (height, width) == original:
             return self
         top, left, rows, columns, flip, edges, filter = self
         down, across, tall, wide = edges or (0.0, 0.0, rows, columns)
-        top, bottom, down, tall = _interval(top + down, tall, height, of[0])
-        left, right, across, wide = _interval(left + across, wide, width, of[1])
+        top, bottom, down, tall = _interval(top + down, tall, height, original[0])
+        left, right, across, wide = _interval(left + across, wide, width, original[1])
         rows, columns = bottom - top, right - left
         whole = down == 0.0 == across and tall == rows and wide == columns
         exact = None if whole else (down, across, tall, wide)
@@ -145,7 +146,7 @@ class Window(NamedTuple):
         """None: all of the image is required."""
         return None
 
-    def on(self, height: int, width: int, *, of: tuple[int, int]) -> Window:
+    def map_to_copy(self, height: int, width: int, *, original: tuple[int, int]) -> Window:
         """The same on any copy: it is resized to the same size."""
         return self
 

@@ -4,7 +4,7 @@ Guarantees: those of `rows`; any failure raises an ImageError that names the fil
 the index out of band. The same seed samples the same images, and what is sent to a process is as
 small as the sample.
 
-Relies on: `index` for the list of files, `rows` and `file_store` for the rest.
+Relies on: `sources.folder` for the list of files and their bytes, `rows` for the rest.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from typing import Any, Literal
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.images.codecs import DEFAULT_MAX_PIXELS, check_decoding, mode_layout
+from feedline.images.decoder import DEFAULT_MAX_PIXELS, check_decoding, mode_layout
 from feedline.images.rows import ImageSource, ImageTransform, check_cache_mode, check_transform
 from feedline.order.pixel_layout import RGB
 from feedline.sources.archives import ArchiveStore, check_no_archive, find_archive
 from feedline.sources.cache_store import CacheLocation, CacheStore
-from feedline.sources.filesystem import NoCacheError, is_url, shown
 from feedline.sources.folder import (
     FileStore,
     FolderIndex,
@@ -36,6 +35,7 @@ from feedline.sources.folder import (
 from feedline.sources.local_copies import disk_budget
 from feedline.sources.manifest import is_cache
 from feedline.sources.remote_cache import open_location
+from feedline.sources.remote_filesystem import NoCacheError, is_url, shown
 from feedline.sources.remote_images import RemoteStore, local_files_error, url_folder_store
 
 __all__ = ["ENOUGH_IMAGES", "ImageFolder", "sample_folder"]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.images.codecs import DEFAULT_MAX_PIXELS, check_decoding, codec_of, mode_layout
+from feedline.images.decoder import DEFAULT_MAX_PIXELS, check_decoding, codec_of, mode_layout
 from feedline.images.rows import ImageSource, ImageTransform, RowPipeline, check_transform
 from feedline.sources.folder import IMAGE_EXTENSIONS, FileStore
 from feedline.sources.labels import Labels, check_repeats, convert_labels, ordered

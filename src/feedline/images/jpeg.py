@@ -1,9 +1,9 @@
 """JPEG bytes to pixels: only the required part, if the rest need not be decoded.
 
 Guarantees: the pixels of a complete decode, bit for bit, by any of the decoders; the header's pixel
-count is checked before memory of that size is allocated. A file without an end raises an
-ImageError. So does one that only looks complete, with an end mark after a gap, unless the gap is
-below the part, or restart markers lie between them, and `_jpeg` decodes that.
+count is checked before memory of that size is allocated. A file without an end marker raises an
+ImageError. So does one with data missing before its end marker, except if `_jpeg` decodes the part
+and the gap is below it, or separated from it by restart markers.
 
 Relies on: `_jpeg`, compiled, which decodes a part with Pillow's libjpeg-turbo. simplejpeg decodes
 the rest completely: if `_jpeg` was not compiled or Pillow has no libjpeg-turbo 3, images to be
@@ -20,8 +20,7 @@ import numpy as np
 from PIL import Image, _imaging
 
 from feedline.errors import ImageError
-from feedline.images.crops import Part, cut
-from feedline.images.pillow import (
+from feedline.images.codecs import (
     PILLOW_JPEG,
     Codec,
     DecodeOptions,
@@ -31,6 +30,7 @@ from feedline.images.pillow import (
     exif_orientation,
     upright,
 )
+from feedline.images.crops import Part, cut
 from feedline.sources.store import Pixels
 
 try:
@@ -95,27 +95,32 @@ class JpegDecoder:
             return self._whole.shape[0], self._whole.shape[1]
         return (width, height) if orientation >= 5 else (height, width)
 
-    def read(self, by: int, part: Part | None) -> Pixels:
-        """Decode the opened image, once, as in `codecs.Decoder.read`."""
+    def read(self, reduction: int, part: Part | None) -> Pixels:
+        """Decode the opened image, once, as in `decoder.Decoder.read`."""
         whole, self._whole = self._whole, None
         if whole is not None:
             return cut(whole, part)
-        pixels = self._read(by, part)
+        pixels = self._read(reduction, part)
         if self._is_grey:
             return converted(Image.fromarray(np.ascontiguousarray(pixels)), "L")
         return pixels
 
-    def _read(self, by: int, part: Part | None) -> Pixels:
+    def _read(self, reduction: int, part: Part | None) -> Pixels:
         """Decode the opened image to RGB."""
         data, self._data = self._data, b""
         height, width = self._size
         # libjpeg-turbo 3 decodes lossless files, and falsely claims to scale them.
-        lossless = by > 1 and jpeg_is_lossless(data)
+        lossless = reduction > 1 and jpeg_is_lossless(data)
         if self._compiled and self._is_compiled and not lossless:
-            top, left, rows, columns = part or (0, 0, -(-height // by), -(-width // by))
+            top, left, rows, columns = part or (
+                0,
+                0,
+                -(-height // reduction),
+                -(-width // reduction),
+            )
             more_rows, more_columns = compiled.MARGINS
             buffer = self._reserve((rows + more_rows) * (columns + more_columns) * 3)
-            place = self._compiled.read(buffer, by, top, left, rows, columns)
+            place = self._compiled.read(buffer, reduction, top, left, rows, columns)
             if place:
                 first, stride = place
                 pixels: Pixels = np.ndarray(
@@ -124,12 +129,12 @@ class JpegDecoder:
                 return pixels
         whole = None
         if not lossless:
-            whole = _decode_fast(data, height, width, by, self._reserve(height * width * 3))
+            whole = _decode_fast(data, height, width, reduction, self._reserve(height * width * 3))
         if whole is None:
             whole = PILLOW_JPEG.decode(data, DecodeOptions(self._options.max_pixels), None).pixels
-            if by > 1:
-                whole = np.array(Image.fromarray(whole).reduce(by), np.uint8)
-        if whole.shape[:2] != (-(-height // by), -(-width // by)):
+            if reduction > 1:
+                whole = np.array(Image.fromarray(whole).reduce(reduction), np.uint8)
+        if whole.shape[:2] != (-(-height // reduction), -(-width // reduction)):
             raise ImageError(
                 f"its header announces {width} x {height} pixels, but the data has fewer"
             )
@@ -155,8 +160,10 @@ def _read_header(data: bytes) -> tuple[int, int]:
     return (int(height), int(width)) if colours in _FAST_COLOURS else (0, 0)
 
 
-def _decode_fast(data: bytes, height: int, width: int, by: int, buffer: Pixels) -> Pixels | None:
-    """Decode a JPEG of one or three colours, reduced by `by`; None if Pillow must decide.
+def _decode_fast(
+    data: bytes, height: int, width: int, reduction: int, buffer: Pixels
+) -> Pixels | None:
+    """Decode a JPEG of one or three colours, reduced by `reduction`; None if Pillow must decide.
 
     Raises:
         ImageError: it is truncated.
@@ -165,7 +172,11 @@ def _decode_fast(data: bytes, height: int, width: int, by: int, buffer: Pixels) 
 
     # simplejpeg takes the smallest scale that is no smaller than what is asked for, and it also has
     # odd eighths, which are slower than a full decode: ask for the exact size.
-    exact = {"min_height": -(-height // by), "min_width": -(-width // by)} if by > 1 else {}
+    exact = (
+        {"min_height": -(-height // reduction), "min_width": -(-width // reduction)}
+        if reduction > 1
+        else {}
+    )
     try:
         pixels: Pixels = decode_jpeg(data, "RGB", buffer=buffer, strict=True, **exact)
         return pixels

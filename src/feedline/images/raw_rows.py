@@ -1,9 +1,10 @@
 """Rows of raw pixels, made together: placements of all, then one call that checks and resizes.
 
-Guarantees: a row has the bytes that `crops` and `resize.fill` make; a row that cannot be made so is
-left to them, so that they raise its error; no row is made of pixels whose checksum differs.
+Guarantees: each row has the same bytes as with `crops` and `resize.fill`. A row that cannot be made
+here is returned to the caller, which makes it with those functions and so raises the exact error.
+Pixels with a wrong checksum are never used.
 
-Relies on: `_rows.c`, compiled; without it, all rows are left.
+Relies on: `_rows.c`, compiled; without it, all rows are returned.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def place_rows(transform: Transform, items: Items, sizes: NDArray[np.int64]) -> 
     for k, item in enumerate(items.each()):
         height, width, *copy = sizes[k].tolist()
         try:
-            placement = transform.place(height, width, item).on(*copy, of=(height, width))
+            placement = transform.place(height, width, item).map_to_copy(
+                *copy, original=(height, width)
+            )
         except Exception:  # the row is left, and made alone raises it
             continue
         if placement.filter in FILTERS:

@@ -1,11 +1,13 @@
 """Resize of a part of an image into a row, in one pass, and table lookup of its values.
 
-Guarantees: writes the row (height, width, 3) in place, also in shared memory, and nothing else; the
-bytes of torch's antialiased bilinear or bicubic resize of uint8, whose arithmetic is Pillow's with
-16-bit weights: within 0.2 grey levels on average of torchvision's pipeline on Pillow images;
-Pillow's box, Hamming and Lanczos filters within 0.02; nearest pixels as in Pillow and torch; no
-warning for read-only or oddly strided images. With a `ResizeMode`, the bytes of torchvision's own
-resize, and of Pillow's within a hundredth of a grey level on average.
+Guarantees: writes the row (height, width, 3) in place, also in shared memory, and nothing else; no
+warning for read-only or oddly strided images. Pixels, without a `ResizeMode`:
+- bilinear, bicubic: the bytes of torch's antialiased uint8 resize (Pillow's algorithm with 16-bit
+  weights); on average within 0.2 grey levels of torchvision's pipeline on PIL images;
+- box, hamming, lanczos: within 0.02 grey levels of Pillow;
+- nearest: the pixels of torch and Pillow.
+With a `ResizeMode`: the bytes of torchvision's own resize of tensors, and on average within 0.01
+grey levels of Pillow's for PIL images.
 
 Relies on: `_resample`, compiled, which makes those bytes in about half of torch's time. If it was
 not compiled, or does not support the resize (steeper than 16 : 1, bicubic 8 : 1), torch itself does

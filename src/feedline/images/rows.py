@@ -6,7 +6,7 @@ needs is decoded; a pickle carries no buffers; several threads may load at once.
 another library, or any function of an image, is kept unchanged: the loader compiles it, or the
 source is a map-style Dataset, whose samples are the transform's output and a label.
 
-Relies on: a `store` for bytes or pixels, `codecs`, `crops` and `resize` for the rest.
+Relies on: a `store` for bytes or pixels, `decoder`, `crops` and `resize` for the rest.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import numpy as np
 from PIL import Image
 
 from feedline.errors import ImageError, UsageError, note
-from feedline.images.codecs import (
+from feedline.images.crops import Placement, TrainCrop, Transform, Window, cut, wanted_side
+from feedline.images.decoder import (
     DEFAULT_MAX_PIXELS,
     ThreadDecoder,
     added_codecs,
     register_codecs,
 )
-from feedline.images.crops import Placement, TrainCrop, Transform, Window, cut, wanted_side
 from feedline.images.raw_rows import fill_rows
 from feedline.images.resize import fill
 from feedline.order.batch_spec import Field, Item, Items
@@ -308,11 +308,12 @@ class RowPipeline(Generic[Store]):
         decoder = self._threads.decoder
         height, width = decoder.open(data)
         placement = self._placement(height, width, item)
-        by = 1
+        reduction = 1
         if self._scaled and decoder.reducible:
-            by = placement.shrink(height, width, item.required_image_size)
-            placement = placement.on(-(-height // by), -(-width // by), of=(height, width))
-        part = decoder.read(by, placement.part)
+            reduction = placement.shrink(height, width, item.required_image_size)
+            reduced = -(-height // reduction), -(-width // reduction)
+            placement = placement.map_to_copy(*reduced, original=(height, width))
+        part = decoder.read(reduction, placement.part)
         if decoder.is_clipped and self._warns_of_clipping:
             self._warn_of_clipping(item.sample)
         if stage_timer.timed:
@@ -346,7 +347,7 @@ class RowPipeline(Generic[Store]):
                 "another cache",
                 hint=repair_command(cache.root) if cache else "",
             )
-        return self.transform.place(*original, item).on(height, width, of=original)
+        return self.transform.place(*original, item).map_to_copy(height, width, original=original)
 
     def _rescued(self, data: bytes) -> Pixels | None:
         """Pixels of an image that the decoder rejected, for another reader."""

@@ -48,9 +48,9 @@ from feedline.loader.position import LoaderPosition
 from feedline.loader.ranks import RankAgreement
 from feedline.order.sample_order import Order
 from feedline.sources.cache_lock import is_locked
-from feedline.sources.filesystem import is_url
 from feedline.sources.folder import FileStore, FolderIndex
 from feedline.sources.manifest import AWAITED, UNFINISHED, check_place, is_finished
+from feedline.sources.remote_filesystem import is_url
 from feedline.sources.remote_images import RemoteStore
 from feedline.system import readable
 

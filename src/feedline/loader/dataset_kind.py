@@ -10,7 +10,7 @@ from typing import Any
 
 from feedline.errors import DatasetError, UsageError
 from feedline.images.compile.datasets import is_source_class, unwrap_subsets
-from feedline.images.compile.steps import CompileError
+from feedline.images.compile.library_steps import CompileError
 
 __all__ = [
     "check_kind_unchanged",

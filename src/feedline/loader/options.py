@@ -49,7 +49,7 @@ from feedline.order.schedule import (
     is_image_size,
     is_integer,
 )
-from feedline.sources.filesystem import is_url
+from feedline.sources.remote_filesystem import is_url
 from feedline.system import rank_and_world
 
 __all__ = [

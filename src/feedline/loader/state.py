@@ -25,7 +25,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from feedline.errors import StateError, UsageError
-from feedline.images.compile.steps import CompileError
+from feedline.images.compile.library_steps import CompileError
 from feedline.loader.dataset_kind import own_source
 from feedline.loader.options import Options
 from feedline.loader.torch_samplers import describe, sampler_rank_and_world_size

@@ -10,14 +10,14 @@ lmdb_store.py       LMDBs
 rows.py             Hugging Face datasets and Parquet files with images
 arrays.py           decoded images
 remote_images.py    image files at URLs
-labels.py           labels of all kinds as one array
+labels.py           types of labels and of the columns of tables, as one array
 cache_store.py      caches of resized copies; remote_cache.py those at URLs
   manifest.py         files of a cache, and its manifest
   cache_index.py      columns of its samples
-  cache_format.py     interface and registry of formats; cache_formats.py the formats
+  cache_formats.py    tar, LMDB and plain files; cache_format_base.py interface and registry
   cache_lock.py       one builder at a time
 files.py            safe reading of local files
-filesystem.py       fsspec filesystem of a URL: requests, retries, errors
+remote_filesystem.py   fsspec filesystem of a URL: requests, retries, errors
   remote_files.py     files of a folder at a URL
   remote_reader.py    ranges of files at URLs, and the images in them
   local_copies.py     copies of remote files on the local disk

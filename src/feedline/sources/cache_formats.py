@@ -26,7 +26,7 @@ import numpy as np
 
 from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
 from feedline.sources.atomic_write import partial_path, sync_files, sync_names, write_atomic
-from feedline.sources.cache_format import (
+from feedline.sources.cache_format_base import (
     CACHE_FORMATS,
     CacheFormat,
     CacheSample,

@@ -19,7 +19,7 @@ import numpy as np
 
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.order.batch_spec import Field
-from feedline.sources.cache_format import LevelReader
+from feedline.sources.cache_format_base import LevelReader
 from feedline.sources.cache_formats import cache_format, level_reader
 from feedline.sources.cache_index import CacheIndex, load_entries
 from feedline.sources.folder import FileStore

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from feedline.errors import DatasetError, UsageError
 from feedline.sources.archive_files import COMPRESSED
-from feedline.sources.filesystem import is_url, shown
 from feedline.sources.folder import (
     IMAGE_EXTENSIONS,
     folder_store,
@@ -24,6 +23,7 @@ from feedline.sources.folder import (
 )
 from feedline.sources.manifest import MANIFEST
 from feedline.sources.remote_files import LocalFolder, RemoteFolder
+from feedline.sources.remote_filesystem import is_url, shown
 from feedline.sources.remote_images import url_folder_store
 from feedline.sources.rows import ParquetStore
 from feedline.sources.store import SampleStore, first_names

@@ -1,9 +1,9 @@
 """Caches at URLs: the index is fetched once, images as they are read.
 
-Guarantees: those of `cache_format`; the images of a task are fetched with many requests at a time,
-and nearby images share one; bytes with a wrong checksum are neither returned nor stored. No remote
-name is used as a local path; nothing is unpickled, and no index is fetched that is larger than the
-allowed disk space.
+Guarantees: those of `cache_format_base`; the images of a task are fetched with many requests at a
+time, and nearby images share one; bytes with a wrong checksum are neither returned nor stored. No
+remote name is used as a local path; nothing is unpickled, and no index is fetched that is larger
+than the allowed disk space.
 
 Relies on: digests in the manifest, which verify the local index; `remote_files` for the bytes,
 `local_copies` to store them.
@@ -24,18 +24,10 @@ import numpy as np
 import xxhash
 
 from feedline.errors import DatasetError, UsageError
-from feedline.sources.cache_format import CopyBytes, LevelReader
+from feedline.sources.cache_format_base import CopyBytes, LevelReader
 from feedline.sources.cache_formats import cache_format
 from feedline.sources.cache_index import COLUMNS, ENTRY, CacheIndex, digest_of, load_column
 from feedline.sources.cache_store import CacheLocation, CacheStore
-from feedline.sources.filesystem import (
-    MAX_FILE_BYTES,
-    NoCacheError,
-    RemoteError,
-    check_local,
-    is_url,
-    shown,
-)
 from feedline.sources.local_copies import (
     DiskBudget,
     LocalCopies,
@@ -52,6 +44,14 @@ from feedline.sources.manifest import (
     parse_manifest,
     repair_command,
     shard_name,
+)
+from feedline.sources.remote_filesystem import (
+    MAX_FILE_BYTES,
+    NoCacheError,
+    RemoteError,
+    check_local,
+    is_url,
+    shown,
 )
 from feedline.sources.remote_reader import BLOCK_BYTES, ImageFetcher, Range, RemoteReader
 

@@ -1,6 +1,6 @@
 """Files of a folder, local or at a URL.
 
-Guarantees: those of `filesystem`; a list of files is never outdated.
+Guarantees: those of `remote_filesystem`; a list of files is never outdated.
 
 Relies on: stores that list the folders in a folder, if folders are requested.
 """
@@ -17,7 +17,7 @@ import xxhash
 
 from feedline.errors import DatasetError, ImageError
 from feedline.sources.files import check_size
-from feedline.sources.filesystem import Filesystem, RemoteError
+from feedline.sources.remote_filesystem import Filesystem, RemoteError
 
 __all__ = ["THREADS", "FileStatus", "LocalFolder", "RemoteFolder"]
 

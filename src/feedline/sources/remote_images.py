@@ -22,7 +22,6 @@ from urllib.parse import unquote
 import numpy as np
 
 from feedline.errors import ImageError, UsageError
-from feedline.sources.filesystem import RemoteError, host_of, request_options, shown
 from feedline.sources.folder import (
     FileStore,
     FolderIndex,
@@ -36,6 +35,7 @@ from feedline.sources.folder import (
 from feedline.sources.local_copies import DiskBudget, ImageCopies, copies_folder, disk_budget
 from feedline.sources.path_table import PathTable
 from feedline.sources.remote_files import THREADS, RemoteFolder
+from feedline.sources.remote_filesystem import RemoteError, host_of, request_options, shown
 from feedline.sources.remote_reader import IMAGE_PATIENCE_S, ImageFetcher, Range, RemoteReader
 from feedline.sources.store import Numbers, make_stamp
 

@@ -1,9 +1,9 @@
 """Ranges of files at URLs, and the images in them, fetched many at a time.
 
-Guarantees: those of `filesystem`. Of ranges, those that arrive in time are returned, even if others
-fail; returned bytes have the requested length, and with HTTP no truncated file is returned; time is
-bounded, and so is memory, except for requests in flight. Images whose bytes are not intact are
-neither returned nor stored.
+Guarantees: those of `remote_filesystem`. Of ranges, those that arrive in time are returned, even
+if others fail; returned bytes have the requested length, and with HTTP no truncated file is
+returned; time is bounded, and so is memory, except for requests in flight. Images whose bytes are
+not intact are neither returned nor stored.
 
 Relies on: fsspec's own event loop.
 """
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from feedline.errors import ImageError, UsageError
-from feedline.sources.filesystem import (
+from feedline.sources.remote_filesystem import (
     MAX_FILE_BYTES,
     AlteredError,
     Filesystem,

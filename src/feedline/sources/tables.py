@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.sources.filesystem import check_local, host_of, is_url, shown
 from feedline.sources.folder import FileStore
 from feedline.sources.labels import are_whole, convert_cells, ordered
 from feedline.sources.path_table import PathTable, common_folder
+from feedline.sources.remote_filesystem import check_local, host_of, is_url, shown
 from feedline.sources.remote_images import url_store
 from feedline.system import slashed
 

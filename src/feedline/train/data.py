@@ -19,8 +19,8 @@ from feedline.errors import DatasetError, StateError
 from feedline.images.crops import EvalCrop, TrainCrop
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
-from feedline.sources.filesystem import was_url
 from feedline.sources.folder import TRAIN_NAME, VAL_NAMES, splits_below, table_hint
+from feedline.sources.remote_filesystem import was_url
 from feedline.train.augment import BatchAugmentation
 from feedline.train.config import differences, read_config
 from feedline.train.recipe import Recipe

@@ -1,7 +1,7 @@
 /* Look up the pixels of an image in a table per channel.
 
 Guarantees: writes only values of the tables, and only to the target; all sizes and layouts are
-checked. The GIL is released. Without a compiler `lut.py` does the same with numpy, to the same bytes.
+checked. The GIL is released. Without a compiler resize.py does the same with numpy, to the same bytes.
 
 Speed: the values of four neighbours are collected and written at once. A gather of eight was slower,
 and so were writes that bypass the caches. */

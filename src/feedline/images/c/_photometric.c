@@ -1,9 +1,9 @@
 /* Change an image's colours, sharpness and geometry as Pillow and torchvision do.
 
-Guarantees: brightness, contrast, saturation and grey are Pillow's bytes (ImageEnhance, conversion to
-"L" and "HSV"), hue is shifted as torchvision shifts it; so are sharpness, lookup and histogram of
-levels, and affine maps (Image.point, histogram, transform); a blur is torchvision's, whose sums are
-floats, within a rounding. All sizes and layouts are checked; nothing outside the target is written,
+Guarantees: the bytes of Pillow for brightness, contrast, saturation, grey, sharpness, table lookup,
+histogram and affine transforms (ImageEnhance, conversion to "L" and "HSV", Image.point, histogram,
+transform). Hue: Pillow's HSV conversion with torchvision's shift. Blur: torchvision's float kernel,
+equal except for rounding. All sizes and layouts are checked; nothing outside the target is written,
 which may be the image itself. The GIL is released. Without a compiler torchvision's steps run.
 
 Speed: an image keeps its layout. Functions of few values are looked up: a hue by its sextant, the

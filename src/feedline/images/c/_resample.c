@@ -81,7 +81,7 @@ static double lanczos(double x)
     return -3.0 <= x && x < 3.0 ? sinc(x) * sinc(x / 3.0) : 0.0;
 }
 
-/* In the order of `FILTERS` in resample_filter.py. */
+/* In the order of `FILTERS` in resize.py. */
 static const struct {
     Filter weight;
     double support;

@@ -21,7 +21,7 @@ from operator import is_
 from pathlib import Path
 from typing import Any, cast
 
-from feedline.images.compile.compile_transform import compile_transform
+from feedline.images.compile.compile_pipeline import compile_transform
 from feedline.images.compile.datasets import (
     file_store,
     is_timm_folder,
@@ -33,19 +33,19 @@ from feedline.images.compile.datasets import (
 from feedline.images.compile.fused_transform import FusedTransform
 from feedline.images.compile.image_input import ReadOptions
 from feedline.images.compile.library_code import replaced_method
-from feedline.images.compile.pipeline import (
-    ImagePipeline,
-    PipelinePerSize,
-    SamplePipeline,
-    ViewsPipeline,
-)
-from feedline.images.compile.steps import (
+from feedline.images.compile.library_steps import (
     CompileError,
     PerSizeResolver,
     check_libraries,
     error_text,
     step_text,
     why_modified,
+)
+from feedline.images.compile.pipeline import (
+    ImagePipeline,
+    PipelinePerSize,
+    SamplePipeline,
+    ViewsPipeline,
 )
 from feedline.images.compile.views import Compiled, Views
 from feedline.images.rows import ImageSource, ImageSubset
@@ -72,9 +72,9 @@ class CompiledDataset:
     """Result of compiling a dataset.
 
     Args:
-        pipeline: makes its rows or samples; None: everything must run unchanged, elsewhere.
+        pipeline: makes its rows or samples; None if nothing was compiled.
         fused: fused steps of its pipeline, as text.
-        unchanged: steps that run unchanged after them, in the same place.
+        unchanged: steps that the pipeline calls unchanged, between or after the fused ones.
         reasons: why it, or a part of it, was not compiled, or makes no rows, as sentences.
     """
 

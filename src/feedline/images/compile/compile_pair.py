@@ -5,7 +5,7 @@ so are fused. A step draws with its own methods, so from the same random state i
 with its own distribution; everything but the image is transformed and converted by torchvision's
 own code, with the same numbers, except masks of few bits, whose values are copied bit for bit.
 
-Relies on: `steps` for the identity of a step, `TableBuilder` for its effect on values;
+Relies on: `library_steps` for the identity of a step, `TableBuilder` for its effect on values;
 torchvision's rule that colour steps change only the image; the attributes of its steps, and the
 keys of their parameters; a mask of no channels, which its kernels transform at no cost.
 """
@@ -24,10 +24,9 @@ from PIL import Image
 
 from feedline.errors import ImageError
 from feedline.images.canvas import Canvas, Colour, image_on, mask_on
-from feedline.images.compile.compile_transform import TableBuilder, interpolation_name, step_filter
+from feedline.images.compile.compile_pipeline import TableBuilder, interpolation_name, step_filter
 from feedline.images.compile.fused_transform import Form, TransformTail
-from feedline.images.compile.pixel_steps import PixelStep, draw_step_params, pixel_step
-from feedline.images.compile.steps import (
+from feedline.images.compile.library_steps import (
     CompileError,
     Step,
     add_while_possible,
@@ -40,6 +39,7 @@ from feedline.images.compile.steps import (
     steps_text,
     why_not_fused,
 )
+from feedline.images.compile.supported_transforms import PixelStep, draw_step_params, pixel_step
 from feedline.images.crops import Filter, Part, Shape
 from feedline.images.resize import ResizeMode
 from feedline.sources.store import Pixels
@@ -300,7 +300,7 @@ def _one_pixel(form: Form) -> Any:
 def compile_pair(transforms: object) -> FusedPair:
     """Compile a pipeline; CompileError if it must run unchanged."""
     steps = list(_flatten_v2(transforms))
-    reader = _PairReader()
+    reader = _FusiblePairSteps()
     count, why = add_while_possible(reader.add, steps)
     dropped, reason = reader.end(has_more=count < len(steps))
     count, why = count - dropped, reason or why
@@ -333,7 +333,7 @@ def _v2_name(step: Any) -> str:
     return name if name and is_v2(step) else ""
 
 
-class _PairReader:
+class _FusiblePairSteps:
     """Reads the steps of a pipeline, from the first one on, as long as they can be fused."""
 
     def __init__(self) -> None:
@@ -382,7 +382,7 @@ class _PairReader:
             if geometry.fills not in (None, fills):
                 raise CompileError(f"{step_text(step)} pads again, with another colour.")
             geometry.fills = fills
-        # Earlier conversions only define what holds the pixels.
+        # Conversions before a geometric step change only the container of the pixels.
         self._input_form = form
         self._values.clear()
         geometry.steps.append(step)

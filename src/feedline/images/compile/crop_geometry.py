@@ -115,9 +115,11 @@ class PlacedViews(NamedTuple):
         right = max(part[1] + part[3] for part in parts)
         return top, left, bottom - top, right - left
 
-    def on(self, height: int, width: int, *, of: tuple[int, int]) -> PlacedViews:
-        """Map the views of an image `of` (height, width) to a copy of (height, width)."""
-        placements = tuple(each.on(height, width, of=of) for each in self.placements)
+    def map_to_copy(self, height: int, width: int, *, original: tuple[int, int]) -> PlacedViews:
+        """Map the views of an image of `original` (height, width) to a copy of (height, width)."""
+        placements = tuple(
+            each.map_to_copy(height, width, original=original) for each in self.placements
+        )
         return PlacedViews(placements, self.sides)
 
     def cut(self, image: Pixels) -> Iterator[tuple[Pixels, Placement]]:

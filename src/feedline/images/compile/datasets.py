@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
-from feedline.images.compile.steps import CompileError, why_modified
+from feedline.images.compile.library_steps import CompileError, why_modified
 from feedline.sources.folder import FileStore
 from feedline.sources.path_table import PathTable, common_folder, path_starts
 from feedline.sources.store import Numbers

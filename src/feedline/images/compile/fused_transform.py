@@ -24,8 +24,7 @@ from PIL import Image
 
 from feedline.errors import SampleError, UsageError
 from feedline.images.compile.crop_geometry import PlacedViews, ViewCrops
-from feedline.images.compile.pixel_steps import PixelStep
-from feedline.images.compile.steps import (
+from feedline.images.compile.library_steps import (
     Step,
     error_text,
     full_step_text,
@@ -34,6 +33,7 @@ from feedline.images.compile.steps import (
     steps_text,
     well_behaved,
 )
+from feedline.images.compile.supported_transforms import PixelStep
 from feedline.images.crops import Placement, Shape, Transform, format_shape, scale_shape
 from feedline.images.resize import ResizeMode, apply_lut, fill_as
 from feedline.images.rows import without_addresses
@@ -64,8 +64,8 @@ class TransformTail:
         before: steps on the pixels, each with its pixel operation; None if it runs unchanged.
         table: (3, 256), the value of each grey level, for each channel; None: the following step,
             or the user, gets the pixels themselves.
-        table_steps: steps replaced by the table. They run themselves if those before them do not
-            return RGB pixels in the same form.
+        table_steps: steps that the table replaces. They run instead of the table if the steps
+            before them do not return RGB pixels in `input_form`.
         form: container of the values, or of the pixels if there is no table.
         after: unchanged steps after that.
         dtype: numpy dtype string of a row; "" if it makes no rows.
@@ -106,7 +106,7 @@ class TransformTail:
 
     @property
     def is_only_table(self) -> bool:
-        """True if a row is a table of its pixels, so that it may be applied elsewhere."""
+        """True if the table is the last step, so that it may be applied later, e.g. on a device."""
         if self.table is None or self.after:
             return False
         return (self.dtype, self.channels) == (self.table.dtype.name, len(self.table))
@@ -317,7 +317,7 @@ class FusedTransform:
         unchanged: unchanged steps, as text.
         notes: reasons for those, as sentences.
         no_rows: reason why it makes no rows, a sentence; "" if it does.
-        sized: unchanged step that sets a size of its own, as text; "" if none does.
+        fixed_size_step: unchanged step that sets a size of its own, as text; "" if none does.
     """
 
     crop: Transform
@@ -328,7 +328,7 @@ class FusedTransform:
     unchanged: tuple[str, ...]
     notes: tuple[str, ...]
     no_rows: str
-    sized: str = ""
+    fixed_size_step: str = ""
 
     @property
     def image_size(self) -> int:
@@ -337,11 +337,11 @@ class FusedTransform:
 
     def shape_at(self, size: int) -> Shape:
         """Height and width of the output for a longer side of `size` pixels."""
-        if self.sized and size != self.image_size:
+        if self.fixed_size_step and size != self.image_size:
             raise UsageError(
-                f"the loader's image size is {size} px, but {self.sized} runs unchanged and sets "
-                "its own size: make the pipeline with feedline.per_size(...), or leave the size "
-                "out of the schedule"
+                f"the loader's image size is {size} px, but {self.fixed_size_step} runs unchanged "
+                "and sets its own size: make the pipeline with feedline.per_size(...), or leave "
+                "the size out of the schedule"
             )
         return scale_shape(self.shape, size, self.image_size)
 

@@ -29,7 +29,7 @@ from feedline.images.compile.image_input import (
     open_with_pillow,
     read_input,
 )
-from feedline.images.compile.steps import attempt, error_text, step_text
+from feedline.images.compile.library_steps import attempt, error_text, step_text
 from feedline.images.compile.views import format_facts, steps_facts
 from feedline.images.crops import format_shape
 from feedline.order.requested_size import (

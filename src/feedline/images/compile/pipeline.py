@@ -24,7 +24,7 @@ from feedline.errors import ImageError, UsageError
 from feedline.images.compile.crop_geometry import PlacedViews
 from feedline.images.compile.fused_transform import FusedTransform, resize_views, view_crops
 from feedline.images.compile.image_input import ReadOptions, decode_with_pillow
-from feedline.images.compile.steps import CompileError
+from feedline.images.compile.library_steps import CompileError
 from feedline.images.crops import Placement, Transform, format_shape
 from feedline.images.rows import RowPipeline, sample_label
 from feedline.order.batch_spec import Field, Item

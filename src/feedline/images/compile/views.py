@@ -5,7 +5,7 @@ types; the image is decoded once. All randomness comes from the global random st
 torch's places the crops, and unchanged steps draw as usual. Compiling never raises, for any
 pipeline; torchvision is not imported; only steps of libraries are run, on small generated images.
 
-Relies on: `compile_transform`, and `image_input` for the inputs.
+Relies on: `compile_pipeline`, and `image_input` for the inputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from feedline.errors import ImageError, UsageError, note
-from feedline.images.compile.compile_transform import compile_transform
+from feedline.images.compile.compile_pipeline import compile_transform
 from feedline.images.compile.crop_geometry import ViewCrops
 from feedline.images.compile.fused_transform import FusedTransform, resize_views, view_crops
 from feedline.images.compile.image_input import (
@@ -28,7 +28,7 @@ from feedline.images.compile.image_input import (
     open_with_pillow,
     read_input,
 )
-from feedline.images.compile.steps import attempt, step_text
+from feedline.images.compile.library_steps import attempt, step_text
 from feedline.images.crops import format_shape
 from feedline.order.batch_spec import Item
 from feedline.order.requested_size import (
@@ -63,8 +63,8 @@ class View:
         if fused is None:
             called = "called with Image.open(file).convert('RGB')"
             return steps_facts((), (f"all: {step_text(self.transform)}, {called}",), self.reasons)
-        size = f"that of {fused.sized}; cannot follow the size of a schedule"
-        if not fused.sized:
+        size = f"that of {fused.fixed_size_step}; cannot follow the size of a schedule"
+        if not fused.fixed_size_step:
             square = fused.shape[0] == fused.shape[1]
             sides = "" if square else " (height x width; an image size is that of the longer side)"
             size = f"{format_shape(fused.shape)}{sides}, or the size of a feedline loader"

@@ -15,14 +15,14 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from feedline.images.compile import pixel_steps
+from feedline.images.compile import supported_transforms
 from feedline.images.compile.compile_dataset import compile_dataset
-from feedline.images.compile.pixel_steps import pixel_step
+from feedline.images.compile.supported_transforms import pixel_step
 from feedline.order.batch_spec import Item
 from feedline.randomness import fingerprint, seed_all
 from torchvision_folder import write_images
 
-pytestmark = pytest.mark.skipif(pixel_steps.photometric is None, reason="not compiled")
+pytestmark = pytest.mark.skipif(supported_transforms.photometric is None, reason="not compiled")
 
 BILINEAR, BICUBIC = v1.InterpolationMode.BILINEAR, v1.InterpolationMode.BICUBIC
 FLOATS = [v1.ToTensor(), v1.Normalize([0.5], [0.2])]
@@ -189,7 +189,7 @@ def test_a_pipeline_gives_the_same_with_them_and_without(
     ]
     dataset = ImageFolder(str(root), v1.Compose(steps))
     with monkeypatch.context() as patched:
-        patched.setattr(pixel_steps, "photometric", None)
+        patched.setattr(supported_transforms, "photometric", None)
         plain = compile_dataset(dataset)
     recognition = compile_dataset(dataset)
     assert plain.pipeline is not None

@@ -25,8 +25,8 @@ import torch
 from PIL import Image
 
 from feedline.images.compile import pixel_operations as ops
+from feedline.images.compile.library_steps import flatten, is_library_step, is_v2, library_name
 from feedline.images.compile.pixel_operations import ArrayImage, pixels_of
-from feedline.images.compile.steps import flatten, is_library_step, is_v2, library_name
 from feedline.sources.store import Pixels
 
 try:

@@ -4,8 +4,8 @@ Guarantees: the fused form gives the same pixels as the pipeline; only steps kno
 fused. The values of a table are the steps' own, bit for bit; the steps are run once more, on noise,
 to check that a value depends on the grey level and the channel alone.
 
-Relies on: `steps` for the identity of a step; the attributes of torchvision transforms; the same
-input giving the same output in its steps.
+Relies on: `library_steps` for the identity of a step; the attributes of torchvision transforms; the
+same input giving the same output in its steps.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from feedline.images.compile.fused_transform import (
     infer_row_layout,
     why_not_a_row,
 )
-from feedline.images.compile.pixel_steps import pixel_step
-from feedline.images.compile.steps import (
+from feedline.images.compile.library_steps import (
     CompileError,
     PerSizeResolver,
     Step,
@@ -45,6 +44,7 @@ from feedline.images.compile.steps import (
     steps_text,
     why_not_fused,
 )
+from feedline.images.compile.supported_transforms import pixel_step
 from feedline.images.crops import Filter, Shape, TrainCrop, Transform, format_shape
 from feedline.images.resize import ResizeMode
 
@@ -71,7 +71,7 @@ def compile_transform(transform: object, sizes: PerSizeResolver | None = None) -
             "feedline.views(first, second) returns several views of an image, "
             "feedline.compile(pipeline) one."
         )
-    reader = _Reader()
+    reader = _FusibleSteps()
     count, why = add_while_possible(reader.add, steps)
     rest = steps[count:]
     crop, shape = reader.crop(why)
@@ -91,7 +91,9 @@ def compile_transform(transform: object, sizes: PerSizeResolver | None = None) -
         unchanged=tuple(map(step_text, tail.unchanged)),
         notes=_notes(tail, why) if tail.unchanged else (),
         no_rows=no_rows,
-        sized=next((step_text(step) for step in tail.unchanged if sets_own_size(step)), ""),
+        fixed_size_step=next(
+            (step_text(step) for step in tail.unchanged if sets_own_size(step)), ""
+        ),
     )
 
 
@@ -139,7 +141,7 @@ def _notes(tail: TransformTail, why: str) -> tuple[str, str]:
     return why, f"So {before} runs unchanged, between the fused steps, and {after} after them."
 
 
-class _Reader:
+class _FusibleSteps:
     """Reads the steps of a pipeline, from the first one on, as long as they can be fused.
 
     Steps that change each pixel independently go to `table`, the others are recorded.
@@ -229,7 +231,7 @@ class _Reader:
         if at_random and (step.padding is not None or step.pad_if_needed):
             raise CompileError(f"{step_text(step)} pads the image, which is not supported.")
         shape, resize = _shape(step, step.size), self._resize
-        # Of an image whose shorter side is known either side may be the shorter one.
+        # Resize(n) sets the shorter side only, height or width, so the crop must fit into n x n.
         smallest = (resize, resize) if isinstance(resize, int) else resize
         if shape[0] > smallest[0] or shape[1] > smallest[1]:
             raise CompileError(

@@ -1,0 +1,197 @@
+"""Registry of image formats, and decoding of files to pixels.
+
+Guarantees: JPEGs are decoded like by libjpeg-turbo, Pillow and so torchvision's loader, bit for bit
+(`jpeg.py`); everything else by Pillow (`codecs.py`). The format is detected from the bytes, never
+from the file name. The pixel count in the header is checked before any decoding. A truncated JPEG
+raises an ImageError, also if an end marker was added after the gap (Pillow fills the gap with
+grey). Exception: if `_jpeg` decodes the part, a gap below it, or separated from it by restart
+markers, is not noticed. Any bytes give an image or an ImageError.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from feedline.errors import ImageError, UsageError
+from feedline.images.codecs import (
+    DEFAULT_MAX_PIXELS,
+    PILLOW_CODECS,
+    Codec,
+    DecodeOptions,
+    ImageDecoder,
+)
+from feedline.images.crops import Part
+from feedline.images.jpeg import JPEG
+from feedline.order.pixel_layout import MODES, PixelLayout
+from feedline.sources.store import Pixels
+
+__all__ = [
+    "CODECS",
+    "DEFAULT_MAX_PIXELS",
+    "Decoder",
+    "ThreadDecoder",
+    "added_codecs",
+    "check_decoding",
+    "codec_of",
+    "mode_layout",
+    "register_codec",
+    "register_codecs",
+]
+
+CODECS: list[Codec] = [JPEG, *PILLOW_CODECS]
+"""All formats, in the order of detection."""
+
+_BUILT_IN = tuple(CODECS)
+
+
+def register_codec(codec: Codec) -> None:
+    """Add a format, in this process and in the workers of sources that are created or sent later.
+
+    It replaces one of the same name, and is detected before the built-in ones.
+    """
+    CODECS[:] = [codec, *(each for each in CODECS if each.name != codec.name)]
+
+
+def added_codecs() -> list[Codec]:
+    """Formats that `register_codec` added, in the order in which to add them again."""
+    return [codec for codec in reversed(CODECS) if codec not in _BUILT_IN]
+
+
+def register_codecs(codecs: Iterable[Codec]) -> None:
+    """Add formats that another process has, unless they are registered."""
+    for codec in codecs:
+        if codec not in CODECS:
+            register_codec(codec)
+
+
+def codec_of(data: bytes) -> Codec | None:
+    """Format of a file, by its first bytes; None if it is unknown."""
+    for codec in CODECS:
+        if codec.matches(data):
+            return codec
+    return None
+
+
+def check_decoding(decode: object, max_pixels: object) -> bool:
+    """Check a user's `decode` and `max_pixels`. Return True if JPEGs are decoded at a reduced size.
+
+    Raises:
+        UsageError: one of them is invalid.
+    """
+    if decode not in ("exact", "scaled"):
+        raise UsageError(f'must be "exact" or "scaled", got {decode!r}', argument="decode")
+    if isinstance(max_pixels, bool) or not isinstance(max_pixels, int) or max_pixels < 1:
+        raise UsageError(
+            f"must be a whole number above 0, got {max_pixels!r}", argument="max_pixels"
+        )
+    return decode == "scaled"
+
+
+def mode_layout(mode: object) -> PixelLayout:
+    """Pixel layout of a `mode`.
+
+    Raises:
+        UsageError: it is not in `MODES`.
+    """
+    if not isinstance(mode, str) or mode not in MODES:
+        raise UsageError(
+            f"must be one of {', '.join(map(repr, MODES))}, got {mode!r}", argument="mode"
+        )
+    return MODES[mode]
+
+
+class Decoder:
+    """Decodes images one after the other, in one thread: `open`, then `read`.
+
+    Args:
+        max_pixels: maximum number of pixels in a header.
+        exif: rotate images by their Exif orientation.
+        mode: Pillow's mode of the pixels, one of `MODES`.
+    """
+
+    def __init__(
+        self, *, max_pixels: int = DEFAULT_MAX_PIXELS, exif: bool = False, mode: str = "RGB"
+    ) -> None:
+        self._options = DecodeOptions(max_pixels, exif, mode)
+        self._decoders: dict[str, ImageDecoder] = {}
+        self._opened: ImageDecoder | None = None
+        self.is_clipped = False
+        """True if the last image read has 16 bits of grey, which the mode clipped to 8."""
+
+    def open(self, data: bytes) -> tuple[int, int]:
+        """Open a file from all of its bytes.
+
+        Returns:
+            The image's height and width in pixels, upright.
+
+        Raises:
+            ImageError: the bytes are not a supported image, or too large. The message does not name
+                the file, which is unknown here.
+        """
+        self._opened = None
+        codec = codec_of(data)
+        if codec is None:
+            raise ImageError(_unknown_format(data))
+        decoder = self._decoders.get(codec.name)
+        if decoder is None:
+            decoder = self._decoders[codec.name] = codec.decoder(self._options)
+        size = decoder.open(data)
+        self._opened = decoder
+        return size
+
+    @property
+    def reducible(self) -> bool:
+        """True if the opened image can be decoded at a reduced size: JPEGs, with few exceptions."""
+        return self._opened is not None and self._opened.reducible
+
+    def read(self, reduction: int = 1, part: Part | None = None) -> Pixels:
+        """Decode the opened image, once.
+
+        Args:
+            reduction: factor, 1, 2, 4 or 8 (only 1 unless it is `reducible`); each side is
+                rounded up.
+            part: part of the result; None for all.
+
+        Returns:
+            (height, width, channels) in the mode's layout, writable, valid until another image is
+            opened. The pixels of a row are contiguous; the rows of a part need not be.
+
+        Raises:
+            ImageError: the image cannot be decoded.
+            ValueError: the part does not lie in the image, or none is open.
+        """
+        opened, self._opened = self._opened, None
+        if opened is None:
+            raise ValueError("no image is open")
+        pixels = opened.read(reduction, part)
+        self.is_clipped = opened.is_clipped
+        return pixels
+
+
+class ThreadDecoder(threading.local):
+    """A decoder per thread: `decoder` is the calling thread's."""
+
+    def __init__(self, *, max_pixels: int, exif: bool, mode: str) -> None:
+        self.decoder = Decoder(max_pixels=max_pixels, exif=exif, mode=mode)
+
+
+def _unknown_format(data: bytes) -> str:
+    """Guess the real type of a file that is not an image, for the error message."""
+    if not data:
+        return "the file is empty (0 bytes), e.g. from an interrupted copy or download"
+    head = bytes(data[:512]).lstrip().lower()
+    if not any(data[:512]):
+        guess = "only zeros, e.g. an unfinished copy or a damaged disk"
+    elif head.startswith((b"<!doctype", b"<html", b"<?xml", b"<svg")):
+        guess = "a web page or SVG text, e.g. from a failed download"
+    elif data[4:8] == b"ftyp":
+        guess = "a video, or another ISO media file"
+    elif data.startswith(b"\0\5\x16\7"):
+        guess = "macOS's metadata of another file: remove files named ._*"
+    elif head.startswith(b"version https://git-lfs"):
+        guess = "a Git LFS pointer: run `git lfs pull`"
+    else:
+        guess = f"starting with {bytes(data[:8])!r}"
+    names = ", ".join(codec.name for codec in CODECS)
+    return f"it is not a supported image ({names}): {len(data)} bytes, {guess}"
