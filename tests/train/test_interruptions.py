@@ -40,8 +40,6 @@ PROGRESSIVE: dict[str, Any] = {
     "grad_accum_steps": 2,
     "clip_grad": 1.0,
     "model_ema_decay": 0.9,
-    "class_weights": "balanced",
-    "freeze": ("conv1",),
     "sched": "cosine",
 }
 WAYS = [

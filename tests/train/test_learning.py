@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -51,16 +49,9 @@ def test_only_weights_decay() -> None:
     assert sum(map(len, groups.values())) == len(list(state.model.parameters()))
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [("unknown", {"opt": "adma", "lr": 0.1}), ("frozen", {"freeze": ("0", "1", "3")})],
-)
-def test_an_optimizer_that_cannot_be_made_is_refused(name: str, settings: dict[str, Any]) -> None:
-    model = small_model()
-    if name == "frozen":
-        model.requires_grad_(False)
-    with pytest.raises(UsageError, match="adma" if name == "unknown" else "no parameter to train"):
-        create_optimizer(model, Recipe(**settings))
+def test_an_optimizer_that_cannot_be_made_is_refused() -> None:
+    with pytest.raises(UsageError, match="adma"):
+        create_optimizer(small_model(), Recipe(opt="adma", lr=0.1))
 
 
 @settings(deadline=None)
@@ -173,22 +164,6 @@ def test_targets_may_be_shares_of_classes() -> None:
     assert float(train_step(one, images, labels)) == pytest.approx(
         float(train_step(two, images, sharp)), rel=1e-5
     )
-
-
-def test_classes_count_by_their_weights() -> None:
-    images, labels = batch(6)
-    kept = labels == labels[0]
-    weights = torch.zeros(3)
-    weights[labels[0]] = 1.0
-    learner = TrainState(
-        small_model(), Recipe(), device=CPU, precision=torch.float32, class_weights=weights
-    )
-    learner.model.eval()  # each image by itself
-    alone = copy.deepcopy(learner)
-    for each in (learner, alone):
-        each.phase = replace(each.phase, smoothing=0.0)
-    one = float(train_step(learner, images, labels))
-    assert one == pytest.approx(float(train_step(alone, images[kept], labels[kept])), rel=1e-5)
 
 
 def test_a_phase_sets_dropout_and_stochastic_depth() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from feedline.errors import UsageError
-from feedline.train.model import create_model, freeze, load_pretrained
+from feedline.train.model import create_model, load_pretrained
 
 MODEL = "test_resnet"
 
@@ -67,15 +67,3 @@ def test_weights_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     torch.save(other.state_dict(), file)
     with pytest.raises(UsageError, match="has no weights of this model"):
         model(initial_checkpoint=str(file))
-
-
-def test_parameters_are_frozen_by_the_beginnings_of_their_names() -> None:
-    made = model()
-    stays = freeze(made, ["conv1", "layer1."])
-    frozen = {name for name, value in made.named_parameters() if not value.requires_grad}
-    assert frozen == {
-        name for name, _ in made.named_parameters() if name.startswith(("conv1", "layer1."))
-    }
-    assert stays == sum(made.get_parameter(name).numel() for name in frozen)
-    with pytest.raises(UsageError, match=r"(?s)'stem'.*begin with .*conv1"):
-        freeze(made, ["stem"])

@@ -38,13 +38,13 @@ def test_ranks_have_the_same_size_and_the_same_weights_at_every_step(
     assert load_checkpoint(tmp_path / "out")["ranks"] == ranks
 
 
-def test_a_rank_that_is_killed_is_named_and_the_run_goes_on_from_its_checkpoint(
+def test_a_rank_that_is_killed_ends_the_others_and_the_run_goes_on_from_its_checkpoint(
     tiny_set: Path, tmp_path: Path, forked: Forks
 ) -> None:
     recipe = {"model": "test_resnet", "schedule": "24x1,32x1", "batch_size": 4}
     asked = job(recipe, tiny_set, tmp_path, after=7, signum=signal.SIGKILL)
     assert forked.run_ranks(asked, 2) == [1, -signal.SIGKILL]
-    assert "rank 1 (process " in said_in(tmp_path)["error"]
+    assert "another rank does not respond; rank 0 ends" in said_in(tmp_path)["error"]
     assert load_checkpoint(tmp_path / "out")["state"]["step"] == 5
     assert forked.run_ranks(job(recipe, tiny_set, tmp_path, resume="auto"), 2) == [0, 0]
     assert said_in(tmp_path)["steps"] == [6, 7, 8, 9, 10]

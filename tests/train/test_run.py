@@ -120,14 +120,6 @@ def test_the_rate_is_one_curve_over_phases_of_other_batch_sizes(
     assert falling == sorted(falling, reverse=True)
 
 
-def test_a_run_ends_where_nothing_gets_better(tiny_set: Path, tmp_path: Path) -> None:
-    report = Recorder()
-    result = run(tiny_set, tmp_path / "out", report, schedule="32x9", lr=1e-9, patience=2)
-    assert result.stopped_by is None
-    assert len(result.records) == 3
-    assert any("ended after 3 of 9 epochs" in note for note in report.notes)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _dropout_model() -> None:
     """Register a model with timm, which is imported for these tests alone; see `needs`."""

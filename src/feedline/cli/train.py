@@ -51,9 +51,6 @@ def train(
     image_size: Annotated[int | None, _model("Image size in pixels.", "PX")] = None,
     pretrained: Annotated[bool | None, _model("Start from timm's pretrained weights.")] = None,
     initial_checkpoint: Annotated[str | None, _model("Start from these weights.", "FILE")] = None,
-    freeze: Annotated[
-        list[str] | None, _model("Freeze parameters by the start of their names.", "PREFIX")
-    ] = None,
     config: Annotated[Path | None, _model("TOML file; options override it.", "FILE")] = None,
     opt: Annotated[str | None, _optim("timm optimizer.", "NAME", "adamw")] = None,
     lr: Annotated[
@@ -72,9 +69,6 @@ def train(
     clip_grad: Annotated[float | None, _optim("Clip the gradient norm.", "NORM")] = None,
     model_ema_decay: Annotated[
         float | None, _optim("Average the weights; validate and save the average.", "DECAY")
-    ] = None,
-    class_weights: Annotated[
-        str | None, _optim("Weight the loss by inverse class frequency.", "balanced")
     ] = None,
     mixup: Annotated[float | None, _aug("MixUp alpha.", "ALPHA")] = None,
     cutmix: Annotated[float | None, _aug("CutMix alpha.", "ALPHA")] = None,
@@ -110,9 +104,6 @@ def train(
     val_image_size: Annotated[
         int | None, _run("Validation image size.", "PX", "the last training size")
     ] = None,
-    patience: Annotated[
-        int | None, _run("Stop after N epochs without a better top-1.", "N")
-    ] = None,
     checkpoint_every: Annotated[
         int | None, _run("Save a checkpoint every N steps.", "N", "each epoch")
     ] = None,
@@ -147,7 +138,6 @@ def train(
 
     values = dict(ctx.params)
     values["workers"] = None if workers is None else options.parse_workers(workers)
-    values["freeze"] = freeze or None
     if image_size is not None:
         values |= {"schedule": f"{image_size}x{epochs}", "epochs": None}
     recipe = {*setting_names(Recipe), "preset", "epochs"}

@@ -52,7 +52,7 @@ _REPLACED = {
     "amp_dtype": ("amp",),
 }
 # Settings that may change on resume: they are measured, or rescue a training that diverges.
-_FREE_ON_RESUME = ("val_image_size", "patience", "lr", "clip_grad", "amp", "amp_dtype")
+_FREE_ON_RESUME = ("val_image_size", "lr", "clip_grad", "amp", "amp_dtype")
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,14 +171,6 @@ class TrainData:
                 "without --resume",
             )
 
-    def class_weights(self, recipe: Recipe) -> torch.Tensor | None:
-        """Inverse class frequencies, shape (classes,), float32, with mean 1 over the samples."""
-        if recipe.class_weights == "none":
-            return None
-        targets = torch.from_numpy(self.train.targets)
-        counts = torch.bincount(targets, minlength=len(self.train.classes))
-        return len(self.train) / (len(counts) * counts.clamp(min=1).float())
-
 
 def train_loader(
     recipe: Recipe, images: ImageFolder, run: RunSettings, device: torch.device, stack: ExitStack

@@ -138,17 +138,8 @@ class History:
     @property
     def best_top1(self) -> float | None:
         """Highest validation accuracy so far, 0 to 1."""
-        return max(self._tops(), default=None)
-
-    def _tops(self) -> list[float]:
-        return [record.val_top1 for record in self.records if record.val_top1 is not None]
-
-    def is_over(self, patience: int) -> bool:
-        """Return True if the last `patience` epochs did not improve top-1; 0 is never."""
-        tops = self._tops()
-        if not patience or len(tops) <= patience:
-            return False
-        return max(tops[-patience:]) <= max(tops[:-patience])
+        tops = (record.val_top1 for record in self.records if record.val_top1 is not None)
+        return max(tops, default=None)
 
     def close_epoch(self, record: EpochRecord) -> None:
         """Add a finished epoch and begin the next."""

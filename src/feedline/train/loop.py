@@ -160,7 +160,7 @@ class TrainingLoop:
         self.report.planned(
             self.recipe, images=images, val_images=val_images, records=history.records
         )
-        while len(history.records) < epochs and not history.is_over(self.recipe.patience):
+        while len(history.records) < epochs:
             current = history.current
             self.state.set_phase(self.recipe.phase_at(current.epoch))
             self.report.begin(self._position())
@@ -168,11 +168,6 @@ class TrainingLoop:
                 return self._stopped_by
             if not self._finish_epoch():
                 return self._stopped_by
-        if len(history.records) < epochs:
-            self.report.note(
-                f"ended after {len(history.records)} of {epochs} epochs: top-1 did not improve for "
-                f"{self.recipe.patience} epochs"
-            )
         return None
 
     def _finish_epoch(self) -> bool:

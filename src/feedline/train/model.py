@@ -28,7 +28,6 @@ __all__ = [
     "TrainedModel",
     "create_model",
     "export_safetensors",
-    "freeze",
     "load_pretrained",
     "load_trained",
 ]
@@ -114,23 +113,6 @@ def _try_sizes(model: nn.Module, name: str, sizes: Sequence[int]) -> None:
                 hint=f"try a multiple of 32 px, such as {round_size(size)}, or a convolutional "
                 "model, which accepts nearly any size",
             ) from error
-
-
-def freeze(model: nn.Module, prefixes: Sequence[str]) -> int:
-    """Freeze the parameters whose names begin with any of these. Return the number of values."""
-    frozen = 0
-    for prefix in prefixes:
-        found = [value for name, value in model.named_parameters() if name.startswith(prefix)]
-        if not found:
-            parts = dict.fromkeys(name.split(".")[0] for name, _ in model.named_parameters())
-            raise UsageError(
-                f"freeze: no parameter's name begins with {prefix!r}",
-                hint=f"they begin with {', '.join(parts)}",
-            )
-        frozen += sum(value.numel() for value in found if value.requires_grad)
-        for value in found:
-            value.requires_grad_(False)
-    return frozen
 
 
 def load_pretrained(model: nn.Module, path: Path) -> list[str]:

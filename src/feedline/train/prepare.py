@@ -18,7 +18,7 @@ from feedline.train.config import (
     share_batches,
 )
 from feedline.train.data import TrainData
-from feedline.train.model import create_model, freeze
+from feedline.train.model import create_model
 from feedline.train.recipe import Recipe
 from feedline.train.run_folder import check_run_folder
 from feedline.train.run_settings import RunSettings
@@ -50,13 +50,7 @@ class PreparedRun:
     def make_state(self) -> TrainState:
         """The model on its device, with its optimizer (UsageError if memory is out)."""
         with memory_error(f"the model {self.recipe.model!r}", "choose a smaller --model"):
-            return TrainState(
-                self.model,
-                self.recipe,
-                device=self.device,
-                precision=self.precision,
-                class_weights=self.data.class_weights(self.recipe),
-            )
+            return TrainState(self.model, self.recipe, device=self.device, precision=self.precision)
 
 
 def prepare(assignment: Assignment, note: Callable[[str], object], *, world: int) -> PreparedRun:
@@ -98,8 +92,6 @@ def prepare(assignment: Assignment, note: Callable[[str], object], *, world: int
         drop=max(phase.drop or 0.0 for phase in recipe.phases),
         drop_path=max(phase.drop_path or 0.0 for phase in recipe.phases),
     )
-    if frozen := freeze(model, recipe.freeze):
-        note(f"{frozen} parameters are frozen")
     create_optimizer(model, recipe)  # the real one is made on the device; errors now
     check_run_folder(run.out, checkpoint=resumed.checkpoint if resumed else None)
     return PreparedRun(recipe, run, resumed, extended, finished, data, device, precision, model)

@@ -2,23 +2,20 @@
 
 With a single process nothing is set up and each call returns at once. With several, every call is
 a collective: all ranks have to make it, in the same order. Values on the CPU are exchanged by gloo,
-also if the program has set up a process group for CUDA alone. If a rank of this machine ends, the
-error of the others names it.
+also if the program has set up a process group for CUDA alone.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import platform
+import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-import psutil
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -27,7 +24,7 @@ from feedline.errors import FeedlineError, UsageError
 from feedline.system import rank_and_world
 from feedline.train.stop import StopRequest
 
-__all__ = ["AgreedStop", "Ranks", "find_ended", "is_lost_connection", "join_ranks"]
+__all__ = ["AgreedStop", "Ranks", "join_ranks"]
 
 CHECK_S = 1.0
 """How often ranks agree on a stop."""
@@ -36,9 +33,6 @@ _T = TypeVar("_T")
 _MOST_CALLS = 1000
 _TIMEOUT = timedelta(minutes=10)
 """Longest wait for another rank: longer than a validation, or a checkpoint written by rank 0."""
-_ENDING_S = 5.0
-"""Longest time from an error of a rank, which closes its connections, to the end of its process."""
-_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +120,7 @@ def join_ranks() -> Iterator[Ranks]:
     """Join the other processes of the training, if torchrun has started any.
 
     A process group that the program has set up is used, with a gloo group for values on the CPU.
-    If another rank has ended, FeedlineError names it if it ran on this machine.
+    FeedlineError if another rank has ended.
     """
     rank, world = rank_and_world()
     if world == 1:
@@ -146,58 +140,16 @@ def join_ranks() -> Iterator[Ranks]:
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
             distributed.init_process_group(backend, timeout=_TIMEOUT)
         stack.callback(distributed.destroy_process_group, group)
-        ranks = Ranks(rank, world, group)
-        others = _processes(ranks)
         try:
-            yield ranks
-        except Exception as error:
-            if not is_lost_connection(error):
+            yield Ranks(rank, world, group)
+        except RuntimeError as error:
+            by_name = re.search("gloo|nccl", str(error), re.IGNORECASE)
+            lost = isinstance(error, distributed.DistError) or by_name
+            if isinstance(error, FeedlineError) or not lost:
                 raise
-            ended = find_ended(others, within_s=_ENDING_S)
-            name = "a rank on another machine, or one whose process still runs,"
-            if ended is not None:
-                name = f"rank {ended} (process {others[ended].pid} on {platform.node()})"
             raise FeedlineError(
-                f"{name} does not respond; rank {rank} ends as well",
-                hint="its own output has the cause; a process killed without a message mostly ran "
-                "out of memory. --resume continues from the last checkpoint; --debug shows torch's "
-                "error",
+                f"another rank does not respond; rank {rank} ends as well",
+                hint="torchrun's summary names the rank, and its own output has the cause; one "
+                "killed by SIGKILL (exitcode -9) mostly ran out of memory. --resume continues from "
+                "the last checkpoint; --debug shows torch's error",
             ) from error
-
-
-def _processes(ranks: Ranks) -> dict[int, psutil.Process]:
-    """Processes of the other ranks of this machine, by rank."""
-    found = {}
-    for rank, (host, pid) in enumerate(ranks.gathered((platform.node(), os.getpid()))):
-        if rank != ranks.rank and host == platform.node():
-            with contextlib.suppress(psutil.Error):
-                found[rank] = psutil.Process(pid)
-    return found
-
-
-def is_lost_connection(error: BaseException) -> bool:
-    """Return True if an error comes from the connection between ranks."""
-    if isinstance(error, FeedlineError):
-        return False
-    text = str(error).lower()
-    lost = isinstance(error, RuntimeError) and ("gloo" in text or "nccl" in text)
-    return lost or isinstance(error, distributed.DistError)
-
-
-def find_ended(processes: Mapping[int, psutil.Process], *, within_s: float) -> int | None:
-    """The first rank whose process has ended, or None if none ends in time."""
-    until = time.monotonic() + within_s
-    while True:
-        ended = [rank for rank, process in processes.items() if _has_ended(process)]
-        if ended or time.monotonic() >= until:
-            return ended[0] if ended else None
-        time.sleep(_POLL_S)
-
-
-def _has_ended(process: psutil.Process) -> bool:
-    try:  # psutil calls a zombie running
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.AccessDenied:
-        return False

@@ -209,9 +209,6 @@ class Recipe:
         amp_dtype: "bfloat16" or "float16"; None means bfloat16, on a GPU without it float16.
         pretrained: start from timm's pretrained weights.
         initial_checkpoint: start from the weights in this file; "" for none.
-        freeze: parameters whose names begin with any of these are not trained.
-        class_weights: "none", or "balanced" to weigh the loss by the inverse class frequency.
-        patience: end after this many epochs without a better top-1; 0 for never.
         seed: of initial weights, dropout, order and augmentation; 0 to 2**63 - 1.
         val_image_size: side of the validation images in pixels; None means the last training size.
         on_error: "raise" or "skip", for images that cannot be decoded.
@@ -246,9 +243,6 @@ class Recipe:
     amp_dtype: Literal["bfloat16", "float16"] | None = None
     pretrained: bool = False
     initial_checkpoint: str = ""
-    freeze: tuple[str, ...] = ()
-    class_weights: Literal["none", "balanced"] = "none"
-    patience: Count = 0
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     val_image_size: Pixels | None = None
     on_error: Literal["raise", "skip"] = "raise"
@@ -258,11 +252,6 @@ class Recipe:
     def __post_init__(self) -> None:
         phases = self.own_phases()
         self._fill("schedule", _as_text(phases) or phases)
-        frozen: Any = [self.freeze] if isinstance(self.freeze, str) else self.freeze
-        if not isinstance(frozen, Sequence) or not all(isinstance(n, str) and n for n in frozen):
-            text = f"must be beginnings of parameter names, got {self.freeze!r}"
-            raise UsageError(text, argument="freeze")
-        self._fill("freeze", tuple(frozen))
         if str(self.aa).startswith("rand-"):
             raise UsageError(
                 f"must be 'rand' without timm's options, got {self.aa!r}",
@@ -398,7 +387,7 @@ class Recipe:
         settings = {name: getattr(self, name) for name in setting_names(self)}
         if not isinstance(self.schedule, str):
             settings["schedule"] = [phase.as_dict() for phase in self.own_phases()]
-        return settings | {"freeze": list(self.freeze)}
+        return settings
 
 
 def _as_text(phases: Sequence[TrainPhase]) -> str:

@@ -92,9 +92,6 @@ def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """
     from timm import optim  # an extra, seconds to import
 
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        text = f"leaves no parameter to train: {list(recipe.freeze)!r}"
-        raise UsageError(text, argument="freeze")
     try:
         optimizer: torch.optim.Optimizer = optim.create_optimizer_v2(
             model, opt=recipe.opt, lr=recipe.peak_lr, weight_decay=recipe.weight_decay or 0.0
@@ -118,7 +115,6 @@ class TrainState:
         *,
         device: torch.device,
         precision: torch.dtype,
-        class_weights: Tensor | None = None,
     ) -> None:
         from timm.utils import ModelEmaV3
 
@@ -131,7 +127,6 @@ class TrainState:
         self.ema: Any = ModelEmaV3(self.model, decay, use_warmup=True) if decay else None
         self.precision = precision
         self.device = device
-        self.class_weights = None if class_weights is None else class_weights.to(device)
         self.clip_grad = recipe.clip_grad
         self.phase = recipe.phases[0]
         self.step = 0
@@ -234,12 +229,8 @@ def train_step(
     with nullcontext() if last else no_sync():
         with autocast(state.device, state.precision):
             logits = state.forward(images)
-            loss = functional.cross_entropy(
-                logits.float(),
-                targets,
-                weight=state.class_weights,
-                label_smoothing=state.phase.smoothing or 0.0,
-            )
+            smoothing = state.phase.smoothing or 0.0
+            loss = functional.cross_entropy(logits.float(), targets, label_smoothing=smoothing)
         state.scaler.scale(loss / parts).backward()
     if last:
         if state.clip_grad:
