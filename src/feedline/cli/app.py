@@ -11,6 +11,7 @@ Relies on: commands import torch, timm and the rest of feedline only when they r
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import re
@@ -18,7 +19,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, get_type_hints
 
@@ -41,7 +41,12 @@ __all__ = ["app", "main"]
 
 _FAILED, _WRONG_USE, _INTERRUPTED = 1, 2, 130
 # Arguments whose options have other names.
-_OPTIONS = {"num_workers": "workers", "budget_s": "budget"}
+_OPTIONS = {
+    "num_workers": "workers",
+    "budget_s": "budget",
+    "disk_bytes": "disk",
+    "disk_bytes_per_s": "disk_speed",
+}
 # Options of timm and of other commands without an option of the same meaning here.
 _HINTS = {
     "feedline train": {
@@ -56,7 +61,6 @@ _HINTS = {
     },
     "feedline tune": {"image_size": "use --schedule 224x1"},
 }
-_PACKAGE = f"{Path(feedline.__file__ or '').parent}/"
 # Base class of the errors of a command line; newer versions of typer have click inside.
 _ParseError: Any = typer.BadParameter.__bases__[0]
 
@@ -165,12 +169,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     sigterm = signal.signal(signal.SIGTERM, _exit)
-    showwarning = warnings.showwarning
-    warnings.showwarning = _show_once(showwarning)
+    warn = functools.cache(functools.partial(complain, label="warning"))  # each text once
     try:
-        status = _run(arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: warn(str(message))
+            status = _run(arguments)
     finally:
-        warnings.showwarning = showwarning
         signal.signal(signal.SIGTERM, sigterm)
     raise SystemExit(status)
 
@@ -263,24 +267,6 @@ def _spelling(command: Any, arguments: list[str]) -> Callable[..., str]:
         return option if value is None else f"{option} {value}"
 
     return spell
-
-
-def _show_once(show: Any) -> Any:
-    """Return a `showwarning` that prints each warning of feedline once, without its source line.
-
-    `show` shows the warnings of other code.
-    """
-    printed = set[str]()
-
-    def print_warning(message: Any, category: Any, filename: str, *more: Any, **extra: Any) -> None:
-        text = str(message)
-        if not (issubclass(category, UserWarning) and filename.startswith(_PACKAGE)):
-            show(message, category, filename, *more, **extra)
-        elif text not in printed:
-            printed.add(text)
-            complain(text, "warning")
-
-    return print_warning
 
 
 if __name__ == "__main__":

@@ -297,10 +297,9 @@ def plan(
         _copies("Sizes of the copies, in pixels.", _SIZES, "those of the schedule"),
     ] = None,
     disk: Annotated[
-        str | None,
-        _copies("Disk space for the cache, such as 50GB.", "BYTES", "9/10 of what is free"),
+        float | None, _copies("Disk space for the cache, in GB.", "GB", "9/10 of what is free")
     ] = None,
-    disk_speed: Annotated[str, _copies("Disk speed per second.", "BYTES", True)] = "500MB",
+    disk_speed: Annotated[float, _copies("Disk speed, in MB per second.", "MB", True)] = 500.0,
     transform: Annotated[
         Literal["train", "eval"],
         _measurement("Random crops or center crops.", "train|eval", True),
@@ -316,10 +315,8 @@ def plan(
     originals, from JPEG copies of one size, of a size for each phase, and from the latter as raw
     pixels. Takes about a minute on idle cores.
 
-    Example: feedline cache plan demo-data/train --schedule 112x10,160x10,224x10 --disk 50GB
+    Example: feedline cache plan demo-data/train --schedule 112x10,160x10,224x10 --disk 50
     """
-    budget = None if disk is None else options.byte_size(disk, "--disk")
-    speed = options.byte_size(disk_speed, "--disk-speed")
     sides = None if sizes is None else options.parse_sizes(sizes)
     processes = options.parse_workers(workers)
 
@@ -331,8 +328,8 @@ def plan(
         found = plan_cache(
             _train_folder(source),
             schedule,
-            disk_bytes=budget,
-            disk_bytes_per_s=speed,
+            disk_bytes=None if disk is None else disk * 1e9,
+            disk_bytes_per_s=disk_speed * 1e6,
             sizes=sides,
             transform=TrainCrop() if transform == "train" else EvalCrop(),
             workers=processes,

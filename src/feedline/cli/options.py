@@ -7,14 +7,13 @@ the option.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 
-from feedline.cli.output import is_replaceable, partial_file
+from feedline.cli.output import is_replaceable
 from feedline.errors import UsageError
 
 __all__ = [
@@ -37,7 +36,6 @@ __all__ = [
     "SettingsFile",
     "SvgFile",
     "Workers",
-    "byte_size",
     "panel",
     "parse_auto",
     "parse_sizes",
@@ -47,9 +45,6 @@ __all__ = [
 LOADER, DEVICE, DATA = "Loading", "Device", "Data"
 SCHEDULE = "SIZExEPOCHS[@N],..."
 MEASUREMENT, OUTPUT = "Measurement", "Output"
-
-_BYTES = re.compile(r"(\d+(?:\.\d+)?) ?(?:([KMGTP])(I?)B?|B?)", re.ASCII | re.IGNORECASE)
-_PREFIXES = "KMGTP"
 
 
 def panel(title: str) -> Callable[..., Any]:
@@ -77,8 +72,10 @@ def _writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
         return path
     problem = "it is a folder" if path.is_dir() else ""
     if not problem:
+        from feedline.sources.atomic_write import partial_path  # loads numpy
+
         # os.access is not enough: it says yes to root about every file of /proc.
-        partial = partial_file(path)
+        partial = partial_path(path)
         try:
             partial.touch()
             partial.unlink()
@@ -151,22 +148,3 @@ def parse_sizes(text: str) -> list[int]:
         raise UsageError(
             f"--sizes must be pixels, comma separated, such as 128,192,256, got {text!r}"
         ) from None
-
-
-def byte_size(text: str, option: str) -> float:
-    """Parse a number of bytes: "50GB" is 50e9, "50GiB" is 50 * 2^30.
-
-    Raises:
-        UsageError: it is not a size above 0. The message names the option.
-    """
-    match = _BYTES.fullmatch(text.strip())
-    value = 0.0
-    if match is not None:
-        prefix = (match[2] or "").upper()
-        base = 1024 if match[3] else 1000
-        value = float(match[1]) * base ** (_PREFIXES.index(prefix) + 1 if prefix else 0)
-    if not value:
-        raise UsageError(
-            f"{option} must be a size above 0, such as 50GB, 800MB or 1.5TB, got {text!r}"
-        )
-    return value

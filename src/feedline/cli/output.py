@@ -23,7 +23,6 @@ __all__ = [
     "columns",
     "complain",
     "is_replaceable",
-    "partial_file",
     "print_line",
     "say",
     "use_folder",
@@ -92,21 +91,13 @@ def write_json(path: Path | None, payload: Mapping[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write text as UTF-8 in one step; characters that UTF-8 cannot encode are escaped."""
+    from feedline.sources.atomic_write import write_atomic  # loads numpy
+
     data = text.encode("utf-8", "backslashreplace")
-    if not is_replaceable(path):
+    if is_replaceable(path):
+        write_atomic(path, data, durable=False)
+    else:
         path.write_bytes(data)
-        return
-    partial = partial_file(path)
-    try:
-        partial.write_bytes(data)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def partial_file(path: Path) -> Path:
-    """Temporary name of a file until it is complete."""
-    return path.with_name(f".{path.name}.{os.getpid()}.partial")
 
 
 def is_replaceable(path: Path) -> bool:

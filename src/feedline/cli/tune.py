@@ -114,11 +114,17 @@ def tune(
         check_changes(changes, source, None)
         assert rows != "auto"
         search = function_search(
-            source, schedule=schedule, batch_size=rows, model=model, step_ms=step_ms
+            source,
+            budget_s=budget,
+            schedule=schedule,
+            batch_size=rows,
+            model=model,
+            step_ms=step_ms,
         )
     else:
         search = folder_search(
             Path(source),
+            budget_s=budget,
             schedule=schedule or "224x1",
             batch_size=rows or 64,
             gpu_memory=gpu_memory,
@@ -138,12 +144,12 @@ def tune(
             "note",
         )
         raise typer.Exit(_INCONCLUSIVE)
-    found = _run(search, budget)
+    found = _run(search)
     _print_result(found, search, changes, save=save, svg=svg, json=json)
     raise typer.Exit(_status(found, source))
 
 
-def _run(search: TuneSearch, budget: float) -> TuningResult:
+def _run(search: TuneSearch) -> TuningResult:
     from feedline.cli.progress import ProgressBar
 
     with ProgressBar("training step without loading", clock="elapsed") as bar:
@@ -153,7 +159,7 @@ def _run(search: TuneSearch, budget: float) -> TuningResult:
             workers = f"{trial.workers} worker{'s' * (trial.workers > 1)}"
             bar.update(what=f"{where}{workers}, {trial.steps_per_s:.1f} steps/s")
 
-        return search.run(budget, on_trial)
+        return search.run(on_trial)
 
 
 def _print_result(

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 import typer
+from torch.nn import functional
 
 from feedline.cli.output import use_folder
 from feedline.cli.progress import ProgressBar
+from feedline.engine.devices import synchronize
 from feedline.errors import UsageError
 from feedline.images.crops import TrainCrop
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.sources.manifest import is_cache
 from feedline.train.data import find_splits
-from feedline.train.tune_step import largest_batches, make_step
+from feedline.train.model import create_model
+from feedline.train.recipe import Recipe
+from feedline.train.runtime import choose_device, choose_precision, prepare_process
+from feedline.train.train_state import TrainState, create_optimizer, train_step
 from feedline.tuning.batch_search import BatchTrial
 from feedline.tuning.batch_sizes import BatchSizes
+from feedline.tuning.find_batch_size import find_batch_size
 from feedline.tuning.folder import FolderTuning, tune_folder
 from feedline.tuning.tune import TrialCallback, search_settings
 from feedline.tuning.tuning_result import TuningResult
@@ -31,19 +39,12 @@ __all__ = ["TuneSearch", "folder_search", "function_search"]
 
 @dataclass(frozen=True, slots=True)
 class TuneSearch:
-    """A search that is ready to run.
+    """A search that is ready to run; the other fields are None for a function."""
 
-    Args:
-        run: runs it, with a time limit in seconds and a callback for each trial.
-        images: images of the folder; None for a function.
-        schedule: schedule with batch sizes; None for a function.
-        batch_sizes: result of `--batch-size auto`; None if a number was given.
-    """
-
-    run: Callable[[float, TrialCallback], TuningResult]
+    run: Callable[[TrialCallback], TuningResult]
     images: ImageFolder | None = None
-    schedule: str | None = None
-    batch_sizes: BatchSizes | None = None
+    schedule: str | None = None  # with batch sizes
+    batch_sizes: BatchSizes | None = None  # of `--batch-size auto`
 
     @property
     def estimated(self) -> bool:
@@ -54,6 +55,7 @@ class TuneSearch:
 def folder_search(
     folder: Path,
     *,
+    budget_s: float,
     schedule: str,
     batch_size: int | Literal["auto"],
     gpu_memory: float | None,
@@ -83,13 +85,8 @@ def folder_search(
     if own_step:
         step = import_function(str(model))
     elif timm_model is not None and step_ms is None and not (found and found.how == "estimate"):
-        step, where = make_step(
-            timm_model,
-            classes=len(images.classes),
-            schedule=schedule,
-            rows=rows,
-            device=device or "auto",
-        )
+        recipe = Recipe(model=timm_model, schedule=schedule, batch_size=rows)
+        step, where = _make_step(recipe, len(images.classes), choose_device(device or "auto"))
     tuning = FolderTuning(
         root=root,
         schedule=schedule,
@@ -98,14 +95,34 @@ def folder_search(
         decode=decode,
         device=where,
         warm=not all_files,
+        budget_s=budget_s,
+    )
+    return TuneSearch(
+        lambda on_trial: tune_folder(tuning, step, step_ms=step_ms, on_trial=on_trial),
+        images,
+        schedule,
+        found,
     )
 
-    def run(budget_s: float, on_trial: TrialCallback) -> TuningResult:
-        return tune_folder(
-            replace(tuning, budget_s=budget_s), step, step_ms=step_ms, on_trial=on_trial
-        )
 
-    return TuneSearch(run, images, schedule, found)
+def _make_step(
+    recipe: Recipe, classes: int, device: torch.device
+) -> tuple[Callable[[Any], None], str]:
+    """Make a training step of a model with random weights that waits for the device.
+
+    Returns:
+        The step, called with a batch of images and labels on the device; and the device's type.
+    """
+    prepare_process(seed=0, device=device)
+    model = create_model(recipe.model, classes=classes, sizes=recipe.sizes)
+    state = TrainState(model, recipe, device=device, precision=choose_precision(device))
+    state.model.train()
+
+    def step(batch: Any) -> None:
+        train_step(state, *batch)
+        synchronize(device)
+
+    return step, device.type
 
 
 def _largest_batches(
@@ -115,24 +132,37 @@ def _largest_batches(
     device: str | None,
     gpu_memory: float | None,
 ) -> BatchSizes:
+    """Find the largest batch for each phase, with the recipe's optimizer, loss and precision."""
     if model is None:
         raise UsageError(
             "--batch-size auto needs --model with a timm model",
             hint="for your own model, call feedline.find_batch_size",
         )
+    where, is_tried = choose_device(device or "auto"), gpu_memory is None
+    if is_tried and where.type == "cpu":
+        raise UsageError(
+            f"--batch-size auto tries batches on a GPU, got the CPU (--device {device or 'auto'})",
+            hint="--gpu-memory 8 estimates for a GPU with 8 GB",
+        )
+    recipe = Recipe(model=model, schedule=schedule)
+    prepare_process(seed=0, device=where)
+    made = create_model(recipe.model, classes=len(images.classes), sizes=recipe.sizes)
+    if is_tried:
+        made.to(device=where)
     with ProgressBar("batch size", clock="elapsed") as bar:
 
         def on_trial(size: int, trial: BatchTrial) -> None:
             fits = "fits" if trial.fits else "does not fit"
             bar.update(what=f"{size} px: a batch of {trial.rows} {fits}")
 
-        return largest_batches(
-            model,
-            classes=len(images.classes),
-            schedule=schedule,
-            max_batch_size=len(images),
-            device=device or "auto",
+        return find_batch_size(
+            made,
+            schedule,
+            optimizer=create_optimizer(made, recipe),
+            loss=partial(functional.cross_entropy, label_smoothing=recipe.smoothing),
+            precision=choose_precision(where) if is_tried else torch.bfloat16,
             gpu_memory=gpu_memory,
+            max_batch_size=len(images),
             on_trial=on_trial,
         )
 
@@ -140,6 +170,7 @@ def _largest_batches(
 def function_search(
     source: str,
     *,
+    budget_s: float,
     schedule: str | None,
     batch_size: int | None,
     model: str | None,
@@ -156,7 +187,7 @@ def function_search(
         step = import_function(model)
     loader = build_loader(source, schedule=schedule, batch_size=batch_size)
 
-    def run(budget_s: float, on_trial: TrialCallback) -> TuningResult:
+    def run(on_trial: TrialCallback) -> TuningResult:
         own = loader if isinstance(loader, DataLoader) else contextlib.nullcontext()
         with own:
             return search_settings(
