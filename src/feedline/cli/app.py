@@ -162,11 +162,7 @@ def _exit(signum: int, _frame: FrameType | None) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line and exit with its status.
-
-    Args:
-        argv: arguments without the program's name; None means those of the process.
-    """
+    """Run the command line, by default that of the process, and exit with its status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     sigterm = signal.signal(signal.SIGTERM, _exit)
     warn = functools.cache(functools.partial(complain, label="warning"))  # each text once

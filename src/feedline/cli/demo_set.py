@@ -114,8 +114,7 @@ def demo_pixels(
 ) -> NDArray[np.uint8]:
     """Draw picture `number` of a class in "train" or "val", which share none.
 
-    Returns:
-        uint8 of shape (375, 500, 3) or, for a quarter of the pictures, (500, 375, 3).
+    It is uint8 of shape (375, 500, 3) or, for a quarter of the pictures, (500, 375, 3).
     """
     rng = np.random.default_rng([seed, _SPLITS[split], CLASS_NAMES.index(class_name), number])
     portrait = rng.random() < _PORTRAIT_SHARE
@@ -206,15 +205,10 @@ class DemoSet:
 def write_demo_set(
     folder: Path, demo: DemoSet, *, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> bool:
-    """Write a demo set: `train/<class>/*.jpg` and `val/<class>/*.jpg`.
+    """Write a demo set: `train/<class>/*.jpg` and `val/<class>/*.jpg`; False if it was there.
 
-    `progress` is called with (pictures done, pictures in all) after each picture.
-
-    Returns:
-        True if it was written; False if it was there.
-
-    Raises:
-        DatasetError: the folder has something else, which stays.
+    `progress` is called with (pictures done, pictures in all) after each picture. If the folder has
+    something else, a DatasetError names it, and it stays.
     """
     folder = folder.absolute()
     if folder.exists() and not folder.is_dir():

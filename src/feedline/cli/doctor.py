@@ -16,6 +16,7 @@ import typer
 from feedline.cli import options
 from feedline.cli.output import complain, print_line, use_folder, write_json
 from feedline.errors import UsageError
+from feedline.forecast.text import align_columns
 
 if TYPE_CHECKING:
     from feedline.doctor.check import CheckResult
@@ -112,13 +113,8 @@ def _print_check(check: CheckResult, width: int) -> None:
 
 
 def _print_settings(settings: tuple[StartingSetting, ...]) -> None:
-    print_line("\nSettings to start with on this machine:")
-    names = max(len(setting.name) for setting in settings)
-    values = max(len(str(setting.value)) for setting in settings)
-    for setting in settings:
-        name, value = setting.name.ljust(names), str(setting.value).ljust(values)
-        print_line(f"  {name}  {value}  {setting.reason}")
-    print_line()
+    rows = [(setting.name, str(setting.value), setting.reason) for setting in settings]
+    print_line("\n".join(["\nSettings to start with on this machine:", *align_columns(rows), ""]))
 
 
 def _verify(folder: str, workers: int | str, json: Path | None) -> None:

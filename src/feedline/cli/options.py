@@ -50,8 +50,7 @@ MEASUREMENT, OUTPUT = "Measurement", "Output"
 def panel(title: str) -> Callable[..., Any]:
     """Return a function that makes options of one panel of the help.
 
-    Its arguments: help text, metavar, default to show (True: the actual one), and names, if the
-    parameter's own is not enough. A flag has an empty metavar.
+    `default` is shown (True: the actual one); `names` are needed if there are several.
     """
 
     def option(

@@ -80,11 +80,7 @@ def use_folder(named: str | os.PathLike[str], used: str | os.PathLike[str]) -> s
 
 
 def write_json(path: Path | None, payload: Mapping[str, Any]) -> None:
-    """Write `payload` to `path` in one step; do nothing for None.
-
-    Raises:
-        ValueError: a value is NaN or infinite, which JSON does not have.
-    """
+    """Write `payload` to `path` in one step; do nothing for None. ValueError for NaN."""
     if path is not None:
         write_text(path, json.dumps(payload, indent=2, allow_nan=False) + "\n")
 

@@ -123,11 +123,7 @@ class ProgressBar:
 
 
 class BuildProgress:
-    """Shows how a cache is built: the estimate, once, then a bar with images/s.
-
-    Attributes:
-        new_images: number of images that this run has written.
-    """
+    """Shows how a cache is built: the estimate, once, then a bar with images/s."""
 
     def __init__(self, bar: ProgressBar) -> None:
         self._bar, self._started, self.new_images = bar, time.monotonic(), 0
@@ -181,12 +177,7 @@ def _epoch_line(record: EpochRecord, epochs: int, left: str) -> str:
 
 
 class TrainProgress(TrainReport):
-    """Shows a training run.
-
-    Args:
-        bar: its last column is text.
-        clock: seconds, monotonic.
-    """
+    """Shows a training run on a bar whose last column is text."""
 
     def __init__(self, bar: ProgressBar, clock: Callable[[], float] = time.monotonic) -> None:
         self._bar, self._clock = bar, clock
@@ -223,10 +214,8 @@ class TrainProgress(TrainReport):
     def _left(self, epoch: int, done: int = 0) -> str:
         """Estimate the time until the end of the run; "" before anything was measured.
 
-        A size that was not trained yet costs as much as the nearest one, in proportion to its
-        pixels: exact if compute is the bottleneck, too much if loading is. Before the first
-        validation, its images cost a third of a training step. Starts of workers and checkpoints
-        are not included.
+        A size that was not trained yet costs as much as the nearest one, by its pixels; before the
+        first validation, its images cost a third of a training step.
         """
         if self._recipe is None or not self._costs:
             return ""

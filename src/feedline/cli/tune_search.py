@@ -108,11 +108,7 @@ def folder_search(
 def _make_step(
     recipe: Recipe, classes: int, device: torch.device
 ) -> tuple[Callable[[Any], None], str]:
-    """Make a training step of a model with random weights that waits for the device.
-
-    Returns:
-        The step, called with a batch of images and labels on the device; and the device's type.
-    """
+    """Make a training step of a model with random weights; return the device's type, too."""
     prepare_process(seed=0, device=device)
     model = create_model(recipe.model, classes=classes, sizes=recipe.sizes)
     state = TrainState(model, recipe, device=device, precision=choose_precision(device))

@@ -51,8 +51,7 @@ def predict_changes(
 ) -> dict[str, Any]:
     """Print the forecast of the schedule and of each change, and return them JSON-able.
 
-    What cannot be predicted is printed to stderr with the reason, and is in "not_predicted".
-    `images` and `schedule` are None for a function.
+    Changes that cannot be predicted are printed to stderr and in "not_predicted", with the reason.
     """
     missing: list[dict[str, str]] = []
 

@@ -48,8 +48,7 @@ def erase_and_mix(
 ) -> tuple[Tensor, Tensor]:
     """Apply random erasing, then MixUp or CutMix, to images, float (N, 3, H, W), and labels (N,).
 
-    Returns:
-        The images, and the labels or, if mixed, targets of shape (N, classes), float32.
+    Mixed labels become targets of shape (N, classes), float32.
     """
     mixes = len(labels) > 1 and bool(phase.mixup or phase.cutmix)
     if not mixes and not phase.reprob:
@@ -74,15 +73,10 @@ def apply_policy(images: Tensor, policy: str, strength: float, seed: int) -> Ten
     """Apply torchvision's RandAugment or TrivialAugmentWide to random groups of a batch.
 
     torchvision draws one operation for a whole batch; here each of up to 16 groups draws its own.
-
-    Args:
-        images: uint8, shape (N, 3, H, W); not changed.
-        policy: "rand": two operations of magnitude 9 of 30 (Cubuk et al., "RandAugment", 2020),
-            each with groups of its own; "trivial": one operation of any magnitude (Müller and
-            Hutter, "TrivialAugment", 2021); "none".
-        strength: 0 to 1: factor on the magnitude of "rand", share of the images that "trivial"
-            changes.
-        seed: of the draws.
+    "rand" is two operations of magnitude 9 of 30 (Cubuk et al., "RandAugment", 2020), each with
+    groups of its own; "trivial" one of any magnitude (Müller and Hutter, "TrivialAugment", 2021).
+    The strength, 0 to 1, is a factor on the magnitude of "rand", and the share of the images that
+    "trivial" changes. Images are uint8, shape (N, 3, H, W), and not changed.
     """
     if policy == "none" or strength == 0 or not len(images):
         return images

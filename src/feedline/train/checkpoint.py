@@ -65,8 +65,7 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint or weights, replacing an earlier file or giving it the name `previous`.
 
-    Raises:
-        SaveError: it cannot be written, mostly for a full disk; the earlier file is unchanged.
+    If that fails, mostly for a full disk, the earlier file is unchanged (SaveError).
     """
     try:
         with replacing(path) as partial:
@@ -84,11 +83,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path, *, kind: str = _CHECKPOINT) -> dict[str, Any]:
-    """Read a checkpoint or weights, from a file or the folder of a run, to the CPU.
-
-    Raises:
-        StateError: the file is missing, damaged, or something else.
-    """
+    """Read a checkpoint or weights, from a file or the folder of a run, to the CPU (StateError)."""
     name = _NAMES[kind]
     if path.is_dir():
         path = path / name

@@ -104,16 +104,9 @@ class Assignment:
     def collect(
         cls, given: Mapping[str, Any] | Recipe, run: RunSettings, *, config: Path | None = None
     ) -> Assignment:
-        """Collect the settings of a training from arguments and a TOML file.
+        """Collect the settings of a training from arguments, None if not given, and a TOML file.
 
-        Args:
-            given: a recipe, or recipe settings by name; None for one that was not given.
-            run, config: run settings, and the file.
-
-        Raises:
-            UsageError: the file cannot be read, a setting is unknown or out of range, or settings
-                exclude each other.
-            StateError: the resumed run has no readable checkpoint, or a folder of it is missing.
+        UsageError if a setting or the file cannot be used, StateError if no run can be resumed.
         """
         file, file_run = ({}, RunSettings()) if config is None else read_config(config)
         run = run.over(file_run)

@@ -33,25 +33,15 @@ __all__ = ["Evaluation", "evaluate", "evaluate_folder", "predict"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """Figures of a model on a set of images.
-
-    Args:
-        samples: number of images.
-        loss: mean cross-entropy, without label smoothing.
-        top1: share of images, 0 to 1, whose class has the highest score.
-        top5: share whose class is among the five highest; None for five classes or fewer.
-        confusion: number of images of each class (row) predicted as each class (column), or None.
-        classes: names, in the order of the confusion matrix.
-        skipped: (path, reason) of images that could not be decoded.
-    """
+    """Figures of a model on a set of images; shares are from 0 to 1."""
 
     samples: int
-    loss: float
+    loss: float  # mean cross-entropy, without label smoothing
     top1: float
-    top5: float | None
-    confusion: list[list[int]] | None = None
+    top5: float | None  # None for five classes or fewer
+    confusion: list[list[int]] | None = None  # images of a class (row) predicted as each (column)
     classes: list[str] = field(default_factory=list)
-    skipped: list[tuple[str, str]] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)  # path, reason
 
     @property
     def by_class(self) -> list[tuple[str, int, float]]:
@@ -82,14 +72,9 @@ def evaluate(
 ) -> Evaluation | None:
     """Evaluate a model; its weights, statistics and mode do not change.
 
-    Args:
-        model, device, precision: of the forward pass.
-        batches: pairs of normalised images (N, 3, H, W) and int64 labels (N,), on the device.
-        confusion: compute the confusion matrix.
-        ranks: ranks that share the samples; None for this process alone.
-        labels: the training label of each label in `batches`; None if they are equal.
-        stopped: called after each batch; True ends the evaluation, which then returns None.
-        advance: called after each batch with the number of images done on this rank.
+    `batches` are pairs of normalised images (N, 3, H, W) and int64 labels (N,), on the device;
+    `labels` has their training labels, None if they are equal. If `stopped()`, called after each
+    batch, the result is None. `advance` is called with the number of images done on this rank.
     """
     table = None if labels is None else torch.tensor(labels, device=device)
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
@@ -146,11 +131,7 @@ def evaluate_folder(
 ) -> Evaluation:
     """Evaluate a model on a folder of class folders with the names of the training.
 
-    Args:
-        trained, folder: a trained model, and class folders.
-        precision: dtype of the forward pass.
-        advance: called with the number of images done, and of all.
-        loading: image_size (None for that of the validation), batch_size, workers, on_error.
+    `advance` is called with the number of images done, and of all; `loading` is for `_batches`.
     """
     images = ImageFolder(folder, transform=EvalCrop())
     labels = label_map(trained.classes, images.classes)

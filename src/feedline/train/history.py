@@ -80,17 +80,10 @@ class EpochRecord:
 
 @dataclass(kw_only=True)
 class EpochInProgress:
-    """Sums over the steps of an epoch, including those before an interruption.
-
-    Args:
-        epoch: number, from 0.
-        loss_sum: sum of the samples' losses, float64, shape (), on the training device.
-        steps, samples, seconds, first_wait_s: see `EpochRecord`.
-        split: sums over the steps that were timed.
-    """
+    """Sums over the steps of an epoch, from 0, including those before an interruption."""
 
     epoch: int
-    loss_sum: Tensor
+    loss_sum: Tensor  # of the samples, float64, shape (), on the training device
     steps: int = 0
     samples: int = 0
     seconds: float = 0.0

@@ -45,18 +45,10 @@ def create_model(
     drop: float = 0.0,
     drop_path: float = 0.0,
 ) -> nn.Module:
-    """Make timm's model of a name in channels_last layout, on the CPU.
+    """Make timm's model of a name in channels_last layout, on the CPU (UsageError).
 
-    Args:
-        name, classes: as in timm.list_models(); number of outputs.
-        sizes: sides of the square images it must accept, in pixels; each is tried.
-        pretrained: load timm's weights.
-        initial_checkpoint: a file of weights to load, or "".
-        drop, drop_path: dropout and stochastic depth; 0 for the model's own.
-
-    Raises:
-        UsageError: the model is unknown, does not accept a size or has no stochastic depth, or the
-            weights are missing or do not fit.
+    `sizes` are sides of images in pixels, and each is tried; 0 as `drop` or `drop_path` leaves the
+    model's own.
     """
     try:
         import timm

@@ -30,18 +30,13 @@ __all__ = ["PreparedRun", "prepare"]
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """Everything a run needs before it begins.
-
-    Attributes:
-        extended: it resumes a run under another schedule.
-        is_finished: it resumes a run that has all epochs of its schedule.
-    """
+    """Everything a run needs before it begins."""
 
     recipe: Recipe  # with batch sizes for the number of ranks
     run: RunSettings
     resumed: ResumedRun | None
-    extended: bool
-    is_finished: bool
+    extended: bool  # resumed under another schedule
+    is_finished: bool  # resumed with all epochs of its schedule
     data: TrainData
     device: torch.device
     precision: torch.dtype

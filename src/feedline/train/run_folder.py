@@ -55,13 +55,8 @@ def find_checkpoint(
 ) -> Path | None:
     """The last checkpoint of the run to resume, or None for a new run.
 
-    The file may be missing if the run has other checkpoints.
-
-    Args:
-        resume: None; a checkpoint or the folder of a run (StateError if it has no checkpoint); or
-            "auto": the run in `out`, or the newest run of the model, or of all, if there is any.
-        out: the folder of the run, if given.
-        model: consider runs of this model only; None for any.
+    `resume` is a checkpoint, the folder of a run, or "auto": the run in `out`, or the newest run of
+    the model, or of all, if there is any. The file may be missing if the run has other checkpoints.
     """
     if resume is None:
         return None

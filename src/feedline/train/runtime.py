@@ -151,9 +151,6 @@ def warm_up(
     A first step at a shape takes longer: cuDNN times its kernels, torch.compile compiles, the
     allocator requests memory. Weights, running statistics, optimizer, gradients and random states
     are unchanged afterwards, to the bit. `note` is called with the time of each shape.
-
-    Raises:
-        UsageError: a batch does not fit the device's memory.
     """
     device = state.device
     with preserve_state([state.model], device):

@@ -27,16 +27,12 @@ _FIRST, _LAST = 1 / 25, 1 / 25 / 10_000  # of the peak: the defaults of OneCycle
 
 
 def lr_factor(seen: float, *, sched: str, warmup: float) -> float:
-    """The learning rate as a share of its peak.
+    """The learning rate as a share of its peak, after a share of all samples was seen.
 
-    Args:
-        seen: share of all samples of the schedule seen so far, 0 to 1.
-        sched: "onecycle": up along half a cosine from 1/25, then down along one to 1/250,000 (Smith
-            and Topin, "Super-convergence", 2018, as in torch's OneCycleLR); "cosine": up linearly
-            from 1/25, then down along half a cosine to the same end (Loshchilov and Hutter,
-            "SGDR", 2016, without restarts); "linear": up and down linearly; "constant": up
-            linearly, then constant.
-        warmup: share of all samples in which it rises, 0 to below 1.
+    "onecycle": up along half a cosine from 1/25, then down along one to 1/250,000 (Smith and Topin,
+    "Super-convergence", 2018, as in torch's OneCycleLR); "cosine": up linearly from 1/25, then down
+    along half a cosine to the same end (Loshchilov and Hutter, "SGDR", 2016, without restarts);
+    "linear": up and down linearly; "constant": up linearly, then constant.
     """
     seen = min(1.0, max(0.0, seen))
     if seen < warmup:
@@ -211,16 +207,10 @@ def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
 def train_step(
     state: TrainState, images: Tensor, targets: Tensor, *, part: int = 0, parts: int = 1
 ) -> Tensor:
-    """Do forward and backward of one batch, and the optimizer step after the last part.
+    """Do forward and backward of one batch, and the optimizer step after the last of `parts`.
 
-    Args:
-        state: its model is in training mode.
-        images: float, shape (N, 3, H, W), normalised, on the device.
-        targets: int64, shape (N,), or class probabilities, float, (N, classes); on the device.
-        part, parts: number of this batch among those whose gradients make one step, from 0.
-
-    Returns:
-        Mean loss of the batch before the step: float32, shape (), on the device, detached.
+    Images are float, shape (N, 3, H, W), targets int64, (N,), or class probabilities, (N, classes).
+    Return the mean loss before the step: float32, shape (), on the device, detached.
     """
     if part == 0:
         state.optimizer.zero_grad(set_to_none=True)
