@@ -64,7 +64,7 @@ def test_a_plan_is_a_table_with_a_reason_and_a_command(
     ]
     text = " ".join(ended.out.split())
     assert "1.0 GB of disk" in text
-    assert "2.1 GB/s" in text
+    assert "2.0 GB/s" in text
     assert list(temporary.iterdir()) == []
 
     plan = json.loads(target.read_text())

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from feedline.errors import StateError, UsageError
-from feedline.loader.saved_settings import SavedSettings
 from feedline.train.config import (
     Assignment,
     ResumedRun,
@@ -57,8 +56,6 @@ def prepare(assignment: Assignment, note: Callable[[str], object], *, world: int
             hint="feedline train DIR, with train/ and val/ in it, or feedline train --resume RUN; "
             "`feedline demo-data demo-data` makes images to try",
         )
-    if run.settings is not None:
-        SavedSettings.read(run.settings)  # the loader reads it again; errors now
     device = choose_device(run.device or "auto")
     precision = choose_precision(device, recipe.amp, recipe.amp_dtype)
     data, extended, finished = TrainData.find(run.data, run.val_dir), False, False

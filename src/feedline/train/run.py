@@ -61,9 +61,7 @@ def train_model(
         FeedlineError: the loss became NaN or infinite.
     """
     assignment = Assignment.collect(
-        {} if recipe is None else recipe,
-        RunSettings() if run is None else run,
-        config=None if config is None else Path(config),
+        recipe or {}, run or RunSettings(), config=None if config is None else Path(config)
     )
     return run_training(assignment, report or TrainReport())
 
