@@ -4,7 +4,7 @@ Method: for each work a cache is built in each format, of the folder's images. T
 of the same pixels, size and quality, without the restart markers that feedline's copies have and
 that slow other decoders: torch's loaders read them as they are, FFCV from a file of its own that
 holds their bytes (of raw levels, their pixels), the `webdataset` package from shards of its own.
-Bare processes do nothing but call feedline's row pipeline on the WebDataset cache
+Bare processes do only the work of feedline's workers on the WebDataset cache
 (`peers/bare_rows.py`). Beside them feedline reads the originals. Each contestant
 runs in a process of its own, they are measured in turn, `--rounds` times (A B C A B C): `--lead`
 seconds use up what was made ahead, `--seconds` are counted, then all its processes come to rest. A
@@ -44,9 +44,8 @@ from peers.work import Work
 from report import machine, save, versions
 
 from feedline import build_cache
-from feedline.sources.manifest import CacheFormat
 
-FORMATS: tuple[CacheFormat, ...] = ("webdataset", "lmdb", "folder")
+FORMATS = ("webdataset", "lmdb", "folder")
 PACKAGES = (
     *("feedline", "torch", "torchvision", "numpy", "simplejpeg", "pillow", "xxhash", "lmdb"),
     *("ffcv", "webdataset", "timm", "nvidia-dali-cuda130"),

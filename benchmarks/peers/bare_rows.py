@@ -1,8 +1,8 @@
-"""Processes that only call the row pipeline: the cost of handing batches over.
+"""Processes that do the work of a loader's workers alone: the cost of handing batches over.
 
-Each process calls `ImageFolder.load` repeatedly, with random crops and checksums, into its own
-memory; all together use as much memory as the loader's batches (see `feedline.bench.loaders`). No
-process waits for a batch and nothing is handed over.
+Each process makes tasks of rows repeatedly, as a worker does, with random crops and checksums, in
+its own memory; all together use as much memory as the loader's batches (see
+`feedline.bench.loaders`). No process waits for a batch and nothing is handed over.
 """
 
 from __future__ import annotations

@@ -23,13 +23,13 @@ from feedline.bench.pool import ProcessPool, ProcessState, Send
 from feedline.bench.rate import Turn, count, endless, family_cpu, settle_down
 from feedline.bench.result import BenchmarkRow, Files, Loader, Omission
 from feedline.bench.survey import ImageSample
-from feedline.engine.buffers import arrays, batch_bytes
-from feedline.engine.load_samples import Source
-from feedline.errors import SampleError, UsageError, WorkerError
+from feedline.engine.buffers import batch_bytes
+from feedline.engine.load_samples import Source, fill
+from feedline.engine.messages import RowTask
+from feedline.errors import UsageError, WorkerError
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
-from feedline.order.batch_spec import Item
-from feedline.order.seeds import extend, mix
+from feedline.order.batch_spec import TASK_NS, rows_per_task
 
 __all__ = [
     "FORMS",
@@ -174,7 +174,7 @@ def bare_rows(batch_size: int, slots: int, processes: int) -> int:
 
 
 class BareProcesses:
-    """Load a source by the processes of a pool.
+    """Do the work of a loader's workers, in the processes of a pool, without passing it on.
 
     Args:
         pool: the processes.
@@ -204,13 +204,13 @@ class BareProcesses:
 def _hold_source(
     state: ProcessState, send: Send, name: str, source: Source, size: int, rows: int
 ) -> None:
-    fields = source.fields(size)
-    block = np.zeros(batch_bytes(fields, rows), np.uint8)
     state[name] = {
         "source": source,
-        "views": arrays(block, fields, rows),
+        "block": np.zeros(batch_bytes(source.fields(size), rows), np.uint8),
+        "rows": rows,
         "size": size,
         "next": 0,
+        "row_ns": TASK_NS,
         # Reading memory in order would be faster than a loader's random order.
         "order": np.random.default_rng(0).permutation(len(source)),
     }
@@ -220,20 +220,30 @@ def _load_rows(
     state: ProcessState, send: Send, name: str, first: int, step: int, seconds: float
 ) -> Turn:
     held: dict[str, Any] = state[name]
-    source, views, size, order = held["source"], held["views"], held["size"], held["order"]
-    rows, length, seed = len(views[0]), len(source), mix(0)
+    source, block, rows, order = held["source"], held["block"], held["rows"], held["order"]
+    line = np.zeros(8, np.int64)
     lead_s = _LEAD * seconds
 
     def make(until: float, least: int) -> int:
         made = 0
         while made < least or time.perf_counter() < until:
-            k = held["next"]
-            held["next"] += 1
-            sample = int(order[(first + k * step) % length])
-            item = Item(sample, size, extend(seed, first + k * step), 1.0)
-            with contextlib.suppress(SampleError):  # removed since; the loader skips it, too
-                source.load(item, tuple([view[k % rows, ...] for view in views]))
-            made += 1
+            start = held["next"] % rows
+            count = min(rows_per_task(rows, 1, held["row_ns"]), rows - start)
+            places = first + step * np.arange(held["next"], held["next"] + count)
+            task = RowTask(
+                id=1,
+                samples=order[places % len(order)],
+                slot_bytes=len(block),
+                batch_rows=rows,
+                start=start,
+                image_size=held["size"],
+                seed=held["next"],
+            )
+            # Failed rows, of images that were removed since, count: the loader skips them, too.
+            report = fill(task, source, block, line, 0)
+            held["row_ns"] = (report.ended_ns - report.started_ns) / count
+            held["next"] += count
+            made += count
         return made
 
     make(time.perf_counter() + lead_s, 1)
