@@ -8,13 +8,11 @@ Relies on: use from one thread of the process that built it; `epoch_iterator` fo
 
 from __future__ import annotations
 
-import difflib
-import functools
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from numpy.typing import NDArray
@@ -29,7 +27,7 @@ from feedline.loader.dataset_kind import is_row_source
 from feedline.loader.epoch_iterator import EpochIterator, LoaderRuntime
 from feedline.loader.explain import explain
 from feedline.loader.live_settings import LIVE_ATTRIBUTES, change_attribute, set_adapting
-from feedline.loader.options import Arguments, Options, create_order
+from feedline.loader.options import Arguments, Options, create_order, suggest_names
 from feedline.loader.saved_settings import add_saved_settings, name_file_in_errors, warn_if_unused
 from feedline.loader.torch_samplers import (
     PlannedSampler,
@@ -48,25 +46,9 @@ from feedline.trace.split import Timing
 __all__ = ["DataLoader"]
 
 _T = TypeVar("_T", covariant=True)
-_P = ParamSpec("_P")
 _NOT_COPIED = {"end_of_dataloader", "remainder", "_watch_iterator", "_warns_of_stock_loader"}
 """Attributes that a copy does not get."""
 _TORCH_HAS_IN_ORDER = "in_order" in signature(TorchDataLoader.__init__).parameters  # from 2.6 on
-
-
-def _suggest_names(init: Callable[_P, None]) -> Callable[_P, None]:
-    """Wrap an `__init__` to raise a TypeError that suggests close names for an unknown one."""
-    names = list(signature(init).parameters)[1:]
-
-    @functools.wraps(init)
-    def checked(*args: _P.args, **kwargs: _P.kwargs) -> None:
-        for name in kwargs.keys() - names:
-            close = difflib.get_close_matches(name, names)
-            hint = f"; did you mean {' or '.join(f'{each}=' for each in close)}?" if close else ""
-            raise TypeError(f"DataLoader has no argument {name!r}{hint}")
-        init(*args, **kwargs)
-
-    return checked
 
 
 class DataLoader(TorchDataLoader[_T]):
@@ -192,7 +174,7 @@ class DataLoader(TorchDataLoader[_T]):
     _watch_iterator: Callable[[EpochIterator], Any] | None = None
     _warns_of_stock_loader = True
 
-    @_suggest_names
+    @suggest_names
     def __init__(
         self,
         dataset: Dataset[_T] | Source,

@@ -8,14 +8,17 @@ is 0.
 
 from __future__ import annotations
 
+import difflib
+import functools
 import math
 import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, replace
+from inspect import signature
 from numbers import Real
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 from torch.utils.data import IterableDataset, default_collate
@@ -59,9 +62,11 @@ __all__ = [
     "check_no_prefetch_factor",
     "create_order",
     "factor_or_default",
+    "suggest_names",
     "task_ns_of",
 ]
 
+_P = ParamSpec("_P")
 _MAX_TASK_MS = 1e9  # twelve days: no batch has as much work
 
 
@@ -212,6 +217,21 @@ class Options(Arguments):
 
 
 # Checks
+
+
+def suggest_names(init: Callable[_P, None]) -> Callable[_P, None]:
+    """Wrap an `__init__` to raise a TypeError that suggests close names for an unknown one."""
+    names = list(signature(init).parameters)[1:]
+
+    @functools.wraps(init)
+    def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        for name in kwargs.keys() - names:
+            close = difflib.get_close_matches(name, names)
+            hint = f"; did you mean {' or '.join(f'{each}=' for each in close)}?" if close else ""
+            raise TypeError(f"DataLoader has no argument {name!r}{hint}")
+        init(*args, **kwargs)
+
+    return wrapper
 
 
 def _is_positive_number(value: Any) -> bool:
