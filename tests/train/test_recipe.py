@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.errors import StateError, UsageError
+from feedline.errors import ScheduleError, StateError, UsageError
 from feedline.train.config import changed_on_resume, check_resumable, make_recipe
 from feedline.train.presets import GRID_PX, PRESETS, preset_settings
-from feedline.train.recipe import Recipe
+from feedline.train.recipe import Recipe, TrainPhase
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,58 @@ from feedline.train.recipe import Recipe
 def test_a_setting_out_of_range_is_refused_with_what_it_got(setting: str, value: object) -> None:
     with pytest.raises(UsageError, match=rf"{setting}.*got {re.escape(repr(value))}($|\nhint)"):
         Recipe(**{setting: value})  # type: ignore[arg-type]
+
+
+def test_a_schedule_that_does_not_parse_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="cannot read 'large'"):
+        Recipe(schedule="112x2,large")
+
+
+def test_a_schedule_without_sizes_is_refused() -> None:
+    with pytest.raises(UsageError, match="needs an image size, got ownx2"):
+        Recipe(schedule="ownx2")
+
+
+def test_defaults_that_depend_on_other_settings_are_filled_in() -> None:
+    adamw = Recipe(schedule="64x1,96x1@128", batch_size=32)
+    assert (adamw.val_image_size, adamw.peak_lr, adamw.largest_batch) == (96, 0.002, 128)
+    assert adamw.sizes == (64, 96)
+    sgd = Recipe(opt="sgd", batch_size=512)
+    assert sgd.peak_lr == pytest.approx(0.2)
+    assert (sgd.weight_decay or 0) < (adamw.weight_decay or 0)
+
+
+def test_an_optimizer_of_timms_needs_a_rate() -> None:
+    with pytest.raises(UsageError, match="'lamb'") as refused:
+        Recipe(opt="lamb")
+    assert refused.value.argument == "lr"
+    assert Recipe(opt="lamb", lr=0.005).weight_decay == 0.05
+
+
+def test_regularisation_grows_with_the_images_where_nothing_else_is_said() -> None:
+    recipe = Recipe(
+        schedule=[
+            {"size": 64, "epochs": 1},
+            TrainPhase(size=96, epochs=2, cutmix=0.3, smoothing=0.2),
+            {"size": 128, "epochs": 1},
+        ],
+        mixup=0.2,
+        drop=0.4,
+        aa="rand",
+        reprob=0.5,
+    )
+    assert [phase.mixup for phase in recipe.phases] == [0.0, 0.1, 0.2]
+    assert [phase.drop for phase in recipe.phases] == [0.0, 0.2, 0.4]
+    assert [phase.aa_strength for phase in recipe.phases] == [0.0, 0.5, 1.0]
+    assert [phase.cutmix for phase in recipe.phases] == [0.0, 0.3, 0.0]
+    assert [phase.smoothing for phase in recipe.phases] == [0.1, 0.2, 0.1]
+    assert [recipe.phase_at(epoch).size for epoch in range(6)] == [64, 96, 96, 128, 128, 128]
+    begun = Recipe(schedule="64x1,96x1,128x1", mixup=0.2, ramp_from=0.5)
+    assert [phase.mixup for phase in begun.phases] == pytest.approx([0.1, 0.15, 0.2])
+    level = Recipe(schedule="64x1,96x1", mixup=0.2, ramp_from=1.0)
+    assert [phase.mixup for phase in level.phases] == [0.2, 0.2]
+    assert Recipe(schedule="64x3", mixup=0.2).phases[0].mixup == 0.2
+    assert Recipe(schedule="64x1,96x1").phases[1].aa_strength == 0.0, "there is no policy"
 
 
 def test_phases_with_settings_of_their_own_read_back() -> None:
