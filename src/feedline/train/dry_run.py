@@ -107,7 +107,7 @@ class PlannedRun:
         val = f"{self.val_images} for validation" if self.val_images else "no validation"
         steps = sum(each.steps * each.phase.epochs for each in self.phases)
         left = f" ({count(self.epochs_done, 'epoch')} done)" if self.epochs_done else ""
-        heads = "size,epochs,batch,lr,val size,images/s,wait,memory,epoch,total,bottleneck"
+        heads = "size,epochs,batch,lr,val,images/s,wait,memory,epoch,total,bottleneck"
         names = [
             name
             for name in ("smoothing", *REGULARISATION)
@@ -120,7 +120,7 @@ class PlannedRun:
             memory, size = measured.memory_bytes, f"{phase.size} px"
             cells: tuple[object, ...] = (
                 *(size, phase.epochs, phase.batch_size),
-                " - ".join(f"{rate:.2g}" for rate in each.lr),
+                "/".join(f"{rate:.2g}" for rate in each.lr),  # first, peak, last
                 f"{phase.val_image_size} px" if self.val_images else "-",
                 *(f"{measured.images_per_s:.4g}", f"{measured.wait_share:.0%}"),
                 "-" if memory is None else decimal(memory),
