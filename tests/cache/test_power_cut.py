@@ -132,7 +132,7 @@ def test_so_it_does_where_the_files_come_from_elsewhere(
         pytest.importorskip("lmdb")
     # As if those who make units saw another folder than the builder's.
     elsewhere = Delivery(token="a lock that is nowhere")
-    monkeypatch.setattr(destination._Folder, "delivery", lambda self, is_remote: elsewhere)
+    monkeypatch.setattr(destination.Destination, "delivery", lambda self, is_remote: elsewhere)
     root = tmp_path / "cache"
     watch(disk, root)
     made(source, root, format)
