@@ -17,7 +17,7 @@ import pytest
 from caches import FORMATS, contents, made, photo, photos
 from feedline.cache import destination
 from feedline.cache.add_size import add_size
-from feedline.cache.shard import Delivery
+from feedline.cache.shard import ShardTransfer
 from feedline.sources.cache_formats import _LmdbMerger
 from feedline.sources.lmdb_store import LMDB_FILE
 from feedline.sources.manifest import MANIFEST, UNFINISHED, shard_name
@@ -131,8 +131,8 @@ def test_so_it_does_where_the_files_come_from_elsewhere(
     if format == "lmdb":
         pytest.importorskip("lmdb")
     # As if those who make units saw another folder than the builder's.
-    elsewhere = Delivery(token="a lock that is nowhere")
-    monkeypatch.setattr(destination.Destination, "delivery", lambda self, is_remote: elsewhere)
+    elsewhere = ShardTransfer(token="a lock that is nowhere")
+    monkeypatch.setattr(destination.Destination, "transfer", lambda self, is_remote: elsewhere)
     root = tmp_path / "cache"
     watch(disk, root)
     made(source, root, format)

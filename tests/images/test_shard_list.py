@@ -74,7 +74,7 @@ def row(source: Any, sample: int) -> tuple[Any, ...]:
 def test_rows_are_those_of_the_folder(shards: Path, jpeg_folder: Path) -> None:
     ours = ImageList.from_webdataset(shards, transform=EvalCrop())
     folder = ImageFolder(jpeg_folder, EvalCrop())
-    assert (len(ours), ours.classes, ours.left_out) == (12, [], ())
+    assert (len(ours), ours.classes, ours.skipped_samples) == (12, [], ())
     assert ours.targets.tolist() == folder.targets.tolist()
     for sample in range(12):
         assert ours.name(sample) == f"{shards.parent}/train-00{sample // 4}.tar/{sample:04d}.jpg"
@@ -268,9 +268,9 @@ def test_samples_that_lack_something_are_errors_or_are_listed(
         ImageList.from_webdataset(path)
     data = ImageList.from_webdataset(path, incomplete="skip")
     assert (len(data), data.name(0)) == (1, f"{path}/0000.jpg")
-    assert [name for name, _ in data.left_out] == [f"{path}/000{k}" for k in (1, 2, 3)]
+    assert [name for name, _ in data.skipped_samples] == [f"{path}/000{k}" for k in (1, 2, 3)]
     lacks = ("no image", "no label: there is only", "in its .cls is empty")
-    assert all(text in why for text, (_, why) in zip(lacks, data.left_out, strict=True))
+    assert all(text in why for text, (_, why) in zip(lacks, data.skipped_samples, strict=True))
     with pytest.raises(
         DatasetError, match=r"its \.json has none: there is no field 'labels'; there are"
     ):

@@ -55,7 +55,7 @@ class ZipStore:
     def original_size(self, sample):
         return None
 
-    def check_side(self, side):
+    def describe_resolution(self, side):
         return ""
 
     def form(self):

@@ -4,7 +4,7 @@ Guarantees: copies are made from the originals. The cache's other resolutions st
 new one becomes readable when it is complete. An interrupted addition is continued. Originals that
 have changed since the build are refused.
 
-Relies on: `destination` for storage, `build_shards` and `build_workers` for the work, `records` for
+Relies on: `destination` for storage, `build_shards` for the work, `shard` for the records of
 finished shards, `finish` for the index.
 """
 
@@ -40,7 +40,7 @@ from feedline.cache.spec import (
 )
 from feedline.errors import DatasetError, UsageError
 from feedline.sources.cache_index import CacheIndex
-from feedline.sources.manifest import Level, Manifest, read_manifest
+from feedline.sources.manifest import DEFAULT_JPEG_QUALITY, Level, Manifest, read_manifest
 
 __all__ = ["add_size", "refuse_changes"]
 
@@ -111,7 +111,8 @@ def _level(where: str, manifest: Manifest, size: int, quality: int | None) -> Le
         raise UsageError(
             f"quality {quality} does not apply: the cache {where!r} holds raw pixels; remove it"
         )
-    return make_levels((size,), quality=95 if quality is None else quality, raw=has is None)[0]
+    quality = DEFAULT_JPEG_QUALITY if quality is None else quality
+    return make_levels((size,), quality=quality, raw=has is None)[0]
 
 
 def refuse_changes(where: str, manifest: Manifest, source: CacheSource, index: CacheIndex) -> None:

@@ -4,7 +4,7 @@ Guarantees: continues an earlier build of the same settings, however it was inte
 only shards whose images have changed, and all if the index is damaged. The cache does not depend on
 the processes or machines that build it.
 
-Relies on: `destination` for storage, `build_shards` and `build_workers` for the work, `records` for
+Relies on: `destination` for storage, `build_shards` for the work, `shard` for the records of
 finished shards, `finish` for the index.
 """
 
@@ -46,11 +46,9 @@ from feedline.sources.atomic_write import sync_names
 from feedline.sources.cache_format_base import CACHE_FORMATS
 from feedline.sources.cache_formats import cache_format
 from feedline.sources.cache_index import index_damage
-from feedline.sources.manifest import MANIFEST, Manifest, read_manifest
+from feedline.sources.manifest import DEFAULT_JPEG_QUALITY, MANIFEST, Manifest, read_manifest
 
 __all__ = ["build", "build_cache"]
-
-_QUALITY = 95
 
 
 def build_cache(
@@ -114,11 +112,14 @@ def build_cache(
     if mode_layout(mode).dtype != "uint8" and not raw:
         message = f"{mode!r} does not fit into JPEGs, which have 8 bits"
         raise UsageError(message, argument="mode", fix={"raw": True})
-    levels = make_levels(sizes, quality=_QUALITY if quality is None else quality, raw=raw)
+    set_quality = DEFAULT_JPEG_QUALITY if quality is None else quality
+    levels = make_levels(sizes, quality=set_quality, raw=raw)
     if on_error not in ("raise", "skip"):
         raise UsageError(f'on_error must be "raise" or "skip", got {on_error!r}')
     if format not in CACHE_FORMATS:
-        raise UsageError(f"format must be webdataset, lmdb or folder, got {format!r}")
+        raise UsageError(
+            f"must be one of {', '.join(CACHE_FORMATS)}, got {format!r}", argument="format"
+        )
     destination = open_destination(root)
     with open_workers(workers, ray) as pool:
         images = open_source(source)

@@ -121,7 +121,10 @@ def check_disk_space(
     pool: BuildWorkers,
     destination: Destination,
 ) -> None:
-    """Raise ResourceError if the disk cannot hold the shards to build, or their part on it."""
+    """Raise ResourceError if the disk is too small for the shards to build.
+
+    With a URL, for those that local workers build at the same time; with Ray, nothing is checked.
+    """
     if not destination.is_local:
         if pool.is_remote:
             return
@@ -166,7 +169,7 @@ def build_shards(
     make_level_folders(spec)
     destination.publish()
     progress(BuildState(expected, done, 0, pool.count()))
-    shards = ShardDataset(source, spec, todo, destination.delivery(pool.is_remote), existing)
+    shards = ShardDataset(source, spec, todo, destination.transfer(pool.is_remote), existing)
     with contextlib.ExitStack() as opened:
         merger = None
         if (format := cache_format(spec.format)).merged_file:

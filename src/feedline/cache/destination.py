@@ -1,14 +1,14 @@
 """Storage of a cache that is built: a local folder, or a URL.
 
-For a URL the builder works in a temporary folder, the *mirror* of the store: small files are
-complete, and each shard is an empty file of its size. So a build works as in a local folder. Its
+For a URL the builder works in a temporary folder, the *mirror*: it has the manifest, index and
+records, and for each shard a sparse file of its size. So a build works as in a local folder. Its
 changes are uploaded when it publishes; build workers upload the shards.
 
 Guarantees: one builder at a time, in a store if it can refuse to overwrite an object. Files are
 written atomically, the manifest last. An interrupted build can be continued, in a store from any
 machine. A build that finished no shard leaves nothing.
 
-Relies on: `sources.cache_lock` for the lock of a folder, `remote.folder` for stores.
+Relies on: `sources.cache_lock` for the lock of a folder, `sources.remote_files` for stores.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from feedline.cache.shard import Delivery, ShardFiles, list_files
+from feedline.cache.shard import ShardFiles, ShardTransfer, list_files
 from feedline.cache.source import CacheSource
 from feedline.errors import DatasetError, FeedlineError, UsageError
 from feedline.sources.atomic_write import sync_files, write_atomic
@@ -74,12 +74,12 @@ class Destination:
         with only_builder(self.root) as self._token:
             yield
 
-    def delivery(self, is_remote: bool) -> Delivery:
-        """Return the delivery for build workers, which may run on other machines."""
-        return Delivery(token=self._token if is_remote else "")
+    def transfer(self, is_remote: bool) -> ShardTransfer:
+        """Return the transfer for build workers, which may run on other machines."""
+        return ShardTransfer(token=self._token if is_remote else "")
 
     def store_files(self, files: ShardFiles) -> None:
-        """Store the files of a shard that its delivery returned."""
+        """Store the files of a shard that its transfer returned."""
         if not files:
             return  # built in place
         *built, (record, columns) = ((Path(self.root, name), data) for name, data in files)
@@ -111,7 +111,7 @@ class _Store(Destination):
         self._published: dict[str, tuple[int, int, int]] = {}
 
     def check_available(self, source: CacheSource, format: str) -> None:
-        if not cache_format(format).in_parts:
+        if not cache_format(format).supports_remote:
             raise UsageError(
                 f"format {format} is not supported by the store of {self.name!r}, which holds "
                 "whole files",
@@ -152,8 +152,8 @@ class _Store(Destination):
                     error.hint = error.hint.replace(self.root, self.name)
                 raise
 
-    def delivery(self, is_remote: bool) -> Delivery:
-        return Delivery(store=self._store)
+    def transfer(self, is_remote: bool) -> ShardTransfer:
+        return ShardTransfer(store=self._store)
 
     def store_files(self, files: ShardFiles) -> None:
         for name, data in files:  # the record, which is in the store already
@@ -170,8 +170,8 @@ class _Store(Destination):
         changed = [name for name in files if self._published.get(name) != files[name]]
         manifest = [MANIFEST] if MANIFEST in changed else []
         for names in (set(changed) - {MANIFEST}, manifest):
-            list(self._store.each(self._put, sorted(names)))
-        list(self._store.each(self._store.remove, sorted(set(self._published) - set(files))))
+            list(self._store.map(self._put, sorted(names)))
+        list(self._store.map(self._store.remove, sorted(set(self._published) - set(files))))
         self._published = files
 
     def _put(self, name: str) -> None:
@@ -219,7 +219,7 @@ class _Store(Destination):
                 path = self._mirrored(name)
                 path.touch()
                 os.truncate(path, file.size)  # needs no disk space
-        for name, data in zip(small, self._store.each(self._store.read, small), strict=True):
+        for name, data in zip(small, self._store.map(self._store.read, small), strict=True):
             self._mirrored(name).write_bytes(data)
         self._published = {name: _status(path) for name, path in list_files(self.root)}
 
@@ -235,7 +235,7 @@ class _Store(Destination):
         unused = [
             name for name, shard in shards if shard and not Path(self.root, shard[1]).is_dir()
         ]
-        list(self._store.each(self._store.remove, unused))
+        list(self._store.map(self._store.remove, unused))
 
 
 def _status(path: Path) -> tuple[int, int, int]:

@@ -29,14 +29,13 @@ import psutil
 
 from feedline.errors import FeedlineError, UsageError
 from feedline.sources.cache_lock import only_builder
-from feedline.sources.manifest import AWAITED, UNFINISHED, Level, is_finished
+from feedline.sources.manifest import AWAITED, DEFAULT_JPEG_QUALITY, UNFINISHED, Level, is_finished
 from feedline.system import readable
 
 __all__ = ["main"]
 
 _LOOK_EVERY_S = 0.5
 _TIDY_WITHIN_S = 10.0
-_QUALITY = 95
 
 
 def main(root: str, parent: int, eager: bool) -> None:
@@ -112,7 +111,7 @@ def _fill(
 
 def _levels(root: str, sides: Sequence[int]) -> tuple[Level, ...]:
     """Return the resolutions of an unfinished build, or those for `sides`."""
-    levels = tuple(Level(side=side, quality=_QUALITY) for side in sides)
+    levels = tuple(Level(side=side, quality=DEFAULT_JPEG_QUALITY) for side in sides)
     from feedline.cache.spec import unfinished_levels
 
     unfinished = unfinished_levels(root)

@@ -73,9 +73,10 @@ def cache_info(root: str | os.PathLike[str], *, measure: bool = True) -> CacheIn
 
 
 def measured_crop_px(side: int, smaller: int) -> int:
-    """Return the size of random crops that use a resolution, in pixels: 7/8 of it, in 16ths.
+    """Return the crop size, in pixels, at which a resolution is measured.
 
-    The next smaller resolution, 0 for none, serves all crops up to its size.
+    7/8 of its side, rounded down to a multiple of 16. If the next smaller resolution (`smaller`, 0
+    for none) serves that size, the side itself.
     """
     size = max(8, side * 7 // 8 // 16 * 16)
     return size if size > smaller else side

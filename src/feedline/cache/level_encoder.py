@@ -2,7 +2,7 @@
 
 Guarantees: copies are made from the original, not from each other. Downscaling is antialiased.
 Equal images give equal bytes. An upright JPEG that is not larger than a resolution is stored
-unchanged.
+unchanged. The default JPEG quality is in `sources.manifest`.
 
 Relies on: torch's antialiased bicubic resize of uint8, which equals Pillow's within 0.003 grey
 levels; Pillow's JPEG encoder with restart markers, which uses libjpeg's accurate transform. Of

@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from feedline.cache.rates import QUALITY, RateCallback, Reading, sample_images, serving_level
+from feedline.cache.rates import RateCallback, RateKey, sample_images, serving_level
 from feedline.cache.source import open_source
 from feedline.cache.spec import Spec, estimate, make_levels
 from feedline.diagnose.finding import count
@@ -28,7 +28,7 @@ from feedline.errors import UsageError
 from feedline.forecast.text import align_columns, duration, wrap_text
 from feedline.images.crops import Transform, checked_transform, wanted_side
 from feedline.order.schedule import Phase, Schedule
-from feedline.sources.manifest import Level
+from feedline.sources.manifest import DEFAULT_JPEG_QUALITY, Level
 from feedline.sources.remote_filesystem import is_url
 from feedline.system import cacheable_memory_bytes
 
@@ -106,7 +106,7 @@ class CachePlan:
     images: int
     images_measured: int
     limits: Mapping[str, float]
-    rates: Mapping[Reading, float]
+    rates: Mapping[RateKey, float]
     originals: CacheChoice
     choices: tuple[CacheChoice, ...]
     recommended: CacheChoice | None
@@ -349,7 +349,10 @@ def _level_sets(sizes: Collection[int] | None, sides: Mapping[int, int]) -> list
         # Of a larger copy, random crops are enlarged less.
         one = next((side for side in _COMMON_PX if side >= largest), largest)
     else:
-        each = [level.side for level in make_levels(tuple(sizes), quality=QUALITY, raw=False)]
+        each = [
+            level.side
+            for level in make_levels(tuple(sizes), quality=DEFAULT_JPEG_QUALITY, raw=False)
+        ]
         one = each[-1]
         if len(each) > _MAX_SIZES:
             raise UsageError(f"at most {_MAX_SIZES} sizes are compared, got {len(each)}")
@@ -358,8 +361,10 @@ def _level_sets(sizes: Collection[int] | None, sides: Mapping[int, int]) -> list
                 f"sizes {','.join(map(str, each))}: none serves image size {max(sides)} px",
                 hint=f"add a size of at least {largest}",
             )
-    sets = [make_levels(pixels, quality=QUALITY, raw=False) for pixels in ([one], each)]
-    return list(dict.fromkeys([*sets, make_levels(each, quality=QUALITY, raw=True)]))
+    sets = [
+        make_levels(pixels, quality=DEFAULT_JPEG_QUALITY, raw=False) for pixels in ([one], each)
+    ]
+    return list(dict.fromkeys([*sets, make_levels(each, quality=DEFAULT_JPEG_QUALITY, raw=True)]))
 
 
 def build_command(kind: str, where: str, choice: CacheChoice | None, skips: bool) -> str:

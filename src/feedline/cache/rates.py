@@ -29,12 +29,11 @@ from feedline.errors import DatasetError, ImageError, ResourceError
 from feedline.images.crops import Transform, wanted_side
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
-from feedline.sources.manifest import Level
+from feedline.sources.manifest import DEFAULT_JPEG_QUALITY, Level
 
 __all__ = [
-    "QUALITY",
     "RateCallback",
-    "Reading",
+    "RateKey",
     "SampledImages",
     "loader_rate",
     "measure_copies",
@@ -44,13 +43,12 @@ __all__ = [
 ]
 
 Key = TypeVar("Key")
-Reading: TypeAlias = "tuple[int, Level | None]"
+RateKey: TypeAlias = "tuple[int, Level | None]"
 """Image size of the batches in pixels, and the resolution that is read; None for originals."""
 
 RateCallback: TypeAlias = Callable[[str, int, int], None]
 """Called with the current work as text, the finished parts, and the number of parts."""
 
-QUALITY = 95  # default of a build
 _ROUNDS = 3
 _MIN_TURN_S = 0.15
 _BATCHES_AHEAD = 3  # the loader's default
@@ -149,11 +147,11 @@ class SampledImages:
         workers: int,
         seconds: float,
         progress: RateCallback,
-    ) -> dict[Reading, float]:
+    ) -> dict[RateKey, float]:
         """Return the images/s of the originals, and of the resolution that serves each image size
         in each of some caches. `sides` has the shorter side in pixels that a size needs.
         """
-        readings: dict[Reading, tuple[ImageFolder, int]] = {
+        readings: dict[RateKey, tuple[ImageFolder, int]] = {
             (size, None): (self.originals(crop), size) for size in sides
         }
         for done, levels in enumerate(level_sets):
@@ -228,13 +226,13 @@ def measure_copies(
     images: int = 200,
     seconds: float = 10.0,
     progress: RateCallback = lambda stage, done, total: None,
-) -> dict[Reading, float]:
+) -> dict[RateKey, float]:
     """Measure images/s from the originals and from JPEG copies of some images.
 
     Each resolution of `sides` is measured at the image sizes that it serves; the other arguments
     and the errors are those of `plan_cache`.
     """
-    levels = [(Level(side=side, quality=QUALITY),) for side in sorted(sides)]
+    levels = [(Level(side=side, quality=DEFAULT_JPEG_QUALITY),) for side in sorted(sides)]
     needed = {size: wanted_side(crop, size) for size in sizes}
     with sample_images(open_source(source), images, progress) as sample:
         return sample.measure(

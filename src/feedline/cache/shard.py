@@ -36,10 +36,10 @@ from feedline.sources.remote_files import RemoteFolder
 __all__ = [
     "BuiltShard",
     "Columns",
-    "Delivery",
     "ExistingCopies",
     "ShardDataset",
     "ShardFiles",
+    "ShardTransfer",
     "build_shard",
     "encode_name",
     "list_files",
@@ -71,11 +71,11 @@ class ShardDataset:
         source: CacheSource,
         spec: Spec,
         shards: Sequence[ShardRange],
-        delivery: Delivery,
+        transfer: ShardTransfer,
         existing: ExistingCopies | None = None,
     ) -> None:
         self.source, self.shards = source, shards
-        self._spec, self._delivery, self._existing = spec, delivery, existing
+        self._spec, self._transfer, self._existing = spec, transfer, existing
         self._format = cache_format(spec.format)  # pickled, so that a worker imports it
 
     def __len__(self) -> int:
@@ -92,7 +92,7 @@ class ShardDataset:
         """Build a shard."""
         shard = self.shards[at]
         with report_disk_errors(self._spec.root):
-            files = self._delivery.deliver(
+            files = self._transfer.build_and_store(
                 self._spec,
                 shard.number,
                 lambda spec: build_shard(self.source, spec, shard, self._existing),
@@ -224,7 +224,7 @@ class ExistingCopies:
 
 
 @dataclass(frozen=True)
-class Delivery:
+class ShardTransfer:
     """Transfer of shards to the cache. Pickled, and sent to every process that builds shards.
 
     A process that sees the cache's folder builds there; on other machines it recognises the folder
@@ -235,7 +235,9 @@ class Delivery:
     store: RemoteFolder | None = None
     token: str = ""
 
-    def deliver(self, spec: Spec, shard: int, build: Callable[[Spec], Columns]) -> ShardFiles:
+    def build_and_store(
+        self, spec: Spec, shard: int, build: Callable[[Spec], Columns]
+    ) -> ShardFiles:
         """Build a shard in the folder of a spec. Return the files that the builder must still
         store.
         """

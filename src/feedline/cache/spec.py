@@ -24,8 +24,8 @@ from feedline.sources.manifest import UNFINISHED, Level, read_manifest
 from feedline.sources.remote_filesystem import is_url
 
 __all__ = [
-    "BYTES_BESIDE",
     "SETTINGS",
+    "TAR_OVERHEAD_BYTES",
     "BuildSettings",
     "Estimate",
     "ShardRange",
@@ -48,15 +48,19 @@ _SHARD_BYTES = 256 << 20
 _MAX_SHARD_SAMPLES = 4096
 _MIN_SHARD_SAMPLES = 32
 _MIN_SHARDS = 64
-BYTES_BESIDE = 3 * 512 + 2 * 512 + 256
+TAR_OVERHEAD_BYTES = 3 * 512 + 2 * 512 + 256
 """Tar overhead of an image: three headers, label and metadata, and half a block."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """Specification of a cache, the same for all its shards. `skip_broken` skips and lists broken
-    images; `adds_level` adds the only resolution to a finished cache, and `repairs` rebuilds shards
-    of one, which has skipped the samples `skipped_before`, by their reasons.
+    """Specification of a cache, the same for all its shards.
+
+    Args:
+        skip_broken: skip broken images and list them in the manifest.
+        adds_level: `levels` is one resolution that is added to a finished cache.
+        repairs: shards of a finished cache are rebuilt.
+        skipped_before: samples that this cache skipped, with the reasons.
     """
 
     root: str
@@ -104,7 +108,7 @@ class Estimate:
     @property
     def copy_bytes(self) -> tuple[float, ...]:
         """Mean disk space of a copy in each resolution."""
-        return tuple(size + BYTES_BESIDE for size in self.image_bytes)
+        return tuple(size + TAR_OVERHEAD_BYTES for size in self.image_bytes)
 
     @property
     def level_bytes(self) -> tuple[int, ...]:
@@ -154,7 +158,7 @@ def estimate(source: CacheSource, spec: Spec) -> Estimate:
 
 def samples_per_shard(expected: Estimate) -> int:
     """Return the samples of a shard: about 256 MB, at most 4096 samples, at least 64 shards."""
-    largest = max(expected.image_bytes) + BYTES_BESIDE
+    largest = max(expected.image_bytes) + TAR_OVERHEAD_BYTES
     by_count = max(_MIN_SHARD_SAMPLES, -(-expected.images // _MIN_SHARDS))
     return max(1, min(int(_SHARD_BYTES / largest), by_count, _MAX_SHARD_SAMPLES))
 

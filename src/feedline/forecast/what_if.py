@@ -20,7 +20,7 @@ from feedline.errors import UsageError
 from feedline.forecast.changes import Changes
 from feedline.forecast.rates import PoolRate, Rates
 from feedline.forecast.text import align_columns, phase_name, wrap_text
-from feedline.sources.manifest import Level
+from feedline.sources.manifest import DEFAULT_JPEG_QUALITY, Level
 
 __all__ = ["LevelRates", "PhasePrediction", "WhatIf", "predict_loads", "what_if"]
 
@@ -30,7 +30,6 @@ LevelRates: TypeAlias = "Mapping[tuple[int, Level | None], float]"
 (None for the originals). Only their ratios count."""
 
 _WIDE_RANGE = 1.2  # ratio of the limits from which they are printed
-_QUALITY = 95  # default quality, used if a resolution has several
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,7 +224,7 @@ def _level_rate(levels: LevelRates, size: int, side: int | None) -> float:
             hint="`feedline tune DIR --what-if cache=...` measures it; in Python pass "
             "levels=feedline.plan_cache(folder, schedule, sizes=[...]).rates",
         )
-    return found.get(_QUALITY, found[max(found)])
+    return found.get(DEFAULT_JPEG_QUALITY, found[max(found)])
 
 
 def predict_loads(

@@ -74,7 +74,7 @@ class ImageList(ImageSource[ListStore]):
             types, NaN, or not in `classes`; an argument is invalid. The message names the sample.
     """
 
-    left_out: tuple[tuple[str, str], ...] = ()
+    skipped_samples: tuple[tuple[str, str], ...] = ()
     """Samples of shards that were skipped without an image or a label, and the reasons."""
 
     def __init__(
@@ -271,7 +271,7 @@ class ImageList(ImageSource[ListStore]):
                 preference. Texts become whole numbers if all are, floats if all are numbers, and
                 otherwise class names. None: all labels are 0.
             incomplete: "raise" an error for a sample without image or label, or "skip" it and list
-                it in `left_out`.
+                it in `skipped_samples`.
             transform, classes, mode, decode, exif, max_pixels: as in `ImageList`.
 
         Raises:
@@ -281,11 +281,13 @@ class ImageList(ImageSource[ListStore]):
         """
         scaled, layout = check_decoding(decode, max_pixels), mode_layout(mode)
         check_transform(transform)
-        store, labels, left_out = webdataset_samples(shards, image, label, incomplete, classes)
+        store, labels, skipped_samples = webdataset_samples(
+            shards, image, label, incomplete, classes
+        )
         root = store.folder.rstrip(os.sep) or os.sep
         options = {"scaled": scaled, "exif": exif, "max_pixels": max_pixels, "layout": layout}
         images = cls._of_store(store, labels, root, transform, **options)
-        images.left_out = tuple(left_out)
+        images.skipped_samples = tuple(skipped_samples)
         return images
 
     @classmethod

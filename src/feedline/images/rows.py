@@ -210,7 +210,7 @@ class RowPipeline(Generic[Store]):
         Raises:
             UsageError: the store has none that are large enough.
         """
-        return self.store.check_side(self.wanted_side(image_size))
+        return self.store.describe_resolution(self.wanted_side(image_size))
 
     def wanted_side(self, image_size: int) -> int:
         """Shorter side in pixels of an image that is large enough for rows of this size."""
@@ -373,7 +373,7 @@ class RowPipeline(Generic[Store]):
     def transform_identity(self) -> str:
         """Description of everything that determines a row's pixels: equal in every process."""
         decode = "scaled" if self._scaled else "exact"
-        form = self.store.form()
+        form = self.store.describe_copies()
         mode = "" if self.layout == RGB else f", {self.layout}"
         return without_addresses(
             f"{self.transform!r}, decode={decode!r}, exif={self.exif}{mode}"

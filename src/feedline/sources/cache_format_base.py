@@ -1,7 +1,7 @@
 """Interface of a format of resized copies, and the registry of all formats.
 
 A format is one `CacheFormat` object: how copies are written, read, and checked without reading
-them. `register_cache_format` adds one; help texts, errors and jobs use what the registry holds.
+them. `register_cache_format` adds one, for Python; the command line offers the built-in ones.
 
 Guarantees: a copy is returned as written, for its own sample and label: a checksum is compared at
 each read.
@@ -204,7 +204,7 @@ class CacheFormat:
     package = ""
     """Python package that it needs."""
     is_file_per_image = False
-    in_parts = False
+    supports_remote = False
     """True if shards are files that are uploaded one by one and read by ranges."""
 
     def merger(self, root: str, levels: Sequence[Level], map_bytes: Sequence[int]) -> ShardMerger:

@@ -194,7 +194,7 @@ class TarFormat(CacheFormat):
     name = "webdataset"
     reader: type[LevelReader] = TarReader
     writer = _TarWriter
-    in_parts = True
+    supports_remote = True
 
     def has_shard(self, root: str, level: Level, shard: int, size: int) -> bool:
         return Path(root, level.name, shard_name(shard)).stat().st_size == size
@@ -319,7 +319,7 @@ class LmdbFormat(TarFormat):
     reader = _LmdbReader
     merged_file = LMDB_FILE
     package = "lmdb"
-    in_parts = False
+    supports_remote = False
 
     def merger(self, root: str, levels: Sequence[Level], map_bytes: Sequence[int]) -> ShardMerger:
         return _LmdbMerger(root, levels, map_bytes)

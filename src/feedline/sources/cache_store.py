@@ -166,7 +166,7 @@ class CacheStore(SampleStore):
             reader = self._readers[side] = self.reader(self.level_for(side))
         return reader
 
-    def check_side(self, side: int) -> str:
+    def describe_resolution(self, side: int) -> str:
         """Resolution that serves images of this side. A damaged index is a DatasetError, an error
         of all samples, so none is skipped.
         """
@@ -196,7 +196,7 @@ class CacheStore(SampleStore):
         """Short hash of the names, their order and the labels."""
         return self.manifest.fingerprint
 
-    def form(self) -> str:
+    def describe_copies(self) -> str:
         return "copies of " + ", ".join(map(str, self.manifest.levels))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -245,8 +245,8 @@ class CachedFiles(SampleStore):
         copies = self.cache.raw_copies(rows, side)
         return copies and copies._replace(labels=self.files.labels[samples])
 
-    def check_side(self, side: int) -> str:
-        return self.cache.check_side(side)
+    def describe_resolution(self, side: int) -> str:
+        return self.cache.describe_resolution(side)
 
     def original_size(self, sample: int) -> tuple[int, int] | None:
         row = self._row(sample)
@@ -263,8 +263,8 @@ class CachedFiles(SampleStore):
         """Short hash of the files' paths, their order and labels."""
         return self.files.fingerprint()
 
-    def form(self) -> str:
-        return self.cache.form()
+    def describe_copies(self) -> str:
+        return self.cache.describe_copies()
 
     def _row(self, sample: int) -> int | None:
         """Index of a file in the cache; None: it was skipped. An ImageError if copies are rotated

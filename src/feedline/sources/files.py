@@ -73,8 +73,8 @@ def open_nonblocking(path: str | bytes, flags: int) -> int:
     try:
         return os.open(path, flags)
     except BlockingIOError:
-        # A lease on the file (fcntl, an NFS delegation, a Samba oplock) is given up for an open
-        # that waits, and refuses one that does not.
+        # If another process or host has a lease on the file (fcntl, an NFS delegation, a Samba
+        # oplock), a non-blocking open fails; a blocking one waits until the lease is released.
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise
         return os.open(path, flags & ~_NONBLOCK)

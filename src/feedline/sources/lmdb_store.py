@@ -296,7 +296,7 @@ def _look_at_some(
     *,
     explicit: bool,
 ) -> None:
-    """Check that an entry is an image; with all keys of an LMDB, that all of some entries are."""
+    """Check some entries: of explicit keys one must be an image, of all keys of an LMDB all."""
     problem = ""
     for sample in spread_evenly(len(names), _LOOKS):
         value = lmdb.get(names[sample])

@@ -32,6 +32,7 @@ from feedline.sources.files import open_nonblocking
 
 __all__ = [
     "AWAITED",
+    "DEFAULT_JPEG_QUALITY",
     "INDEX",
     "LOCK",
     "MANIFEST",
@@ -65,6 +66,9 @@ _OF_A_BUILD = re.compile(rf"\..*|(?:settings\.json|\d{{6}}\.npz)(?:\.\w+\.partia
 
 VERSION = 1
 MAX_MANIFEST_BYTES = 256 << 20
+
+DEFAULT_JPEG_QUALITY = 95
+"""JPEG quality of copies."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import os
 
 __all__ = ["can_drop", "drop", "stays_in_memory"]
 
-_LOOKS = 3
+_PROBES = 3
 
 
 def can_drop() -> bool:
@@ -29,11 +29,11 @@ def stays_in_memory(file: int, offset: int = 0, length: int = 0) -> bool | None:
     """Drop a part of a file, and return True if its first byte is in memory nevertheless; None if
     its file system does not support this.
 
-    A look starts to fetch missing data, and a fast disk can deliver it before the look ends: 7 of
-    1000 looks at a virtual disk. So a part counts as staying only if each of several looks, each
-    after a drop of its own, finds it.
+    A probe of a missing page also starts to read it, and a fast disk can deliver it before the
+    probe returns: 7 of 1000 probes of a virtual disk. So the page must be found by several probes,
+    each after dropping it again.
     """
-    for _ in range(_LOOKS):
+    for _ in range(_PROBES):
         drop(file, offset, length)
         found = _in_memory(file, offset)
         if not found:

@@ -128,7 +128,7 @@ class _RemoteLocation(CacheLocation):
             kind = NoCacheError if missing else DatasetError
             raise kind.of(error, f"the cache {self} cannot be read") from error
         manifest = parse_manifest(data, str(self))
-        if not cache_format(manifest.format).in_parts:
+        if not cache_format(manifest.format).supports_remote:
             raise UsageError(
                 f"the cache {self} has the format {manifest.format!r}, which cannot be read "
                 "remotely",

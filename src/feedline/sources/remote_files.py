@@ -63,7 +63,7 @@ class LocalFolder:
         return FileStatus(status.st_size, status.st_mtime_ns)
 
     @contextlib.contextmanager
-    def opened(self, name: str) -> Iterator[BinaryIO]:
+    def open_file(self, name: str) -> Iterator[BinaryIO]:
         """Open a seekable file; a DatasetError is raised if it cannot be read, now or later."""
         with self._reading(name), open(self.path(name), "rb") as file:
             yield file
@@ -77,7 +77,7 @@ class LocalFolder:
                 f"cannot read {self.path(name)!r}: {error.strerror or error}"
             ) from error
 
-    def each(self, call: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    def map(self, call: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """Call a function for one item after another."""
         return map(call, items)
 
@@ -103,7 +103,7 @@ class RemoteFolder:
         name: str,
         function: Callable[[Any, str], Result],
         *,
-        answers: tuple[type[Exception], ...] = (),
+        reraise: tuple[type[Exception], ...] = (),
     ) -> Result:
         """Call a function of the filesystem and the path of a file; raises a RemoteError."""
 
@@ -112,7 +112,7 @@ class RemoteFolder:
             return function(filesystem, f"{top}/{name}" if name else top)
 
         failure = f"{self.path(name)!r} cannot be {verb}"
-        return self._filesystem.retry(once, failure, patience_s=_PATIENCE_S, answers=answers)
+        return self._filesystem.retry(once, failure, patience_s=_PATIENCE_S, reraise=reraise)
 
     def path(self, name: str) -> str:
         """URL of a file, for messages."""
@@ -171,7 +171,7 @@ class RemoteFolder:
         return FileStatus(int(info["size"]), _version(info))
 
     @contextlib.contextmanager
-    def opened(self, name: str) -> Iterator[BinaryIO]:
+    def open_file(self, name: str) -> Iterator[BinaryIO]:
         """Open a file to read it sequentially, in large blocks; seeking skips blocks."""
 
         def open_file(there: Any, path: str) -> BinaryIO:
@@ -193,7 +193,7 @@ class RemoteFolder:
             "read",
             name,
             lambda there, path: there.cat_file(path, start=first, end=stop),
-            answers=(FileNotFoundError,),
+            reraise=(FileNotFoundError,),
         )
         return bytes(data)
 
@@ -226,7 +226,7 @@ class RemoteFolder:
             _make_folders(there, path)
             there.pipe_file(path, data, mode="create")
 
-        self._call("written", name, write, answers=(FileExistsError,))
+        self._call("written", name, write, reraise=(FileExistsError,))
 
     def put(self, name: str, file: str | os.PathLike[str]) -> None:
         """Write a whole file, from a local one."""
@@ -241,9 +241,9 @@ class RemoteFolder:
         """Remove a file, if it exists."""
         missing = (FileNotFoundError,)
         with contextlib.suppress(*missing):
-            self._call("removed", name, lambda there, path: there.rm_file(path), answers=missing)
+            self._call("removed", name, lambda there, path: there.rm_file(path), reraise=missing)
 
-    def each(self, call: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    def map(self, call: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """Call a function that reads or writes here for each item, in threads; results in order."""
         self._filesystem.opened()  # once, and not by each thread
         with ThreadPoolExecutor(THREADS) as threads:

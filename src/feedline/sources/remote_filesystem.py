@@ -64,8 +64,8 @@ _S3 = ("s3", "s3a")
 
 Result = TypeVar("Result")
 
-# To open one takes up to a second. By what they were opened with, which is kept with them: an
-# option that shows its address shares it with no other.
+# Open filesystems, because opening one takes up to a second. The key contains the repr of the
+# options; the value keeps the options, so that no other object gets a memory address in that repr.
 _opened: dict[tuple[str, str, int], tuple[Any, object]] = {}
 # By their ids, as two that were opened alike are equal.
 _alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -173,10 +173,12 @@ def request_options(options: Mapping[str, Any] | None) -> tuple[int, dict[str, A
 class Filesystem:
     """Files below a URL. Its text is the URL without user and password.
 
-    With a number of `requests` at a time their responses are checked, and they are retried here
-    alone; with 0, files are read and written whole, in many steps, of which the filesystem itself
-    retries those that it can. A UsageError is raised if the URL or an option is invalid, or a
-    package is missing.
+    If `requests`, the maximum number of concurrent requests, is above 0, responses are checked and
+    only `retry` repeats a failed request. If it is 0, whole files are read and written in several
+    requests, and the fsspec filesystem also retries single ones if it can.
+
+    Raises:
+        UsageError: the URL or an option is invalid, or a package is missing.
     """
 
     def __init__(
@@ -252,12 +254,12 @@ class Filesystem:
         failure: str,
         *,
         patience_s: float,
-        answers: tuple[type[Exception], ...] = (),
+        reraise: tuple[type[Exception], ...] = (),
     ) -> Result:
         """Call a function, with retries after growing pauses, while that may help.
 
         Retries start for `patience_s`, and not at all while the server is unreachable. Exceptions
-        of the types `answers` are raised unchanged; otherwise a RemoteError has the `failure`, such
+        of the types `reraise` are raised unchanged; otherwise a RemoteError has the `failure`, such
         as "'s3://bucket/file' cannot be read", the last error, and the fix.
         """
         started, pause_s, tries = time.monotonic(), _FIRST_PAUSE_S, 0
@@ -269,7 +271,7 @@ class Filesystem:
                 result = once()
                 self._unreachable_until = 0.0
                 return result
-            except answers:
+            except reraise:
                 raise
             except Exception as error:  # each filesystem has exceptions of its own
                 last = error

@@ -225,7 +225,7 @@ def url_folder_store(
 
     def scan() -> Iterator[Sequence[tuple[str, list[str]]]]:
         # A class at a time becomes arrays: a list of all objects would take gigabytes.
-        listings = there.each(there.files, folders)
+        listings = there.map(there.files, folders)
         for name, listed in zip(names, listings, strict=True):
             # In the order of a scan of a local folder.
             images = sorted(

@@ -111,7 +111,7 @@ class RemoteReader:
 
             filesystems = [there.opened()[0] for there in places]
             limits = self._requests, deadline_s, max_bytes
-            answers = sync(get_loop(), _together, filesystems, ranges, *limits)
+            answers = sync(get_loop(), _fetch_concurrently, filesystems, ranges, *limits)
         except Exception as error:
             return [error] * len(ranges)
         pairs = zip(ranges, answers, strict=True)
@@ -155,13 +155,13 @@ class RemoteReader:
 
         failure = f"{shown(url)!r} cannot be checked"
         try:
-            there.retry(once, failure, patience_s=patience_s, answers=_NO_FILE)
+            there.retry(once, failure, patience_s=patience_s, reraise=_NO_FILE)
         except _NO_FILE as error:
             return isinstance(error, RangeError)
         return True
 
 
-async def _together(
+async def _fetch_concurrently(
     filesystems: Sequence[Any],
     ranges: Sequence[Range],
     requests: int,

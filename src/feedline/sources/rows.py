@@ -178,7 +178,7 @@ class ParquetStore(SampleStore):
         self.is_remote = folder.is_remote
         where = folder.path("")
         _check_splits(folder, files)
-        parts = list(folder.each(functools.partial(_index_file, folder), files))
+        parts = list(folder.map(functools.partial(_index_file, folder), files))
         for file, part in zip(files, parts, strict=True):
             if part.columns != parts[0].columns:
                 raise DatasetError(
@@ -291,7 +291,7 @@ def _open_parquet(folder: LocalFolder | RemoteFolder, name: str) -> Iterator[Any
     pyarrow = import_pyarrow()
     try:
         with (
-            folder.opened(name) as file,
+            folder.open_file(name) as file,
             pyarrow.parquet.ParquetFile(file, pre_buffer=False) as parquet,
         ):
             yield parquet

@@ -64,8 +64,8 @@ class SampleStore:
     """Images with their labels, by number. Pickled once and sent to every worker.
 
     `read`, `original_size` and `label` depend on their arguments alone; several threads may call
-    them at once. The defaults are those of a store of local originals, which opens at the first
-    read, so that an error has a sample.
+    them at once. The default methods suit a store of local originals, which opens its files at the
+    first `read`, so that an error can name the sample.
     """
 
     label_field: Field
@@ -123,7 +123,7 @@ class SampleStore:
         """Height and width, in pixels, of the original of a copy; None if `read` returns it."""
         return None
 
-    def check_side(self, side: int) -> str:
+    def describe_resolution(self, side: int) -> str:
         """Form in which images are read for this side, as text; "" for the originals.
 
         Raises:
@@ -143,7 +143,7 @@ class SampleStore:
         """Short text that differs if the samples, their order or labels differ."""
         raise NotImplementedError
 
-    def form(self) -> str:
+    def describe_copies(self) -> str:
         """Form in which it holds the images, if that affects pixels; "" for the originals."""
         return ""
 
@@ -216,11 +216,11 @@ class SelectedStore(SampleStore):
     def close(self) -> None:
         self.store.close()
 
-    def check_side(self, side: int) -> str:
-        return self.store.check_side(side)
+    def describe_resolution(self, side: int) -> str:
+        return self.store.describe_resolution(side)
 
-    def form(self) -> str:
-        return self.store.form()
+    def describe_copies(self) -> str:
+        return self.store.describe_copies()
 
     def prepare(self, samples: Sequence[int], side: int) -> None:
         self.store.prepare(self.numbers[np.asarray(samples, np.int64)].tolist(), side)

@@ -4,7 +4,8 @@ Guarantees: pandas and polars are not imported, pyarrow only for a Parquet file;
 missing column lists those that exist. A store of paths has the files in their order, and the same
 fingerprint if they were moved together, also to another machine; no file is accessed.
 
-Relies on: the `columns` of DataFrames, and the `to_list` of their columns.
+Relies on: the `columns` of DataFrames, and the `to_list` of their columns; `labels` for the types
+of columns.
 """
 
 from __future__ import annotations

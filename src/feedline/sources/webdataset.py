@@ -129,8 +129,10 @@ def _expand_braces(pattern: str) -> list[str]:
 
 
 class WebDatasetStore(IndexedStore):
-    """Images of shards in a folder; a `SampleStore`. Its kind is "webdataset" if the shards are a
-    source by themselves, whose samples are named by their keys in a cache.
+    """Images of shards in a folder.
+
+    `kind` is "webdataset" if a cache is built directly from the shards, whose samples it names by
+    their keys.
     """
 
     def __init__(
@@ -208,11 +210,11 @@ def webdataset_samples(
     folder = common_folder(paths)
     names = [slashed(path[len(folder) :]) for path in paths]
     index = _index_shards(LocalFolder(folder), names, images, places)
-    if index.left_out and (incomplete == "raise" or not index.labels):
+    if index.skipped_samples and (incomplete == "raise" or not index.labels):
         raise _incomplete(index, f"image={image!r}, label={label!r}", bool(index.labels))
     labels = _convert(index, folder, classes)
     store = WebDatasetStore(LocalFolder(folder), names, index, labels.values)
-    return store, labels, index.left_out
+    return store, labels, index.skipped_samples
 
 
 def webdataset_source(
@@ -222,7 +224,7 @@ def webdataset_source(
     an image, and a label in a .cls or a .json.
     """
     index = _index_shards(folder, shards, _IMAGES, _LABELS)
-    if index.left_out:
+    if index.skipped_samples:
         images = ";".join(_IMAGES)
         raise _incomplete(index, f'image="{images}", label="cls;json:label;json:cls"', False)
     labels = _convert(index, folder.path(""), None)
@@ -231,10 +233,11 @@ def webdataset_source(
 
 
 def _incomplete(index: _ShardIndex, requested: str, may_skip: bool) -> DatasetError:
-    name, why = index.left_out[0]
+    name, why = index.skipped_samples[0]
+    count = len(index.skipped_samples)
     return DatasetError(
-        f"{len(index.left_out)} of {len(index.labels) + len(index.left_out)} samples are "
-        f"incomplete, the first {name!r}: {why}. Requested: {requested}",
+        f"{count} of {len(index.labels) + count} samples are incomplete, "
+        f"the first {name!r}: {why}. Requested: {requested}",
         fix={"incomplete": "skip"} if may_skip else {},
     )
 
@@ -292,7 +295,7 @@ class _ShardIndex(NamedTuple):
     `status` is int64 (shards, 2): size and version of each shard. `blob` is uint8: for each sample
     the name of its shard, and of its image in it, each ended by a zero byte. `entries` is int64 (n,
     3): shard of each image, its first byte and its length. `labels` are as written, or 0 if none
-    are requested; `left_out` names of
+    are requested; `skipped_samples` names of
     samples without an image or a label, and the reasons.
     """
 
@@ -300,7 +303,7 @@ class _ShardIndex(NamedTuple):
     blob: np.ndarray[Any, np.dtype[np.uint8]]
     entries: np.ndarray[Any, np.dtype[np.int64]]
     labels: list[Any]
-    left_out: list[tuple[str, str]]
+    skipped_samples: list[tuple[str, str]]
 
 
 def _index_shards(
@@ -313,8 +316,8 @@ def _index_shards(
     blobs: list[bytes] = []
     entries: list[np.ndarray[Any, Any]] = []
     labels: list[Any] = []
-    left_out: list[tuple[str, str]] = []
-    results = folder.each(functools.partial(_index_shard, folder, image, label), shards)
+    skipped_samples: list[tuple[str, str]] = []
+    results = folder.map(functools.partial(_index_shard, folder, image, label), shards)
     for number, (name, (state, columns, values)) in enumerate(zip(shards, results, strict=True)):
         status.append(state)
         prefix = os.fsencode(name) + b"/"
@@ -323,9 +326,10 @@ def _index_shards(
         shard = np.full((len(columns["places"]), 1), number, np.int64)
         entries.append(np.concatenate([shard, columns["places"]], axis=1))
         labels += values["labels"]
-        left_out += [(f"{folder.path(name)}/{key}", why) for key, why in values["left_out"]]
+        skipped_samples += [(f"{folder.path(name)}/{key}", why) for key, why in values["left_out"]]
     blob = np.frombuffer(b"".join(blobs), np.uint8)
-    return _ShardIndex(np.array(status, np.int64), blob, np.concatenate(entries), labels, left_out)
+    offsets = np.concatenate(entries)
+    return _ShardIndex(np.array(status, np.int64), blob, offsets, labels, skipped_samples)
 
 
 def _index_shard(
@@ -338,7 +342,7 @@ def _index_shard(
     path = folder.path(shard)
     if isinstance(folder, RemoteFolder):
         status = folder.status(shard)
-        with folder.opened(shard) as file:
+        with folder.open_file(shard) as file:
             return status, *_scan_shard(file, status.size, path, image, label)
     return indexed_file(
         path,
@@ -353,22 +357,22 @@ def _scan_shard(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     names, places = bytearray(), array("q")
     labels: list[Any] = []
-    left_out: list[list[str]] = []
+    skipped_samples: list[list[str]] = []
     for key, files in _shard_samples(file, path, size):
         check_name(f"the shard {path!r}", key, "the samples")
         member = next((files[ending] for ending in image if ending in files), None)
         if member is None:
             present = ", ".join(f".{ending}" for ending in files)
-            left_out.append([key, f"it has no image: there is only {present}"])
+            skipped_samples.append([key, f"it has no image: there is only {present}"])
             continue
         value, why = _label_at(label, file, files)
         if why:
-            left_out.append([key, why])
+            skipped_samples.append([key, why])
             continue
         names += os.fsencode(member.name) + b"\0"
         places.extend((member.first, member.length))
         labels.append(value)
-    if not labels and not left_out:
+    if not labels and not skipped_samples:
         raise DatasetError(
             f"the shard {path!r} contains no samples; its writer may have been interrupted",
             hint="remove it, or write it again",
@@ -377,7 +381,7 @@ def _scan_shard(
         "names": np.frombuffer(bytes(names), np.uint8),
         "places": np.array(places, np.int64).reshape(-1, 2),
     }
-    return columns, {"labels": labels, "left_out": left_out}
+    return columns, {"labels": labels, "left_out": skipped_samples}
 
 
 def _shard_samples(

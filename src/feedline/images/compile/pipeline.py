@@ -170,7 +170,7 @@ class SamplePipeline(RowPipeline[SampleStore]):
 
     def _form(self) -> str:
         """Settings of reading and store that affect pixels, after a comma."""
-        form = self.store.form()
+        form = self.store.describe_copies()
         return str(self.read_options) + (form and f", {form}")
 
     def __repr__(self) -> str:
