@@ -58,7 +58,7 @@ class ZipStore:
     def describe_resolution(self, side):
         return ""
 
-    def form(self):
+    def describe_copies(self):
         return ""
 
     def fingerprint(self):
