@@ -41,7 +41,7 @@ from feedline.bench.pool import ProcessPool, ProcessState, Send
 from feedline.cache.build_shards import BuildState
 from feedline.cache.level_encoder import LevelEncoder
 from feedline.cache.spec import make_levels
-from feedline.images.decoder import DEFAULT_MAX_PIXELS
+from feedline.images.codec_registry import DEFAULT_MAX_PIXELS
 from feedline.system import usable_cores
 
 PACKAGES = ("feedline", "torch", "numpy", "simplejpeg", "pillow", "xxhash")

@@ -266,7 +266,7 @@ def test_ctrl_c_ends_verify_and_its_workers(tiny_set: Path, tmp_path: Path) -> N
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from feedline.images.decoder import Decoder\n"
+        "from feedline.images.codec_registry import Decoder\n"
         "from feedline.cli.app import main\n"
         "def read(*_):\n"
         "    Path(sys.argv.pop(1)).touch()\n"

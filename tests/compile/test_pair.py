@@ -15,7 +15,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
 
 import feedline
-from feedline.images.decoder import Decoder
+from feedline.images.codec_registry import Decoder
 from pair_inputs import FILL, mask_of, preset, usual, values, write_pairs
 
 BICUBIC, LANCZOS = InterpolationMode.BICUBIC, InterpolationMode.LANCZOS

@@ -14,11 +14,11 @@ from torchvision.transforms import v2
 
 import feedline
 from feedline.errors import ImageError, UsageError
+from feedline.images.codec_registry import Decoder
 from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.images.compile.compile_pipeline import compile_transform
 from feedline.images.compile.crop_geometry import PlacedViews, ViewCrops
 from feedline.images.crops import Box, Window
-from feedline.images.decoder import Decoder
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import extend
 from image_inputs import opened, own_step, random_pipeline, usual_pipeline, write_pictures

@@ -10,7 +10,7 @@ import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.images.decoder import Decoder
+from feedline.images.codec_registry import Decoder
 from feedline.images.jpeg import compiled_decoder
 from jpegs import (
     HEIGHT,

@@ -18,7 +18,7 @@ from PIL import Image
 
 from feedline.errors import ImageError
 from feedline.images import jpeg
-from feedline.images.decoder import Decoder
+from feedline.images.codec_registry import Decoder
 from feedline.images.jpeg import compiled_decoder
 from jpegs import (
     HEIGHT,

@@ -15,7 +15,7 @@ from PIL import Image
 
 from feedline.errors import ImageError
 from feedline.images import libwebp
-from feedline.images.decoder import Decoder
+from feedline.images.codec_registry import Decoder
 
 HEIGHT, WIDTH = 75, 101
 

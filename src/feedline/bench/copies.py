@@ -26,7 +26,7 @@ from PIL import Image
 from feedline.bench.pool import ProcessPool, ProcessState, Send
 from feedline.bench.survey import Survey
 from feedline.errors import ImageError
-from feedline.images.decoder import Decoder
+from feedline.images.codec_registry import Decoder
 from feedline.images.folder import ImageFolder
 from feedline.sources.files import read_file
 from feedline.system import available_memory_bytes

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from feedline.bench.pool import ProcessState, Send
-from feedline.images.decoder import Decoder
+from feedline.images.codec_registry import Decoder
 from feedline.images.folder import ImageFolder
 from feedline.images.resize import fill
 from feedline.order.batch_spec import Item

@@ -17,7 +17,7 @@ import numpy as np
 
 from feedline.bench.pool import ProcessPool, ProcessState, Send
 from feedline.errors import DatasetError, ImageError
-from feedline.images.decoder import Decoder
+from feedline.images.codec_registry import Decoder
 from feedline.images.folder import ImageFolder
 from feedline.order.batch_spec import Field, Item
 from feedline.sources.files import read_file

@@ -28,6 +28,7 @@ from feedline.cache.build_shards import (
 )
 from feedline.cache.destination import Destination, open_destination
 from feedline.cache.finish import finish_level
+from feedline.cache.level_encoder import DEFAULT_JPEG_QUALITY
 from feedline.cache.shard import Columns, encode_name, read_record, shard_matches
 from feedline.cache.source import CacheSource, open_cache_source
 from feedline.cache.spec import (
@@ -40,7 +41,7 @@ from feedline.cache.spec import (
 )
 from feedline.errors import DatasetError, UsageError
 from feedline.sources.cache_index import CacheIndex
-from feedline.sources.manifest import DEFAULT_JPEG_QUALITY, Level, Manifest, read_manifest
+from feedline.sources.manifest import Level, Manifest, read_manifest
 
 __all__ = ["add_size", "refuse_changes"]
 

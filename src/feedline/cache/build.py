@@ -27,6 +27,7 @@ from feedline.cache.build_shards import (
 )
 from feedline.cache.destination import Destination, open_destination
 from feedline.cache.finish import current_fingerprint, finish
+from feedline.cache.level_encoder import DEFAULT_JPEG_QUALITY
 from feedline.cache.shard import ExistingCopies, record_name, shard_matches, write_records
 from feedline.cache.source import CacheSource, open_source
 from feedline.cache.spec import (
@@ -41,12 +42,12 @@ from feedline.cache.spec import (
     split_into_shards,
 )
 from feedline.errors import UsageError
-from feedline.images.decoder import mode_layout
+from feedline.images.codec_registry import mode_layout
 from feedline.sources.atomic_write import sync_names
 from feedline.sources.cache_format_base import CACHE_FORMATS
 from feedline.sources.cache_formats import cache_format
 from feedline.sources.cache_index import index_damage
-from feedline.sources.manifest import DEFAULT_JPEG_QUALITY, MANIFEST, Manifest, read_manifest
+from feedline.sources.manifest import MANIFEST, Manifest, read_manifest
 
 __all__ = ["build", "build_cache"]
 

@@ -29,7 +29,7 @@ import psutil
 
 from feedline.errors import FeedlineError, UsageError
 from feedline.sources.cache_lock import only_builder
-from feedline.sources.manifest import AWAITED, DEFAULT_JPEG_QUALITY, UNFINISHED, Level, is_finished
+from feedline.sources.manifest import AWAITED, UNFINISHED, Level, is_finished
 from feedline.system import readable
 
 __all__ = ["main"]
@@ -111,9 +111,10 @@ def _fill(
 
 def _levels(root: str, sides: Sequence[int]) -> tuple[Level, ...]:
     """Return the resolutions of an unfinished build, or those for `sides`."""
-    levels = tuple(Level(side=side, quality=DEFAULT_JPEG_QUALITY) for side in sides)
+    from feedline.cache.level_encoder import DEFAULT_JPEG_QUALITY
     from feedline.cache.spec import unfinished_levels
 
+    levels = tuple(Level(side=side, quality=DEFAULT_JPEG_QUALITY) for side in sides)
     unfinished = unfinished_levels(root)
     if not unfinished:
         return levels

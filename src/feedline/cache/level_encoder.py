@@ -2,7 +2,7 @@
 
 Guarantees: copies are made from the original, not from each other. Downscaling is antialiased.
 Equal images give equal bytes. An upright JPEG that is not larger than a resolution is stored
-unchanged. The default JPEG quality is in `sources.manifest`.
+unchanged.
 
 Relies on: torch's antialiased bicubic resize of uint8, which equals Pillow's within 0.003 grey
 levels; Pillow's JPEG encoder with restart markers, which uses libjpeg's accurate transform. Of
@@ -23,17 +23,18 @@ import torch
 from PIL import Image
 
 from feedline.errors import ImageError
+from feedline.images.codec_registry import Decoder
 from feedline.images.crops import Box
-from feedline.images.decoder import Decoder
 from feedline.images.jpeg import jpeg_orientation
 from feedline.images.resize import fill
 from feedline.order.pixel_layout import MODES, PixelLayout
 from feedline.sources.manifest import Level, level_size
 from feedline.sources.store import Pixels
 
-__all__ = ["RESTARTS", "LevelEncoder", "ResizedCopies"]
+__all__ = ["DEFAULT_JPEG_QUALITY", "RESTARTS", "LevelEncoder", "ResizedCopies"]
 
 _bicubic: Any = torch._C._nn._upsample_bicubic2d_aa
+DEFAULT_JPEG_QUALITY = 95
 _SUBSAMPLING = "4:2:0"
 RESTARTS = 4
 """Blocks of 16 x 16 pixels between two restart markers (ITU T.81), which allow decoding only a

@@ -19,6 +19,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
+from feedline.cache.level_encoder import DEFAULT_JPEG_QUALITY
 from feedline.cache.rates import RateCallback, RateKey, sample_images, serving_level
 from feedline.cache.source import open_source
 from feedline.cache.spec import Spec, estimate, make_levels
@@ -28,7 +29,7 @@ from feedline.errors import UsageError
 from feedline.forecast.text import align_columns, duration, wrap_text
 from feedline.images.crops import Transform, checked_transform, wanted_side
 from feedline.order.schedule import Phase, Schedule
-from feedline.sources.manifest import DEFAULT_JPEG_QUALITY, Level
+from feedline.sources.manifest import Level
 from feedline.sources.remote_filesystem import is_url
 from feedline.system import cacheable_memory_bytes
 

@@ -24,12 +24,13 @@ import numpy as np
 from rich.filesize import decimal
 
 from feedline.cache.build import build_cache
+from feedline.cache.level_encoder import DEFAULT_JPEG_QUALITY
 from feedline.cache.source import CacheSource, open_source
 from feedline.errors import DatasetError, ImageError, ResourceError
 from feedline.images.crops import Transform, wanted_side
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
-from feedline.sources.manifest import DEFAULT_JPEG_QUALITY, Level
+from feedline.sources.manifest import Level
 
 __all__ = [
     "RateCallback",

@@ -15,7 +15,7 @@ from typing import Any
 
 from feedline.cache.dataset_source import DatasetStore
 from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.images.decoder import codec_of
+from feedline.images.codec_registry import codec_of
 from feedline.images.folder import ImageFolder
 from feedline.images.image_list import ImageList
 from feedline.order.batch_spec import Field

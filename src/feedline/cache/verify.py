@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from feedline.engine.defaults import worker_count
 from feedline.errors import DatasetError, FeedlineError, SampleError
-from feedline.images.decoder import DEFAULT_MAX_PIXELS, Decoder
+from feedline.images.codec_registry import DEFAULT_MAX_PIXELS, Decoder
 from feedline.loader import DataLoader
 from feedline.sources.cache_format_base import LevelReader
 from feedline.sources.cache_formats import cache_format

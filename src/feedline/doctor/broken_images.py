@@ -13,7 +13,7 @@ from pathlib import Path
 from feedline.cache.verify import BrokenSamples, SampleRange, check_ranges
 from feedline.engine.defaults import worker_count
 from feedline.errors import ImageError
-from feedline.images.decoder import DEFAULT_MAX_PIXELS, Decoder
+from feedline.images.codec_registry import DEFAULT_MAX_PIXELS, Decoder
 
 __all__ = ["broken_images"]
 

@@ -20,7 +20,7 @@ from feedline.errors import UsageError
 from feedline.forecast.changes import Changes
 from feedline.forecast.rates import PoolRate, Rates
 from feedline.forecast.text import align_columns, phase_name, wrap_text
-from feedline.sources.manifest import DEFAULT_JPEG_QUALITY, Level
+from feedline.sources.manifest import Level
 
 __all__ = ["LevelRates", "PhasePrediction", "WhatIf", "predict_loads", "what_if"]
 
@@ -207,6 +207,8 @@ def _work_factor(rates: Rates, changes: Changes, levels: LevelRates) -> tuple[fl
 def _level_rate(levels: LevelRates, size: int, side: int | None) -> float:
     """Return the rate of images of a size from a resolution of the cache, or from the originals.
 
+    If several qualities were measured, the rate of the highest.
+
     Raises:
         UsageError: it was not measured.
     """
@@ -224,7 +226,7 @@ def _level_rate(levels: LevelRates, size: int, side: int | None) -> float:
             hint="`feedline tune DIR --what-if cache=...` measures it; in Python pass "
             "levels=feedline.plan_cache(folder, schedule, sizes=[...]).rates",
         )
-    return found.get(DEFAULT_JPEG_QUALITY, found[max(found)])
+    return found[max(found)]
 
 
 def predict_loads(

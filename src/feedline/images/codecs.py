@@ -90,7 +90,7 @@ class DecodedPixels(NamedTuple):
 
 
 class ImageDecoder(Protocol):
-    """Decoder of one format, for one thread: `open`, then `read`, as in `decoder.Decoder`."""
+    """Decoder of one format, for one thread: `open`, then `read`; see `codec_registry.Decoder`."""
 
     reducible: bool
     """True if the opened image can be decoded at a reduced size."""
@@ -133,7 +133,9 @@ class Codec:
         return None
 
     def decode(self, data: bytes, options: DecodeOptions, part: Part | None) -> DecodedPixels:
-        """Decode a file, which `matches`, or a part of it, which is None unless `decodes_parts`.
+        """Decode a file for which `matches` returned True.
+
+        `part` selects a rectangle; None, as always without `decodes_parts`, is the whole image.
 
         Raises:
             ImageError: it cannot be decoded, or is too large.

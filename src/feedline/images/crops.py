@@ -87,7 +87,7 @@ class Box(NamedTuple):
 
     `edges`: fractional top, left, height and width of the area to resize, relative to the part. Set
     if a crop of the original is mapped to a smaller copy, whose pixels its edges may divide; None
-    for the whole part. For raw caches and arrays, `c/_rows.c` draws the same crops.
+    for the whole part.
     """
 
     top: int
@@ -266,7 +266,8 @@ class TrainCrop:
     def box(self, height: int, width: int, stream: RandomStream, strength: float = 1.0) -> Box:
         """Draw a crop within an image of (height, width) pixels.
 
-        The number of draws from the stream varies; the strength is 0 to 1, as above.
+        The number of draws from the stream varies; the strength is 0 to 1, as above. For raw caches
+        and arrays, `draw` in `c/_rows.c` does the same.
         """
         smallest, largest = self.scale
         smallest = min(1.0 - strength * (1.0 - smallest), largest)

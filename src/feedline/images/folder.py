@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.images.decoder import DEFAULT_MAX_PIXELS, check_decoding, mode_layout
+from feedline.images.codec_registry import DEFAULT_MAX_PIXELS, check_decoding, mode_layout
 from feedline.images.rows import ImageSource, ImageTransform, check_cache_mode, check_transform
 from feedline.order.pixel_layout import RGB
 from feedline.sources.archives import ArchiveStore, check_no_archive, find_archive

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.images.decoder import DEFAULT_MAX_PIXELS, check_decoding, codec_of, mode_layout
+from feedline.images.codec_registry import DEFAULT_MAX_PIXELS, check_decoding, codec_of, mode_layout
 from feedline.images.rows import ImageSource, ImageTransform, RowPipeline, check_transform
 from feedline.sources.folder import IMAGE_EXTENSIONS, FileStore
-from feedline.sources.labels import Labels, check_repeats, convert_labels, ordered
+from feedline.sources.label_types import Labels, check_repeats, convert_labels, ordered
 from feedline.sources.lmdb_store import LmdbStore, lmdb_samples
 from feedline.sources.path_table import PathTable
 from feedline.sources.remote_images import RemoteStore, local_files_error

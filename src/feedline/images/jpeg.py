@@ -96,7 +96,7 @@ class JpegDecoder:
         return (width, height) if orientation >= 5 else (height, width)
 
     def read(self, reduction: int, part: Part | None) -> Pixels:
-        """Decode the opened image, once, as in `decoder.Decoder.read`."""
+        """Decode the opened image, once, as in `codec_registry.Decoder.read`."""
         whole, self._whole = self._whole, None
         if whole is not None:
             return cut(whole, part)

@@ -58,7 +58,7 @@ def place_rows(transform: Transform, items: Items, sizes: NDArray[np.int64]) -> 
             placement = transform.place(height, width, item).map_to_copy(
                 *copy, original=(height, width)
             )
-        except Exception:  # the row is left, and made alone raises it
+        except Exception:  # the caller makes this row, which raises it
             continue
         if placement.filter in FILTERS:
             placements[k] = _as_numbers(placement, copy[0], copy[1], items.image_size)

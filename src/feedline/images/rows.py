@@ -6,7 +6,7 @@ needs is decoded; a pickle carries no buffers; several threads may load at once.
 another library, or any function of an image, is kept unchanged: the loader compiles it, or the
 source is a map-style Dataset, whose samples are the transform's output and a label.
 
-Relies on: a `store` for bytes or pixels, `decoder`, `crops` and `resize` for the rest.
+Relies on: a `store` for bytes or pixels, `codec_registry`, `crops` and `resize` for the rest.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import numpy as np
 from PIL import Image
 
 from feedline.errors import ImageError, UsageError, note
-from feedline.images.crops import Placement, TrainCrop, Transform, Window, cut, wanted_side
-from feedline.images.decoder import (
+from feedline.images.codec_registry import (
     DEFAULT_MAX_PIXELS,
     ThreadDecoder,
     added_codecs,
     register_codecs,
 )
+from feedline.images.crops import Placement, TrainCrop, Transform, Window, cut, wanted_side
 from feedline.images.raw_rows import fill_rows
 from feedline.images.resize import fill
 from feedline.order.batch_spec import Field, Item, Items

@@ -32,7 +32,6 @@ from feedline.sources.files import open_nonblocking
 
 __all__ = [
     "AWAITED",
-    "DEFAULT_JPEG_QUALITY",
     "INDEX",
     "LOCK",
     "MANIFEST",
@@ -66,9 +65,6 @@ _OF_A_BUILD = re.compile(rf"\..*|(?:settings\.json|\d{{6}}\.npz)(?:\.\w+\.partia
 
 VERSION = 1
 MAX_MANIFEST_BYTES = 256 << 20
-
-DEFAULT_JPEG_QUALITY = 95
-"""JPEG quality of copies."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,7 +105,7 @@ def common_folder(paths: Sequence[str]) -> str:
     """Common folder of absolute paths, with a trailing separator; "" on several drives."""
     if not paths:
         return os.sep
-    # What the first and the last in order begin with, all that lie between begin with.
+    # A prefix shared by the smallest and the largest path is shared by all paths.
     ends = min(paths), max(paths)
     if len({os.path.splitdrive(path)[0].lower() for path in ends}) > 1:
         return ""

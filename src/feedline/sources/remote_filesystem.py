@@ -4,9 +4,9 @@ Guarantees: the objects of one process share its connections; a forked process m
 does not touch those of its parent; a pickle contains none. Temporary failures are retried for a
 bounded time, and an unreachable server costs little from then on; a permanent failure raises an
 error with the name, fsspec's message and the fix. A password in a URL is never shown. With HTTP,
-the body of a checked response is read only if the server declares a part of a file (206), not
-longer than requested; or, if all of a file was requested ("bytes=0-"), that it is all of it, with
-its length. Anything else raises an error, so that memory is bounded whatever a web server sends.
+the body of a checked response is read only if its header matches the request: for a range, status
+206 and a length of at most the requested one; for a whole file ("bytes=0-"), the length of the
+whole file. Anything else raises an error, so that memory is bounded whatever a web server sends.
 Nothing is decompressed.
 
 Relies on: fsspec and its filesystems, imported here and only for a URL; aiohttp's tracing, which
@@ -115,7 +115,7 @@ _PERMANENT = (
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
 _PERMANENT_NAMES = (*_NO_CREDENTIALS, "TooManyRedirects", "NonHttpUrlRedirectClientError")
 _TEMPORARY_STATUSES = (408, 425, 429)  # of those from 400 to 499
-# EINVAL is s3fs's, of no such part; the others are of disks.
+# s3fs raises EINVAL if a file does not have the requested range; ENOSPC and EROFS come from disks.
 _PERMANENT_NUMBERS = (errno.EINVAL, errno.ENOSPC, errno.EROFS)
 _ADDRESS = "For your own store set its address, for S3 AWS_ENDPOINT_URL"
 
@@ -299,7 +299,8 @@ class Filesystem:
 def _is_permanent(error: BaseException) -> bool:
     """Return True if retrying is useless. Unknown errors may be temporary."""
     status = getattr(error, "status", None)  # of aiohttp
-    if isinstance(status, int) and status and error.__cause__ is None:  # else what came is no HTTP
+    # If the error has a cause, the response was not valid HTTP, and its status means nothing.
+    if isinstance(status, int) and status and error.__cause__ is None:
         return status == 501 or (400 <= status < 500 and status not in _TEMPORARY_STATUSES)
     if isinstance(error, _PERMANENT) or type(error).__name__ in _PERMANENT_NAMES:
         return True

@@ -4,8 +4,8 @@ Guarantees: pandas and polars are not imported, pyarrow only for a Parquet file;
 missing column lists those that exist. A store of paths has the files in their order, and the same
 fingerprint if they were moved together, also to another machine; no file is accessed.
 
-Relies on: the `columns` of DataFrames, and the `to_list` of their columns; `labels` for the types
-of columns.
+Relies on: the `columns` of DataFrames, and the `to_list` of their columns; `label_types` for the
+types of columns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from feedline.errors import DatasetError, UsageError
 from feedline.sources.folder import FileStore
-from feedline.sources.labels import are_whole, convert_cells, ordered
+from feedline.sources.label_types import are_whole, convert_cells, ordered
 from feedline.sources.path_table import PathTable, common_folder
 from feedline.sources.remote_filesystem import check_local, host_of, is_url, shown
 from feedline.sources.remote_images import url_store
@@ -307,7 +307,7 @@ def _below_url(names: list[str], root: Any) -> tuple[str, list[str]]:
         return folder, names
     names = [name if is_far else folder + name for name, is_far in zip(names, urls, strict=True)]
     if not folder or not all(name.startswith(folder) for name in names):
-        # What the first and the last in order begin with, all that lie between begin with.
+        # A prefix shared by the smallest and the largest name is shared by all names.
         folder = os.path.commonprefix([min(names), max(names)])  # noqa: RUF071  # then cut at a slash
         folder = folder[: folder.rfind("/") + 1]
         if len(folder) <= len(host_of(names[0])):

@@ -33,7 +33,7 @@ from feedline.sources.archive_files import (
     tar_members,
 )
 from feedline.sources.files import OpenFiles, check_size
-from feedline.sources.labels import Labels, convert_labels, convert_texts
+from feedline.sources.label_types import Labels, convert_labels, convert_texts
 from feedline.sources.path_table import (
     PathTable,
     check_index,

@@ -24,9 +24,9 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
 from feedline.errors import ImageError
+from feedline.images.codec_registry import Decoder
 from feedline.images.compile.library_steps import error_text
 from feedline.images.crops import Part
-from feedline.images.decoder import Decoder
 from feedline.sources.files import read_file
 from feedline.sources.store import Pixels
 from feedline.trace.stage_timer import end_stage, note_decoded

@@ -1,4 +1,6 @@
-"""Steps that change colours, blur, mirror or map, and augmentation policies, on pixels.
+"""Colour, blur, flip and affine transforms and augmentation policies, on uint8 pixels.
+
+Crops, resizes and conversions to tensors and floats are in `compile_pipeline`.
 
 Guarantees: random numbers are drawn as by the step itself, from the same generator in the same
 order; a policy's own code draws its operations and magnitudes; pixels are Pillow's, byte for byte,
@@ -69,7 +71,8 @@ def pixel_step(step: Any) -> PixelStep | None:
             return None if children is None else _Container(step, children)
         case name:
             operation = _operation(name, step)
-            # Version 1 compares Python floats, except for the oldest three of its steps.
+            # Most steps of version 1 compare a Python float with p, all others a tensor, which
+            # rounds differently.
             exact = not is_v2(step) and name not in _OLDEST_STEPS
             return None if operation is None else _RandomOperation(step, exact, operation)
 

@@ -4,8 +4,8 @@ Guarantees: JPEGs are decoded like by libjpeg-turbo, Pillow and so torchvision's
 (`jpeg.py`); everything else by Pillow (`codecs.py`). The format is detected from the bytes, never
 from the file name. The pixel count in the header is checked before any decoding. A truncated JPEG
 raises an ImageError, also if an end marker was added after the gap (Pillow fills the gap with
-grey). Exception: if `_jpeg` decodes the part, a gap below it, or separated from it by restart
-markers, is not noticed. Any bytes give an image or an ImageError.
+grey). Exception: if `_jpeg` decodes only a part of an image, data missing below that part, or
+beyond a restart marker, is not detected. Any bytes give an image or an ImageError.
 """
 
 from __future__ import annotations
