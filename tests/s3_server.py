@@ -36,13 +36,13 @@ class Bucket:
         """Upload a folder: its URL."""
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
         names = [f"{name}/{path.relative_to(folder).as_posix()}" for path in files]
-        list(self.there.each(lambda pair: self.there.put(*pair), zip(names, files, strict=True)))
+        list(self.there.map(lambda pair: self.there.put(*pair), zip(names, files, strict=True)))
         return f"{self.url}/{name}"
 
     def contents(self, name: str) -> dict[str, bytes]:
         """The bytes of all objects below a name."""
         names = list(self.there.files(name))
-        found = self.there.each(self.there.read, names)
+        found = self.there.map(self.there.read, names)
         return {each[len(name) + 1 :]: data for each, data in zip(names, found, strict=True)}
 
 

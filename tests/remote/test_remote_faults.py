@@ -24,7 +24,7 @@ from caches import made as build
 from caches import photos as make_photos
 from feedline import DataLoader, ImageFolder
 from feedline.errors import DatasetError, ImageError
-from feedline.sources import filesystem, remote_cache, remote_reader
+from feedline.sources import remote_cache, remote_filesystem, remote_reader
 from feedline.sources.manifest import MANIFEST
 from processes import eventually
 from range_server import Answer, RangeServer
@@ -89,7 +89,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """By which it is decided when to try again."""
     made = Clock()
-    monkeypatch.setattr(filesystem, "time", made)
+    monkeypatch.setattr(remote_filesystem, "time", made)
     return made
 
 

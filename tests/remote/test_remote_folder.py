@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from feedline.errors import DatasetError, UsageError
-from feedline.sources import filesystem
+from feedline.sources import remote_filesystem
 from feedline.sources.remote_files import RemoteFolder
 from feedline.sources.remote_filesystem import is_url, shown
 from range_server import Answer, RangeServer
@@ -40,7 +40,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         monotonic = staticmethod(lambda: sum(made))
         sleep = staticmethod(made.append)
 
-    monkeypatch.setattr(filesystem, "time", Clock)
+    monkeypatch.setattr(remote_filesystem, "time", Clock)
     return made
 
 

@@ -21,7 +21,7 @@ from caches import made as build
 from caches import photos as make_photos
 from feedline import DataLoader, ImageFolder, ImageList
 from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.sources import filesystem, local_copies, remote_reader
+from feedline.sources import local_copies, remote_filesystem, remote_reader
 from processes import all_workers
 from range_server import Answer, RangeServer
 from row_of import made
@@ -105,7 +105,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         monotonic = staticmethod(lambda: sum(made))
         sleep = staticmethod(made.append)
 
-    monkeypatch.setattr(filesystem, "time", Clock)
+    monkeypatch.setattr(remote_filesystem, "time", Clock)
     return made
 
 
