@@ -476,6 +476,7 @@ def test_a_shard_that_was_cut_off_is_named(bucket: Bucket, here: Path, tmp_path:
         open_source(bucket.fill("data", tmp_path / "data"))
 
 
+@pytest.mark.slow
 def test_the_command_takes_urls(
     bucket: Bucket, train: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

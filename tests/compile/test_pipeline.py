@@ -275,6 +275,7 @@ print(compile_dataset(ImageFolder(sys.argv[1], v1.Compose(steps))).pipeline.tran
 """
 
 
+@pytest.mark.slow
 def test_the_identity_of_a_transform_is_the_same_in_another_process(root):
     steps = [v1.RandomResizedCrop(32), v1.ToTensor(), v1.RandomErasing(), abs]
     ours = source_of(ImageFolder(str(root), v1.Compose(steps))).transform_identity()

@@ -311,6 +311,7 @@ def test_where_a_broken_pass_is_not_given_again_the_next_batch_says_so_and_a_sta
         assert len(list(loader)) == 20
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_an_interrupt_at_any_line_leaves_the_record_of_later_loaders_as_it_is() -> None:
     for line in lines(1):

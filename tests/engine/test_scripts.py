@@ -102,6 +102,7 @@ def outcome(text: str, folder: Path) -> tuple[str, str]:
     return output.strip(), errors
 
 
+@pytest.mark.slow
 def test_batches_kept_to_the_interpreters_very_end_go_quietly(tmp_path: Path) -> None:
     (tmp_path / "keeper.py").write_text("kept = []\n")
     assert outcome(KEPT_TO_THE_END, tmp_path) == ("fine", "")
