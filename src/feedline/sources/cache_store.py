@@ -241,7 +241,7 @@ class CachedFiles(SampleStore):
     def raw_copies(self, samples: Numbers, side: int) -> RawCopies | None:
         if not all_within(samples, len(self)):
             return None
-        rows = np.asarray(self._rows, np.int64)[samples]
+        rows = np.array([self._rows[sample] for sample in samples.tolist()], np.int64)
         copies = self.cache.raw_copies(rows, side)
         return copies and copies._replace(labels=self.files.labels[samples])
 
