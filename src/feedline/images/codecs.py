@@ -473,4 +473,4 @@ PILLOW_CODECS: tuple[PillowCodec, ...] = (
         requires="pillow-heif",
     ),
 )
-"""Formats other than JPEG; of an ISO media file the first that matches counts."""
+"""Formats other than JPEG. If an ISO media file matches several (AVIF, HEIC), the first is used."""

@@ -19,8 +19,8 @@ import numpy as np
 from feedline.errors import DatasetError, UsageError
 from feedline.images.codec_registry import DEFAULT_MAX_PIXELS, check_decoding, codec_of, mode_layout
 from feedline.images.rows import ImageSource, ImageTransform, RowPipeline, check_transform
+from feedline.sources.column_types import Labels, check_repeats, convert_labels, ordered
 from feedline.sources.folder import IMAGE_EXTENSIONS, FileStore
-from feedline.sources.label_types import Labels, check_repeats, convert_labels, ordered
 from feedline.sources.lmdb_store import LmdbStore, lmdb_samples
 from feedline.sources.path_table import PathTable
 from feedline.sources.remote_images import RemoteStore, local_files_error

@@ -4,8 +4,8 @@ Pillow decodes WebP through libwebp's animation decoder: all of the image, to fo
 are copied three times. libwebp itself can skip the rows below a part, and the filters and colour
 conversion outside of it.
 
-Guarantees: the pixels of a complete decode, bit for bit; None for whatever is not certain to be:
-animations, damaged files, and a Pillow whose libwebp cannot be found.
+Guarantees: pixels equal those of a complete decode, bit for bit. If that is not certain (an
+animation, a damaged file, no libwebp found in Pillow), the result is None.
 
 Relies on: libwebp's interface for decoding with options (webp/decode.h), which checks the version
 that this file was written for.

@@ -10,7 +10,7 @@ lmdb_store.py       LMDBs
 rows.py             Hugging Face datasets and Parquet files with images
 arrays.py           decoded images
 remote_images.py    image files at URLs
-label_types.py      types of labels and of the columns of tables, as one array
+column_types.py     conversion of labels and of the columns of tables to one array
 cache_store.py      caches of resized copies; remote_cache.py those at URLs
   manifest.py         files of a cache, and its manifest
   cache_index.py      columns of its samples

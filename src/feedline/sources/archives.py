@@ -42,7 +42,7 @@ _EXTENSIONS = (".zip", ".tar")
 _TAR = -1  # method of a file in a tar file, which has no checksum
 _VERSION = 3
 _COLUMNS = 5
-_MACOS = "__MACOSX/"  # where macOS puts what belongs to files, under the files' own names
+_MACOS = "__MACOSX/"  # folder of macOS's metadata files, which have the names of the images
 
 _HEADER = struct.Struct("<4s5H3L2H")  # APPNOTE.TXT of PKWARE, section 4.3.7
 _ENCRYPTED = 1

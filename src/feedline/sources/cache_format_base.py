@@ -163,7 +163,7 @@ class LevelReader:
         return copy
 
     def check_entry(self, sample: int) -> None:
-        """Check what surrounds a copy in its file, which `read` does not need; raises like it."""
+        """Check data around a copy that `read` skips, e.g. its tar header; raises like `read`."""
 
     def size(self, sample: int) -> tuple[int, int]:
         """Height and width of a copy, in pixels."""

@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 
 from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.sources.files import check_size
-from feedline.sources.label_types import (
+from feedline.sources.column_types import (
     Labels,
     check_repeats,
     convert_labels,
     convert_texts,
     ordered,
 )
+from feedline.sources.files import check_size
 from feedline.sources.path_table import PathTable
 from feedline.sources.store import IndexedStore, first_names, spread_evenly
 

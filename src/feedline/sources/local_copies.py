@@ -6,9 +6,8 @@
 
 Guarantees: errors of the disk never fail a read, they count as no copy; no descriptor stays open,
 so that a removed file frees its space at once. Only these files are ever removed, and removing one
-that a process uses does no harm; the disk is never filled up. Processes that write at the same
-moment may exceed the limit together: each by one image, or by a thirty-second of the remaining
-space.
+that a process uses does no harm; the disk is never filled up. If several processes write at the
+same moment, each may exceed the limit by one image, or by 1/32 of the remaining space.
 
 Relies on: a checksum of each copy. Unwritten parts read as zeros or not at all; all processes write
 the same bytes to the same positions, so no lock is needed. Few files contain many images, so that

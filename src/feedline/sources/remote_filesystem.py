@@ -72,8 +72,8 @@ _alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _inherited: list[object] = []
 
 
-# To close a connection that a parent opened would take it from the parent's event loop as well, as
-# both share the kernel's side of it. So a child keeps them and does not use them.
+# A forked child shares its parent's sockets, and closing one would also remove it from the parent's
+# event loop. So the child keeps the inherited filesystems, and does not use them.
 def _inherit() -> None:
     _inherited.extend(_alive.values())
     _opened.clear()
@@ -258,9 +258,10 @@ class Filesystem:
     ) -> Result:
         """Call a function, with retries after growing pauses, while that may help.
 
-        Retries start for `patience_s`, and not at all while the server is unreachable. Exceptions
-        of the types `reraise` are raised unchanged; otherwise a RemoteError has the `failure`, such
-        as "'s3://bucket/file' cannot be read", the last error, and the fix.
+        A retry starts at most `patience_s` seconds after the first try, e.g. `IMAGE_PATIENCE_S`.
+        If the server was recently unreachable, there is one try only. Exceptions of the types
+        `reraise` are raised unchanged; otherwise a RemoteError has the `failure`, such as
+        "'s3://bucket/file' cannot be read", the last error, and the fix.
         """
         started, pause_s, tries = time.monotonic(), _FIRST_PAUSE_S, 0
         if was_unreachable := self.is_unreachable:
@@ -282,11 +283,11 @@ class Filesystem:
                 or (isinstance(last, AlteredError) and tries >= _MAX_ALTERED)
             ):
                 break
-            # Workers that failed together do not come back together.
+            # By process, so that workers whose requests failed together retry at different times.
             time.sleep(pause_s * (1 + os.getpid() % 8 / 8))
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
         if not was_unreachable and not isinstance(last, FileNotFoundError):
-            self.close()  # the next request has the environment of that time
+            self.close()  # the next request connects again, with the current environment variables
         if not _is_permanent(last):
             # Otherwise each of the next would take as long to fail.
             self._unreachable_until = time.monotonic() + _UNREACHABLE_S

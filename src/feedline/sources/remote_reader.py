@@ -150,7 +150,7 @@ class RemoteReader:
 
         def once() -> None:
             filesystem, _ = there.opened()
-            # Of HTTP, fsspec's info and exists take any failure for a file that is missing.
+            # For HTTP, fsspec's info and exists report any failure as a missing file.
             filesystem.cat_file(filesystem._strip_protocol(url), start=0, end=1)
 
         failure = f"{shown(url)!r} cannot be checked"

@@ -4,7 +4,7 @@ Guarantees: pandas and polars are not imported, pyarrow only for a Parquet file;
 missing column lists those that exist. A store of paths has the files in their order, and the same
 fingerprint if they were moved together, also to another machine; no file is accessed.
 
-Relies on: the `columns` of DataFrames, and the `to_list` of their columns; `label_types` for the
+Relies on: the `columns` of DataFrames, and the `to_list` of their columns; `column_types` for the
 types of columns.
 """
 
@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
+from feedline.sources.column_types import are_whole, convert_cells, ordered
 from feedline.sources.folder import FileStore
-from feedline.sources.label_types import are_whole, convert_cells, ordered
 from feedline.sources.path_table import PathTable, common_folder
 from feedline.sources.remote_filesystem import check_local, host_of, is_url, shown
 from feedline.sources.remote_images import url_store

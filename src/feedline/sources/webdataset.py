@@ -32,8 +32,8 @@ from feedline.sources.archive_files import (
     indexed_file,
     tar_members,
 )
+from feedline.sources.column_types import Labels, convert_labels, convert_texts
 from feedline.sources.files import OpenFiles, check_size
-from feedline.sources.label_types import Labels, convert_labels, convert_texts
 from feedline.sources.path_table import (
     PathTable,
     check_index,

@@ -57,7 +57,7 @@ def _output(pixels: Pixels) -> Pixels:
 
 def horizontal_flip(pixels: Pixels) -> Pixels:
     """Mirror left and right."""
-    # Of one column np.ascontiguousarray would keep the stride, which torch does not accept.
+    # np.ascontiguousarray would keep the negative stride of one column, which torch rejects.
     return pixels[:, ::-1].copy()  # type: ignore[no-any-return]
 
 

@@ -95,7 +95,7 @@ def _run_sequence(operations: tuple[PixelStep, ...], pixels: Pixels) -> Pixels:
 
 
 def _operation(name: str, step: Any) -> PixelStep | None:
-    """Operation of a step on all pixels with its probability; None if it has none."""
+    """Operation that a step applies to the whole image; None if the step is not supported."""
     match name:
         case "RandomHorizontalFlip":
             return ops.horizontal_flip

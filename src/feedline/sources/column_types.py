@@ -109,7 +109,10 @@ def _sequence(labels: Any) -> Array | list[Any]:
 
 
 def _array(values: Sequence[Any], describe: Describe) -> Array | None:
-    """Array of numbers or of rows of numbers, none of which numpy may change; None for texts."""
+    """Array of numbers, or of rows of numbers; None for texts.
+
+    Raises UsageError if numpy would change a value, e.g. a large whole number to a float.
+    """
     types = set(map(type, values))
     if types == {int} and (whole := np.array(values)).dtype == np.int64:
         return whole
