@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -130,6 +131,25 @@ def test_a_sample_that_ends_its_worker_once_is_simply_made_again(way: str, tmp_p
     with DataLoader(source, num_workers=2, timeout=1.5, **options) as loader:  # type: ignore[arg-type]
         assert take(loader, 1) == expected(Steady(96), 1, **options)
         assert len(loader.worker_deaths) == len(ways)
+
+
+class LateSecondWorker(Deadly):
+    """The second worker opens only long after a sample of the first one hangs."""
+
+    def open(self, worker_id: int, workers: int) -> None:
+        assert self.first_time_only is not None
+        if worker_id == 1:
+            assert eventually((self.first_time_only / "7").exists, within_s=60)
+            time.sleep(2.5)
+
+
+@pytest.mark.slow
+def test_a_hang_waits_for_workers_that_are_starting(tmp_path: Path) -> None:
+    source = LateSecondWorker({7: "hang"}, first_time_only=tmp_path)
+    loader = DataLoader(source, 16, num_workers=2, image_size=8, shuffle=False, timeout=1.0, seed=0)
+    with loader:
+        assert [label for _, labels in loader for label in labels.tolist()] == list(range(96))
+        assert len(loader.worker_deaths) == 1
 
 
 @pytest.mark.parametrize(

@@ -85,11 +85,11 @@ class HangDetector:
         """Return True if a deadline has passed and no stuck worker is about to be replaced."""
         if idle_s < deadline_s:
             return False
-        busy = self._pool.busy()
-        if not busy and not self._pool.idle():  # they are starting
+        if self._pool.starting():  # once started, it may show that only one row is stuck
             return idle_s >= deadline_s + OPEN_S
         return not any(
-            self._is_only_one_stuck(worker_id, row.since_ns) for worker_id, row in busy.items()
+            self._is_only_one_stuck(worker_id, row.since_ns)
+            for worker_id, row in self._pool.busy().items()
         )
 
     def record_wait(self, seconds: float) -> None:

@@ -153,6 +153,10 @@ class WorkerPool(ABC):
         table = self._heartbeats
         return {k for k in self._workers if table[k, PID] and not table[k, TASK]}
 
+    def starting(self) -> set[int]:
+        """Ids of the workers that have not opened the source yet."""
+        return {k for k in self._workers if not self._heartbeats[k, PID]}
+
     def waits_for_storage(self, worker_id: int) -> bool:
         """Return True if a worker is reading from storage, or in the kernel's disk sleep."""
         line = self._heartbeats[worker_id]
