@@ -105,6 +105,16 @@ def test_loading_is_the_bottleneck_if_steps_wait(plan: PlannedRun) -> None:
             assert hint == (bottleneck == "loading")
 
 
+@pytest.mark.parametrize(("wait_share", "gain"), [(0.2, 1.25), (0.9, 4.0), (1.0, 4.0)])
+def test_the_gain_is_bounded_by_the_waits_and_by_the_compute_rate(
+    plan: PlannedRun, wait_share: float, gain: float
+) -> None:
+    measured = replace(
+        plan.phases[0].measured, images_per_s=50, compute_images_per_s=200, wait_share=wait_share
+    )
+    assert measured.gain_without_waits == pytest.approx(gain)
+
+
 def test_it_is_printed_and_json_able(plan: PlannedRun) -> None:
     text = " ".join(str(plan).split())
     for part in (f"{MODEL} in float32 on cpu", "3 epochs, 20 steps", "mixup", "images/s"):

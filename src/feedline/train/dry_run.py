@@ -60,6 +60,12 @@ class ShapeRates:
     num_workers: int
     memory_bytes: int | None  # at the peak, on a GPU
 
+    @property
+    def gain_without_waits(self) -> float:
+        """Times as fast without waiting for batches, at most the compute-bound rate."""
+        no_waits = 1 / max(1e-9, 1 - self.wait_share)
+        return max(1.0, min(no_waits, self.compute_images_per_s / self.images_per_s))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedPhase:
@@ -150,7 +156,7 @@ class PlannedRun:
         ]
         for each in self.phases:
             if each.bottleneck == "loading":
-                gain = each.measured.compute_images_per_s / each.measured.images_per_s
+                gain = each.measured.gain_without_waits
                 notes.append(
                     f"hint: loading is the bottleneck at {each.phase.size} px; the model could "
                     f"train {gain:.1f} times as fast. `feedline cache build` or more workers help"
