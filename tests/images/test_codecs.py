@@ -92,7 +92,7 @@ def test_a_new_format_has_the_checks_of_all_others() -> None:
 
 
 def test_the_documentation_lists_the_registry() -> None:
-    page = Path(__file__).parents[2] / "docs/how-to/sources.md"
+    page = Path(__file__).parents[2] / "docs/how-to/image-formats.md"
     listed = page.read_text().replace("WebP", "WEBP")
     assert [codec.name for codec in CODECS if codec.name not in listed] == []
 
