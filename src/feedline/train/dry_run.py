@@ -1,10 +1,9 @@
 """The plan of a run, measured on a few real batches: `feedline train --dry-run`.
 
-Guarantees: no file or folder is written; torch's random state is restored; workers end with it.
-Everything that a run refuses is refused. For each batch shape, real training steps on real batches
-are timed: for a third of the time on one batch in memory, which gives the compute-bound rate, then
-over the loader, at least 5 steps. The start of workers, the first step and the batches that workers
-have made meanwhile are a warm-up, which comes on top.
+Guarantees: no file is written; torch's random state is restored; a dry run refuses what a run
+refuses. For each batch shape, real steps on real batches are timed: for a third of the time on one
+batch in memory, which gives the compute-bound rate, then over the loader, at least 5 steps. The
+start of workers, the first step and the batches made meanwhile are a warm-up, which comes on top.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class ShapeRates:
     @property
     def gain_without_waits(self) -> float:
         """Times as fast without waiting for batches, at most the compute-bound rate."""
-        no_waits = 1 / max(1e-9, 1 - self.wait_share)
+        no_waits = 1 / (1 - self.wait_share)
         return max(1.0, min(no_waits, self.compute_images_per_s / self.images_per_s))
 
 
@@ -204,8 +203,7 @@ def dry_run(
         for phase in recipe.phases:
             if (phase.batch_size, phase.size) not in measured:
                 progress(f"{phase.size} px: {phase.batch_size} images in a batch")
-                rates = _measure(ready, state, phase, budget_s)
-                measured[phase.batch_size, phase.size] = rates
+                measured[phase.batch_size, phase.size] = _measure(ready, state, phase, budget_s)
     phases = _plan(ready, batches, measured, done)
     return PlannedRun(
         recipe=recipe,
