@@ -432,8 +432,8 @@ def test_as_many_pixels_are_read_as_pillow_reads(root, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 97 * 131 // 2 - 1)
     limited = source_of(dataset)
     monkeypatch.undo()
-    assert unlimited.read_options.max_pixels > 10**15
-    assert source_of(dataset).read_options.max_pixels == 2 * Image.MAX_IMAGE_PIXELS
+    assert unlimited.options.max_pixels > 10**15
+    assert source_of(dataset).options.max_pixels == 2 * Image.MAX_IMAGE_PIXELS
     item_row(unlimited, 1)
     item_row(limited, 0)
     with pytest.raises(ImageError, match="97 x 131 = 12707 pixels"):

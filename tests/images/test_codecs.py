@@ -79,10 +79,10 @@ def test_a_new_format_is_read_in_folders_archives_and_caches(folder: Path, tmp_p
 @pytest.mark.usefixtures("flat_format")
 def test_a_new_format_has_the_checks_of_all_others() -> None:
     data = flat((1, 2, 3))
-    decoder = Decoder(max_pixels=40 * 50 - 1)
+    decoder = Decoder(DecodeOptions(max_pixels=40 * 50 - 1))
     with pytest.raises(ImageError, match="50 x 40 = 2000 pixels"):
         decoder.open(data)
-    grey = Decoder(mode="L")
+    grey = Decoder(DecodeOptions(mode="L"))
     assert grey.open(data) == (40, 50)
     assert grey.read(part=(5, 6, 7, 8)).shape == (7, 8, 1)
     with pytest.raises(ImageError, match="no colour"):

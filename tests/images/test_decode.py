@@ -14,7 +14,7 @@ import pytest
 from PIL import Image, ImageFile, ImageOps, features
 
 from feedline.errors import ImageError
-from feedline.images.codec_registry import CODECS, Decoder, ThreadDecoder, codec_of
+from feedline.images.codec_registry import CODECS, DecodeOptions, Decoder, ThreadDecoder, codec_of
 from feedline.images.codecs import exif_orientation
 from feedline.images.jpeg import jpeg_is_lossless, jpeg_orientation
 
@@ -46,7 +46,7 @@ def silently(data, **options):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            decoder = Decoder(**options)
+            decoder = Decoder(DecodeOptions(**options))
             decoder.open(data)
             return decoder.read()
         finally:
@@ -347,7 +347,7 @@ def test_a_jpeg_decoded_smaller_has_the_size_that_was_asked_for(size, by):
 
 def test_size_and_part_are_those_of_the_upright_image():
     for kind in ("JPEG", "PNG"):
-        decoder = Decoder(exif=True)
+        decoder = Decoder(DecodeOptions(exif=True))
         data = oriented(kind, 6)
         assert decoder.open(data) == (61, 47)
         expected = decoder.read().copy()
@@ -360,7 +360,7 @@ def test_size_and_part_are_those_of_the_upright_image():
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "JPEG cmyk", "PNG"])
 def test_the_size_is_that_of_the_upright_image(kind, orientation):
-    decoder = Decoder(exif=True)
+    decoder = Decoder(DecodeOptions(exif=True))
     data = oriented(kind.split()[0], orientation, "CMYK" if "cmyk" in kind else "RGB")
     assert decoder.open(data) == ((47, 61) if orientation < 5 else (61, 47))
 
@@ -410,7 +410,7 @@ def test_an_image_above_the_kept_memory_is_decoded_all_the_same(monkeypatch):
 
 
 def test_each_thread_has_a_decoder_of_its_own():
-    threads, others = ThreadDecoder(max_pixels=100, exif=False, mode="RGB"), []
+    threads, others = ThreadDecoder(DecodeOptions(max_pixels=100)), []
     thread = threading.Thread(target=lambda: others.append(threads.decoder))
     thread.start()
     thread.join()

@@ -18,7 +18,7 @@ from PIL import Image
 
 from feedline.errors import ImageError
 from feedline.images import jpeg
-from feedline.images.codec_registry import Decoder
+from feedline.images.codec_registry import DecodeOptions, Decoder
 from feedline.images.jpeg import compiled_decoder
 from jpegs import (
     HEIGHT,
@@ -312,7 +312,7 @@ def way(request, monkeypatch):
 
 
 def wanted(data, part, by=1, **options):
-    decoder = Decoder(**options)
+    decoder = Decoder(DecodeOptions(**options))
     decoder.open(data)
     return decoder.read(by, part)
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from feedline.errors import ImageError
 from feedline.images import libwebp
-from feedline.images.codec_registry import Decoder
+from feedline.images.codec_registry import DecodeOptions, Decoder
 
 HEIGHT, WIDTH = 75, 101
 
@@ -66,7 +66,7 @@ def parts(draw: st.DrawFn) -> tuple[int, int, int, int]:
 @settings(max_examples=40, deadline=None)
 @given(part=st.none() | parts(), mode=st.sampled_from(["RGB", "L"]))
 def test_a_part_has_the_pixels_of_pillows_whole(name: str, part: Any, mode: str) -> None:
-    decoder = Decoder(mode=mode)
+    decoder = Decoder(DecodeOptions(mode=mode))
     assert decoder.open(FILES[name]) == (HEIGHT, WIDTH)
     top, left, height, width = part or (0, 0, HEIGHT, WIDTH)
     whole = np.asarray(Image.open(io.BytesIO(FILES[name])).convert(mode)).reshape(HEIGHT, WIDTH, -1)

@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 
 from feedline.errors import ImageError
-from feedline.images.codec_registry import Decoder
+from feedline.images.codec_registry import DecodeOptions, Decoder
 from feedline.images.crops import Box
 from feedline.images.jpeg import jpeg_orientation
 from feedline.images.resize import fill
@@ -64,7 +64,7 @@ class LevelEncoder:
         self._levels = levels
         self._exif = exif
         self._layout = MODES[mode]
-        self._decoder = Decoder(max_pixels=max_pixels, exif=exif, mode=mode)
+        self._decoder = Decoder(DecodeOptions(max_pixels, exif, mode))
 
     def make_copies(self, image: bytes | Pixels) -> ResizedCopies:
         """Make the copies of an image, encoded or as pixels (height, width, channels); raises an

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from feedline.engine.defaults import worker_count
 from feedline.errors import DatasetError, FeedlineError, SampleError
-from feedline.images.codec_registry import DEFAULT_MAX_PIXELS, Decoder
+from feedline.images.codec_registry import Decoder
 from feedline.loader import DataLoader
 from feedline.sources.cache_format_base import LevelReader
 from feedline.sources.cache_formats import cache_format
@@ -194,7 +194,7 @@ def _check_copies(
         reader = location.reader(manifest, level, location.index(manifest))
     except DatasetError as error:
         return [(sample, error.message) for sample in range(samples.start, samples.stop)]
-    decoder = Decoder(max_pixels=DEFAULT_MAX_PIXELS) if decode else None
+    decoder = Decoder() if decode else None
     damaged = []
     try:
         reader.prepare(range(samples.start, samples.stop))

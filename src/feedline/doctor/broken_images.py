@@ -13,7 +13,7 @@ from pathlib import Path
 from feedline.cache.verify import BrokenSamples, SampleRange, check_ranges
 from feedline.engine.defaults import worker_count
 from feedline.errors import ImageError
-from feedline.images.codec_registry import DEFAULT_MAX_PIXELS, Decoder
+from feedline.images.codec_registry import Decoder
 
 __all__ = ["broken_images"]
 
@@ -50,7 +50,7 @@ def broken_images(
 
 
 def _check(files: Sequence[Path], piece: SampleRange) -> BrokenSamples:
-    decoder = Decoder(max_pixels=DEFAULT_MAX_PIXELS)
+    decoder = Decoder()
     broken = []
     for sample in range(piece.start, piece.stop):
         try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from typing import Literal, TypedDict
 
 from feedline.errors import ImageError, UsageError
 from feedline.images.codecs import (
@@ -29,11 +30,13 @@ from feedline.sources.store import Pixels
 __all__ = [
     "CODECS",
     "DEFAULT_MAX_PIXELS",
+    "DecodeArguments",
+    "DecodeOptions",
     "Decoder",
     "ThreadDecoder",
     "added_codecs",
-    "check_decoding",
     "codec_of",
+    "decode_options",
     "mode_layout",
     "register_codec",
     "register_codecs",
@@ -73,19 +76,34 @@ def codec_of(data: bytes) -> Codec | None:
     return None
 
 
-def check_decoding(decode: object, max_pixels: object) -> bool:
-    """Check a user's `decode` and `max_pixels`. Return True if JPEGs are decoded at a reduced size.
+class DecodeArguments(TypedDict, total=False):
+    """A user's arguments for decoding; see `ImageFolder`."""
+
+    mode: Literal["RGB", "L", "I;16"]
+    decode: Literal["exact", "scaled"]
+    exif: bool
+    max_pixels: int
+
+
+def decode_options(
+    mode: object = "RGB",
+    decode: object = "exact",
+    exif: object = False,
+    max_pixels: object = DEFAULT_MAX_PIXELS,
+) -> DecodeOptions:
+    """Check a user's arguments for decoding.
 
     Raises:
         UsageError: one of them is invalid.
     """
+    mode_layout(mode)
     if decode not in ("exact", "scaled"):
         raise UsageError(f'must be "exact" or "scaled", got {decode!r}', argument="decode")
     if isinstance(max_pixels, bool) or not isinstance(max_pixels, int) or max_pixels < 1:
         raise UsageError(
             f"must be a whole number above 0, got {max_pixels!r}", argument="max_pixels"
         )
-    return decode == "scaled"
+    return DecodeOptions(max_pixels, bool(exif), str(mode), decode == "scaled")
 
 
 def mode_layout(mode: object) -> PixelLayout:
@@ -104,16 +122,11 @@ def mode_layout(mode: object) -> PixelLayout:
 class Decoder:
     """Decodes images one after the other, in one thread: `open`, then `read`.
 
-    Args:
-        max_pixels: maximum number of pixels in a header.
-        exif: rotate images by their Exif orientation.
-        mode: Pillow's mode of the pixels, one of `MODES`.
+    The default options are those of `DecodeOptions`.
     """
 
-    def __init__(
-        self, *, max_pixels: int = DEFAULT_MAX_PIXELS, exif: bool = False, mode: str = "RGB"
-    ) -> None:
-        self._options = DecodeOptions(max_pixels, exif, mode)
+    def __init__(self, options: DecodeOptions | None = None) -> None:
+        self._options = options or DecodeOptions()
         self._decoders: dict[str, ImageDecoder] = {}
         self._opened: ImageDecoder | None = None
         self.is_clipped = False
@@ -172,8 +185,8 @@ class Decoder:
 class ThreadDecoder(threading.local):
     """A decoder per thread: `decoder` is the calling thread's."""
 
-    def __init__(self, *, max_pixels: int, exif: bool, mode: str) -> None:
-        self.decoder = Decoder(max_pixels=max_pixels, exif=exif, mode=mode)
+    def __init__(self, options: DecodeOptions) -> None:
+        self.decoder = Decoder(options)
 
 
 def _unknown_format(data: bytes) -> str:

@@ -70,11 +70,18 @@ class DecodeOptions:
         max_pixels: maximum number of pixels in a header.
         exif: rotate images by their Exif orientation.
         mode: Pillow's mode of the result, one of `pixel_layout.MODES`.
+        scaled: decode a JPEG at a reduced size if the part still has the row's size.
     """
 
     max_pixels: int = DEFAULT_MAX_PIXELS
     exif: bool = False
     mode: str = "RGB"
+    scaled: bool = False
+
+    @property
+    def decode(self) -> str:
+        """A user's `decode` argument."""
+        return "scaled" if self.scaled else "exact"
 
 
 class DecodedPixels(NamedTuple):

@@ -13,14 +13,15 @@ import copy
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.images.codec_registry import DEFAULT_MAX_PIXELS, check_decoding, mode_layout
+from feedline.images.codec_registry import DEFAULT_MAX_PIXELS, decode_options
 from feedline.images.rows import ImageSource, ImageTransform, check_cache_mode, check_transform
-from feedline.order.pixel_layout import RGB
+from feedline.order.pixel_layout import MODES
 from feedline.sources.archives import ArchiveStore, check_no_archive, find_archive
 from feedline.sources.cache_store import CacheLocation, CacheStore
 from feedline.sources.folder import (
@@ -109,8 +110,7 @@ class ImageFolder(ImageSource["FileStore[FolderIndex] | ArchiveStore | CacheStor
         local_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        scaled = check_decoding(decode, max_pixels)
-        layout = RGB if mode is None else mode_layout(mode)
+        options = decode_options("RGB" if mode is None else mode, decode, exif, max_pixels)
         if is_url(root):
             check_no_archive(shown(os.fspath(root)))
         location = open_location(
@@ -139,8 +139,9 @@ class ImageFolder(ImageSource["FileStore[FolderIndex] | ArchiveStore | CacheStor
             store = folder_store(self.root, scan_folder(self.root, extensions))
         if isinstance(store, CacheStore):
             if mode is not None:
-                check_cache_mode(store, layout)
-            layout = store.manifest.layout
+                check_cache_mode(store, MODES[mode])
+            # Copies in a cache stand as they should.
+            options = replace(options, exif=False, mode=store.manifest.mode)
         else:
             if splits := splits_of(store.paths):
                 warnings.warn(split_hint(self.root, splits), stacklevel=2)
@@ -150,11 +151,7 @@ class ImageFolder(ImageSource["FileStore[FolderIndex] | ArchiveStore | CacheStor
                     f"like in torchvision, the first {hidden!r}. Remove them if they are not data",
                     stacklevel=2,
                 )
-        # Copies in a cache stand as they should.
-        turn = bool(exif) and not isinstance(store, CacheStore)
-        super().__init__(
-            store, checked, scaled=scaled, exif=turn, max_pixels=max_pixels, layout=layout
-        )
+        super().__init__(store, checked, options)
 
     @property
     def files(self) -> FileStore[FolderIndex]:
@@ -210,8 +207,7 @@ class ImageFolder(ImageSource["FileStore[FolderIndex] | ArchiveStore | CacheStor
 
     def __repr__(self) -> str:
         return (
-            f"ImageFolder({self.root!r}, {self.transform!r}, "
-            f"decode={'scaled' if self._scaled else 'exact'!r}): "
+            f"ImageFolder({self.root!r}, {self.transform!r}, decode={self.options.decode!r}): "
             f"{len(self)} images, {len(self.classes)} classes"
         )
 

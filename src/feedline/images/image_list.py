@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.images.codec_registry import DEFAULT_MAX_PIXELS, check_decoding, codec_of, mode_layout
+from feedline.images.codec_registry import (
+    DEFAULT_MAX_PIXELS,
+    DecodeArguments,
+    DecodeOptions,
+    codec_of,
+    decode_options,
+)
 from feedline.images.rows import ImageSource, ImageTransform, RowPipeline, check_transform
 from feedline.sources.column_types import Labels, check_repeats, convert_labels, ordered
 from feedline.sources.folder import IMAGE_EXTENSIONS, FileStore
@@ -36,7 +42,7 @@ from feedline.sources.tables import (
 from feedline.sources.webdataset import WebDatasetStore, webdataset_samples
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 __all__ = ["ImageList", "find_images"]
 
@@ -94,7 +100,7 @@ class ImageList(ImageSource[ListStore]):
         local_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        scaled, layout = check_decoding(decode, max_pixels), mode_layout(mode)
+        options = decode_options(mode, decode, exif, max_pixels)
         names = checked_paths(paths)
 
         def describe(sample: int) -> str:
@@ -111,16 +117,7 @@ class ImageList(ImageSource[ListStore]):
             local_bytes=local_bytes,
             storage_options=storage_options,
         )
-        crop = check_transform(transform)
-        RowPipeline.__init__(
-            self,
-            store,
-            crop,
-            scaled=scaled,
-            exif=bool(exif),
-            max_pixels=max_pixels,
-            layout=layout,
-        )
+        super().__init__(store, check_transform(transform), options)
         if check:
             self._check_files()
 
@@ -203,10 +200,7 @@ class ImageList(ImageSource[ListStore]):
         *,
         transform: ImageTransform | None = None,
         classes: Sequence[str] | None = None,
-        mode: Literal["RGB", "L", "I;16"] = "RGB",
-        decode: Literal["exact", "scaled"] = "exact",
-        exif: bool = True,
-        max_pixels: int = DEFAULT_MAX_PIXELS,
+        **options: Unpack[DecodeArguments],
     ) -> Self:
         """Images of a Hugging Face `datasets.Dataset`, in their encoded form.
 
@@ -216,17 +210,18 @@ class ImageList(ImageSource[ListStore]):
             dataset: one split, with random access to rows.
             image: column with the feature `Image`.
             label: column of a `ClassLabel`, of numbers, texts, or rows of numbers; see `ImageList`.
-            transform, mode, decode, max_pixels: as in `ImageList`.
+            transform: as in `ImageList`.
             classes: as in `ImageList`; not for a `ClassLabel`, whose names are known.
-            exif: rotate images by their Exif orientation, as datasets does.
+            options: `mode`, `decode`, `exif`, `max_pixels`, as in `ImageList`; but images are
+                rotated by their Exif orientation unless `exif=False`, as by datasets.
 
         Raises:
             DatasetError: it has no rows.
             UsageError: it is not such a dataset, has no such column, or other classes; and as
                 `ImageList`.
         """
-        scaled, layout = check_decoding(decode, max_pixels), mode_layout(mode)
-        check_transform(transform)
+        decoding = decode_options(**{"exif": True, **options})
+        transform = check_transform(transform)
         rows, labels, names = hf_rows(dataset, image, label)
         if names is not None and classes is not None and ordered(classes) != names:
             raise UsageError(
@@ -237,8 +232,7 @@ class ImageList(ImageSource[ListStore]):
         known = names if classes is None else classes
         converted = convert_labels(labels, len(rows), known, lambda sample: f"row {sample}")
         store = RowStore(rows, image, converted.values)
-        options = {"scaled": scaled, "exif": exif, "max_pixels": max_pixels, "layout": layout}
-        return cls._of_store(store, converted, "", transform, **options)
+        return cls._of_store(store, converted, "", transform, decoding)
 
     @classmethod
     def from_webdataset(
@@ -250,10 +244,7 @@ class ImageList(ImageSource[ListStore]):
         incomplete: Literal["raise", "skip"] = "raise",
         transform: ImageTransform | None = None,
         classes: Sequence[str] | None = None,
-        mode: Literal["RGB", "L", "I;16"] = "RGB",
-        decode: Literal["exact", "scaled"] = "exact",
-        exif: bool = False,
-        max_pixels: int = DEFAULT_MAX_PIXELS,
+        **options: Unpack[DecodeArguments],
     ) -> Self:
         """Images of WebDataset tar shards, read directly from the shards.
 
@@ -272,21 +263,20 @@ class ImageList(ImageSource[ListStore]):
                 otherwise class names. None: all labels are 0.
             incomplete: "raise" an error for a sample without image or label, or "skip" it and list
                 it in `skipped_samples`.
-            transform, classes, mode, decode, exif, max_pixels: as in `ImageList`.
+            transform, classes: as in `ImageList`.
+            options: `mode`, `decode`, `exif`, `max_pixels`, as in `ImageList`.
 
         Raises:
             DatasetError: a shard is missing, empty, damaged, truncated or compressed, or contains a
                 duplicate key or a name that leads out of it; a sample lacks its image or label.
             UsageError: an argument is invalid; and as `ImageList`.
         """
-        scaled, layout = check_decoding(decode, max_pixels), mode_layout(mode)
-        check_transform(transform)
+        decoding, transform = decode_options(**options), check_transform(transform)
         store, labels, skipped_samples = webdataset_samples(
             shards, image, label, incomplete, classes
         )
         root = store.folder.rstrip(os.sep) or os.sep
-        options = {"scaled": scaled, "exif": exif, "max_pixels": max_pixels, "layout": layout}
-        images = cls._of_store(store, labels, root, transform, **options)
+        images = cls._of_store(store, labels, root, transform, decoding)
         images.skipped_samples = tuple(skipped_samples)
         return images
 
@@ -300,10 +290,7 @@ class ImageList(ImageSource[ListStore]):
         check: bool = False,
         transform: ImageTransform | None = None,
         classes: Sequence[str] | None = None,
-        mode: Literal["RGB", "L", "I;16"] = "RGB",
-        decode: Literal["exact", "scaled"] = "exact",
-        exif: bool = False,
-        max_pixels: int = DEFAULT_MAX_PIXELS,
+        **options: Unpack[DecodeArguments],
     ) -> Self:
         """Images of an LMDB whose values are the bytes of image files.
 
@@ -319,18 +306,17 @@ class ImageList(ImageSource[ListStore]):
                 key as text; None: all labels are 0.
             check: check now that each key exists. Otherwise a missing one raises an ImageError when
                 it is read.
-            transform, classes, mode, decode, exif, max_pixels: as in `ImageList`.
+            transform, classes: as in `ImageList`.
+            options: `mode`, `decode`, `exif`, `max_pixels`, as in `ImageList`.
 
         Raises:
             DatasetError: it is missing, damaged, or not an LMDB; it has no such entries, or they
                 are not images; a key has two labels; with `check`, a key is missing.
             UsageError: an argument is invalid; and as `ImageList`.
         """
-        scaled, layout = check_decoding(decode, max_pixels), mode_layout(mode)
-        check_transform(transform)
+        decoding, transform = decode_options(**options), check_transform(transform)
         store, converted = lmdb_samples(path, keys, labels, classes, check=check, is_image=codec_of)
-        options = {"scaled": scaled, "exif": exif, "max_pixels": max_pixels, "layout": layout}
-        return cls._of_store(store, converted, store.path, transform, **options)
+        return cls._of_store(store, converted, store.path, transform, decoding)
 
     @classmethod
     def _of_table(
@@ -353,13 +339,12 @@ class ImageList(ImageSource[ListStore]):
         store: ListStore,
         labels: Labels,
         root: str,
-        transform: ImageTransform | None,
-        **options: Any,
+        transform: Any,
+        options: DecodeOptions,
     ) -> Self:
-        """Create a list of a store's images; `options` are those of `RowPipeline`."""
         images = cls.__new__(cls)
         images.classes, images.root = labels.classes, root
-        RowPipeline.__init__(images, store, check_transform(transform), **options)
+        RowPipeline.__init__(images, store, transform, options)
         return images
 
     @property
@@ -416,7 +401,7 @@ class ImageList(ImageSource[ListStore]):
         labels += f" {field.shape}" if field.shape else ""
         return (
             f"ImageList({self.root or self.store!r}, {self.transform!r}, "
-            f"decode={'scaled' if self._scaled else 'exact'!r}): {len(self)} images, {labels}"
+            f"decode={self.options.decode!r}): {len(self)} images, {labels}"
         )
 
 

@@ -15,6 +15,7 @@ import copy
 import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from operator import index
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
@@ -23,7 +24,7 @@ from PIL import Image
 
 from feedline.errors import ImageError, UsageError, note
 from feedline.images.codec_registry import (
-    DEFAULT_MAX_PIXELS,
+    DecodeOptions,
     ThreadDecoder,
     added_codecs,
     register_codecs,
@@ -32,7 +33,7 @@ from feedline.images.crops import Placement, TrainCrop, Transform, Window, cut, 
 from feedline.images.raw_rows import fill_rows
 from feedline.images.resize import fill
 from feedline.order.batch_spec import Field, Item, Items
-from feedline.order.pixel_layout import RGB, PixelLayout
+from feedline.order.pixel_layout import MODES, RGB, PixelLayout
 from feedline.sources.cache_store import CachedFiles, CacheStore, cache_within
 from feedline.sources.files import storage_read
 from feedline.sources.folder import FileStore
@@ -109,28 +110,21 @@ class RowPipeline(Generic[Store]):
     Args:
         store: images and labels.
         transform: selects the visible part of an image.
-        scaled: decode a JPEG at a reduced size if the part still has the row's size.
-        exif: rotate images by their Exif orientation.
-        max_pixels: maximum number of pixels in an image's header.
-        layout: channels and dtype of the images.
+        options: settings for decoding the images.
+        layout: channels and dtype of the images; None for those of the options' mode.
     """
 
     def __init__(
         self,
         store: Store,
         transform: Transform,
-        *,
-        scaled: bool = False,
-        exif: bool = False,
-        max_pixels: int = DEFAULT_MAX_PIXELS,
-        layout: PixelLayout = RGB,
+        options: DecodeOptions | None = None,
+        layout: PixelLayout | None = None,
     ) -> None:
         self.store = store
         self.transform = transform
-        self._scaled = scaled
-        self.exif = exif
-        self._max_pixels = max_pixels
-        self.layout = layout
+        self.options = options or DecodeOptions()
+        self.layout = layout or MODES[self.options.mode]
         self._begin()
 
     def cached(self, cache: CacheStore) -> RowPipeline[Any]:
@@ -141,10 +135,10 @@ class RowPipeline(Generic[Store]):
         """
         other: RowPipeline[Any] = copy.copy(self)
         files = self.originals()
-        cache.check_exif(self.exif)
+        cache.check_exif(self.options.exif)
         check_cache_mode(cache, self.layout)
         other.store = CachedFiles(files, cache)
-        other.exif = False  # copies stand as they should
+        other.options = replace(self.options, exif=False)  # copies stand as they should
         other._begin()
         return other
 
@@ -175,9 +169,7 @@ class RowPipeline(Generic[Store]):
     def _begin(self) -> None:
         """Create what is not pickled."""
         self._is_open = False
-        self._threads = ThreadDecoder(
-            max_pixels=self._max_pixels, exif=self.exif, mode=self.layout.mode
-        )
+        self._threads = ThreadDecoder(self.options)
         self._warns_of_clipping = True
 
     def __len__(self) -> int:
@@ -309,7 +301,7 @@ class RowPipeline(Generic[Store]):
         height, width = decoder.open(data)
         placement = self._placement(height, width, item)
         reduction = 1
-        if self._scaled and decoder.reducible:
+        if self.options.scaled and decoder.reducible:
             reduction = placement.shrink(height, width, item.required_image_size)
             reduced = -(-height // reduction), -(-width // reduction)
             placement = placement.map_to_copy(*reduced, original=(height, width))
@@ -372,11 +364,10 @@ class RowPipeline(Generic[Store]):
 
     def transform_identity(self) -> str:
         """Description of everything that determines a row's pixels: equal in every process."""
-        decode = "scaled" if self._scaled else "exact"
         form = self.store.describe_copies()
         mode = "" if self.layout == RGB else f", {self.layout}"
         return without_addresses(
-            f"{self.transform!r}, decode={decode!r}, exif={self.exif}{mode}"
+            f"{self.transform!r}, decode={self.options.decode!r}, exif={self.options.exif}{mode}"
             + (form and f", {form}")
         )
 
@@ -402,16 +393,6 @@ class ImageSource(RowPipeline[Store]):
     def writes_rows(self) -> bool:
         """True if the transform is a crop, so that `fields` and `load` may be used."""
         return is_crop(self.transform)
-
-    @property
-    def reads_scaled(self) -> bool:
-        """True if JPEGs are decoded at a reduced size if possible."""
-        return self._scaled
-
-    @property
-    def max_pixels(self) -> int:
-        """Maximum number of pixels in an image's header."""
-        return self._max_pixels
 
     def fields(self, image_size: int | None) -> tuple[Field, ...]:
         """Arrays of a row at this image size, in pixels, which must be given.
@@ -518,12 +499,7 @@ class ImageSubset(ImageSource[SelectedStore]):
     def __init__(self, whole: ImageSource[Any], numbers: Numbers) -> None:
         self.whole = whole
         super().__init__(
-            SelectedStore(whole.store, numbers),
-            whole.transform,
-            scaled=whole.reads_scaled,
-            exif=whole.exif,
-            max_pixels=whole.max_pixels,
-            layout=whole.layout,
+            SelectedStore(whole.store, numbers), whole.transform, whole.options, whole.layout
         )
 
     def open(self, worker: int, workers: int) -> None:

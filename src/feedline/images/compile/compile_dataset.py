@@ -173,7 +173,7 @@ def _compile(dataset: object, sizes: tuple[int | None, ...]) -> SamplePipeline:
     else:
         if source.layout != RGB:
             raise CompileError(f"Its images are {source.layout}; only RGB, uint8, is compiled.")
-        recipe = _Recipe(ReadOptions.of_source(source), (source.transform,), None)
+        recipe = _Recipe(ReadOptions(**vars(source.options)), (source.transform,), None)
     check_libraries()
     store: SampleStore | None = None if source is None else source.store
     pipelines: dict[int, SamplePipeline] = {}

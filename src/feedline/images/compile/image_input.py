@@ -17,22 +17,20 @@ import os
 import sys
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
 from feedline.errors import ImageError
-from feedline.images.codec_registry import Decoder
+from feedline.images.codec_registry import DecodeOptions, ThreadDecoder
 from feedline.images.compile.library_steps import error_text
 from feedline.images.crops import Part
 from feedline.sources.files import read_file
 from feedline.sources.store import Pixels
 from feedline.trace.stage_timer import end_stage, note_decoded
-
-if TYPE_CHECKING:
-    from feedline.images.rows import ImageSource
 
 __all__ = [
     "FileBytes",
@@ -96,22 +94,16 @@ def has_added_formats() -> bool:
 
 
 @dataclass(frozen=True)
-class ReadOptions:
+class ReadOptions(DecodeOptions):
     """Settings for reading the images of a dataset.
 
     Args:
-        max_pixels: an image whose header announces more raises an ImageError.
-        scaled: decode a JPEG at a reduced size if the part still has the required size.
-        exif: rotate images by their Exif orientation.
         pillow: settings with which Pillow reads files that feedline's decoders reject; None: that
             raises an ImageError.
         max_tries: samples tried if images cannot be read: the following ones replace them, as in
             timm, with a warning each.
     """
 
-    max_pixels: int
-    scaled: bool = False
-    exif: bool = False
     pillow: PillowSettings | None = None
     max_tries: int = 1
 
@@ -120,11 +112,6 @@ class ReadOptions:
         """Read like torchvision's loader with Pillow's current settings."""
         settings = PillowSettings.now()
         return cls(settings.max_pixels, pillow=settings, max_tries=max_tries)
-
-    @classmethod
-    def of_source(cls, source: ImageSource[Any]) -> ReadOptions:
-        """Read like a feedline source, with its user's settings."""
-        return cls(source.max_pixels, source.reads_scaled, source.exif)
 
     def __str__(self) -> str:
         """Options that affect pixels, after a comma; "" for those of torchvision's loader."""
@@ -206,20 +193,9 @@ def _unloaded_jpeg(image: Any) -> FileBytes | None:
     return FileBytes(data, str(image.filename) or "the image", image.size)
 
 
-class _ThreadDecoder(threading.local):
-    """Decoder of each thread, with Pillow's current limit on image size."""
-
-    max_pixels = -1
-    decoder: Decoder
-
-    def get(self) -> Decoder:
-        max_pixels = PillowSettings.now().max_pixels
-        if max_pixels != self.max_pixels:
-            self.decoder, self.max_pixels = Decoder(max_pixels=max_pixels), max_pixels
-        return self.decoder
-
-
-_thread_decoder = _ThreadDecoder()
+@lru_cache(maxsize=1)
+def _thread_decoder(max_pixels: int) -> ThreadDecoder:
+    return ThreadDecoder(DecodeOptions(max_pixels))
 
 
 class LazyImage:
@@ -236,7 +212,7 @@ class LazyImage:
     def __init__(self, file: FileBytes | None, image: Any) -> None:
         self._image = image
         self._file = _unloaded_jpeg(image) if file is None else file
-        self._decoder = _thread_decoder.get()
+        self._decoder = _thread_decoder(PillowSettings.now().max_pixels).decoder
         self.size: tuple[int, int] = (0, 0)
         """Height and width in pixels."""
         if self._file is not None:

@@ -63,11 +63,9 @@ class SamplePipeline(RowPipeline[SampleStore]):
         options: ReadOptions,
         target_transform: TargetTransform | None = None,
     ) -> None:
-        self.read_options = options
+        self.options: ReadOptions
         self.target_transform = target_transform
-        super().__init__(
-            store, crop, scaled=options.scaled, exif=options.exif, max_pixels=options.max_pixels
-        )
+        super().__init__(store, crop, options)
 
     @property
     def image_size(self) -> int:
@@ -133,7 +131,7 @@ class SamplePipeline(RowPipeline[SampleStore]):
             item = item._replace(sample=item.sample + len(self))
         if item.image_size is None:
             item = item._replace(image_size=self.image_size)
-        for tries_left in reversed(range(self.read_options.max_tries)):
+        for tries_left in reversed(range(self.options.max_tries)):
             try:
                 return *self._part(item), item
             except ImageError as error:
@@ -155,10 +153,10 @@ class SamplePipeline(RowPipeline[SampleStore]):
 
     def _rescued(self, data: bytes) -> Pixels | None:
         # The decoder is stricter than Pillow, and so than torchvision, about truncated files.
-        if self.read_options.pillow is None:
+        if self.options.pillow is None:
             return None
         try:
-            return decode_with_pillow(data, self.read_options.pillow)
+            return decode_with_pillow(data, self.options.pillow)
         except Exception:
             return None
 
@@ -171,7 +169,7 @@ class SamplePipeline(RowPipeline[SampleStore]):
     def _form(self) -> str:
         """Settings of reading and store that affect pixels, after a comma."""
         form = self.store.describe_copies()
-        return str(self.read_options) + (form and f", {form}")
+        return str(self.options) + (form and f", {form}")
 
     def __repr__(self) -> str:
         where = repr(self.store)
@@ -361,7 +359,7 @@ class PipelinePerSize(SamplePipeline):
         self._sizes = tuple(pipelines)
         self._in_pixels = False
         first = pipelines[self._sizes[0]]
-        super().__init__(first.store, first.transform, first.read_options, first.target_transform)
+        super().__init__(first.store, first.transform, first.options, first.target_transform)
         self._pipelines.update(pipelines)
 
     def _begin(self) -> None:
@@ -386,8 +384,8 @@ class PipelinePerSize(SamplePipeline):
             pipeline = self._create(self.store, size)
         except CompileError as why:
             raise _unlike_others(size, str(why)) from why
-        if pipeline.exif != self.exif:  # copies in a cache are rotated already
-            pipeline.exif = self.exif
+        if pipeline.options != self.options:  # copies in a cache are rotated already
+            pipeline.options = self.options
             pipeline._begin()
         if not self._in_pixels:
             return pipeline
