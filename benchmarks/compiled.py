@@ -30,7 +30,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import feedline
-from feedline.images.compile.crop_geometry import PlacedViews
+from feedline.images.compile.fused_transform import PlacedViews
 
 FLOATS = [v1.ToTensor(), v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])]
 V2_FLOATS = [

@@ -19,8 +19,7 @@ from torchvision.transforms.functional import InterpolationMode
 import feedline
 from feedline.images import resize
 from feedline.images.compile.compile_dataset import compile_dataset
-from feedline.images.compile.crop_geometry import WindowCrop
-from feedline.images.crops import TrainCrop
+from feedline.images.crops import TrainCrop, WindowCrop
 from feedline.order.batch_spec import Field, Item
 from torchvision_folder import IMAGES, item_row, pixel_error, write_images
 

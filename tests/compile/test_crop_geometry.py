@@ -9,8 +9,7 @@ from PIL import Image
 from torchvision.transforms import CenterCrop, RandomCrop, Resize
 from torchvision.transforms.functional import hflip
 
-from feedline.images.compile.crop_geometry import WindowCrop
-from feedline.images.crops import Box, EvalCrop, Window, scale_shape
+from feedline.images.crops import Box, EvalCrop, Window, WindowCrop, scale_shape
 from feedline.images.resize import fill
 from feedline.order.batch_spec import Item
 

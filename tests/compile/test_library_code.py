@@ -24,7 +24,7 @@ from torchvision.transforms.v2.functional import _geometry
 
 import feedline
 from feedline.images.compile.compile_dataset import compile_dataset
-from feedline.images.compile.library_code import (
+from feedline.images.compile.library_steps import (
     CHECKED_VERSIONS,
     replaced_function,
     replaced_method,

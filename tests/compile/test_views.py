@@ -17,7 +17,7 @@ from feedline.errors import ImageError, UsageError
 from feedline.images.codec_registry import Decoder
 from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.images.compile.compile_pipeline import compile_transform
-from feedline.images.compile.crop_geometry import PlacedViews, ViewCrops
+from feedline.images.compile.fused_transform import PlacedViews, ViewCrops
 from feedline.images.crops import Box, Window
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import extend

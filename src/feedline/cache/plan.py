@@ -27,7 +27,8 @@ from feedline.diagnose.finding import count
 from feedline.engine.defaults import worker_count
 from feedline.errors import UsageError
 from feedline.forecast.text import align_columns, duration, wrap_text
-from feedline.images.crops import Transform, checked_transform, wanted_side
+from feedline.images.crops import Transform, wanted_side
+from feedline.images.rows import check_transform
 from feedline.order.schedule import Phase, Schedule
 from feedline.sources.manifest import Level
 from feedline.sources.remote_filesystem import is_url
@@ -205,7 +206,7 @@ def plan_cache(
         >>> plan = feedline.plan_cache("train/", "112x10,160x10,224x10")          # doctest: +SKIP
         >>> print(plan.reason, plan.command)                                      # doctest: +SKIP
     """
-    phases, crop = Schedule.of(schedule), checked_transform(transform)
+    phases, crop = Schedule.of(schedule), check_transform(transform, only_crops=True)
     sides = _required_sides(phases, crop)
     resolutions = _level_sets(sizes, sides)
     numbers = {"disk_bytes": disk_bytes, "disk_bytes_per_s": disk_bytes_per_s, "seconds": seconds}

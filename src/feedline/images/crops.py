@@ -28,6 +28,7 @@ __all__ = [
     "TrainCrop",
     "Transform",
     "Window",
+    "WindowCrop",
     "centre_corner",
     "check_part",
     "cut",
@@ -338,6 +339,64 @@ class EvalCrop:
         return round(size / self.fraction)
 
 
+@dataclass(frozen=True)
+class WindowCrop:
+    """Resize, then CenterCrop, RandomCrop or nothing, and optionally a flip before or after these.
+
+    At another image size than the crop's longer side everything is scaled alike: for a square,
+    Resize(round(resize * size / side)) and a crop of that size.
+
+    Args:
+        resize: shorter side of the resized image in pixels, or its height and width.
+        crop: height and width of the crop; no side is larger than the resized image's.
+        random: the crop is placed uniformly at random; otherwise in the centre.
+        flip: probability of mirroring left and right.
+        flip_first: the image is mirrored before the crop, not after it.
+        filter: resize filter.
+    """
+
+    resize: int | Shape
+    crop: Shape
+    random: bool = False
+    flip: float = 0.0
+    flip_first: bool = False
+    filter: Filter = "bilinear"
+    uses_strength: ClassVar[bool] = False
+
+    @property
+    def draws(self) -> bool:
+        """True if the result depends on an item's seed."""
+        return self.random or bool(self.flip)
+
+    def place(self, height: int, width: int, item: Item) -> Placement:
+        """Place the crop in an image of (height, width) pixels for this item."""
+        stream = RandomStream(item.seed)
+        flip = bool(self.flip) and stream.uniform() < self.flip
+        rows, columns = scale_shape(self.crop, item.required_image_size, max(self.crop))
+        whole = self._resized_shape(height, width, item.required_image_size)
+        if whole == (rows, columns) and not isinstance(self.resize, int):
+            return Box(0, 0, height, width, flip, None, self.filter)
+        if self.random:
+            down, across = stream.pair()
+            top, left = int(down * (whole[0] - rows + 1)), int(across * (whole[1] - columns + 1))
+        else:
+            top, left = centre_corner(*whole, rows, columns)
+        if flip and self.flip_first:
+            # What is cut out of the mirrored image lies on the other side of the image itself.
+            left = whole[1] - columns - left
+        return Window(*whole, top, left, flip, self.filter)
+
+    def _resized_shape(self, height: int, width: int, size: int) -> Shape:
+        if isinstance(self.resize, int):
+            return resize_shape(height, width, self.wanted_side(size))
+        return scale_shape(self.resize, size, max(self.crop))
+
+    def wanted_side(self, size: int) -> int:
+        """Shorter side, in pixels, of an image that need not be enlarged for `size` px."""
+        side = self.resize if isinstance(self.resize, int) else max(self.resize)
+        return round(side * size / max(self.crop))
+
+
 def resize_shape(height: int, width: int, short: int) -> tuple[int, int]:
     """Height and width of an image after its shorter side is resized to `short` px."""
     # As torchvision rounds: the longer side is cut.
@@ -350,21 +409,6 @@ def centre_corner(height: int, width: int, rows: int, columns: int) -> tuple[int
     """Top and left of a central part of (rows, columns) in (height, width) pixels."""
     # As torchvision rounds: the corner goes to the even neighbour.
     return round((height - rows) / 2.0), round((width - columns) / 2.0)
-
-
-def checked_transform(transform: object) -> Transform:
-    """Check a user's transform; `TrainCrop()` for None.
-
-    Raises:
-        UsageError: it is not a transform.
-    """
-    if transform is None:
-        return TrainCrop()
-    if isinstance(transform, type) or not callable(getattr(transform, "place", None)):
-        raise UsageError(
-            f"must be TrainCrop(...) or EvalCrop(...), got {transform!r}", argument="transform"
-        )
-    return transform  # type: ignore[return-value]
 
 
 def _check_filter(filter: object) -> None:

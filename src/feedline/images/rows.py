@@ -68,18 +68,21 @@ def is_crop(transform: object) -> bool:
     return not isinstance(transform, type) and callable(getattr(transform, "place", None))
 
 
-def check_transform(transform: object) -> Any:
+def check_transform(transform: object, *, only_crops: bool = False) -> Any:
     """Check a user's transform; `TrainCrop()` for None.
 
     Raises:
-        UsageError: it is neither a crop nor a function of an image.
+        UsageError: it is neither a crop nor, unless `only_crops`, a function of an image.
     """
     if transform is None:
         return TrainCrop()
-    if is_crop(transform) or (callable(transform) and not isinstance(transform, type)):
+    is_function = callable(transform) and not isinstance(transform, type)
+    if is_crop(transform) or (is_function and not only_crops):
         return transform
     raise UsageError(
-        "must be TrainCrop(...) or EvalCrop(...), a torchvision or timm pipeline, "
+        f"must be TrainCrop(...) or EvalCrop(...), got {transform!r}"
+        if only_crops
+        else "must be TrainCrop(...) or EvalCrop(...), a torchvision or timm pipeline, "
         f"feedline.compile(...) or feedline.views(...), got {transform!r}",
         argument="transform",
     )

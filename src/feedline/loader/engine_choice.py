@@ -27,8 +27,7 @@ from feedline.engine.normalise import DeviceTransforms, ValueTable
 from feedline.engine.tensor_dataset import BatchedTensors, batched_tensors
 from feedline.errors import UsageError
 from feedline.images.compile.datasets import is_folder
-from feedline.images.compile.library_code import is_original
-from feedline.images.compile.library_steps import CompileError
+from feedline.images.compile.library_steps import CompileError, is_original
 from feedline.loader.cache_filling import CacheContents, CacheFilling, cache_contents
 from feedline.loader.dataset_kind import check_kind_unchanged, own_source
 from feedline.loader.options import Options

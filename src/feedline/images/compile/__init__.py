@@ -3,8 +3,8 @@
 compile_dataset.py         a dataset's files, labels and transform; datasets.py Subsets and others
 compile_pipeline.py        a pipeline: its crops, resizes and values
 supported_transforms.py    colour, blur, geometry and policies on pixels; pixel_operations.py theirs
-library_steps.py           unmodified steps of the libraries; library_code.py their versions
-fused_transform.py         a compiled pipeline; crop_geometry.py its crops
+library_steps.py           unmodified steps of the libraries, and their checked versions
+fused_transform.py         a compiled pipeline, and several views
 pipeline.py                rows and samples of a compiled dataset
 views.py                   `feedline.compile` and `feedline.views`; image_input.py their inputs
 pair.py, compile_pair.py   the same for images with masks, boxes and points

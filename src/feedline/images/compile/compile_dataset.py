@@ -32,12 +32,12 @@ from feedline.images.compile.datasets import (
 )
 from feedline.images.compile.fused_transform import FusedTransform
 from feedline.images.compile.image_input import ReadOptions
-from feedline.images.compile.library_code import replaced_method
 from feedline.images.compile.library_steps import (
     CompileError,
     PerSizeResolver,
     check_libraries,
     error_text,
+    replaced_method,
     step_text,
     why_modified,
 )

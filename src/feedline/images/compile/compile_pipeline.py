@@ -21,7 +21,6 @@ import torch
 from PIL import Image
 
 from feedline.errors import UsageError
-from feedline.images.compile.crop_geometry import WindowCrop
 from feedline.images.compile.fused_transform import (
     Form,
     FusedTransform,
@@ -45,7 +44,14 @@ from feedline.images.compile.library_steps import (
     why_not_fused,
 )
 from feedline.images.compile.supported_transforms import pixel_step
-from feedline.images.crops import Filter, Shape, TrainCrop, Transform, format_shape
+from feedline.images.crops import (
+    Filter,
+    Shape,
+    TrainCrop,
+    Transform,
+    WindowCrop,
+    format_shape,
+)
 from feedline.images.resize import ResizeMode
 
 __all__ = ["TableBuilder", "compile_transform", "interpolation_name", "step_filter"]

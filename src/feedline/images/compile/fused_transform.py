@@ -1,5 +1,7 @@
 """Fused pipeline: a crop and a resize, then the tail: steps on the pixels, and a lookup table.
 
+Of several views only the smallest rectangle that contains all of them is required of an image.
+
 Guarantees: the result of the pipeline's own steps for the resized pixels, bit for bit; an identity
 that is equal in every process; the global random states are not changed if there is a seed; a row
 depends on the pixels and the seed alone, if the steps depend only on their input and the global
@@ -16,14 +18,14 @@ import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from PIL import Image
 
 from feedline.errors import SampleError, UsageError
-from feedline.images.compile.crop_geometry import PlacedViews, ViewCrops
 from feedline.images.compile.library_steps import (
     Step,
     error_text,
@@ -34,9 +36,20 @@ from feedline.images.compile.library_steps import (
     well_behaved,
 )
 from feedline.images.compile.supported_transforms import PixelStep
-from feedline.images.crops import Placement, Shape, Transform, format_shape, scale_shape
+from feedline.images.crops import (
+    Part,
+    Placement,
+    Shape,
+    Transform,
+    cut,
+    format_shape,
+    scale_shape,
+    wanted_side,
+)
 from feedline.images.resize import ResizeMode, apply_lut, fill_as
 from feedline.images.rows import without_addresses
+from feedline.order.batch_spec import Item
+from feedline.order.seeds import extend
 from feedline.randomness import seeded, unbroken
 from feedline.sources.store import Pixels
 from feedline.trace.stage_timer import end_stage, is_timing
@@ -44,7 +57,9 @@ from feedline.trace.stage_timer import end_stage, is_timing
 __all__ = [
     "Form",
     "FusedTransform",
+    "PlacedViews",
     "TransformTail",
+    "ViewCrops",
     "infer_row_layout",
     "resize_views",
     "view_crops",
@@ -379,6 +394,87 @@ class FusedTransform:
         return names_of(self.fused, self.unchanged)
 
 
+class PlacedViews(NamedTuple):
+    """Placement of each view: for `RowPipeline` one placement, whose part contains all views."""
+
+    placements: tuple[Placement, ...]
+    sides: tuple[int, ...] = ()
+    """Sides of the views, in pixels, if they may be decoded at a reduced size."""
+
+    def shrink(self, height: int, width: int, size: int) -> int:
+        """Factor, 1, 2, 4 or 8, by which the (height, width) image may be reduced when decoded."""
+        views = zip(self.placements, self.sides, strict=True)
+        return min(placement.shrink(height, width, side) for placement, side in views)
+
+    @property
+    def part(self) -> Part | None:
+        """Required part of the image; None for all of it."""
+        parts = [part for placement in self.placements if (part := placement.part) is not None]
+        if len(parts) < len(self.placements):
+            return None
+        if len(parts) == 1:
+            return parts[0]
+        top, left = min(part[0] for part in parts), min(part[1] for part in parts)
+        bottom = max(part[0] + part[2] for part in parts)
+        right = max(part[1] + part[3] for part in parts)
+        return top, left, bottom - top, right - left
+
+    def map_to_copy(self, height: int, width: int, *, original: tuple[int, int]) -> PlacedViews:
+        """Map the views of an image of `original` (height, width) to a copy of (height, width)."""
+        placements = tuple(
+            each.map_to_copy(height, width, original=original) for each in self.placements
+        )
+        return PlacedViews(placements, self.sides)
+
+
+@dataclass(frozen=True)
+class ViewCrops:
+    """Crops of several views, as one transform of an image; its size is that of the largest.
+
+    Args:
+        crops: crops of the views.
+        sides: sides of the views, in pixels.
+    """
+
+    crops: tuple[Transform, ...]
+    sides: tuple[int, ...]
+
+    @cached_property
+    def largest(self) -> int:
+        """Side of the largest view, in pixels."""
+        return max(self.sides)
+
+    @property
+    def uses_strength(self) -> bool:
+        """True if a crop depends on an item's strength."""
+        return any(getattr(crop, "uses_strength", True) for crop in self.crops)
+
+    @property
+    def draws(self) -> bool:
+        """True if the crops depend on an item's seed."""
+        return any(getattr(crop, "draws", True) for crop in self.crops)
+
+    def sides_at(self, size: int) -> tuple[int, ...]:
+        """Sides of the views, in pixels, in proportion to `size` of the largest."""
+        return tuple(max(1, round(side * size / self.largest)) for side in self.sides)
+
+    def place(self, height: int, width: int, item: Item) -> PlacedViews:
+        """Draw each view of an image of (height, width) pixels, from a seed of its own."""
+        sides = self.sides_at(item.required_image_size)
+        placements = tuple(
+            crop.place(
+                height, width, Item(item.sample, side, extend(item.seed, view), item.strength)
+            )
+            for view, (crop, side) in enumerate(zip(self.crops, sides, strict=True))
+        )
+        return PlacedViews(placements, sides)
+
+    def wanted_side(self, size: int) -> int:
+        """Shorter side, in pixels, of an image that is large enough for all of them."""
+        sides = self.sides_at(size)
+        return max(wanted_side(crop, side) for crop, side in zip(self.crops, sides, strict=True))
+
+
 def view_crops(views: Sequence[FusedTransform]) -> ViewCrops:
     """Crops of several views."""
     return ViewCrops(tuple(view.crop for view in views), tuple(view.image_size for view in views))
@@ -391,9 +487,11 @@ def resize_views(
 
     They are made before any tail runs, because a user-defined step may have another image decoded.
     """
-    return [
-        view.resize(part, placement, side)
-        for view, side, (part, placement) in zip(
-            views, placed.sides, placed.cut(image), strict=True
-        )
-    ]
+    top, left = (placed.part or (0, 0))[:2]
+    resized = []
+    for view, placement, side in zip(views, placed.placements, placed.sides, strict=True):
+        part = placement.part
+        if part is not None:
+            part = part[0] - top, part[1] - left, *part[2:]
+        resized.append(view.resize(cut(image, part), placement, side))
+    return resized

@@ -5,8 +5,7 @@ draws; an image is read and decoded once for all its views; every file that the 
 reads is read; a row or sample of a `feedline.per_size` is made by the pipeline of the item's size,
 and a size whose pipeline does not match those of the schedule raises a UsageError.
 
-Relies on: `compile_dataset`, which creates these; `fused_transform` for resizes and later steps;
-`crop_geometry` for the parts of views.
+Relies on: `compile_dataset`, which creates these; `fused_transform` for resizes and later steps.
 """
 
 from __future__ import annotations
@@ -21,8 +20,12 @@ import numpy as np
 from typing_extensions import override
 
 from feedline.errors import ImageError, UsageError
-from feedline.images.compile.crop_geometry import PlacedViews
-from feedline.images.compile.fused_transform import FusedTransform, resize_views, view_crops
+from feedline.images.compile.fused_transform import (
+    FusedTransform,
+    PlacedViews,
+    resize_views,
+    view_crops,
+)
 from feedline.images.compile.image_input import ReadOptions, decode_with_pillow
 from feedline.images.compile.library_steps import CompileError
 from feedline.images.crops import Placement, Transform, format_shape

@@ -19,8 +19,12 @@ import torch
 
 from feedline.errors import ImageError, UsageError, note
 from feedline.images.compile.compile_pipeline import compile_transform
-from feedline.images.compile.crop_geometry import ViewCrops
-from feedline.images.compile.fused_transform import FusedTransform, resize_views, view_crops
+from feedline.images.compile.fused_transform import (
+    FusedTransform,
+    ViewCrops,
+    resize_views,
+    view_crops,
+)
 from feedline.images.compile.image_input import (
     FileBytes,
     LazyImage,
