@@ -14,8 +14,8 @@ from PIL import Image
 
 import feedline
 from feedline.errors import ImageError, UsageError
+from feedline.images.codec_base import Codec, DecodedPixels, DecodeOptions
 from feedline.images.codec_registry import CODECS, Decoder, codec_of, register_codec
-from feedline.images.codecs import Codec, DecodedPixels, DecodeOptions
 from feedline.images.folder import ImageFolder
 
 

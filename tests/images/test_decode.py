@@ -14,8 +14,8 @@ import pytest
 from PIL import Image, ImageFile, ImageOps, features
 
 from feedline.errors import ImageError
+from feedline.images.codec_base import exif_orientation
 from feedline.images.codec_registry import CODECS, DecodeOptions, Decoder, ThreadDecoder, codec_of
-from feedline.images.codecs import exif_orientation
 from feedline.images.jpeg import jpeg_is_lossless, jpeg_orientation
 
 

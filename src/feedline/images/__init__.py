@@ -3,9 +3,9 @@
 folder.py, image_list.py, array.py   public sources: `ImageFolder`, `ImageList`, `ImageArray`
 rows.py                              from a store of images to rows of a batch
 raw_rows.py                          rows of a raw cache or an array, made together
-codecs.py                            PNG, WebP, GIF, TIFF and others; conversion to RGB, L or I;16
+codec_registry.py, codec_base.py     registry of image formats and `Decoder` of any; base class
+pillow_codecs.py                     PNG, WebP, GIF, TIFF and others; conversion to RGB, L or I;16
 jpeg.py, libwebp.py                  decoding of a part of a JPEG or WebP
-codec_registry.py                    registry of the formats, and `Decoder` of any of them
 crops.py                             which part of an image becomes a row: `TrainCrop`, `EvalCrop`
 resize.py                            resize into a row, mirror and table lookup
 canvas.py                            several crops, resizes, pads and flips as one

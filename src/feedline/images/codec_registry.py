@@ -1,9 +1,9 @@
 """Registry of image formats, and decoding of files to pixels.
 
 Guarantees: JPEGs are decoded like by libjpeg-turbo, Pillow and so torchvision's loader, bit for bit
-(`jpeg.py`); everything else by Pillow (`codecs.py`). The format is detected from the bytes, never
-from the file name. The pixel count in the header is checked before any decoding. A truncated JPEG
-raises an ImageError, also if an end marker was added after the gap (Pillow fills the gap with
+(`jpeg.py`); everything else by Pillow (`pillow_codecs.py`). The format is detected from the bytes,
+never from the file name. The pixel count in the header is checked before any decoding. A truncated
+JPEG raises an ImageError, also if an end marker was added after the gap (Pillow fills the gap with
 grey). Exception: if `_jpeg` decodes only a part of an image, data missing below that part, or
 beyond a restart marker, is not detected. Any bytes give an image or an ImageError.
 """
@@ -15,15 +15,10 @@ from collections.abc import Iterable
 from typing import Literal, TypedDict
 
 from feedline.errors import ImageError, UsageError
-from feedline.images.codecs import (
-    DEFAULT_MAX_PIXELS,
-    PILLOW_CODECS,
-    Codec,
-    DecodeOptions,
-    ImageDecoder,
-)
+from feedline.images.codec_base import DEFAULT_MAX_PIXELS, Codec, DecodeOptions, ImageDecoder
 from feedline.images.crops import Part
 from feedline.images.jpeg import JPEG
+from feedline.images.pillow_codecs import PILLOW_CODECS
 from feedline.order.pixel_layout import MODES, PixelLayout
 from feedline.sources.store import Pixels
 

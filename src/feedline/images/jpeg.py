@@ -20,17 +20,16 @@ import numpy as np
 from PIL import Image, _imaging
 
 from feedline.errors import ImageError
-from feedline.images.codecs import (
-    PILLOW_JPEG,
+from feedline.images.codec_base import (
     Codec,
     DecodeOptions,
     ImageDecoder,
     check_pixels,
-    converted,
     exif_orientation,
     upright,
 )
 from feedline.images.crops import Part, cut
+from feedline.images.pillow_codecs import PILLOW_JPEG, converted
 from feedline.sources.store import Pixels
 
 try:
@@ -55,26 +54,21 @@ def compiled_decoder() -> compiled.Decoder | None:
     return None
 
 
-class JpegDecoder:
+class JpegDecoder(ImageDecoder):
     """Decodes JPEGs one after the other, in one thread, into reused memory.
 
     Reusing memory saves the page faults of fresh memory, 18% of a decode. It grows to the largest
     part, or image, up to 64 MiB; larger ones get their own memory.
     """
 
-    is_clipped = False
-
     def __init__(self, options: DecodeOptions) -> None:
-        self._options = options
+        super().__init__(JPEG, options)
         self._is_grey = options.mode == "L"
         self._buffer = np.empty(1 << 20, np.uint8)
         self._compiled = compiled_decoder()
         self._is_compiled = False  # the opened image is with it
-        self._data = b""
-        self._size = 0, 0
         self._orientation = 1
         self._whole: Pixels | None = None  # by Pillow, if only it can decode the opened image
-        self.reducible = False
 
     def open(self, data: bytes) -> tuple[int, int]:
         """Read the header of a file's bytes."""

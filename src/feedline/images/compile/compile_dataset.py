@@ -128,18 +128,15 @@ class _Recipe:
             _check_equivalent(self.transforms[0], other, sizes)
         pipeline: SamplePipeline
         if type(transform) is Views:
-            pipeline = ViewsPipeline(store, _compile_views(transform, sizes), *self._settings)
+            views = _compile_views(transform, sizes)
+            pipeline = ViewsPipeline(store, views, self.options, self.target)
         else:
             fused = compile_transform(_without_wrapper(transform), sizes)
-            pipeline = ImagePipeline(store, fused, *self._settings)
+            pipeline = ImagePipeline(store, fused, self.options, self.target)
         size = pipeline.image_size
         if sizes.is_used and size != sizes.size:
             raise CompileError(f"At {sizes.size} px the transform makes images of {size} px.")
         return pipeline
-
-    @property
-    def _settings(self) -> tuple[ReadOptions, Any]:
-        return self.options, self.target
 
     def compile_at(self, store: SampleStore, size: int) -> SamplePipeline:
         """Compile the transforms at a size in pixels."""

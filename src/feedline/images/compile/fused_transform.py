@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -426,6 +426,15 @@ class PlacedViews(NamedTuple):
         )
         return PlacedViews(placements, self.sides)
 
+    def cut(self, image: Pixels) -> Iterator[tuple[Pixels, Placement]]:
+        """Part of each view, and its placement."""
+        top, left = (self.part or (0, 0))[:2]
+        for placement in self.placements:
+            part = placement.part
+            if part is not None:
+                part = part[0] - top, part[1] - left, *part[2:]
+            yield cut(image, part), placement
+
 
 @dataclass(frozen=True)
 class ViewCrops:
@@ -487,11 +496,5 @@ def resize_views(
 
     They are made before any tail runs, because a user-defined step may have another image decoded.
     """
-    top, left = (placed.part or (0, 0))[:2]
-    resized = []
-    for view, placement, side in zip(views, placed.placements, placed.sides, strict=True):
-        part = placement.part
-        if part is not None:
-            part = part[0] - top, part[1] - left, *part[2:]
-        resized.append(view.resize(cut(image, part), placement, side))
-    return resized
+    parts = zip(views, placed.sides, placed.cut(image), strict=True)
+    return [view.resize(part, placement, side) for view, side, (part, placement) in parts]

@@ -16,6 +16,7 @@ import io
 import os
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -24,10 +25,11 @@ import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
-from feedline.errors import ImageError
+from feedline.errors import ImageError, UsageError, note
 from feedline.images.codec_registry import DecodeOptions, ThreadDecoder
-from feedline.images.compile.library_steps import error_text
+from feedline.images.compile.library_steps import error_text, step_text
 from feedline.images.crops import Part
+from feedline.order.requested_size import SampleRequest, current_request
 from feedline.sources.files import read_file
 from feedline.sources.store import Pixels
 from feedline.trace.stage_timer import end_stage, note_decoded
@@ -37,6 +39,9 @@ __all__ = [
     "LazyImage",
     "PillowSettings",
     "ReadOptions",
+    "call_at_requested_size",
+    "call_with_input",
+    "check_not_open",
     "decode_with_pillow",
     "has_added_formats",
     "has_rgb_pixels",
@@ -150,6 +155,67 @@ def open_with_pillow(file: FileBytes, why: ImageError | None) -> Image.Image:
         if isinstance(error, UnidentifiedImageError):  # whose text names an object in memory
             pillow = "Pillow does not know the format either"
         raise ImageError(f"{file.name} cannot be loaded: {own}{pillow}") from error
+
+
+def call_with_input(
+    transform: Callable[[FileBytes | None, tuple[Any, ...], dict[str, Any]], Any],
+    inputs: tuple[Any, ...],
+    named: dict[str, Any],
+) -> Any:
+    """Read the file of the first input and call a function, whose exceptions get the file's name.
+
+    The function's arguments: the file, None for an image or anything else, and all inputs.
+    """
+    file = read_input(inputs[0]) if inputs else None
+    if file is None:
+        return transform(None, inputs, named)
+    end_stage("read")
+    try:
+        return transform(file, inputs, named)
+    except Exception as error:
+        if not (isinstance(error, ImageError) and file.name in str(error)):
+            note(error, f"Raised for {file.name}.")
+        raise
+
+
+def check_not_open(*inputs: object) -> None:
+    """Raise a UsageError if an image or a mask is an open file."""
+    for each in inputs:
+        if isinstance(each, io.IOBase):
+            raise UsageError(
+                f"got an open file ({each!r}); images and masks are read from a path, bytes or an "
+                "image from Image.open: pass file.read() or Image.open(file)"
+            )
+
+
+def call_at_requested_size(
+    call: Callable[..., Any],
+    inputs: tuple[Any, ...],
+    named: dict[str, Any],
+    pipeline: object,
+    must_follow: bool,
+) -> Any:
+    """Call a function of these inputs, and check that it reads the loader's image size, if any.
+
+    Raises:
+        UsageError: it must follow the size, but did not read it; names the pipeline.
+        Exception: any error of the function.
+    """
+    outer = current_request()
+    if outer is None or outer.image_size is None:
+        return call(*inputs, **named)
+    with SampleRequest(outer.image_size, outer.strength) as own:
+        output = call(*inputs, **named)
+    outer.merge(own)
+    if must_follow and not own.image_size_was_read:
+        raise UsageError(
+            f"the loader's image size is {outer.image_size} px, but {step_text(pipeline)} ran "
+            f"unchanged on {type(inputs[0]).__name__ if inputs else 'named arguments'} and did not "
+            "ask for a size, or does not crop or resize all images to one size: its images may "
+            "have another. Pass RGB images or their paths, use feedline.per_size(...), or leave "
+            "the size out of the schedule"
+        )
+    return output
 
 
 _READING = frozenset(

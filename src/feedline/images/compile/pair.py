@@ -20,11 +20,14 @@ import torch
 from PIL import Image
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from feedline.errors import ImageError, UsageError, note
+from feedline.errors import ImageError, UsageError
 from feedline.images.compile.compile_pair import FusedPair, compile_pair
 from feedline.images.compile.image_input import (
     FileBytes,
     LazyImage,
+    call_at_requested_size,
+    call_with_input,
+    check_not_open,
     has_rgb_pixels,
     open_with_pillow,
     read_input,
@@ -32,12 +35,7 @@ from feedline.images.compile.image_input import (
 from feedline.images.compile.library_steps import attempt, error_text, step_text
 from feedline.images.compile.views import format_facts, steps_facts
 from feedline.images.crops import format_shape
-from feedline.order.requested_size import (
-    SampleRequest,
-    augmentation_strength,
-    current_request,
-    image_size,
-)
+from feedline.order.requested_size import augmentation_strength, image_size
 from feedline.trace.stage_timer import end_stage
 
 __all__ = ["Pair", "pair"]
@@ -131,33 +129,11 @@ class Pair:
             UsageError: an open file was given, or the loader's image size cannot be followed.
             Exception: any error of a step.
         """
-        outer = current_request()
-        if outer is None or outer.image_size is None:
-            return self._read_and_transform(sample, named)
-        with SampleRequest(outer.image_size, outer.strength) as own:
-            output = self._read_and_transform(sample, named)
-        outer.merge(own)
-        if self._fused is not None and not own.image_size_was_read:
-            raise UsageError(
-                f"the loader's image size is {outer.image_size} px, but the output of "
-                f"{step_text(self.transforms)} for "
-                f"{type(sample[0]).__name__ if sample else 'named arguments'} has its own size: it "
-                "ran unchanged, or does not crop or resize all images to one size. Use "
-                "feedline.per_size(...), or leave the size out of the schedule"
-            )
-        return output
+        must_follow = self._fused is not None
+        return call_at_requested_size(self._read, sample, named, self.transforms, must_follow)
 
-    def _read_and_transform(self, sample: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Make a sample; exceptions get the file's name."""
-        file = read_input(sample[0]) if sample else None
-        if file is not None:
-            end_stage("read")
-        try:
-            return self._transform(file, sample, named)
-        except Exception as error:
-            if file is not None and not (isinstance(error, ImageError) and file.name in str(error)):
-                note(error, f"Raised for {file.name}.")
-            raise
+    def _read(self, *sample: Any, **named: Any) -> Any:
+        return call_with_input(self._transform, sample, named)
 
     def _transform(
         self, file: FileBytes | None, sample: tuple[Any, ...], named: dict[str, Any]
@@ -165,12 +141,7 @@ class Pair:
         fused = self._fused
         if named or not sample:
             return self.transforms(*sample, **named)
-        for part in sample[:2]:
-            if isinstance(part, io.IOBase):
-                raise UsageError(
-                    f"got an open file ({part!r}); images and masks are read from a path, bytes "
-                    "or an image from Image.open: pass file.read()"
-                )
+        check_not_open(*sample[:2])
         image, rest = sample[0], sample[1:]
         mask = _open_mask(rest[0]) if rest else None
         others = tree_flatten(rest if mask is None else rest[1:])[0]

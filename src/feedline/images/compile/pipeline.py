@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
-from typing_extensions import override
 
 from feedline.errors import ImageError, UsageError
 from feedline.images.compile.fused_transform import (
@@ -208,12 +207,10 @@ class ImagePipeline(SamplePipeline):
         super().__init__(store, fused.crop, options, target_transform)
 
     @property
-    @override
     def table(self) -> np.ndarray[Any, Any] | None:
         tail = self.fused.tail
         return tail.table if tail.is_only_table and tail.dtype != "uint8" else None
 
-    @override
     def in_pixels(self) -> ImagePipeline:
         assert self.table is not None, "these rows are not a table of pixels"
         other = copy.copy(self)
@@ -222,12 +219,10 @@ class ImagePipeline(SamplePipeline):
         return other
 
     @property
-    @override
     def image_size(self) -> int:
         return self.fused.image_size
 
     @property
-    @override
     def writes_rows(self) -> bool:
         return bool(self.fused.tail.dtype) and self.target_transform is None
 
@@ -243,7 +238,6 @@ class ImagePipeline(SamplePipeline):
             row = Field("values", tail.dtype, (tail.channels, height, width))
         return row, self.store.label_field
 
-    @override
     def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
         tail, seed = self.fused.tail, extend(item.seed, STEPS)
         # A step may keep or change its input.
@@ -255,7 +249,6 @@ class ImagePipeline(SamplePipeline):
             tail.write_pixels(pixels, seed, row[0])
         row[1][()] = label
 
-    @override
     def sample(self, item: Item) -> tuple[Any, Any]:
         # The pixels are those that `load` writes for the same item.
         pixels, label = self._pixels(item)
@@ -272,7 +265,6 @@ class ImagePipeline(SamplePipeline):
         pixels = self.fused.resize(image, placement, item.required_image_size, into)
         return pixels, self.store.label(item.sample)
 
-    @override
     def transform_identity(self) -> str:
         return self.fused.identity() + self._form()
 
@@ -280,7 +272,6 @@ class ImagePipeline(SamplePipeline):
         output = self.fused.tail.dtype or "samples"
         return f"{self.fused}, to {output} of {format_shape(self.fused.shape)}"
 
-    @override
     def describe(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
         fused, notes = self.fused, self.fused.notes
         if fused.no_rows:
@@ -306,11 +297,9 @@ class ViewsPipeline(SamplePipeline):
         super().__init__(store, cast(Transform, self._crops), options, target_transform)
 
     @property
-    @override
     def image_size(self) -> int:
         return self._crops.largest
 
-    @override
     def sample(self, item: Item) -> tuple[Any, Any]:
         # The item's size is that of the largest view, the others keep their proportion to it.
         image, placement, sized_item = self._read(item)
@@ -323,7 +312,6 @@ class ViewsPipeline(SamplePipeline):
                 outputs.append(self.views[number].tail.run(pixels, seed))
         return outputs, self._target(self.store.label(sized_item.sample), item)
 
-    @override
     def transform_identity(self) -> str:
         views = "; ".join(view.identity() for view in self.views)
         return f"views: {views}{self._form()}"
@@ -331,7 +319,6 @@ class ViewsPipeline(SamplePipeline):
     def _text(self) -> str:
         return "; ".join(map(str, self.views))
 
-    @override
     def describe(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
         views, fused = dict.fromkeys(self.views), list[str]()
         for view in views:
@@ -399,7 +386,6 @@ class PipelinePerSize(SamplePipeline):
             )
         return pipeline.in_pixels()
 
-    @override
     def close(self) -> None:
         for pipeline in self._pipelines.values():
             pipeline.close()
@@ -410,12 +396,10 @@ class PipelinePerSize(SamplePipeline):
         return [self.at(size) for size in self._sizes]
 
     @property
-    @override
     def image_size(self) -> int:
         return self._sizes[0]
 
     @property
-    @override
     def writes_rows(self) -> bool:
         return all(pipeline.writes_rows for pipeline in self._scheduled)
 
@@ -425,24 +409,20 @@ class PipelinePerSize(SamplePipeline):
         return min(self._scheduled, key=lambda pipeline: pipeline.writes_rows).no_rows
 
     @property
-    @override
     def uses_strength(self) -> bool:
         return any(pipeline.uses_strength for pipeline in self._scheduled)
 
     @property
-    @override
     def table(self) -> np.ndarray[Any, Any] | None:
         # None unless equal at all sizes.
         first, *others = (pipeline.table for pipeline in self._scheduled)
         return first if all(_are_equal(first, table) for table in others) else None
 
-    @override
     def in_pixels(self) -> PipelinePerSize:
         other = copy.copy(self)
         other._in_pixels = True
         return other
 
-    @override
     def wanted_side(self, image_size: int) -> int:
         return self.at(image_size).wanted_side(image_size)
 
@@ -453,15 +433,12 @@ class PipelinePerSize(SamplePipeline):
             raise _unlike_others(pipeline.image_size, pipeline.no_rows)
         return pipeline.fields(image_size)
 
-    @override
     def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
         self.at(item.image_size).load(item, row)
 
-    @override
     def sample(self, item: Item) -> tuple[Any, Any]:
         return self.at(item.image_size).sample(item)
 
-    @override
     def describe(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
         described = [self.at(size).describe() for size in self._sizes]
         fused = list[str]()
@@ -472,7 +449,6 @@ class PipelinePerSize(SamplePipeline):
         notes = dict.fromkeys(note for _, _, notes in described for note in notes)
         return tuple(fused), tuple(unchanged), tuple(notes)
 
-    @override
     def transform_identity(self) -> str:
         return "; ".join(
             f"at {size} px: {self.at(size).transform_identity()}" for size in self._sizes

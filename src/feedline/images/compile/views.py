@@ -10,14 +10,13 @@ Relies on: `compile_pipeline`, and `image_input` for the inputs.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from feedline.errors import ImageError, UsageError, note
+from feedline.errors import UsageError
 from feedline.images.compile.compile_pipeline import compile_transform
 from feedline.images.compile.fused_transform import (
     FusedTransform,
@@ -28,9 +27,11 @@ from feedline.images.compile.fused_transform import (
 from feedline.images.compile.image_input import (
     FileBytes,
     LazyImage,
+    call_at_requested_size,
+    call_with_input,
+    check_not_open,
     has_rgb_pixels,
     open_with_pillow,
-    read_input,
 )
 from feedline.images.compile.library_steps import attempt, step_text
 from feedline.images.crops import format_shape
@@ -127,17 +128,8 @@ class Views:
                 loader's image size.
             Exception: any error of an unchanged step.
         """
-        file = read_input(images[0]) if images else None
-        if file is None:
-            return self._transform(None, images, named)
-        end_stage("read")
-        try:
-            return self._transform(file, images, named)
-        except ImageError:
-            raise
-        except Exception as error:
-            note(error, f"Raised for {file.name}.")
-            raise
+        output: list[Any] = call_with_input(self._transform, images, named)
+        return output
 
     def _transform(
         self, file: FileBytes | None, images: tuple[Any, ...], named: dict[str, Any]
@@ -148,11 +140,8 @@ class Views:
         if file is not None:
             images = open_with_pillow(file, None), *images[1:]
             end_stage("decode")
-        if self._fused and images and isinstance(images[0], io.IOBase):
-            raise UsageError(
-                f"got an open file ({images[0]!r}); images are read from a path, bytes or an image "
-                "from Image.open: pass file.read() or Image.open(file)"
-            )
+        if self._fused:
+            check_not_open(*images[:1])
         return [self._call_unchanged(view, images, named) for view in self.views]
 
     def _transform_image(self, image: LazyImage) -> list[Any]:
@@ -183,22 +172,9 @@ class Views:
         return Item(0, size, seed, strength)
 
     def _call_unchanged(self, view: View, images: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Output of the pipeline itself for these inputs."""
-        outer = current_request()
-        if outer is None or outer.image_size is None:
-            return view.transform(*images, **named)
-        with SampleRequest(outer.image_size, outer.strength) as own:
-            output = view.transform(*images, **named)
-        outer.merge(own)
-        if self._fused and not own.image_size_was_read:
-            raise UsageError(
-                f"the loader's image size is {outer.image_size} px, but "
-                f"{step_text(view.transform)} ran unchanged on "
-                f"{type(images[0]).__name__ if images else 'named arguments'} and did not ask for "
-                "a size: its images may have another. Pass RGB images or their paths, use "
-                "feedline.per_size(...), or leave the size out of the schedule"
-            )
-        return output
+        return call_at_requested_size(
+            view.transform, images, named, view.transform, len(self._fused) > 0
+        )
 
     def explain(self) -> str:
         """Describe the fused and the unchanged steps of each pipeline, with the reasons, one per

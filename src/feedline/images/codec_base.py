@@ -1,0 +1,200 @@
+"""Base class of image formats, their decoders, and the conversions that these share.
+
+Positions of numbers in an Exif block are from Exif 2.32 section 4.6.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from feedline.errors import ImageError
+from feedline.images.crops import Part, check_part, cut
+from feedline.sources.store import Pixels
+
+__all__ = [
+    "DEFAULT_MAX_PIXELS",
+    "Codec",
+    "DecodeOptions",
+    "DecodedPixels",
+    "ImageDecoder",
+    "check_pixels",
+    "exif_orientation",
+    "upright",
+]
+
+DEFAULT_MAX_PIXELS = 178_956_970
+"""Twice 0.25 GiB of RGB pixels, Pillow's default limit."""
+
+_EXIF_ORIENTATION_TAG = 0x0112
+_NO_PIXELS: Pixels = np.empty((0, 0, 0), np.uint8)
+
+
+@dataclass(frozen=True)
+class DecodeOptions:
+    """Settings of a decoder.
+
+    Args:
+        max_pixels: maximum number of pixels in a header.
+        exif: rotate images by their Exif orientation.
+        mode: Pillow's mode of the result, one of `pixel_layout.MODES`.
+        scaled: decode a JPEG at a reduced size if the part still has the row's size.
+    """
+
+    max_pixels: int = DEFAULT_MAX_PIXELS
+    exif: bool = False
+    mode: str = "RGB"
+    scaled: bool = False
+
+    @property
+    def decode(self) -> str:
+        """A user's `decode` argument."""
+        return "scaled" if self.scaled else "exact"
+
+
+class DecodedPixels(NamedTuple):
+    """A decoded image.
+
+    Args:
+        pixels: (height, width, channels) of the mode's dtype, C-contiguous, writable.
+        is_clipped: True if the file has 16 bits of grey, and the mode clips them to 8.
+    """
+
+    pixels: Pixels
+    is_clipped: bool = False
+
+
+@dataclass(frozen=True)
+class Codec:
+    """An image format: a subclass needs `decode`, all else is optional.
+
+    Args:
+        name: name in messages, Pillow's.
+        extensions: usual file extensions, in lower case.
+        signatures: first bytes of a file, one of them.
+        decodes_parts: True if decoding a part takes less time than all, and `size` is known.
+    """
+
+    name: str
+    extensions: tuple[str, ...]
+    signatures: tuple[bytes, ...] = ()
+    decodes_parts: bool = False
+
+    def matches(self, data: bytes) -> bool:
+        """Return True if a file is of this format. Extensions may be wrong: ImageNet contains a PNG
+        named .JPEG.
+        """
+        return data.startswith(self.signatures)
+
+    def size(self, data: bytes) -> tuple[int, int] | None:
+        """Height and width in pixels from the header; None if `decode` checks them itself."""
+        return None
+
+    def decode(self, data: bytes, options: DecodeOptions, part: Part | None) -> DecodedPixels:
+        """Decode a file for which `matches` returned True.
+
+        `part` selects a rectangle; None, as always without `decodes_parts`, is the whole image.
+
+        Raises:
+            ImageError: it cannot be decoded, or is too large.
+        """
+        raise NotImplementedError
+
+    def decoder(self, options: DecodeOptions) -> ImageDecoder:
+        """Create a decoder for one thread."""
+        return ImageDecoder(self, options)
+
+
+class ImageDecoder:
+    """Decoder of one format, for one thread: `open`, then `read`; see `codec_registry.Decoder`.
+
+    It decodes an image when it is opened, or, if the format decodes parts, when it is read.
+    """
+
+    reducible = False
+    """True if the opened image can be decoded at a reduced size."""
+
+    def __init__(self, codec: Codec, options: DecodeOptions) -> None:
+        self._codec, self._options = codec, options
+        # An image to be rotated is decoded completely: only then the part is known.
+        self._decodes_parts = codec.decodes_parts and not options.exif
+        self._data = b""
+        self._size = 0, 0
+        self._pixels = _NO_PIXELS
+        self.is_clipped = False
+        """As in `DecodedPixels`."""
+
+    def open(self, data: bytes) -> tuple[int, int]:
+        """Open a file. Return its height and width."""
+        size = self._codec.size(data)
+        if size is not None:
+            check_pixels(*size, self._options.max_pixels)
+            if self._decodes_parts:
+                self._data, self._size = data, size
+                return size
+        self._data = b""
+        self._pixels, self.is_clipped = self._codec.decode(data, self._options, None)
+        height, width = self._pixels.shape[:2]
+        return height, width
+
+    def read(self, reduction: int, part: Part | None) -> Pixels:
+        """Decode it, reduced by a factor, or a part of it."""
+        if self._data:
+            data, self._data = self._data, b""
+            check_part(part, *self._size)
+            pixels, self.is_clipped = self._codec.decode(data, self._options, part)
+            return pixels
+        pixels, self._pixels = self._pixels, _NO_PIXELS
+        return cut(pixels, part)
+
+
+def check_pixels(height: int, width: int, max_pixels: int) -> None:
+    """Raise an ImageError if an image is too large, before it is decoded."""
+    if width * height > max_pixels:
+        raise ImageError(
+            f"its header announces {width} x {height} = {width * height} pixels, more than "
+            f"max_pixels={max_pixels}: a damaged header, a decompression bomb or a very large "
+            "image (then raise max_pixels)"
+        )
+
+
+def upright(pixels: Pixels, orientation: int) -> Pixels:
+    """Rotate pixels (height, width, channels) by an Exif orientation, 1 to 8.
+
+    5 to 8 exchange height and width. The result is C-contiguous; 1 returns `pixels` itself.
+    """
+    if orientation == 1:
+        return pixels
+    if orientation >= 5:
+        pixels = pixels.transpose(1, 0, 2)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return np.ascontiguousarray(pixels)
+
+
+def exif_orientation(exif: bytes) -> int:
+    """Orientation, 1 to 8, in an Exif block; 1 (upright) if it has none.
+
+    Args:
+        exif: the block, with or without "Exif\\0\\0" before it.
+    """
+    if exif.startswith(b"Exif\0\0"):
+        exif = exif[6:]
+    order = {b"II": "<", b"MM": ">"}.get(exif[:2])
+    if order is None:
+        return 1
+    try:
+        (at,) = struct.unpack_from(order + "I", exif, 4)
+        (entries,) = struct.unpack_from(order + "H", exif, at)
+        for entry in range(entries):
+            tag, kind, _, value = struct.unpack_from(order + "HHIH", exif, at + 2 + 12 * entry)
+            if tag == _EXIF_ORIENTATION_TAG:
+                return value if kind == 3 and 1 <= value <= 8 else 1
+    except struct.error:
+        pass
+    return 1
