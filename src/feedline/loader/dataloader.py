@@ -397,7 +397,7 @@ class DataLoader(TorchDataLoader[_T]):
     @property
     def epochs(self) -> int | None:
         """Number of epochs of the schedule; None without one."""
-        schedule = self._runtime.options.schedule
+        schedule = self._runtime.stream.options.schedule
         return None if schedule is None else schedule.epochs
 
     @property
@@ -526,13 +526,9 @@ class DataLoader(TorchDataLoader[_T]):
         return self._runtime.recording.recorder
 
     def explain(self) -> str:
-        """Describe how the current dataset will be loaded, one fact per line.
-
-        With a schedule, and after a training has run for a while, it includes an estimate of what
-        each phase needs.
-        """
+        """Describe how the current dataset will be loaded, one fact per line."""
         choice = self._runtime.stream.choice()
-        return explain(self._runtime.current_options(), choice, self.memory_bytes, self.run)
+        return explain(self._runtime.current_options(), choice, self.memory_bytes)
 
     @property
     def memory_bytes(self) -> int:

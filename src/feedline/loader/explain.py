@@ -1,20 +1,11 @@
-"""Description of how a loader will work, as text.
-
-With a schedule it includes an estimate of what each phase will need, from the loader's measured
-steps; sizes that were not trained yet are marked as estimated from those that were.
-"""
+"""Description of how a loader works, as text: its options and the choice of its engine."""
 
 from __future__ import annotations
 
 import re
 
-from feedline.diagnose.facts import summarise_run
-from feedline.diagnose.finding import Thresholds
-from feedline.diagnose.gains import step_load
 from feedline.engine.defaults import slots_for
 from feedline.engine.generators import describe_generators
-from feedline.forecast.rates import PoolRate, Rates
-from feedline.forecast.schedule import forecast
 from feedline.loader.dataset_kind import own_source
 from feedline.loader.engine_choice import (
     REFRESH,
@@ -26,20 +17,18 @@ from feedline.loader.options import Options
 from feedline.loader.torch_samplers import describe
 from feedline.order.batch_spec import TASK_NS
 from feedline.order.sample_order import describe_sample_order
-from feedline.trace.run import Run
 
 __all__ = ["explain"]
 
 _LONGEST = 300
 _MOST_GENERATORS = 5
-_STEPS = 20  # of a size, to know how long they take
 _ON_ERROR = {
     "raise": "raise: a sample that cannot be loaded is an error that names it",
     "skip": "skip: a sample that cannot be loaded is left out of its batch and listed in skipped",
 }
 
 
-def explain(options: Options, choice: EngineChoice, memory_bytes: int, run: Run) -> str:
+def explain(options: Options, choice: EngineChoice, memory_bytes: int) -> str:
     """Describe a loader, one fact per line. `memory_bytes` is allocated for batches."""
     facts = {
         "samples": _samples(options),
@@ -57,7 +46,6 @@ def explain(options: Options, choice: EngineChoice, memory_bytes: int, run: Run)
         "memory": _memory(options, choice, memory_bytes),
         "batches": _batches(options, choice),
         "on_error": _ON_ERROR[options.on_error],
-        "forecast": _forecast(options, choice, run),
     }
     return "\n".join(f"{name:<11} {fact}" for name, fact in facts.items() if fact)
 
@@ -69,35 +57,6 @@ def _fused(options: Options, choice: EngineChoice) -> str:
         name = "image_size" if options.schedule is None else "schedule"
         return re.sub(r"\bsize=(\([^)]*\)|\[[^]]*\]|\d+)", f"size=by {name}", text)
     return text
-
-
-def _forecast(options: Options, choice: EngineChoice, run: Run) -> str:
-    """Advice for the phases of a schedule, estimated from the phases trained so far."""
-    schedule = options.schedule
-    if schedule is None:
-        return ""
-    facts = summarise_run(run, Thresholds())
-    rates = []
-    for phase in facts.phases:
-        if phase.steps < _STEPS or bool(phase.image_size) != bool(schedule.image_sizes):
-            continue
-        wanted_px, level_px = choice.required_and_cached_px(phase.image_size)
-        rates.append(
-            Rates(
-                size=phase.image_size,
-                rows=phase.samples,
-                points=(PoolRate(load=step_load(facts, phase), step_ms=phase.steady_ms),),
-                wanted_px=wanted_px,
-                level_px=level_px,
-            )
-        )
-    if not rates:
-        return ""
-    images = None
-    if hasattr(options.dataset, "__len__"):  # number of images of this process
-        images = max(1, len(options.dataset) // (options.order.world_size if options.order else 1))
-    estimate = forecast(rates, schedule, images=images, workers=options.num_workers or None)
-    return "; ".join(estimate.advice)
 
 
 def _samples(options: Options) -> str:
