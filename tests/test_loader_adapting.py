@@ -187,7 +187,9 @@ def test_what_was_found_lives_on_with_other_workers_and_is_no_copys() -> None:
         next(batches)
         assert loader._runtime.stream.engine.feed.settings.default_prefetch == 12  # type: ignore[union-attr]
         assert "2 batches per worker (prefetch_factor), at least 12" in loader.explain()
-        assert pickle.loads(pickle.dumps(loader))._runtime.min_prefetched_batches == 0
+        assert (
+            pickle.loads(pickle.dumps(loader))._runtime.stream.options.min_prefetched_batches == 0
+        )
         loader.prefetch_factor = 3
         assert loader._runtime.stream.engine.feed.settings.default_prefetch == 3  # type: ignore[union-attr]
 
@@ -230,7 +232,7 @@ def test_a_switch_keeps_depth_and_pieces(kind: str) -> None:
         loader.adapts = False
         assert sum(1 for _ in read(loader)) == 32
         assert loader.adaptations == []
-        assert (loader.task_ms, loader._runtime.min_prefetched_batches) == (None, 0)
+        assert (loader.task_ms, loader._runtime.stream.options.min_prefetched_batches) == (None, 0)
 
 
 def test_a_depth_is_found_for_batches_that_come_unevenly(
@@ -251,7 +253,7 @@ def test_a_depth_is_found_for_batches_that_come_unevenly(
         assert found[0].kind == "even"
         assert found[0].before == 2 * loader.num_workers
         # Of eight workers, or of 32 where it is known already that they mostly sleep.
-        assert loader._runtime.min_prefetched_batches == found[0].after
+        assert loader._runtime.stream.options.min_prefetched_batches == found[0].after
         assert found[0].after in {16, 64}
     assert f"adapting: {found[0]}" in caplog.text
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from feedline.loader.position import PlannedPosition
-from feedline.loader.state import Position
+from feedline.loader.state import Position, check_identity, check_state
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.sample_order import SEQUENTIAL, SHUFFLED, Order
 from feedline.order.schedule import Phase, Schedule
@@ -87,11 +87,13 @@ def snapshot(order: Order, position: Position) -> dict[str, Any]:
     """State of a loader at a position of an order."""
     planned = PlannedPosition(order, endless=False)
     planned.restore(position)
-    return planned.state(order.identity("data"))
+    return {**planned.state(), **order.identity("data")}
 
 
 def resume(state: Mapping[str, Any], order: Order, dataset: str = "data") -> Position:
     """Position of a loader that has loaded a state."""
     planned = PlannedPosition(order, endless=False)
-    planned.load_state(state, order.identity(dataset))
+    check_state(state)
+    check_identity(state, order.identity(dataset))
+    planned.load_state(state)
     return planned.current

@@ -53,9 +53,9 @@ def test_resuming_anywhere_gives_exactly_the_remainder(data: st.DataObject, orde
     position.begin()
     for batch in whole[:done]:
         position.record_delivery(batch)
-    state = json.loads(json.dumps(position.state({"dataset": "data"})))
+    state = json.loads(json.dumps(position.state()))
     fresh = PlannedPosition(replace(order), endless=False)
-    fresh.load_state(state, {"dataset": "data"})
+    fresh.load_state(state)
     remainder = list(fresh.upcoming())
     assert len(remainder) == len(whole) - done
     assert all(map(batch_equals, remainder, whole[done:]))
@@ -212,7 +212,7 @@ def test_a_step_beyond_its_epoch_is_refused_with_the_number_of_steps(step: int) 
 
 def test_an_epoch_far_beyond_the_schedule_resumes_in_its_last_phase() -> None:
     position = PlannedPosition(ORDER, endless=False)
-    position.load_state({**state_at(), "epoch": 10**30}, {"dataset": "data"})
+    position.load_state({**state_at(), "epoch": 10**30})
     assert next(position.upcoming()).image_size == 16
 
 

@@ -39,7 +39,7 @@ from feedline.loader.position import LoaderPosition, PlannedPosition
 from feedline.loader.sampled_epoch import EpochSource
 from feedline.loader.sampled_position import SampledPosition
 from feedline.loader.start_engine import start_engine
-from feedline.loader.state import check_state, compare_made_by
+from feedline.loader.state import check_identity, check_state, compare_made_by
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.schedule import is_image_size
 from feedline.trace.split import Timing
@@ -77,8 +77,6 @@ class BatchStream:
         self.record = EngineRecord()
         self.engine: Engine = NO_ENGINE
         self.batch: BatchSpec | None = None  # specification of the last batch
-        self.has_delivered = False
-        """True if the epoch in progress has delivered a batch, or an exception instead of one."""
         self.filling = CacheFilling(options.cache)
         self._choice = CurrentChoice()
         self._started_with: EngineChoice | None = None
@@ -96,7 +94,7 @@ class BatchStream:
         """
         other = BatchStream(self.options, position)
         other.engine = self.engine.split_off(position)
-        other.batch, other.has_delivered = self.batch, self.has_delivered
+        other.batch = self.batch
         other.filling, other._choice = copy.copy(self.filling), copy.copy(self._choice)
         other._workers_logged, other._stage_timings = self._workers_logged, self._stage_timings
         other.record = replace(self.record, timing=Timing())  # other lists are shared
@@ -203,7 +201,6 @@ class BatchStream:
             choice is self._started_with and self.keeps_workers
         ):
             self.end_workers()
-        self.has_delivered = False
         is_stale = self.position.begin()
         if self.engine is NO_ENGINE:
             self.start(choice)
@@ -221,9 +218,6 @@ class BatchStream:
             except SlotTooSmallError as error:
                 self._enlarge(error.nbytes)
                 return self.engine.next()
-        except Exception:  # replaces a batch, or is StopIteration
-            self.has_delivered = True
-            raise
         finally:
             self.batch = self.engine.batch
 
@@ -233,15 +227,13 @@ class BatchStream:
         self.engine.delivered()
         # Last without a call: Python raises KeyboardInterrupt only in calls, so Ctrl-C cannot
         # leave the delivery half recorded.
-        self.filling.delivered, self.has_delivered = delivered, True
+        self.filling.delivered = delivered
 
     def finish(self) -> list[Any]:
         """End the iteration after the epoch's last batch. Return handles of the ended workers."""
         self.position.finish()
         self.filling.has_ended = True
-        handles = [] if self.keeps_workers else self.end_workers()
-        self.has_delivered = False
-        return handles
+        return [] if self.keeps_workers else self.end_workers()
 
     # Position
 
@@ -270,8 +262,13 @@ class BatchStream:
     def state(self) -> dict[str, Any]:
         """State of the loader; see `loader.state` for its entries."""
         choice = self.choice()  # first, because it detects changes of the dataset
-        position = self.position.state(self._choice.identity(self.options))
-        return {**position, "made_by": choice.made_by, **self.filling.state()}
+        identity = self._choice.identity(self.options)
+        return {
+            **self.position.state(),
+            **identity,
+            "made_by": choice.made_by,
+            **self.filling.state(),
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, or raise a StateError or UsageError and change nothing."""
@@ -282,7 +279,8 @@ class BatchStream:
             if is_image_size(image_size := state.get("image_size")):
                 choice.check_size(image_size, "the state's image size")
             differences = compare_made_by(state, choice.made_by)
-            self.position.load_state(state, self._choice.identity(self.options))
+            check_identity(state, self._choice.identity(self.options))
+            self.position.load_state(state)
         except BaseException:
             self.filling = before
             raise
@@ -308,7 +306,7 @@ class BatchStream:
             # Kept alive, because the parent process ends the workers.
             self._inherited += [self.engine, self.engine.release()]
             self.engine, self._started_with = NO_ENGINE, None
-            self._owner, self.has_delivered = os.getpid(), False
+            self._owner = os.getpid()
 
     def raise_if_closed(self, cause: Exception | None = None) -> None:
         """Raise ClosedError after `close`, which another thread may have called meanwhile."""

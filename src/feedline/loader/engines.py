@@ -189,7 +189,7 @@ class WorkerEngine(Engine):
         feed: Feed,
         transfer: DeviceTransfer,
         position: LoaderPosition,
-        skipped: list[Skipped],
+        record: EngineRecord,
         policy: Callable[[InFlightBatch], list[Skipped]] = lambda in_flight: [],
         *,
         skip_after_error: bool = False,
@@ -197,8 +197,9 @@ class WorkerEngine(Engine):
         self._skip_after_error = skip_after_error
         self.feed: Feed = feed
         self.transfer = transfer
+        feed.deaths, transfer.timing = record.deaths, record.timing
         self._position = position
-        self._skipped = skipped
+        self._record = record
         self._policy = policy
         # Batches in the device transfer.
         self._sent: list[tuple[BatchSpec, list[Skipped]]] = []
@@ -241,7 +242,7 @@ class WorkerEngine(Engine):
     def delivered(self) -> None:
         assert self.batch is not None, "no batch was made"
         self._position.record_delivery(self.batch)
-        self._skipped += self._skipped_now
+        self._record.skipped.extend(self._skipped_now)
         self._needs_recovery = False
 
     def poll(self) -> None:

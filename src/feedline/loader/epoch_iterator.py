@@ -44,12 +44,10 @@ class LoaderRuntime:
         self, loader: Any, arguments: Arguments, options: Options, order: Order | None
     ) -> None:
         self.arguments = arguments  # arguments that a copy of the loader is built with
-        self.options = options
-        self.min_prefetched_batches = 0  # minimum of whole batches made ahead, set by adaptation
         self._loader_ref = weakref.ref(loader)
         self._planned_batches = loader.batch_sampler if order else None
-        current = options.current(loader, order, self.min_prefetched_batches)
-        self.stream = BatchStream(current, create_position(current, loader))
+        options = options.current(loader, order)
+        self.stream = BatchStream(options, create_position(options, loader))
         self.recording = Recording(self.stream)
         self.adaptation: Adaptation | None = None
         self._agreement = RankAgreement()
@@ -68,19 +66,20 @@ class LoaderRuntime:
 
     def current_options(self) -> Options:
         """Options from the loader's current attributes."""
-        return self.options.current(self.loader, self.create_order(), self.min_prefetched_batches)
+        return self.stream.options.current(self.loader, self.create_order())
 
     def create_order(self) -> Order | None:
         """Order for the current length of the dataset and the current ranks."""
         planned = self._planned_batches
         if planned is None or self.loader.batch_sampler is not planned:
             return None  # a framework has replaced the batch sampler
-        return create_order(self.options)
+        return create_order(self.stream.options)
 
     @property
     def current_order(self) -> Order | None:
         """Order of the current epoch, or of the next one."""
-        return self.stream.options.order if self.stream.has_delivered else self.create_order()
+        stream = self.stream
+        return stream.options.order if stream.position.has_delivered else self.create_order()
 
     def steps(self, epoch: int) -> int:
         """Number of batches of an epoch."""
@@ -92,14 +91,14 @@ class LoaderRuntime:
     def begin_pass(self, iterator: EpochIterator) -> None:
         """Begin an epoch with the loader's current attributes."""
         self.stream.ensure_usable()
-        fixed, stream, loader = self.options, self.stream, self.loader
-        if not (fixed.is_row_source or fixed.iterable):
-            check_samples(loader.dataset, sampled=fixed.sampled)
+        stream, loader = self.stream, self.loader
+        if not (stream.options.is_row_source or stream.options.iterable):
+            check_samples(loader.dataset, sampled=stream.options.sampled)
         options = self.current_options()
         if options.order is not None:
             self._agreement.check(options.order, stream.position.current, options.dataset)
             stream.filling.agree(self._agreement, options.order)
-        elif not (fixed.iterable or loader.in_a_wrapper):
+        elif not (options.iterable or loader.in_a_wrapper):
             self._agreement.warn_of_draws(options.index_sampler)
         self._begin(iterator, options)
         if isinstance(loader.sampler, PlannedSampler) and options.order is not None:
@@ -173,7 +172,7 @@ class LoaderRuntime:
     @property
     def _keeps_workers(self) -> bool:
         """True if workers are persistent and not torch's own, as for an IterableDataset."""
-        return self.loader.persistent_workers and not self.options.iterable
+        return self.loader.persistent_workers and not self.stream.options.iterable
 
     def persistent_iterator(self) -> EpochIterator | None:
         """Iterator of running persistent workers, maybe at its end, or None."""
@@ -197,7 +196,7 @@ class LoaderRuntime:
     def update_options_before_epoch(self) -> None:
         """Update the ranks and the dataset's length, unless an epoch is in progress."""
         # E.g. Lightning initialises torch.distributed in `fit`, after the loader was built.
-        if not self.stream.has_delivered:
+        if not self.stream.position.has_delivered:
             self.stream.update_options(self.current_options())
 
     def set_epoch(self, epoch: int) -> None:
@@ -218,11 +217,10 @@ class LoaderRuntime:
         continues independently.
         """
         stream = self.stream
-        fork = stream.position.fork() if stream.has_delivered else None
+        fork = stream.position.fork() if stream.position.has_delivered else None
         if move(stream.position):
             if fork is not None:
                 self._detach(fork)
-                stream.has_delivered = False
             stream.engine.restart_prefetch()
 
     def state_dict(self) -> dict[str, Any]:

@@ -19,10 +19,10 @@ from feedline.errors import LoadTimeoutError, UsageError
 from feedline.loader.engines import Engine
 from feedline.loader.position import LoaderPosition
 from feedline.loader.random_states import RandomStates
-from feedline.loader.state import Position, damaged_state_error, read_position
+from feedline.loader.state import Position, damaged_state_error
 from feedline.loader.torch_samplers import has_state
 from feedline.order.batch_spec import BatchSpec
-from feedline.order.schedule import Phase
+from feedline.order.schedule import Phase, Schedule
 from feedline.trace import is_recording_enabled
 from feedline.trace.stage_timings import StageTimings
 from feedline.trace.torch_workers import TorchWorkers
@@ -44,7 +44,7 @@ class IterablePosition(LoaderPosition):
     """
 
     def __init__(self, loader: TorchDataLoader[Any]) -> None:
-        super().__init__()
+        super().__init__(Schedule((Phase(epochs=1),)))
         self.loader_ref = weakref.ref(loader)
         self.raised: list[int] = []  # steps of the epoch that were replaced by an exception
         self.start: RandomStates | None = None  # random states at the beginning of the open epoch
@@ -59,9 +59,6 @@ class IterablePosition(LoaderPosition):
         assert loader is not None, "an iterator keeps its loader alive"
         return loader
 
-    def phase_in(self, epoch: int) -> Phase:
-        return Phase(epochs=1)
-
     def steps(self, epoch: int) -> int:
         return TorchDataLoader.__len__(self.loader)
 
@@ -71,11 +68,13 @@ class IterablePosition(LoaderPosition):
         return True
 
     def record_delivery(self, batch: BatchSpec | None) -> None:
-        self.current = self.current.at_step(self.current.step + 1)
+        current = self.current.at_step(self.current.step + 1)
+        self.current, self.has_delivered = current, True
 
     def _move_to_epoch(self, epoch: int) -> None:
         self.start = self.loaded_state = self.samples = None
         self.raised = []
+        self.has_delivered = False
         self.current = Position(epoch=epoch)
 
     @property
@@ -104,12 +103,12 @@ class IterablePosition(LoaderPosition):
             "ahead, without one. Use a map-style Dataset"
         )
 
-    def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         if self.loaded_state is not None:
             return dict(self.loaded_state)
         start = self.start or RandomStates.capture(None, self.loader.generator)
         state: dict[str, Any] = {
-            **super().state(identity),
+            **super().state(),
             "raised": list(self.raised),
             "random": start.as_json(),
         }
@@ -121,8 +120,8 @@ class IterablePosition(LoaderPosition):
                 state["dataset_state"] = dataset.state_dict()
         return state
 
-    def load_state(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-        position = read_position(state, identity)
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        position = Position.from_state(state)
         for name in ("random", "raised"):
             if name not in state:
                 raise damaged_state_error(state, name)
@@ -130,7 +129,7 @@ class IterablePosition(LoaderPosition):
             raise damaged_state_error(state, "raised")
         self.loaded_state = dict(state)
         self.raised = list(state["raised"])
-        self.current = position
+        self.has_delivered, self.current = False, position
 
 
 class IterableEngine(Engine):

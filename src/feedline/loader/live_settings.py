@@ -63,7 +63,7 @@ LIVE_ATTRIBUTES = ("num_workers", "prefetch", "prefetch_factor", "task_ms")
 def change_attribute(runtime: Any, name: str, value: Any) -> Any:
     """Apply the value of a live attribute, or raise UsageError. Return the value to store."""
     runtime.stream.ensure_usable()
-    options, engine = runtime.options, runtime.stream.engine
+    options, engine = runtime.stream.options, runtime.stream.engine
     if name == "num_workers":
         return _change_workers(runtime, value)
     check_argument(name, value)
@@ -108,7 +108,7 @@ def _change_workers(runtime: Any, workers: int | str) -> int:
 
 
 def _change_prefetch_factor(runtime: Any, factor: int | None) -> None:
-    options = runtime.options
+    options = runtime.stream.options
     if options.is_row_source:
         check_no_prefetch_factor(factor)
     if factor is not None and runtime.loader.num_workers == 0:
@@ -121,7 +121,7 @@ def _change_prefetch_factor(runtime: Any, factor: int | None) -> None:
         runtime.stream.engine.apply(
             prefetch_factor=factor_or_default(factor), min_prefetched_batches=0
         )
-    runtime.min_prefetched_batches = 0
+    runtime.stream.options = replace(options, min_prefetched_batches=0)
 
 
 def apply_setting(runtime: Any, setting: What, value: float | None) -> None:
@@ -132,7 +132,7 @@ def apply_setting(runtime: Any, setting: What, value: float | None) -> None:
         object.__setattr__(runtime.loader, "task_ms", value)
     elif setting == "prefetch":
         engine.apply(min_prefetched_batches=number)
-        runtime.min_prefetched_batches = number
+        runtime.stream.options = replace(runtime.stream.options, min_prefetched_batches=number)
     else:
         engine.apply(workers=number)
         object.__setattr__(runtime.loader, "num_workers", number)
@@ -140,7 +140,7 @@ def apply_setting(runtime: Any, setting: What, value: float | None) -> None:
 
 def set_adapting(runtime: Any, adapts: bool) -> None:
     """Start or stop the adaptation of workers, batches ahead and task size."""
-    iterable, workers = runtime.options.iterable, runtime.loader.num_workers
+    iterable, workers = runtime.stream.options.iterable, runtime.loader.num_workers
     if adapts and (workers == 0 or iterable):
         why = "an IterableDataset is divided by it" if iterable else "there are no workers"
         raise UsageError(f"the number of workers cannot change in a running loader: {why}")

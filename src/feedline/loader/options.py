@@ -197,7 +197,7 @@ class Options(Arguments):
             device_transforms=_device_transforms(arguments) if row_source else None,
         )
 
-    def current(self, loader: Any, order: Order | None, min_prefetched_batches: int) -> Options:
+    def current(self, loader: Any, order: Order | None) -> Options:
         """Options with the loader's current attributes: most may be set at any time."""
         changes = {name: getattr(loader, name) for name in _READ_AT_ITER}
         prefetch = None if loader.prefetch == self.allocated_prefetch else loader.prefetch
@@ -212,7 +212,6 @@ class Options(Arguments):
             index_sampler=() if self.iterable else loader._index_sampler,
             order=order,
             max_rows=_max_rows(loader),
-            min_prefetched_batches=min_prefetched_batches,
         )
 
 

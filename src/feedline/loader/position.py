@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from feedline.errors import StateError, UsageError
-from feedline.loader.state import Position, read_position
+from feedline.loader.state import Position
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.sample_order import Order
-from feedline.order.schedule import Phase
+from feedline.order.schedule import Phase, Schedule
 from feedline.order.seeds import mix
 
 __all__ = ["LoaderPosition", "PlannedPosition"]
@@ -35,12 +35,15 @@ class LoaderPosition:
     stops_after_epoch = False
     """True if upcoming batches end with the current epoch; if False, a planned order continues."""
 
-    def __init__(self) -> None:
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
         self.current = Position()  # position of the next batch
         self.restored_step = 0  # step of the next epoch at which a loaded state continues
         self.steps_to_skip = 0
         """Number of batches at the beginning of the next epoch that `set_step` skips."""
-        self._has_delivered = False  # True if a delivery was the last change of `current`
+        self.has_delivered = False
+        """True if a delivery, of a batch or an exception instead, was the last change of `current`.
+        """
 
     @property
     def phase(self) -> Phase:
@@ -54,7 +57,7 @@ class LoaderPosition:
 
     def phase_in(self, epoch: int) -> Phase:
         """Phase of an epoch."""
-        raise NotImplementedError
+        return self._schedule.phase_at(epoch)
 
     def steps(self, epoch: int) -> int:
         """Number of batches of an epoch; raises TypeError if the sampler has no length."""
@@ -116,9 +119,9 @@ class LoaderPosition:
 
         If the position is already in this epoch, e.g. from a state, its step is kept.
         """
-        if not self._has_delivered and epoch == self.current.epoch:
+        if not self.has_delivered and epoch == self.current.epoch:
             return False
-        step = 0 if self._has_delivered else self.steps_to_skip
+        step = 0 if self.has_delivered else self.steps_to_skip
         self._move_to_epoch(epoch)
         if step:
             self.set_step(step)
@@ -129,6 +132,26 @@ class LoaderPosition:
 
         A state saved at the end of an epoch counts as the beginning of the next.
         """
+        before = self.current
+        goes_back = step < self.restored_step == before.step
+        if self.has_delivered or (goes_back and self.is_at_end()):
+            self._move_to_epoch(before.epoch + 1)
+        first = self._first_step()
+        if step < first:
+            raise UsageError(
+                f"cannot begin at step {step}: a loaded state is at step {first} of epoch "
+                f"{self.current.epoch}; iterate the loader, or call set_epoch first"
+            )
+        self.steps_to_skip = step
+        self._skip()
+        return self.current != before
+
+    def _first_step(self) -> int:
+        """First step of the epoch at which the next iteration may begin."""
+        return self.restored_step
+
+    def _skip(self) -> None:
+        """Advance the position by `steps_to_skip`, or to the end of the epoch."""
         raise NotImplementedError
 
     def set_image_size(self, image_size: int | None) -> bool:
@@ -139,12 +162,12 @@ class LoaderPosition:
 
     # State
 
-    def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
-        """Position as a state, with the values of `state.identity_of`."""
-        return {**self.current.as_state(), **identity}
+    def state(self) -> dict[str, Any]:
+        """Entries of a state about the position."""
+        return self.current.as_state()
 
-    def load_state(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-        """Continue with the batches not yet delivered in a state; raises StateError."""
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue with the batches not yet delivered in a checked state; raises StateError."""
         raise NotImplementedError
 
 
@@ -152,15 +175,12 @@ class PlannedPosition(LoaderPosition):
     """Position in a planned order of all epochs. Its states are the same on every rank."""
 
     def __init__(self, order: Order, *, endless: bool) -> None:
-        super().__init__()
+        super().__init__(order.schedule)
         self._order = order
         self.endless = endless
         """True if upcoming batches continue after the schedule. If False, they end with it, and
         later epochs continue one at a time."""
         self._upcoming_until: int | None = 0  # epoch after the latest `upcoming`; None: endless
-
-    def phase_in(self, epoch: int) -> Phase:
-        return self._order.schedule.phase_at(epoch)
 
     def steps(self, epoch: int) -> int:
         return self._order.steps(epoch)
@@ -170,8 +190,8 @@ class PlannedPosition(LoaderPosition):
         return mix(self._order.seed, self.current.epoch, self._order.rank)
 
     def begin(self) -> bool:
-        was_left_early = self._has_delivered and not self.is_at_end()
-        if self._has_delivered:
+        was_left_early = self.has_delivered and not self.is_at_end()
+        if self.has_delivered:
             self.finish()
         until = self._upcoming_until
         return was_left_early or (until is not None and self.current.epoch >= until)
@@ -210,7 +230,7 @@ class PlannedPosition(LoaderPosition):
     def _set(self, position: Position, *, delivered: bool) -> None:
         step = 0 if delivered else position.step
         # One statement: Python raises KeyboardInterrupt only in calls, so it is done or not.
-        self._has_delivered, self.steps_to_skip, self.restored_step, self.current = (
+        self.has_delivered, self.steps_to_skip, self.restored_step, self.current = (
             delivered,
             0,
             step,
@@ -219,32 +239,26 @@ class PlannedPosition(LoaderPosition):
 
     @property
     def _has_open_epoch(self) -> bool:
-        return self._has_delivered
+        return self.has_delivered
 
     def set_order(self, order: Order | None, generator: Any) -> bool:
         if order is None or order == self._order:
             return False
-        if not self._has_delivered and self.current.step and order.length != self._order.length:
+        if not self.has_delivered and self.current.step and order.length != self._order.length:
             raise UsageError(
                 f"the dataset has {order.length} samples, but had {self._order.length} in the "
                 "state from which this epoch continues; restore the dataset, or start over with "
                 "set_epoch"
             )
-        self._order = order
+        self._order, self._schedule = order, order.schedule
         return True
 
-    def set_step(self, step: int) -> bool:
-        before = self.current
-        at_end = self.restored_step >= self._order.steps(before.epoch)
-        if self._has_delivered or (at_end and step < self.restored_step):
-            self.finish()
-        skipped = self.current.at_step(self.restored_step).skip_to(step)
-        self.current = skipped.at_step(min(step, self._order.steps(skipped.epoch)))
-        self.steps_to_skip = step
-        return self.current != before
+    def _skip(self) -> None:
+        steps = min(self.steps_to_skip, self._order.steps(self.current.epoch))
+        self.current = self.current.at_step(steps)
 
-    def load_state(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-        position = read_position(state, identity)
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        position = Position.from_state(state)
         steps = self._order.steps(position.epoch)
         if position.step > steps:
             raise StateError(

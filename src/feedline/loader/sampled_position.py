@@ -14,11 +14,11 @@ from typing import Any
 from feedline.errors import StateError
 from feedline.loader.position import LoaderPosition
 from feedline.loader.sampled_epoch import Draw, EpochSource, SampledEpoch
-from feedline.loader.state import check_state, damaged_state_error, read_position
+from feedline.loader.state import Position, damaged_state_error
 from feedline.loader.torch_samplers import epoch_of, sampler_rank_and_world_size, set_epoch
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.sample_order import Order
-from feedline.order.schedule import Phase, Schedule
+from feedline.order.schedule import Schedule
 from feedline.order.seeds import mix
 
 __all__ = ["SampledPosition"]
@@ -31,16 +31,12 @@ class SampledPosition(LoaderPosition):
     """Position of a loader whose order is defined by samplers."""
 
     def __init__(self, source: EpochSource, schedule: Schedule) -> None:
-        super().__init__()
+        super().__init__(schedule)
         self._source = source
-        self._schedule = schedule
         self._rank, self._world_size = sampler_rank_and_world_size(source.sampler)
         self._is_iterating = False  # an iteration has started and not ended
         self._epoch: SampledEpoch | None = None
         self._loaded_state: Mapping[str, Any] | None = None  # until a batch is delivered
-
-    def phase_in(self, epoch: int) -> Phase:
-        return self._schedule.phase_at(epoch)
 
     def steps(self, epoch: int) -> int:
         return len(self._source.sampler)  # type: ignore[arg-type]
@@ -54,7 +50,7 @@ class SampledPosition(LoaderPosition):
     # Iteration
 
     def begin(self) -> bool:
-        if self._has_delivered:
+        if self.has_delivered:
             self._move_to_epoch(self.current.epoch + 1)
         self._is_iterating = True
         if self._loaded_state is None:
@@ -78,7 +74,7 @@ class SampledPosition(LoaderPosition):
 
     def reopen_if_reordered(self) -> bool:
         epoch = self._epoch
-        if epoch is None or self._has_delivered or self.restored_step:
+        if epoch is None or self.has_delivered or self.restored_step:
             return False
         if epoch.sampler_epoch == epoch_of(self._source.sampler):
             return False
@@ -97,7 +93,7 @@ class SampledPosition(LoaderPosition):
         if (epoch := self._epoch) is None or not epoch.broken:
             return
         state = {**epoch.state(), "base_seed": self._source.base_seed}
-        at_beginning = not self._has_delivered and self.restored_step == 0
+        at_beginning = not self.has_delivered and self.restored_step == 0
         self._epoch = self._source.reopen(state, self.current, comparable=True, begin=at_beginning)
 
     def upcoming(self) -> Iterator[BatchSpec]:
@@ -133,7 +129,7 @@ class SampledPosition(LoaderPosition):
         # Free of calls: Python raises KeyboardInterrupt only in calls, so Ctrl-C cannot leave these
         # assignments half done.
         epoch.last, epoch.early_steps, self.current = last, early_steps, current
-        self._has_delivered, self.restored_step, self.steps_to_skip = True, 0, 0
+        self.has_delivered, self.restored_step, self.steps_to_skip = True, 0, 0
         self._loaded_state = None
 
     def finish(self) -> None:
@@ -144,8 +140,8 @@ class SampledPosition(LoaderPosition):
         first = self.current.at_epoch(epoch)
         # Free of calls: Python raises KeyboardInterrupt only in calls, so Ctrl-C cannot leave these
         # assignments half done.
-        self._is_iterating = self._is_iterating and not self._has_delivered
-        self._has_delivered, self.restored_step, self.steps_to_skip = False, 0, 0
+        self._is_iterating = self._is_iterating and not self.has_delivered
+        self.has_delivered, self.restored_step, self.steps_to_skip = False, 0, 0
         self._epoch, self._loaded_state, self.current = None, None, first
 
     @property
@@ -165,28 +161,26 @@ class SampledPosition(LoaderPosition):
             self._enter(self._source.open(epoch))
         return is_new
 
-    def set_step(self, step: int) -> bool:
-        back = step < self.restored_step == self.current.step
-        if self._has_delivered or (back and self.is_at_end()):
-            self._move_to_epoch(self.current.epoch + 1)
-        first = self.current if self._is_iterating else self.current.at_step(self.restored_step)
-        self.steps_to_skip = first.skip_to(step).step
+    def _first_step(self) -> int:
+        # A pass over the sampler in progress cannot go back.
+        return self.current.step if self._is_iterating else self.restored_step
+
+    def _skip(self) -> None:
         if self._is_iterating and self._epoch is not None:
             self._restart_broken_pass()
             self._enter(self._epoch)
-        return True
 
     # State
 
-    def state(self, identity: Mapping[str, Any]) -> dict[str, Any]:
-        """Position as a state, JSON-able if the sampler's own state is. Nothing is drawn for it.
+    def state(self) -> dict[str, Any]:
+        """Entries of a state, JSON-able if the sampler's own state is. Nothing is drawn for it.
 
         Between two epochs it contains the random states that determine the next one.
         """
         with suppress(StateError):  # the next batch raises it
             self._restart_broken_pass()
         state = {
-            **super().state(identity),
+            **super().state(),
             "early": [],
             "rank": self._rank,
             "world": self._world_size,
@@ -209,14 +203,8 @@ class SampledPosition(LoaderPosition):
             return state | {"start": self._source.start(self._source.capture_rng_states())}
         return state | epoch.state()
 
-    def load_state(self, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-        check_state(state)
-        if "start" not in state:
-            raise StateError(
-                "cannot resume: the state is of a loader with its own order (seed= or schedule=), "
-                "and samplers define the order of this loader; build it with the same arguments"
-            )
-        position = read_position(state, identity)
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        position = Position.from_state(state)
         has_epoch = state.get("drawn_seed") is not None
         if not has_epoch and (position.step or state.get("early")):
             raise damaged_state_error(state, "drawn_seed")
@@ -226,6 +214,6 @@ class SampledPosition(LoaderPosition):
         self._source.load_seeds(state, position.epoch)
         self._epoch, self._loaded_state = epoch if has_epoch else None, state
         self.restored_step, self.steps_to_skip = position.step, state.get("steps_to_skip", 0)
-        self._has_delivered, self.current = False, position
+        self.has_delivered, self.current = False, position
         if self._is_iterating:
             self._open_loaded_state(state)

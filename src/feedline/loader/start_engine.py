@@ -27,6 +27,7 @@ from feedline.engine.feed import Feed
 from feedline.engine.load_samples import Source
 from feedline.engine.messages import HUNG
 from feedline.engine.pinned_memory import pin_batch, register_memory, should_pin
+from feedline.engine.pool import WorkerPool
 from feedline.engine.start_pool import start_pool
 from feedline.engine.tasks import BatchTasks, InFlightBatch, RowTasks
 from feedline.engine.tensor_dataset import batched_tensors
@@ -101,39 +102,51 @@ def start_engine(
     """Build the chosen engine at the position; raises UsageError or ResourceError."""
     if choice.engine == "iterable":
         return IterableEngine(cast(IterablePosition, position))
+    fetcher = None if choice.makes_rows else _fetcher(choice, options, position.seed)
+    if fetcher is not None and (options.num_workers == 0 or choice.engine == "tensors"):
+        return InProcessEngine(_batch_maker(fetcher, choice, options), position, record)
     with contextlib.ExitStack() as cleanup:
-        if choice.makes_rows:
-            engine = _build_row_engine(choice, options, position, record, cleanup)
-        else:
-            assert options.collate_fn is not None, "torch's constructor sets a default"
-            # 63 bits, like torch's seeds.
-            seed = position.seed & (1 << 63) - 1
-            fetcher = DatasetFetcher(
-                WorkerInit(options.dataset, options.worker_init_fn, seed),
-                options.collate_fn,
-                batched=options.batched,
-                skip_errors=options.on_error == "skip",
-                samples=choice.source,
+
+        def start(work: Source | DatasetFetcher, slots_bytes: int) -> WorkerPool:
+            pool = start_pool(
+                work,
+                slots_bytes=slots_bytes,
+                workers=options.num_workers,
+                method=options.start_method,
+                # If the sample engine needs the script (e.g. for collate_fn), `Payload` detects
+                # that while pickling.
+                runs_user_code=(choice.runs_user_code and choice.engine != "samples")
+                or _needs_formats_of_the_script(choice),
             )
-            if options.num_workers == 0 or choice.engine == "tensors":
-                make = _batch_maker(fetcher, choice, options)
-                return InProcessEngine(make, position, record)
-            engine = _build_batch_engine(fetcher, choice, options, position, record, cleanup)
+            cleanup.callback(pool.close)
+            return pool
+
+        if fetcher is None:
+            engine = _row_engine(start, choice, options, position, record)
+        else:
+            engine = _batch_engine(start, fetcher, options, position, record)
         cleanup.pop_all()  # from here on the engine closes its pool
         cleanup.callback(engine.close)
-        engine.transfer.timing = record.timing
-        engine.feed.deaths = record.deaths
         engine.restart_prefetch()
         cleanup.pop_all()
     return engine
 
 
-def _build_row_engine(
+def _needs_formats_of_the_script(choice: EngineChoice) -> bool:
+    """Return True if workers read images with formats that were added to Pillow."""
+    if not choice.compiled:
+        return False
+    from feedline.images.compile.image_input import has_added_formats
+
+    return has_added_formats()
+
+
+def _row_engine(
+    start: Callable[[Source, int], WorkerPool],
     choice: EngineChoice,
     options: Options,
     position: LoaderPosition,
     record: EngineRecord,
-    cleanup: contextlib.ExitStack,
 ) -> WorkerEngine:
     """Build workers that share batches of rows of a known size."""
     source: Source = choice.source
@@ -142,14 +155,7 @@ def _build_row_engine(
         init = WorkerInit(shown, options.worker_init_fn, options.seed or 0)
         source = SourceWithInit(source, init)
     count = slots_for(options.allocated_prefetch)
-    pool = start_pool(
-        source,
-        slots_bytes=count * choice.slot_bytes,
-        workers=options.num_workers,
-        method=options.start_method,
-        runs_user_code=choice.runs_user_code or _needs_formats_of_the_script(choice),
-    )
-    cleanup.callback(pool.close)
+    pool = start(source, count * choice.slot_bytes)
     slots = RowBuffers(pool.block, choice.slot_bytes, count)
     feed = Feed(
         RowTasks(slots, source.fields),
@@ -179,40 +185,31 @@ def _build_row_engine(
             slots, choice.device_transforms, form, should_pin(options.pin_memory)
         )
     policy = partial(samples_to_skip, source, slots, options.on_error)
-    return WorkerEngine(
-        feed, transfer, position, record.skipped, policy, skip_after_error=choice.compiled
+    return WorkerEngine(feed, transfer, position, record, policy, skip_after_error=choice.compiled)
+
+
+def _fetcher(choice: EngineChoice, options: Options, seed: int) -> DatasetFetcher:
+    """Maker of whole batches, from an epoch's seed."""
+    assert options.collate_fn is not None, "torch's constructor sets a default"
+    seed &= (1 << 63) - 1  # like torch's seeds
+    return DatasetFetcher(
+        WorkerInit(options.dataset, options.worker_init_fn, seed),
+        options.collate_fn,
+        batched=options.batched,
+        skip_errors=options.on_error == "skip",
+        samples=choice.source,
     )
 
 
-def _needs_formats_of_the_script(choice: EngineChoice) -> bool:
-    """Return True if workers read images with formats that were added to Pillow."""
-    if not choice.compiled:
-        return False
-    from feedline.images.compile.image_input import has_added_formats
-
-    return has_added_formats()
-
-
-def _build_batch_engine(
+def _batch_engine(
+    start: Callable[[DatasetFetcher, int], WorkerPool],
     fetcher: DatasetFetcher,
-    choice: EngineChoice,
     options: Options,
     position: LoaderPosition,
     record: EngineRecord,
-    cleanup: contextlib.ExitStack,
 ) -> WorkerEngine:
     """Build workers that make whole batches, one each."""
-    pool = start_pool(
-        fetcher,
-        slots_bytes=0,
-        workers=options.num_workers,
-        method=options.start_method,
-        # False for the sample engine: if it needs the script (e.g. for collate_fn), `Payload`
-        # detects that while pickling.
-        runs_user_code=choice.engine == "dataset" or _needs_formats_of_the_script(choice),
-    )
-    cleanup.callback(pool.close)
-    slots = WholeBatchBuffers(0)
+    pool, slots = start(fetcher, 0), WholeBatchBuffers(0)
     tasks = BatchTasks(slots, max_user_batches=_MAX_USER_BATCHES, shares_memory=pool.shares_memory)
     live = LiveSettings(
         workers=options.num_workers,
@@ -230,7 +227,7 @@ def _build_batch_engine(
         describe_sample=partial(describe_sample, options.dataset),
     )
     transfer = WholeBatchTransfer(slots, max_user_batches=_MAX_USER_BATCHES, pin=options.pin_memory)
-    return WorkerEngine(feed, transfer, position, record.skipped)
+    return WorkerEngine(feed, transfer, position, record)
 
 
 def _batch_maker(

@@ -24,7 +24,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from feedline.errors import StateError, UsageError
+from feedline.errors import StateError
 from feedline.images.compile.library_steps import CompileError
 from feedline.loader.dataset_kind import own_source
 from feedline.loader.options import Options
@@ -33,12 +33,12 @@ from feedline.order.schedule import is_count, is_image_size
 
 __all__ = [
     "Position",
+    "check_identity",
     "check_state",
     "compare_made_by",
     "damaged_state_error",
     "fingerprint_of",
     "identity_of",
-    "read_position",
 ]
 
 _VERSION = 2
@@ -68,14 +68,10 @@ class Position:
         """Beginning of another epoch."""
         return Position(epoch=epoch, image_size=self.image_size)
 
-    def skip_to(self, step: int) -> Position:
-        """Position after skipping to a step of an epoch without delivered batches."""
-        if step < self.step:
-            raise UsageError(
-                f"cannot begin at step {step}: a loaded state is at step {self.step} of epoch "
-                f"{self.epoch}; iterate the loader, or call set_epoch first"
-            )
-        return self.at_step(step)
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Position:
+        """Position in a checked state."""
+        return cls(epoch=state["epoch"], step=state["step"], image_size=state.get("image_size"))
 
     def as_state(self) -> dict[str, Any]:
         """Entries of a state, with the version."""
@@ -139,9 +135,13 @@ def check_state(state: Mapping[str, Any]) -> None:
             raise damaged_state_error(state, name)
 
 
-def read_position(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Position:
-    """Return the position in a state whose values equal those of `identity_of`, or raise."""
-    check_state(state)
+def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    """Raise StateError if a checked state has other values than those of `identity_of`."""
+    if "sampler" in identity and "start" not in state:
+        raise StateError(
+            "cannot resume: the state is of a loader with its own order (seed= or schedule=), "
+            "and samplers define the order of this loader; build it with the same arguments"
+        )
     differences = [
         f"{name} was {state.get(name)!r}, is {value!r}"
         for name, value in identity.items()
@@ -152,7 +152,6 @@ def read_position(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Posi
             f"cannot resume: the state belongs to another run ({'; '.join(differences)}). "
             f"{_WORKERS if 'num_workers' in identity else _ARGUMENTS}"
         )
-    return Position(epoch=state["epoch"], step=state["step"], image_size=state.get("image_size"))
 
 
 def _differs(value: object, expected: object) -> bool:

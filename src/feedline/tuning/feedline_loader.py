@@ -43,7 +43,7 @@ class TunableFeedlineLoader:
     def __init__(self, loader: DataLoader[Any], *, min_workers: int = 1) -> None:
         if loader.num_workers < min_workers:
             raise UsageError("the loader has no workers", hint="build it with num_workers='auto'")
-        if loader._runtime.options.iterable:
+        if loader._runtime.stream.options.iterable:
             raise UsageError(
                 "torch splits an IterableDataset by the number of workers, so tune cannot change "
                 "it",
@@ -78,7 +78,9 @@ class TunableFeedlineLoader:
         if not self._rows:
             return LoaderSetting(workers=workers, prefetch=factor or DEFAULT_PREFETCH_FACTOR)
         # More may be allocated, for trials.
-        depth = min(DEFAULT_PREFETCH, prefetch or self._loader._runtime.options.allocated_prefetch)
+        depth = min(
+            DEFAULT_PREFETCH, prefetch or self._loader._runtime.stream.options.allocated_prefetch
+        )
         return LoaderSetting(workers=workers, prefetch=depth, task_ms=task_ms or TASK_NS / 1e6)
 
     @property
@@ -88,7 +90,7 @@ class TunableFeedlineLoader:
         start = self.start
         deeper = [k * start.prefetch for k in _PREFETCH_FACTORS]
         if start.task_ms is not None:
-            most = self._loader._runtime.options.allocated_prefetch
+            most = self._loader._runtime.stream.options.allocated_prefetch
             depths = {*(depth for depth in deeper if depth < most), most} - {start.prefetch}
             depths = {depth for depth in depths if depth > start.prefetch}
             return SearchSpace(
@@ -126,7 +128,7 @@ class TunableFeedlineLoader:
     def phases(self) -> list[Phase]:
         """The first phase of each image size and batch size."""
         found: dict[tuple[int | None, int | None], Phase] = {}
-        for phase in self._loader._runtime.options.effective_schedule.phases:
+        for phase in self._loader._runtime.stream.options.effective_schedule.phases:
             found.setdefault((phase.image_size, phase.batch_size or self._loader.batch_size), phase)
         return list(found.values())
 
