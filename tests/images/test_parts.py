@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from feedline.errors import ImageError
-from feedline.images import libwebp
+from feedline.images import pillow_codecs
 from feedline.images.codec_registry import DecodeOptions, Decoder
 
 HEIGHT, WIDTH = 75, 101
@@ -79,7 +79,7 @@ def test_a_part_has_the_pixels_of_pillows_whole(name: str, part: Any, mode: str)
 def test_pillow_decodes_a_webp_to_the_same_pixels_without_libwebp(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(libwebp, "_library", lambda: None)
+    monkeypatch.setattr(pillow_codecs, "_libwebp", lambda: None)
     decoder = Decoder()
     decoder.open(FILES[name])
     whole = np.asarray(Image.open(io.BytesIO(FILES[name])).convert("RGB"))

@@ -21,8 +21,7 @@ from feedline.engine.messages import READING, ROW, RowTask
 from feedline.errors import ImageError
 from feedline.images import resize
 from feedline.images.crops import Box, Window
-from feedline.images.raw_rows import place_rows
-from feedline.images.resize import FILTERS
+from feedline.images.resize import FILTERS, place_rows
 from feedline.images.rows import ImageSubset
 from feedline.order.batch_spec import Item, Items
 from feedline.sources.files import storage_read

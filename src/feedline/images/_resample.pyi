@@ -61,7 +61,7 @@ def place_crops(
     Args:
         seeds: of the rows, (n).
         sizes: height and width of the originals and of the copies, (n, 4).
-        placements: written: `raw_rows.Placements`, (n, 16); zero for an invalid size.
+        placements: written: `resize.Placements`, (n, 16); zero for an invalid size.
         crop: strength; scale, logarithm of the ratio, and ratio, of each the lowest and the
             highest; probability of a flip.
         size: side of the rows, in pixels.
@@ -86,7 +86,7 @@ def resample_rows(
 
     Args:
         images: buffer of each, with `header_bytes` before its pixels; None for none.
-        placements: `raw_rows.Placements`, (n, 16).
+        placements: `resize.Placements`, (n, 16).
         checksums: seed of XXH3 and expected hash of each buffer, (n, 2); (0, 2) to check none.
         rows: (n, height, width, 3), C-contiguous.
         begin_row, after_check, end_row: called with the row's number before its image is read,

@@ -94,11 +94,7 @@ class Axis:
         return Axis(self.start, self.count, pixels, self.flip, 0, pixels, False, 0, pixels)
 
     def nearest_pixels(self, filter: Filter) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Source pixels that a nearest-neighbour resize shows, int64 (count), in order.
-
-        Args:
-            filter: "nearest" or "nearest-exact".
-        """
+        """Source pixels that "nearest" or "nearest-exact" shows, int64 (count), in order."""
         taken = np.arange(self.resized)
         if self.is_resized:
             taken = nearest_pixels(filter, self.extent, 0.0, self.extent, self.resized)
@@ -187,7 +183,6 @@ def image_on(
 
     Args:
         read: returns a part of the image, uint8 (height, width, 3); None for all of it.
-        filter: resize filter.
         mode: rounding, "pillow" or "bytes".
         colour: colour of the padding: red, green, blue.
 
@@ -213,10 +208,8 @@ def image_on(
 def _read_filter_input(
     canvas: Canvas, read: Callable[[Part | None], Pixels], filter: Filter
 ) -> Pixels:
-    """Source of the resize, of which only the pixels that the filter needs are read; the rest is
-    undefined.
-
-    So the filter's weights, and their rounding, are those of a resize of the whole.
+    """Source of the resize, of its own size, so that the filter's weights and their rounding are
+    those for the whole; only the pixels that the filter needs are read, the rest is undefined.
     """
     down, across = canvas.down, canvas.across
     rows, columns = down.span(filter), across.span(filter)
@@ -232,14 +225,8 @@ def _read_filter_input(
 def mask_on(
     canvas: Canvas, mask: np.ndarray[Any, Any], value: float
 ) -> np.ndarray[Any, np.dtype[Any]]:
-    """Visible pixels of a mask on a canvas.
-
-    Args:
-        mask: any dtype, (..., height, width), of the image's size.
-        value: value of the padding.
-
-    Returns:
-        the same dtype, (..., height, width), in new memory.
+    """Visible pixels of a mask (..., height, width) of the image's size on a canvas, padded with a
+    value: the same dtype, in new memory.
     """
     rows, columns = canvas.down.nearest_pixels("nearest"), canvas.across.nearest_pixels("nearest")
     shown = np.take(np.take(mask, rows, -2), columns, -1)

@@ -100,9 +100,8 @@ class Box(NamedTuple):
     filter: Filter = "bilinear"
 
     def shrink(self, height: int, width: int, size: int) -> int:
-        """Factor, 1, 2, 4 or 8, by which the (height, width) image may be reduced when decoded.
-
-        The largest at which this part still has the `size` of the row in both directions.
+        """Largest factor, 1, 2, 4 or 8, by which decoding may reduce the (height, width) image, so
+        that this part still has the `size` of the row in both directions.
         """
         return _shrink(min(self.height, self.width), size)
 
@@ -136,9 +135,8 @@ class Window(NamedTuple):
     filter: Filter = "bilinear"
 
     def shrink(self, height: int, width: int, size: int) -> int:
-        """Factor, 1, 2, 4 or 8, by which the (height, width) image may be reduced when decoded.
-
-        The largest at which the whole need not be enlarged.
+        """Largest factor, 1, 2, 4 or 8, by which decoding may reduce the (height, width) image, so
+        that the whole need not be enlarged.
         """
         return min(_shrink(height, self.height), _shrink(width, self.width))
 
@@ -156,12 +154,8 @@ Placement: TypeAlias = Box | Window
 
 
 def _interval(first: float, extent: float, length: int, of: int) -> tuple[int, int, float, float]:
-    """Map an interval of `of` pixels to a copy of `length`: the whole pixels, and the position
-    in them.
-
-    Returns:
-        First pixel and end pixel; the interval's first edge and its extent, relative to the first
-        pixel.
+    """Map an interval of `of` pixels to a copy of `length`: first pixel and end pixel; and the
+    interval's first edge, relative to the first pixel, and its extent.
     """
     # Comparisons, where min and max would take three times as long: this is done for every row.
     low, most = first * length / of, length - 1e-3

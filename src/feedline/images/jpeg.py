@@ -157,11 +157,7 @@ def _read_header(data: bytes) -> tuple[int, int]:
 def _decode_fast(
     data: bytes, height: int, width: int, reduction: int, buffer: Pixels
 ) -> Pixels | None:
-    """Decode a JPEG of one or three colours, reduced by `reduction`; None if Pillow must decide.
-
-    Raises:
-        ImageError: it is truncated.
-    """
+    """Decode a JPEG of 1 or 3 colours; None if Pillow must decide, ImageError if truncated."""
     from simplejpeg import decode_jpeg
 
     # simplejpeg takes the smallest scale that is no smaller than what is asked for, and it also has

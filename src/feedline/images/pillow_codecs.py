@@ -6,24 +6,32 @@ allocated. All errors of Pillow become ImageErrors; no warning is issued; Pillow
 changed (if a user set `ImageFile.LOAD_TRUNCATED_IMAGES` in this process, Pillow completes truncated
 files here too).
 
-Relies on: Pillow's readers being callable without `Image.open`, whose own size check warns.
-Before Python 3.14, a warning cannot be silenced in one thread only, so the known causes of warnings
-are removed before Pillow reads the file. The warning filters of the process are replaced in two
-cases only: TIFF, where every damaged tag warns, and images above Pillow's size limit. Positions of
-numbers in headers are from GIF89a, RFC 9649 (WebP) and ISO/IEC 14496-12.
+Of a WebP only the part is decoded, by the libwebp that Pillow brings. Pillow itself uses libwebp's
+animation decoder, for all of the image, to four channels, which are copied three times. It decodes
+what is not certain to give the same pixels: an animation, a damaged file, or without a libwebp.
+
+Relies on: libwebp's interface for decoding with options (webp/decode.h), which checks the version
+that this file was written for. Pillow's readers being callable without `Image.open`, whose own size
+check warns. Before Python 3.14, a warning cannot be silenced in one thread only, so the known
+causes of warnings are removed before Pillow reads the file. The warning filters of the process are
+replaced in two cases only: TIFF, where every damaged tag warns, and images above Pillow's size
+limit. Positions of numbers in headers are from GIF89a, RFC 9649 (WebP) and ISO/IEC 14496-12.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import io
 import struct
 import threading
 import warnings
 from collections.abc import Iterator
+from ctypes import c_char_p, c_int, c_size_t, c_uint32, c_void_p
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -40,13 +48,18 @@ from feedline.images.codec_base import (
     upright,
 )
 from feedline.images.crops import Part
-from feedline.images.libwebp import decode_webp
 from feedline.sources.store import Pixels
 
 __all__ = ["PILLOW_CODECS", "PILLOW_JPEG", "PillowCodec", "converted"]
 
 _GREY_16 = ("I;16", "I;16B", "I;16L", "I;16N", "I")
 """Modes in which Pillow opens 16-bit grey; "I" in versions before 11."""
+
+_WEBP_ABI = 0x0209
+_WEBP_RGB = 0
+_WEBP_MARGIN = 2
+"""Chroma has half the resolution and is interpolated from the neighbours, so the pixels at a part's
+edge need those beyond it; and its corner must be even."""
 
 _warning_filters = threading.Lock()
 
@@ -215,12 +228,97 @@ class _Gif(PillowCodec):
         return max(height, top + frame_height), max(width, left + frame_width)
 
 
+class _WebpFeatures(ctypes.Structure):
+    _fields_: ClassVar[Any] = [
+        *((name, c_int) for name in ("width", "height", "has_alpha", "has_animation", "format")),
+        ("pad", c_uint32 * 5),
+    ]
+
+
+class _WebpBuffer(ctypes.Structure):
+    """WebPDecBuffer for RGB; `others` are the fields of other colour spaces."""
+
+    _fields_: ClassVar[Any] = [
+        *((name, c_int) for name in ("colorspace", "width", "height", "is_external_memory")),
+        ("rgba", c_void_p),
+        ("stride", c_int),
+        ("size", c_size_t),
+        ("others", c_void_p * 7),
+        ("pad", c_uint32 * 4),
+        ("private_memory", c_void_p),
+    ]
+
+
+class _WebpOptions(ctypes.Structure):
+    _fields_: ClassVar[Any] = [
+        *((name, c_int) for name in ("bypass_filtering", "no_fancy_upsampling", "use_cropping")),
+        *((f"crop_{name}", c_int) for name in ("left", "top", "width", "height")),
+        *((name, c_int) for name in ("use_scaling", "scaled_width", "scaled_height")),
+        *((name, c_int) for name in ("use_threads", "dithering", "flip", "alpha_dithering")),
+        ("pad", c_uint32 * 5),
+    ]
+
+
+class _WebpConfig(ctypes.Structure):
+    _fields_: ClassVar[Any] = [
+        ("input", _WebpFeatures),
+        ("output", _WebpBuffer),
+        ("options", _WebpOptions),
+    ]
+
+
+@cache
+def _libwebp() -> Any:
+    """libwebp, found through Pillow's module that uses it; None if it cannot be used."""
+    try:
+        from PIL import _webp
+
+        library = ctypes.CDLL(_webp.__file__)
+        library.WebPInitDecoderConfigInternal.argtypes = (c_void_p, c_int)
+        library.WebPGetFeaturesInternal.argtypes = (c_char_p, c_size_t, c_void_p, c_int)
+        library.WebPDecode.argtypes = (c_char_p, c_size_t, c_void_p)
+    except (ImportError, OSError, AttributeError):
+        return None
+    is_known = library.WebPInitDecoderConfigInternal(ctypes.byref(_WebpConfig()), _WEBP_ABI)
+    return library if is_known else None
+
+
+def _decode_webp(data: bytes, part: Part | None) -> Pixels | None:
+    """Part of a WebP, or all: RGB, writable, not C-contiguous; None if Pillow must decode it."""
+    library = _libwebp()
+    if library is None:
+        return None
+    config = _WebpConfig()
+    library.WebPInitDecoderConfigInternal(ctypes.byref(config), _WEBP_ABI)
+    features = ctypes.byref(config.input)
+    if library.WebPGetFeaturesInternal(data, len(data), features, _WEBP_ABI):
+        return None
+    height, width = config.input.height, config.input.width
+    if config.input.has_animation:
+        return None
+    top, left, rows, columns = part or (0, 0, height, width)
+    first_row, first_column = max(top - _WEBP_MARGIN, 0) & ~1, max(left - _WEBP_MARGIN, 0) & ~1
+    stop_row = min(top + rows + _WEBP_MARGIN, height)
+    stop_column = min(left + columns + _WEBP_MARGIN, width)
+    pixels: Pixels = np.empty((stop_row - first_row, stop_column - first_column, 3), np.uint8)
+    options, output = config.options, config.output
+    options.use_cropping = 1
+    options.crop_top, options.crop_left = first_row, first_column
+    options.crop_height, options.crop_width = pixels.shape[:2]
+    output.colorspace, output.is_external_memory = _WEBP_RGB, 1
+    output.rgba, output.stride, output.size = pixels.ctypes.data, pixels.strides[0], pixels.nbytes
+    if library.WebPDecode(data, len(data), ctypes.byref(config)):
+        return None
+    top, left = top - first_row, left - first_column
+    return pixels[top : top + rows, left : left + columns]
+
+
 class _Webp(PillowCodec):
     def matches(self, data: bytes) -> bool:
         return data[:4] == b"RIFF" and data[8:12] == b"WEBP"
 
     def decode(self, data: bytes, options: DecodeOptions, part: Part | None) -> DecodedPixels:
-        pixels = None if options.exif or options.mode == "I;16" else decode_webp(data, part)
+        pixels = None if options.exif or options.mode == "I;16" else _decode_webp(data, part)
         if pixels is None:
             return super().decode(data, options, part)
         if options.mode == "L":

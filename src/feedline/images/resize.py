@@ -1,5 +1,10 @@
 """Resize of a part of an image into a row, in one pass, and table lookup of its values.
 
+Rows of raw pixels, of a cache or an array, are made together: placements of all, then one call that
+checks and resizes. Each has the same bytes as with `fill`; a row that cannot be made so is returned
+to the caller, which makes it with `fill` and so raises the exact error. Pixels with a wrong
+checksum are never used.
+
 Guarantees: writes the row (height, width, 3) in place, also in shared memory, and nothing else; no
 warning for read-only or oddly strided images. Pixels, without a `ResizeMode`:
 - bilinear, bicubic: the bytes of torch's antialiased uint8 resize (Pillow's algorithm with 16-bit
@@ -18,15 +23,18 @@ passes, as since version 13.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import PIL
 from numpy.typing import NDArray
 
-from feedline.images.crops import Box, Filter, Placement, Window
-from feedline.sources.store import Pixels
+from feedline.images.crops import Box, Filter, Placement, TrainCrop, Transform, Window
+from feedline.order.batch_spec import Items
+from feedline.sources.files import storage_read
+from feedline.sources.store import Pixels, RawCopies
+from feedline.trace import stage_timer
 
 try:
     from feedline.images import _resample as compiled
@@ -40,12 +48,15 @@ except ImportError:
 
 __all__ = [
     "FILTERS",
+    "Placements",
     "ResizeMode",
     "apply_lut",
     "compiled",
     "fill",
     "fill_as",
+    "fill_rows",
     "nearest_pixels",
+    "place_rows",
     "support",
     "weights",
 ]
@@ -103,13 +114,9 @@ def weights(filter: Filter, distances: Floats) -> Floats:
 def nearest_pixels(
     filter: Filter, source: int, first: float, extent: float, made: int
 ) -> NDArray[np.int64]:
-    """Source pixel of each output pixel, int64 (made).
+    """Source pixel of each of `made` output pixels, int64, for "nearest" or "nearest-exact".
 
-    Args:
-        filter: "nearest" or "nearest-exact".
-        source: number of source pixels.
-        first, extent: resized part of them.
-        made: number of output pixels.
+    Of `source` pixels the part of `extent` from `first` is resized.
     """
     scale = extent / made
     if filter == "nearest":
@@ -240,10 +247,8 @@ def _resize_edges(
 def _whole_weights(
     filter: Filter, source: int, first: float, extent: float, resized: int
 ) -> tuple[NDArray[Any], NDArray[np.int32], int]:
-    """Source pixels that `_resample.c` weighs, shape (resized, taps), and their weights.
-
-    Returns:
-        the source pixels, their weights as whole numbers, and the number of fractional bits.
+    """Source pixels that `_resample.c` weighs, shape (resized, taps), their weights as whole
+    numbers, and the number of fractional bits of these.
     """
     scale = extent / resized
     reach, shrink = support(filter) * max(scale, 1.0), min(1.0, 1.0 / scale)
@@ -312,17 +317,8 @@ def _shares(
     first: int,
     count: int,
 ) -> tuple[NDArray[np.float32], slice]:
-    """Weights of a filter for `count` of `resized` pixels from `first`.
-
-    Args:
-        filter: resize filter.
-        source: number of source pixels.
-        edge, extent: area of them that is resized.
-        resized: number of pixels it is resized to.
-        first, count: range of the resized pixels.
-
-    Returns:
-        weights (count, n) and their n source pixels.
+    """Weights (count, n) of a filter for `count` of `resized` pixels from `first`, and their n
+    source pixels. Of `source` pixels the area of `extent` from `edge` is resized.
     """
     scale = extent / resized
     reach = support(filter) * max(scale, 1.0)
@@ -379,3 +375,88 @@ def apply_lut(image: Pixels, tables: NDArray[Any], target: NDArray[Any]) -> None
     for channel, table in enumerate(tables):
         # A uint8 is never out of the table's bounds, and "raise" would make numpy buffer.
         np.take(table, image[..., channel], out=target[channel], mode="clip")
+
+
+Placements: TypeAlias = NDArray[np.float64]
+"""Placements on copies (n, 16): height and width of the copy; top, left, height and width of the
+part, and of the area in it; height and width of the resized area, top and left of the row in it;
+flip; filter, as in `FILTERS`. All zero if there is none."""
+
+_COLUMNS = 16
+
+
+def place_rows(transform: Transform, items: Items, sizes: NDArray[np.int64]) -> Placements:
+    """Placements of the rows of `items`; `sizes` are the heights and widths of the originals and of
+    the copies, int64 (n, 4).
+    """
+    assert items.image_size is not None
+    if type(transform) is TrainCrop and transform.filter in FILTERS and compiled:
+        placements = np.empty((len(sizes), _COLUMNS))
+        crop = (
+            *(items.strength, *transform.scale, *transform.log_ratio, *transform.ratio),
+            transform.flip,
+        )
+        filter = FILTERS.index(transform.filter)
+        compiled.place_crops(items.seeds, sizes, placements, crop, items.image_size, filter)
+        return placements
+    placements = np.zeros((len(sizes), _COLUMNS))
+    for k, item in enumerate(items.each()):
+        height, width, *copy = sizes[k].tolist()
+        try:
+            placement = transform.place(height, width, item).map_to_copy(
+                *copy, original=(height, width)
+            )
+        except Exception:  # the caller makes this row, which raises it
+            continue
+        if placement.filter in FILTERS:
+            placements[k] = _as_numbers(placement, copy[0], copy[1], items.image_size)
+    return placements
+
+
+def _as_numbers(placement: Placement, height: int, width: int, size: int) -> tuple[float, ...]:
+    filter = FILTERS.index(placement.filter)
+    if isinstance(placement, Box):
+        _, _, rows, columns = part = placement[:4]
+        area, to = placement.edges or (0.0, 0.0, rows, columns), (size, size, 0, 0)
+    else:
+        part, area, to = (0, 0, height, width), (0.0, 0.0, height, width), placement[:4]
+    return height, width, *part, *area, *to, placement.flip, filter
+
+
+def fill_rows(
+    rows: Pixels,
+    copies: RawCopies,
+    transform: Transform,
+    items: Items,
+    begin_row: Callable[[int], None],
+    end_row: Callable[[int], None] | None,
+) -> Iterable[int]:
+    """Fill rows from raw copies. Return the numbers of those that were not made.
+
+    Args:
+        rows: uint8 (n, size, size, 3), C-contiguous, overwritten.
+        copies: uint8 images with 3 channels.
+        transform, items: as in `place_rows`.
+        begin_row, end_row: called with a row's number before and after it is made.
+    """
+    if compiled is None:
+        return range(len(rows))
+    after_check: Callable[[int], Any] | None = None
+    if stage_timer.timed:
+        after_check = lambda _: stage_timer.end_stage("read")  # noqa: E731
+        end_row = _end_resize(end_row)
+    placements = place_rows(transform, items, copies.sizes)
+    with storage_read:  # checksums read the mapped memory
+        return compiled.resample_rows(
+            *(copies.pixels, copies.header_bytes, placements, copies.checksums, rows),
+            *(begin_row, after_check, end_row),
+        )
+
+
+def _end_resize(end_row: Callable[[int], None] | None) -> Callable[[int], None]:
+    def end(row: int) -> None:
+        stage_timer.end_stage("resize")
+        if end_row is not None:
+            end_row(row)
+
+    return end

@@ -30,8 +30,7 @@ from feedline.images.codec_registry import (
     register_codecs,
 )
 from feedline.images.crops import Placement, TrainCrop, Transform, Window, cut, wanted_side
-from feedline.images.raw_rows import fill_rows
-from feedline.images.resize import fill
+from feedline.images.resize import fill, fill_rows
 from feedline.order.batch_spec import Field, Item, Items
 from feedline.order.pixel_layout import MODES, RGB, PixelLayout
 from feedline.sources.cache_store import CachedFiles, CacheStore, cache_within
@@ -398,12 +397,7 @@ class ImageSource(RowPipeline[Store]):
         return is_crop(self.transform)
 
     def fields(self, image_size: int | None) -> tuple[Field, ...]:
-        """Arrays of a row at this image size, in pixels, which must be given.
-
-        Raises:
-            UsageError: the store has no images that are large enough, or the transform is not a
-                crop.
-        """
+        """Arrays of a row, as in `RowPipeline`; UsageError also if the transform is not a crop."""
         if not self.writes_rows:
             raise UsageError(
                 f"{type(self).__name__} cannot make rows with {type(self.transform)!r}; "

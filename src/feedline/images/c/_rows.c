@@ -12,7 +12,7 @@ read, nothing outside the rows is written; all sizes are checked. The GIL is rel
 #include "_checksum.h"
 
 /* Columns of a placement: the copy, its part and the area in that, as in `crops.Box`; the size to which
-the area is resized, and the row's corner in it. In the order of `place_rows` in raw_rows.py. */
+the area is resized, and the row's corner in it. In the order of `place_rows` in resize.py. */
 enum {
     HEIGHT, WIDTH, TOP, LEFT, ROWS, COLUMNS, AREA_TOP, AREA_LEFT, AREA_HEIGHT, AREA_WIDTH,
     TO_HEIGHT, TO_WIDTH, TO_TOP, TO_LEFT, FLIP, FILTER, PLACEMENT

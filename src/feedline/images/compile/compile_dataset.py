@@ -90,7 +90,6 @@ def compile_dataset(dataset: object, sizes: Sequence[int] = ()) -> CompiledDatas
     Or a feedline source with a transform of another library, or a Subset of one.
 
     Args:
-        dataset: any dataset.
         sizes: image sizes of the loader, in pixels: a `feedline.per_size` in the transform is
             compiled at each of them; without one, at its default.
     """
@@ -109,17 +108,11 @@ def compile_dataset(dataset: object, sizes: Sequence[int] = ()) -> CompiledDatas
 
 @dataclass(frozen=True, eq=False)
 class _Recipe:
-    """Settings for reading and transforming a dataset's images.
-
-    Args:
-        options: how images are read.
-        transforms: one per folder; they must be equivalent.
-        target: called on each label; None for none.
-    """
+    """Settings for reading and transforming a dataset's images."""
 
     options: ReadOptions
-    transforms: tuple[Any, ...]
-    target: Any
+    transforms: tuple[Any, ...]  # one per folder; they must be equivalent
+    target: Any  # the target_transform, called on each label; None for none
 
     def compile(self, store: SampleStore, sizes: PerSizeResolver) -> SamplePipeline:
         """Compile the transforms, at one size if they contain a `per_size`."""
@@ -162,8 +155,11 @@ def _compile(dataset: object, sizes: tuple[int | None, ...]) -> SamplePipeline:
         selection = select_folders(dataset, _check_folder)
         folders = selection.folders
         _check_same_kind(folders)
+        tries = 1
+        if is_timm_folder(folders[0]):  # which skips unreadable images
+            tries = max(1, getattr(folders[0], "_max_retries", _TIMM_MAX_TRIES))
         recipe = _Recipe(
-            ReadOptions.like_torchvision(_max_tries(folders[0])),
+            ReadOptions.like_torchvision(tries),
             tuple(folder.transform for folder in folders),
             folders[0].target_transform,
         )
@@ -286,13 +282,6 @@ def _check_equivalent(first: Any, other: Any, sizes: PerSizeResolver) -> None:
             f"The parts of the ConcatDataset have different transforms, {step_text(first)} and "
             f"{step_text(other)}, but only one for all can be compiled."
         )
-
-
-def _max_tries(folder: Any) -> int:
-    """Samples tried if images cannot be read: timm skips unreadable images."""
-    if not is_timm_folder(folder):
-        return 1
-    return max(1, getattr(folder, "_max_retries", _TIMM_MAX_TRIES))
 
 
 def _check_loader(dataset: Any, sizes: PerSizeResolver) -> None:

@@ -86,7 +86,12 @@ def compile_transform(transform: object, sizes: PerSizeResolver | None = None) -
             f"{step_text(rest[0])} must run unchanged, but torch's default dtype is "
             f"{torch.get_default_dtype()}, which worker processes do not inherit."
         )
-    tail = _tail_around_table(reader.table, rest) or _tail_after_table(reader.table, rest)
+    table = reader.table
+    tail = _tail_around_table(table, rest)
+    if tail is None:  # the unchanged steps come after the table
+        is_pixels = (rest or table.form == "pil") and table.is_identity
+        values = None if is_pixels else table.build()
+        tail = TransformTail(table=values, form=table.form, after=tuple(rest))
     tail, no_rows = infer_row_layout(tail, shape)
     return FusedTransform(
         crop=crop,
@@ -101,13 +106,6 @@ def compile_transform(transform: object, sizes: PerSizeResolver | None = None) -
             (step_text(step) for step in tail.unchanged if sets_own_size(step)), ""
         ),
     )
-
-
-def _tail_after_table(table: TableBuilder, rest: Sequence[Step]) -> TransformTail:
-    """Tail with unchanged steps after the table; CompileError if there is no table."""
-    pixels = (rest or table.form == "pil") and table.is_identity
-    values = None if pixels else table.build()
-    return TransformTail(table=values, form=table.form, after=tuple(rest))
 
 
 def _tail_around_table(table: TableBuilder, rest: Sequence[Step]) -> TransformTail | None:
@@ -163,19 +161,22 @@ class _FusibleSteps:
         self._flip: float | None = None
         self._flip_first = False
 
-    def add(self, step: Step) -> None:
+    def add(self, step: Any) -> None:
         """Add a step, or raise CompileError without a change."""
         name = library_name(step)
         if name in _POINTWISE:
             self.table.add(step)
         elif name in ("RandomResizedCrop", "timm.RandomResizedCropAndInterpolation"):
-            self._add_random_resized_crop(step)
+            self._check_resize(step)
+            self._random_crop = step, _shape(step, step.size)
         elif name == "Resize":
             self._add_resize(step)
         elif name in ("CenterCrop", "RandomCrop"):
             self._add_crop(step, at_random=name == "RandomCrop")
         elif name == "RandomHorizontalFlip":
-            self._add_flip(step)
+            if self._flip is not None:
+                raise CompileError(f"{step_text(step)} is a second flip.")
+            self._flip, self._flip_first = step.p, self._crop is None
         else:
             raise CompileError(why_not_fused(step))
 
@@ -202,10 +203,6 @@ class _FusibleSteps:
         shape = shape_or_side
         crop = WindowCrop(self._resize, shape, at_random, flip, self._flip_first, self._filter)
         return crop, shape
-
-    def _add_random_resized_crop(self, step: Any) -> None:
-        self._check_resize(step)
-        self._random_crop = step, _shape(step, step.size)
 
     def _add_resize(self, step: Any) -> None:
         self._check_resize(step)
@@ -245,12 +242,6 @@ class _FusibleSteps:
                 "image was resized, and pads it."
             )
         self._crop = shape, at_random
-
-    def _add_flip(self, step: Any) -> None:
-        if self._flip is not None:
-            raise CompileError(f"{step_text(step)} is a second flip.")
-        self._flip = step.p
-        self._flip_first = self._crop is None
 
 
 def _shape(step: object, size: Any) -> Shape:

@@ -207,13 +207,10 @@ def folder_root(folders: Sequence[Any]) -> str | None:
 
 
 def folder_fingerprint(dataset: object) -> str | None:
-    """Fingerprint of a folder of torchvision or timm, or of parts of some.
+    """Fingerprint of the paths and labels of a folder of torchvision or timm, or of parts of some.
 
-    It depends on the samples' paths and labels, not on the transform or the loader. Equal to the
-    `fingerprint()` of a compiled pipeline. 1.3 million samples take about half a second.
-
-    Returns:
-        None for any other dataset, and if samples are not (path, int).
+    Equal to the `fingerprint()` of a compiled pipeline; None for any other dataset, and if samples
+    are not (path, int). 1.3 million samples take about half a second.
     """
 
     def check(folder: object) -> None:

@@ -363,13 +363,9 @@ class FusedTransform:
     def resize(
         self, image: Pixels, placement: Placement, size: int, into: Pixels | None = None
     ) -> Pixels:
-        """Input pixels of the tail, uint8 (height, width, 3).
+        """Input pixels of the tail, uint8 (height, width, 3), with a longer side of `size` pixels.
 
-        Args:
-            image: uint8 (height, width, 3): the placement's part of an image.
-            placement: how to place it.
-            size: longer side, in pixels.
-            into: output array, C-contiguous; None: new memory.
+        They are those of the placement's part of an image, in `into`, C-contiguous, or new memory.
         """
         pixels = np.empty((*self.shape_at(size), 3), np.uint8) if into is None else into
         fill_as(self.resize_mode, pixels, image, placement)
@@ -438,15 +434,10 @@ class PlacedViews(NamedTuple):
 
 @dataclass(frozen=True)
 class ViewCrops:
-    """Crops of several views, as one transform of an image; its size is that of the largest.
-
-    Args:
-        crops: crops of the views.
-        sides: sides of the views, in pixels.
-    """
+    """Crops of several views, as one transform of an image; its size is that of the largest."""
 
     crops: tuple[Transform, ...]
-    sides: tuple[int, ...]
+    sides: tuple[int, ...]  # of the views, in pixels
 
     @cached_property
     def largest(self) -> int:

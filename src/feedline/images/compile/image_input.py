@@ -265,11 +265,7 @@ def _thread_decoder(max_pixels: int) -> ThreadDecoder:
 
 
 class LazyImage:
-    """A file, or an RGB Pillow image, of which parts are decoded on request.
-
-    Args:
-        file: the file; None for an image.
-        image: image accepted by `has_rgb_pixels`; None for a file.
+    """A file, or an image that `has_rgb_pixels` accepts, of which parts are decoded on request.
 
     Raises:
         ImageError: no decoder can read the file; names it.

@@ -430,11 +430,8 @@ def library_of(thing: Any) -> str:
 
 
 def is_original(function: Any, qualified_name: str | None = None) -> bool:
-    """Return True if a function is a library's own, from the file of its module.
-
-    Args:
-        function: any object.
-        qualified_name: its name within its module; None for any.
+    """Return True if an object is a library's own function, from the file of its module, and has
+    this qualified name; None for any.
     """
     function = _without_timer(function)
     if type(function) is not FunctionType:

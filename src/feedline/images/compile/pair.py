@@ -102,11 +102,7 @@ def pair(transforms: Callable[..., Any]) -> Pair:
 
 
 class Pair:
-    """Compiled pipeline for an image and its mask; see `feedline.pair`.
-
-    Args:
-        transforms: the pipeline.
-    """
+    """Compiled pipeline for an image and its mask; see `feedline.pair`."""
 
     def __init__(self, transforms: Callable[..., Any]) -> None:
         self.transforms = transforms
@@ -156,7 +152,9 @@ class Pair:
             return self.transforms(image, *_read_mask(name, size, rest, mask, others))
         picture = LazyImage(file, image if file is None else None)
         rest = _read_mask(name, picture.size, rest, mask, others)
-        params = fused.draw(*picture.size, *_requested(fused))
+        side = None if fused.shape is None else image_size(max(fused.shape))
+        strength = augmentation_strength() if fused.uses_strength else 1.0
+        params = fused.draw(*picture.size, side, strength)
         pixels = fused.geometry.pixels(params, picture.read)
         leaves, spec = tree_flatten(rest)
         targets = tree_unflatten([fused.geometry.move(params, leaf) for leaf in leaves], spec)
@@ -183,12 +181,6 @@ class Pair:
     def __repr__(self) -> str:
         unchanged = f"unchanged: {step_text(self.transforms)}"
         return f"feedline.pair({unchanged if self._fused is None else self._fused})"
-
-
-def _requested(fused: FusedPair) -> tuple[int | None, float]:
-    """Requested size and augmentation strength of this sample."""
-    size = None if fused.shape is None else image_size(max(fused.shape))
-    return size, augmentation_strength() if fused.uses_strength else 1.0
 
 
 def _is_movable(part: object) -> bool:

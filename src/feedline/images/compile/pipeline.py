@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
@@ -49,6 +49,9 @@ STEPS, _TARGET = 1, 2
 """Constants that separate the seeds of unchanged steps and the target_transform from the crop's."""
 
 TargetTransform: TypeAlias = Callable[[int], Any]
+
+Description: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+"""Fused and unchanged steps, as text, and reasons for unchanged steps, as sentences."""
 
 _log = logging.getLogger("feedline")
 
@@ -101,19 +104,14 @@ class SamplePipeline(RowPipeline[SampleStore]):
         """Make one sample of the dataset, for one of its random draws.
 
         While unchanged steps run, `feedline.image_size()` and `feedline.augmentation_strength()`
-        return the item's values.
-
-        Args:
-            item: sample index, size (None for the transform's own) and seed.
+        return the item's values. Without a size the transform's own is used.
 
         Returns:
-            output of the last step: a tensor, an image, anything, for several views a list; and the
-                label: an int, an array if it is not a whole number, or the output of the
-                target_transform.
+            output of the last step, for several views a list; and the label: an int, an array if it
+                is not a whole number, or the output of the target_transform.
 
         Raises:
             ImageError: the file cannot be read or decoded; names it.
-            IndexError: there is no such sample.
             Exception: any error of an unchanged step.
         """
         raise NotImplementedError
@@ -183,8 +181,7 @@ class SamplePipeline(RowPipeline[SampleStore]):
         """Names of the steps."""
         raise NotImplementedError
 
-    def describe(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-        """Fused and unchanged steps, as text, and reasons for unchanged steps, as sentences."""
+    def describe(self) -> Description:
         raise NotImplementedError
 
 
@@ -272,7 +269,7 @@ class ImagePipeline(SamplePipeline):
         output = self.fused.tail.dtype or "samples"
         return f"{self.fused}, to {output} of {format_shape(self.fused.shape)}"
 
-    def describe(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    def describe(self) -> Description:
         fused, notes = self.fused, self.fused.notes
         if fused.no_rows:
             notes += (f"{fused.no_rows} So samples are made, and collated afterwards.",)
@@ -319,14 +316,11 @@ class ViewsPipeline(SamplePipeline):
     def _text(self) -> str:
         return "; ".join(map(str, self.views))
 
-    def describe(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-        views, fused = dict.fromkeys(self.views), list[str]()
-        for view in views:
-            number = self.views.index(view) + 1
-            fused += [f"view {number}: {view.fused[0]}", *view.fused[1:]]
-        unchanged = dict.fromkeys(step for view in views for step in view.unchanged)
-        notes = dict.fromkeys(note for view in views for note in view.notes)
-        return tuple(fused), tuple(unchanged), tuple(notes)
+    def describe(self) -> Description:
+        views = {view: f"view {self.views.index(view) + 1}" for view in self.views}
+        return _join(
+            (name, (view.fused, view.unchanged, view.notes)) for view, name in views.items()
+        )
 
 
 class PipelinePerSize(SamplePipeline):
@@ -439,15 +433,8 @@ class PipelinePerSize(SamplePipeline):
     def sample(self, item: Item) -> tuple[Any, Any]:
         return self.at(item.image_size).sample(item)
 
-    def describe(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-        described = [self.at(size).describe() for size in self._sizes]
-        fused = list[str]()
-        for size, (steps, _, _) in zip(self._sizes, described, strict=True):
-            new = [step for step in steps if step not in fused]
-            fused += [f"at {size} px: {new[0]}", *new[1:]] if new else []
-        unchanged = dict.fromkeys(step for _, steps, _ in described for step in steps)
-        notes = dict.fromkeys(note for _, _, notes in described for note in notes)
-        return tuple(fused), tuple(unchanged), tuple(notes)
+    def describe(self) -> Description:
+        return _join((f"at {size} px", self.at(size).describe()) for size in self._sizes)
 
     def transform_identity(self) -> str:
         return "; ".join(
@@ -457,6 +444,17 @@ class PipelinePerSize(SamplePipeline):
     def _text(self) -> str:
         sizes = ", ".join(map(str, self._sizes))
         return f"{self.at(self._sizes[0])._text()}, at {sizes} px"
+
+
+def _join(described: Iterable[tuple[str, Description]]) -> Description:
+    """Join the descriptions of named pipelines: each step and note is listed once."""
+    fused, unchanged, notes = list[str](), dict[str, None](), dict[str, None]()
+    for name, (steps, more_unchanged, more_notes) in described:
+        new = [step for step in steps if step not in fused]
+        fused += [f"{name}: {new[0]}", *new[1:]] if new else []
+        unchanged |= dict.fromkeys(more_unchanged)
+        notes |= dict.fromkeys(more_notes)
+    return tuple(fused), tuple(unchanged), tuple(notes)
 
 
 def _are_equal(one: np.ndarray[Any, Any] | None, other: np.ndarray[Any, Any] | None) -> bool:

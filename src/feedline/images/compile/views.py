@@ -98,11 +98,7 @@ def format_facts(facts: Iterable[tuple[str, str]]) -> str:
 
 
 class Views:
-    """Compiled pipelines of several views; see `feedline.views`.
-
-    Args:
-        transforms: the pipelines.
-    """
+    """Compiled pipelines of several views; see `feedline.views`."""
 
     def __init__(self, transforms: tuple[Callable[..., Any], ...]) -> None:
         self.transforms = transforms
@@ -211,11 +207,7 @@ def _run_tail(fused: FusedTransform, pixels: Pixels, side: int) -> Any:
 
 
 class Compiled:
-    """Compiled pipeline; see `feedline.compile`.
-
-    Args:
-        transform: the pipeline.
-    """
+    """Compiled pipeline; see `feedline.compile`."""
 
     def __init__(self, transform: Callable[..., Any]) -> None:
         self.transform = transform
