@@ -302,7 +302,7 @@ def compile_pair(transforms: object) -> FusedPair:
     steps = list(_flatten_v2(transforms))
     reader = _FusiblePairSteps()
     count, why = add_while_possible(reader.add, steps)
-    dropped, reason = reader.end(has_more=count < len(steps))
+    tail, dropped, reason = reader.tail(has_more=count < len(steps))
     count, why = count - dropped, reason or why
     if not count:
         raise CompileError(why or "It has no steps.")
@@ -311,7 +311,7 @@ def compile_pair(transforms: object) -> FusedPair:
     return FusedPair(
         geometry=reader.geometry,
         shape=None if any(map(sets_own_size, after)) else _fixed_shape(reader.geometry.steps),
-        tail=reader.tail(),
+        tail=tail,
         after=after,
         fused=tuple(map(step_text, steps[:count])),
         notes=tuple(note for note in notes if note),
@@ -338,7 +338,6 @@ class _FusiblePairSteps:
 
     def __init__(self) -> None:
         self._builder = TableBuilder()
-        self._table: Any = None
         self._colours: list[tuple[Step, PixelStep | None]] = []
         self._values: list[Step] = []
         self._input_form = self._builder.form
@@ -387,28 +386,23 @@ class _FusiblePairSteps:
         self._values.clear()
         geometry.steps.append(step)
 
-    def end(self, has_more: bool) -> tuple[int, str]:
-        """Finish reading."""
-        pixels = has_more or self._builder.form == "pil"
-        if not self._values or (pixels and self._builder.is_identity):
-            return 0, ""
-        try:
-            self._table = self._builder.build()
-        except CompileError as why:
-            dropped = len(self._values)
-            self._values.clear()
-            return dropped, str(why)
-        return 0, ""
-
-    def tail(self) -> TransformTail:
-        """Transform of the image's pixels."""
-        return TransformTail(
+    def tail(self, has_more: bool) -> tuple[TransformTail, int, str]:
+        """Transform of the image's pixels; the number of last steps that are not fused, and why."""
+        table, values, why = None, tuple(self._values), ""
+        is_pixels = has_more or self._builder.form == "pil"
+        if values and not (is_pixels and self._builder.is_identity):
+            try:
+                table = self._builder.build()
+            except CompileError as error:
+                values, why = (), str(error)
+        tail = TransformTail(
             input_form=self._input_form,
             before=tuple(self._colours),
-            table=self._table,
-            table_steps=tuple(self._values),
-            form=self._builder.form if self._values else self._input_form,
+            table=table,
+            table_steps=values,
+            form=self._builder.form if values else self._input_form,
         )
+        return tail, len(self._values) - len(values), why
 
 
 def _is_conversion(step: Any) -> bool:

@@ -31,9 +31,9 @@ from feedline.images.compile.library_steps import (
     error_text,
     full_step_text,
     is_library_step,
+    is_well_behaved,
     names_of,
     steps_text,
-    well_behaved,
 )
 from feedline.images.compile.supported_transforms import PixelStep
 from feedline.images.crops import (
@@ -272,7 +272,7 @@ def infer_row_layout(tail: TransformTail, shape: Shape) -> tuple[TransformTail, 
         if table is None:
             return tail, "The pipeline returns PIL images, which cannot be rows."
         return replace(tail, dtype=table.dtype.name, channels=3), ""
-    tail = replace(tail, well_behaved=well_behaved(steps))
+    tail = replace(tail, well_behaved=all(map(is_well_behaved, steps)))
     foreign = [step for step in steps if not is_library_step(step)]
     if foreign:
         return tail, f"The output of {steps_text(foreign)} is known only to its own code."

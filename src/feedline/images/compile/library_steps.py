@@ -45,6 +45,7 @@ __all__ = [
     "is_library_step",
     "is_original",
     "is_v2",
+    "is_well_behaved",
     "library_name",
     "names_of",
     "replaced_function",
@@ -53,7 +54,6 @@ __all__ = [
     "step_text",
     "steps_text",
     "unchecked_version",
-    "well_behaved",
     "why_modified",
     "why_not_fused",
 ]
@@ -222,18 +222,15 @@ def _children(step: object) -> Any:
     return children if type(children) in _SEQUENCES else None
 
 
-def well_behaved(steps: Iterable[Step]) -> bool:
-    """Return True if steps certainly draw only from torch's global generator, and keep no input.
+def is_well_behaved(step: Step) -> bool:
+    """Return True if a step certainly draws only from torch's global generator, and keeps no input.
 
-    torchvision's own transforms do, except RandomOrder and RandomChoice, which draw from Python's.
+    torchvision's own transforms do so, except RandomOrder and RandomChoice, which draw from
+    Python's.
     """
-    return all(map(_is_well_behaved, steps))
-
-
-def _is_well_behaved(step: Step) -> bool:
     name = library_name(step)
     if name in ("Compose", "RandomApply"):
-        return _children(step) is not None and well_behaved(_children(step))
+        return _children(step) is not None and all(map(is_well_behaved, _children(step)))
     return bool(name) and name not in _CONTAINERS | _CALLERS and not name.startswith("timm.")
 
 
@@ -282,12 +279,12 @@ def flatten(transform: Any, sizes: PerSizeResolver | None = None) -> Iterator[St
         yield transform
 
 
-def full_step_text(step: object) -> str:
+def full_step_text(step: object, *, with_module: bool = True) -> str:
     """A step as a user would write it, on one line, without memory addresses."""
     try:
         name = getattr(step, "__qualname__", None)
         if isinstance(name, str):
-            return f"{getattr(step, '__module__', '')}.{name}"
+            return f"{getattr(step, '__module__', '')}.{name}" if with_module else name
         return without_addresses(" ".join(repr(step).split()))
     except Exception:
         return type(step).__name__
@@ -295,11 +292,7 @@ def full_step_text(step: object) -> str:
 
 def step_text(step: object) -> str:
     """A step as a user would write it, shortened."""
-    try:
-        name = getattr(step, "__qualname__", None)
-        text = name if isinstance(name, str) else full_step_text(step)
-    except Exception:
-        text = type(step).__name__
+    text = full_step_text(step, with_module=False)
     return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
 
 
