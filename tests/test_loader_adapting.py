@@ -18,7 +18,7 @@ from feedline import DataLoader, ImageArray, TrainCrop
 from feedline.control.decision import SettingChange, What
 from feedline.control.window import StepWindow
 from feedline.errors import UsageError
-from feedline.loader import live_settings
+from feedline.loader import adaptation
 
 _MOST = 5000  # batches: far more than any of these tests needs
 
@@ -76,8 +76,8 @@ class Script:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look at the crew after each second step."""
-    monkeypatch.setattr(live_settings, "_MIN_NS", 0)
-    monkeypatch.setattr(live_settings, "_MIN_STEPS", 2)
+    monkeypatch.setattr(adaptation, "_MIN_NS", 0)
+    monkeypatch.setattr(adaptation, "_MIN_STEPS", 2)
 
 
 def images(rows: int = 256) -> ImageArray:
@@ -212,8 +212,8 @@ def test_what_was_done_while_it_was_off_is_in_no_window() -> None:
 def test_there_is_memory_for_the_batches_of_each_worker_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(live_settings, "available_memory_bytes", lambda: 1 << 30)
-    monkeypatch.setattr(live_settings, "WORKER_BYTES", 0)
+    monkeypatch.setattr(adaptation, "available_memory_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(adaptation, "WORKER_BYTES", 0)
     with DataLoader(Numbers(256), 8, num_workers=1, prefetch_factor=4) as loader:
         script = scripted(loader)
         for _ in read(loader):
@@ -239,8 +239,8 @@ def test_a_depth_is_found_for_batches_that_come_unevenly(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of which one in ten takes ten times as long, with workers that are enough for the mean."""
-    monkeypatch.setattr(live_settings, "_MIN_NS", 50_000_000)
-    monkeypatch.setattr(live_settings, "usable_cores", lambda: 8)
+    monkeypatch.setattr(adaptation, "_MIN_NS", 50_000_000)
+    monkeypatch.setattr(adaptation, "usable_cores", lambda: 8)
     data = Numbers(_MOST, lambda number: 0.01 if number % 10 else 0.1)
     with DataLoader(data, None, num_workers=2, seed=1) as loader:
         loader.adapts = True
@@ -336,7 +336,7 @@ def test_a_crew_that_cannot_change_is_refused(data: Any, workers: int) -> None:
 def test_what_is_set_by_hand_stands_before_a_decision(
     monkeypatch: pytest.MonkeyPatch, by_hand: bool
 ) -> None:
-    monkeypatch.setattr(live_settings, "_MIN_NS", 0)
+    monkeypatch.setattr(adaptation, "_MIN_NS", 0)
     decisions = [SettingChange(kind="more", what="workers", before=2, after=1, reason="a test")]
     with DataLoader(list(range(400)), 2, num_workers=2) as loader:
         loader.adapts = True

@@ -4,7 +4,7 @@ In the order in which a call passes through them:
     dataloader        class DataLoader
     options           checks of the arguments, and their defaults
     saved_settings    arguments from a file written by `feedline tune`
-    epoch_iterator    iterators, and the runtime that begins them
+    epoch_iterator    iterators, the runtime that begins them, and settings changed while it runs
     batch_stream      position and engine of an iteration, and the loader's state
     engine_choice     choice of the engine for a dataset
     start_engine      start of one of the `engines`, or of the `iterable_engine`
@@ -14,7 +14,7 @@ In the order in which a call passes through them:
     random_states     random states that determine an epoch's order
     state             entries of a state, and the checks when it is loaded
     ranks             comparison of the ranks that share the samples
-    live_settings     settings that change while a loader runs
+    adaptation        changes of settings from the measured steps
     cache_filling     cache that is filled while training
     recording         record of the steps
     explain           description of a loader as text

@@ -25,13 +25,7 @@ from feedline.engine.attribute_snapshot import find_shared_memory
 from feedline.engine.buffers import PAGE_BYTES, SlotTooSmallError, align
 from feedline.errors import ClosedError
 from feedline.loader.cache_filling import CacheFilling
-from feedline.loader.engine_choice import (
-    REFRESH,
-    CurrentChoice,
-    EngineChoice,
-    is_kept_by_schedule,
-    keeps_workers,
-)
+from feedline.loader.engine_choice import CurrentChoice, EngineChoice, keeps_workers
 from feedline.loader.engines import NO_ENGINE, Engine, EngineRecord
 from feedline.loader.iterable_engine import IterablePosition
 from feedline.loader.options import Options, check_argument
@@ -81,7 +75,6 @@ class BatchStream:
         self._choice = CurrentChoice()
         self._started_with: EngineChoice | None = None
         self._slot_bytes = 0  # size of a slot of rows, which grows if a batch needs more
-        self._workers_logged = False
         self._stage_timings: dict[int, StageTimings] = {}  # of ended workers
         self._owner, self._is_closed = os.getpid(), False
         self._inherited: list[object] = []  # from the parent of a forked process
@@ -96,7 +89,7 @@ class BatchStream:
         other.engine = self.engine.split_off(position)
         other.batch = self.batch
         other.filling, other._choice = copy.copy(self.filling), copy.copy(self._choice)
-        other._workers_logged, other._stage_timings = self._workers_logged, self._stage_timings
+        other._stage_timings = self._stage_timings
         other.record = replace(self.record, timing=Timing())  # other lists are shared
         return other
 
@@ -126,9 +119,6 @@ class BatchStream:
         choice = choice or self.choice()
         if choice is not self._started_with:
             self._started_with, self._slot_bytes = choice, choice.slot_bytes
-        if not self._workers_logged and is_kept_by_schedule(self.options, choice):
-            self._workers_logged = True
-            _log.info("schedule= keeps the workers for all epochs; %s", REFRESH)
         # Workers that end with the epoch would prefetch the next epoch for nothing.
         self.position.stops_after_epoch = not self.keeps_workers or self._shares_memory(choice)
         self.filling.start(choice.cache_contents)

@@ -24,10 +24,9 @@ from feedline.engine.load_samples import Source
 from feedline.engine.normalise import BatchTransform, PixelTransform
 from feedline.engine.start_pool import unpickling_arguments
 from feedline.loader.dataset_kind import is_row_source
-from feedline.loader.epoch_iterator import EpochIterator, LoaderRuntime
+from feedline.loader.epoch_iterator import LIVE_ATTRIBUTES, EpochIterator, LoaderRuntime
 from feedline.loader.explain import explain
-from feedline.loader.live_settings import LIVE_ATTRIBUTES, change_attribute, set_adapting
-from feedline.loader.options import Arguments, Options, create_order, suggest_names
+from feedline.loader.options import Arguments, Options, build_from_arguments, create_order
 from feedline.loader.saved_settings import add_saved_settings, name_file_in_errors, warn_if_unused
 from feedline.loader.torch_samplers import (
     PlannedSampler,
@@ -48,7 +47,14 @@ __all__ = ["DataLoader"]
 _T = TypeVar("_T", covariant=True)
 _NOT_COPIED = {"end_of_dataloader", "remainder", "_watch_iterator", "_warns_of_stock_loader"}
 """Attributes that a copy does not get."""
-_TORCH_HAS_IN_ORDER = "in_order" in signature(TorchDataLoader.__init__).parameters  # from 2.6 on
+_TORCH_ARGUMENTS = (
+    *("sampler", "batch_sampler", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
+    *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
+    "pin_memory_device",
+    # torch has it from 2.6 on.
+    *({"in_order"} & signature(TorchDataLoader.__init__).parameters.keys()),
+)
+"""Arguments that torch's constructor gets unchanged, unless feedline plans the order."""
 
 
 class DataLoader(TorchDataLoader[_T]):
@@ -174,7 +180,7 @@ class DataLoader(TorchDataLoader[_T]):
     _watch_iterator: Callable[[EpochIterator], Any] | None = None
     _warns_of_stock_loader = True
 
-    @suggest_names
+    @build_from_arguments
     def __init__(
         self,
         dataset: Dataset[_T] | Source,
@@ -216,95 +222,53 @@ class DataLoader(TorchDataLoader[_T]):
         world_size: int | None = None,
         settings: str | os.PathLike[str] | None = None,
     ) -> None:
-        arguments = Arguments(
-            dataset=dataset,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            drop_last=drop_last,
-            timeout=timeout,
-            worker_init_fn=worker_init_fn,
-            multiprocessing_context=multiprocessing_context,
-            generator=generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-            seed=seed,
-            schedule=schedule,
-            weights=weights,
-            replacement=replacement,
-            image_size=image_size,
-            max_image_size=max_image_size,
-            prefetch=prefetch,
-            task_ms=task_ms,
-            device=device,
-            dtype=dtype,
-            mean=mean,
-            std=std,
-            pixel_transform=pixel_transform,
-            batch_transform=batch_transform,
-            cache=cache,
-            on_error=on_error,
-            start_method=start_method,
-            rank=rank,
-            world_size=world_size,
-            settings=settings,
-        )
+        """The decorator calls `_build` with these arguments."""
+
+    def _build(self, arguments: Arguments) -> None:
+        """Build the loader; the attributes of torch's class and the arguments are set first."""
         completed = add_saved_settings(arguments)
         added_before = set(vars(self))  # by a subclass
-        with name_file_in_errors(settings):
+        with name_file_in_errors(arguments.settings):
             options = Options.resolve(completed)  # before torch's checks, with shorter messages
         order = create_order(options)
-        samplers: dict[str, Any] = {"sampler": sampler, "batch_sampler": batch_sampler}
+        dataset, batch_size, drop_last = options.dataset, options.batch_size, options.drop_last
+        values = {name: getattr(completed, name) for name in _TORCH_ARGUMENTS}
         if order is not None:
-            sampler = PlannedSampler(order, dataset, self)
-            samplers = {"batch_sampler": PublicBatchSampler(sampler, order.batch_size, drop_last)}
-        if _TORCH_HAS_IN_ORDER:
-            samplers["in_order"] = in_order
+            planned = PlannedSampler(order, dataset, self)
+            batches = PublicBatchSampler(planned, order.batch_size, drop_last)
+            values |= {"sampler": None, "batch_sampler": batches}
         super().__init__(
-            dataset,  # type: ignore[arg-type]
+            dataset,
             batch_size=1 if order else batch_size,
             shuffle=None if order else options.shuffle,  # type: ignore[arg-type]  # None or a bool
             num_workers=options.num_workers,
-            collate_fn=collate_fn,
-            pin_memory=completed.pin_memory,
             drop_last=False if order else drop_last,
-            timeout=timeout,
-            worker_init_fn=worker_init_fn,
-            multiprocessing_context=multiprocessing_context,
-            generator=generator,
-            prefetch_factor=completed.prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            **samplers,
+            **values,
         )
-        self.in_order = in_order
+        self.in_order = options.in_order
         if order is not None:
             # The user's values: torch has those of the batch sampler only. Frameworks read them.
             for name, value in (("batch_size", batch_size), ("drop_last", drop_last)):
                 object.__setattr__(self, name, value)
-            object.__setattr__(self, "sampler", sampler)
+            object.__setattr__(self, "sampler", planned)
         # The user's values, too: frameworks rebuild the loader from these attributes.
-        self.seed, self.schedule, self.image_size = seed, schedule, image_size
-        self.weights, self.replacement = weights, replacement
+        self.seed, self.schedule = completed.seed, completed.schedule
+        self.weights, self.replacement = completed.weights, completed.replacement
+        self.image_size, self.max_image_size = completed.image_size, completed.max_image_size
         self.prefetch, self.task_ms = completed.prefetch, completed.task_ms
-        self.max_image_size, self.cache = max_image_size, cache
-        self.dtype, self.mean, self.std, self.on_error = dtype, mean, std, on_error
-        self.pixel_transform, self.batch_transform = pixel_transform, batch_transform
-        self.rank, self.world_size, self.start_method = rank, world_size, start_method
+        self.cache, self.on_error = completed.cache, completed.on_error
+        self.dtype, self.mean, self.std = completed.dtype, completed.mean, completed.std
+        self.pixel_transform = completed.pixel_transform
+        self.batch_transform = completed.batch_transform
+        self.rank, self.world_size = completed.rank, completed.world_size
+        self.start_method, self.device = completed.start_method, options.device
         self.settings = None  # the file's values are in the other attributes
-        self.device = options.device
         self._runtime = runtime = LoaderRuntime(self, completed, options, order)
         self._finalizer = weakref.finalize(self, runtime.close)
         self._is_built = True
         if options.adapts and options.num_workers and not options.iterable:
             self.adapts = True
-        if settings is not None and not (choice := runtime.stream.choice()).makes_rows:
+        if arguments.settings is not None and not (choice := runtime.stream.choice()).makes_rows:
             warn_if_unused(arguments, completed, str(choice))
         if options.is_row_source:
             runtime.stream.start()
@@ -316,7 +280,7 @@ class DataLoader(TorchDataLoader[_T]):
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; `num_workers` and others take effect at once, see the arguments."""
         if name in LIVE_ATTRIBUTES and self._is_built:
-            value = change_attribute(self._runtime, name, value)
+            value = self._runtime.change_attribute(name, value)
         super().__setattr__(name, value)
 
     # Copies
@@ -552,7 +516,7 @@ class DataLoader(TorchDataLoader[_T]):
 
     @adapts.setter
     def adapts(self, adapts: bool) -> None:
-        set_adapting(self._runtime, adapts)
+        self._runtime.set_adapting(adapts)
 
     @property
     def adaptations(self) -> list[SettingChange]:

@@ -36,25 +36,14 @@ from feedline.sources.cache_store import CacheStore, cache_within
 from feedline.sources.remote_cache import open_cache
 
 __all__ = [
-    "REFRESH",
     "CurrentChoice",
     "EngineChoice",
     "choose_engine",
-    "is_kept_by_schedule",
     "keeps_workers",
     "slot_size",
 ]
 
-REFRESH = "after changes deep inside the dataset call loader.refresh()"
-
 EngineName: TypeAlias = Literal["image rows", "samples", "tensors", "dataset", "iterable"]
-"""Engines:
-    image rows  a feedline source, or a compiled pipeline, writes rows into shared batches
-    samples     a compiled pipeline makes samples; the user's code collates them into whole batches
-    tensors     a TensorDataset is indexed in the training process
-    dataset     the user's dataset and collate_fn make whole batches
-    iterable    torch's own engine, for an IterableDataset
-"""
 
 _DESCRIPTIONS: dict[EngineName, str] = {
     "image rows": "image-row engine: all workers write samples into one shared batch",
@@ -154,12 +143,6 @@ def keeps_workers(options: Options, choice: EngineChoice) -> bool:
     is_requested = options.schedule is not None or options.persistent_workers
     in_process = choice.engine == "iterable" and options.num_workers == 0
     return is_requested or in_process or not choice.runs_user_code
-
-
-def is_kept_by_schedule(options: Options, choice: EngineChoice) -> bool:
-    """Return True if workers with the user's dataset are kept because of a schedule."""
-    scheduled = options.schedule is not None and not options.persistent_workers
-    return scheduled and options.num_workers > 0 and choice.runs_user_code
 
 
 def choose_engine(

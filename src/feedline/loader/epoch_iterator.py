@@ -1,6 +1,10 @@
-"""Iterations of a loader: EpochIterator is one epoch, LoaderRuntime starts and replaces iterations.
+"""Iterations of a loader: EpochIterator is one epoch, LoaderRuntime starts and replaces iterations,
+and changes settings while they run.
 
-Guarantees: an error in one `next` does not end the iteration. Nor does Ctrl-C, after which the next
+Guarantees: a changed setting takes effect at once, for batches that are not started; batches, their
+order and the state stay the same. If a value is invalid, or would have no effect, an error gives
+the reason, and nothing has changed. A copy of the loader is built with the user's settings. An
+error in one `next` does not end the iteration. Nor does Ctrl-C, after which the next
 call returns the same batch. When a second iteration begins, the first one continues independently,
 with its own position and workers.
 Relies on: use from one thread.
@@ -13,6 +17,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
@@ -20,19 +25,32 @@ from torch.autograd.profiler import record_function
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from feedline.control.decision import What
+from feedline.engine.defaults import worker_count
 from feedline.errors import ClosedError, FeedlineError, UsageError
+from feedline.loader.adaptation import Adaptation
 from feedline.loader.batch_stream import BatchStream, create_position
 from feedline.loader.dataset_kind import check_samples
 from feedline.loader.engines import NO_ENGINE
-from feedline.loader.live_settings import Adaptation
-from feedline.loader.options import Arguments, Options, check_argument, create_order
+from feedline.loader.options import (
+    Arguments,
+    Options,
+    check_argument,
+    check_no_prefetch_factor,
+    create_order,
+    factor_or_default,
+    task_ns_of,
+)
 from feedline.loader.position import LoaderPosition
 from feedline.loader.ranks import RankAgreement
 from feedline.loader.recording import Recording
 from feedline.loader.torch_samplers import PlannedSampler
 from feedline.order.sample_order import Order
 
-__all__ = ["EpochIterator", "LoaderRuntime"]
+__all__ = ["LIVE_ATTRIBUTES", "EpochIterator", "LoaderRuntime"]
+
+LIVE_ATTRIBUTES = ("num_workers", "prefetch", "prefetch_factor", "task_ms")
+"""Attributes of a loader that can be set while it runs."""
 
 _STARTED_WITHIN_S = 10.0
 
@@ -234,6 +252,92 @@ class LoaderRuntime:
         self.update_options_before_epoch()
         self.stream.load(state)
         self._agreement.forget()
+
+    # Settings
+
+    def change_attribute(self, name: str, value: Any) -> Any:
+        """Apply the value of a live attribute, or raise UsageError. Return the value to store."""
+        self.stream.ensure_usable()
+        if name == "num_workers":
+            return self._change_workers(value)
+        check_argument(name, value)
+        if name == "prefetch_factor":
+            self._change_prefetch_factor(value)
+        elif not (choice := self.stream.choice()).makes_rows:
+            instead = "A whole batch is one task of one worker"
+            if name == "prefetch":
+                instead = "Set prefetch_factor instead"
+            raise UsageError(
+                f"{value!r} has no effect on this loader, which uses the {choice}. {instead}",
+                argument=name,
+            )
+        elif name == "task_ms":
+            self._apply_setting("task_ms", value)
+        else:
+            allocated = self.stream.options.allocated_prefetch
+            if value is not None and value > allocated:
+                raise UsageError(
+                    f"{value} is larger than {allocated}, for which memory was allocated when the "
+                    f"loader was built; build it with prefetch={value}, then any smaller number "
+                    "can be set later",
+                    argument="prefetch",
+                )
+            value = None if value is None else int(value)  # converts numpy integers
+            self.stream.engine.apply(prefetch=None if value == allocated else value)
+        self.arguments = replace(self.arguments, **{name: value})
+        return value
+
+    def _change_workers(self, workers: int | str) -> int:
+        count, before = worker_count(workers), self.loader.num_workers
+        if (count == 0) != (before == 0):
+            raise UsageError(
+                f"cannot change between {before} and {count} in a running loader; build a new one",
+                argument="num_workers",
+            )
+        if count != before:
+            self._apply_setting("workers", count)
+        self.set_adapting(isinstance(workers, str))
+        return count
+
+    def _change_prefetch_factor(self, factor: int | None) -> None:
+        stream = self.stream
+        if stream.options.is_row_source:
+            check_no_prefetch_factor(factor)
+        if factor is not None and self.loader.num_workers == 0:
+            raise UsageError(
+                f"{factor} has no effect without workers, because batches are made on request. "
+                "Build the loader with num_workers",
+                argument="prefetch_factor",
+            )
+        if not stream.options.iterable:
+            stream.engine.apply(prefetch_factor=factor_or_default(factor), min_prefetched_batches=0)
+        stream.options = replace(stream.options, min_prefetched_batches=0)
+
+    def _apply_setting(self, setting: What, value: float | None) -> None:
+        """Apply a setting without storing it in the arguments, from which copies are built."""
+        stream, number = self.stream, int(value or 0)
+        if setting == "task_ms":
+            stream.engine.apply(task_ns=task_ns_of(value))
+            object.__setattr__(self.loader, "task_ms", value)
+        elif setting == "prefetch":
+            stream.engine.apply(min_prefetched_batches=number)
+            stream.options = replace(stream.options, min_prefetched_batches=number)
+        else:
+            stream.engine.apply(workers=number)
+            object.__setattr__(self.loader, "num_workers", number)
+
+    def set_adapting(self, adapts: bool) -> None:
+        """Start or stop the adaptation of workers, batches ahead and task size."""
+        iterable, workers = self.stream.options.iterable, self.loader.num_workers
+        if adapts and (workers == 0 or iterable):
+            why = "an IterableDataset is divided by it" if iterable else "there are no workers"
+            raise UsageError(f"the number of workers cannot change in a running loader: {why}")
+        if adapts and self.adaptation is None:
+            self.adaptation = Adaptation(self.stream, self._apply_setting)
+        if self.adaptation is not None:
+            self.adaptation.off = not adapts
+        # A copy of the loader is built with these arguments.
+        self.arguments = replace(self.arguments, num_workers="auto" if adapts else workers)
 
     def close(self) -> None:
         """End all workers and free all memory; not in a forked child of their process."""

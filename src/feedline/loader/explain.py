@@ -7,12 +7,7 @@ import re
 from feedline.engine.defaults import slots_for
 from feedline.engine.generators import describe_generators
 from feedline.loader.dataset_kind import own_source
-from feedline.loader.engine_choice import (
-    REFRESH,
-    EngineChoice,
-    is_kept_by_schedule,
-    keeps_workers,
-)
+from feedline.loader.engine_choice import EngineChoice, keeps_workers
 from feedline.loader.options import Options
 from feedline.loader.torch_samplers import describe
 from feedline.order.batch_spec import TASK_NS
@@ -125,8 +120,10 @@ def _workers(options: Options, choice: EngineChoice) -> str:
     if choice.engine == "iterable":
         return f"{options.num_workers} of torch"
     until = "for all epochs" if keeps_workers(options, choice) else "new ones each epoch"
-    if is_kept_by_schedule(options, choice):
-        until += f" because of schedule=; {REFRESH}"
+    if options.schedule is not None and not options.persistent_workers and choice.runs_user_code:
+        until += (
+            " because of schedule=; after changes deep inside the dataset call loader.refresh()"
+        )
     return f"{options.num_workers}, started with {options.start_method}, {until}"
 
 

@@ -58,11 +58,11 @@ from feedline.system import rank_and_world
 __all__ = [
     "Arguments",
     "Options",
+    "build_from_arguments",
     "check_argument",
     "check_no_prefetch_factor",
     "create_order",
     "factor_or_default",
-    "suggest_names",
     "task_ns_of",
 ]
 
@@ -218,9 +218,13 @@ class Options(Arguments):
 # Checks
 
 
-def suggest_names(init: Callable[_P, None]) -> Callable[_P, None]:
-    """Wrap an `__init__` to raise a TypeError that suggests close names for an unknown one."""
-    names = list(signature(init).parameters)[1:]
+def build_from_arguments(init: Callable[_P, None]) -> Callable[_P, None]:
+    """Wrap an `__init__` that only defines arguments: `_build` gets them as one `Arguments`.
+
+    For an unknown name a TypeError suggests close ones.
+    """
+    parameters = signature(init)
+    names = list(parameters.parameters)[1:]
 
     @functools.wraps(init)
     def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -228,7 +232,11 @@ def suggest_names(init: Callable[_P, None]) -> Callable[_P, None]:
             close = difflib.get_close_matches(name, names)
             hint = f"; did you mean {' or '.join(f'{each}=' for each in close)}?" if close else ""
             raise TypeError(f"DataLoader has no argument {name!r}{hint}")
-        init(*args, **kwargs)
+        bound = parameters.bind(*args, **kwargs)
+        bound.apply_defaults()
+        values = dict(bound.arguments)
+        loader: Any = values.pop("self")
+        loader._build(Arguments(**values))
 
     return wrapper
 

@@ -285,14 +285,16 @@ class EpochSource:
 
     def open(self, number: int, rng_states: RandomStates | None = None) -> SampledEpoch:
         """Begin an epoch with recorded random states, by default with the current ones."""
-        seed = None
-        if self._seed is not None:
-            seed = mix(self._seed, number)
-        elif self.base_seed is not None and self._persistent and number != self._base_epoch:
-            seed = mix(self.base_seed, number)
+        derives = self._persistent and number != self._base_epoch
+        seed = self._derived_seed(number, self.base_seed if derives else None)
         epoch = self._open(seed, rng_states)
         self._record_seed(number, epoch.seed)
         return epoch
+
+    def _derived_seed(self, number: int, base_seed: int | None) -> int | None:
+        """Seed of an epoch from the user's seed or a base seed; None if the epoch draws it."""
+        base = base_seed if self._seed is None else self._seed
+        return None if base is None else mix(base, number)
 
     def _record_seed(self, number: int, seed: int) -> None:
         if self._persistent and self._seed is None and self.base_seed is None:
@@ -350,13 +352,9 @@ class EpochSource:
 
     def _seed_in(self, state: Mapping[str, Any], number: int) -> int | None:
         """Seed of a state's epoch; None if the epoch draws its seed."""
-        base = state.get("base_seed")
-        if self._seed is not None:
-            return mix(self._seed, number)
-        if base is None:
-            return None
-        derived = mix(base, number)
-        return derived if state.get("drawn_seed") in (None, derived) else None
+        derived = self._derived_seed(number, state.get("base_seed"))
+        is_derived = self._seed is not None or state.get("drawn_seed") in (None, derived)
+        return derived if is_derived else None
 
     def reopen(
         self,

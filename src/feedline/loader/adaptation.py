@@ -1,14 +1,9 @@
-"""Settings of a running loader that the user or adaptation can change.
+"""Adaptation of a running loader, with `num_workers="auto"`: workers, batches ahead and task size.
 
-`change_attribute` sets workers, batches ahead and task size; `Adaptation` (`num_workers="auto"`)
-measures the steps and changes the same settings. `runtime` is an `epoch_iterator.LoaderRuntime`,
-which imports this module.
-
-Guarantees: a setting takes effect at once, for batches that are not started; batches, their order
-and the state stay the same. If a value is invalid, or would have no effect, an error gives the
-reason, and nothing has changed. A copy of the loader is built with the user's settings. Adaptation
-does not evaluate workers while a change is in progress, and exceeds neither memory nor cores. It
-takes about 0.5 us per step, and some 0.1 ms per check of the workers, at most once a second.
+Guarantees: batches, their order and the state stay the same. Workers are not evaluated while a
+change is in progress. Neither memory nor cores are exceeded. It takes about 0.5 us per step, and
+some 0.1 ms per check of the workers, at most once a second.
+Relies on: `control`, which decides from the measured steps.
 """
 
 from __future__ import annotations
@@ -18,32 +13,24 @@ import logging
 import time
 import weakref
 from collections import deque
-from collections.abc import Hashable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterator
 from functools import reduce
 from operator import iadd
-from typing import Any
 
 from feedline.control.controller import Controller
 from feedline.control.decision import SettingChange, What
 from feedline.control.limits import WorkerLimits
 from feedline.control.room import Room
 from feedline.control.window import StepWindow, error_of
-from feedline.engine.defaults import WORKER_BYTES, LiveSettings, worker_count
+from feedline.engine.defaults import WORKER_BYTES, LiveSettings
 from feedline.engine.feed import Feed
-from feedline.errors import UsageError
+from feedline.loader.batch_stream import BatchStream
 from feedline.loader.engines import Engine
-from feedline.loader.options import (
-    check_argument,
-    check_no_prefetch_factor,
-    factor_or_default,
-    task_ns_of,
-)
 from feedline.order.batch_spec import BatchSpec
 from feedline.system import available_memory_bytes, usable_cores
 from feedline.trace.stage_timings import StageTimings
 
-__all__ = ["LIVE_ATTRIBUTES", "Adaptation", "apply_setting", "change_attribute", "set_adapting"]
+__all__ = ["Adaptation"]
 
 _log = logging.getLogger("feedline")
 
@@ -56,108 +43,12 @@ _MEMORY = 0.5  # share of the available memory
 _TO_FILL = 4
 
 
-LIVE_ATTRIBUTES = ("num_workers", "prefetch", "prefetch_factor", "task_ms")
-"""Attributes of a loader that can be set while it runs."""
-
-
-def change_attribute(runtime: Any, name: str, value: Any) -> Any:
-    """Apply the value of a live attribute, or raise UsageError. Return the value to store."""
-    runtime.stream.ensure_usable()
-    options, engine = runtime.stream.options, runtime.stream.engine
-    if name == "num_workers":
-        return _change_workers(runtime, value)
-    check_argument(name, value)
-    if name == "prefetch_factor":
-        _change_prefetch_factor(runtime, value)
-    elif not (choice := runtime.stream.choice()).makes_rows:
-        instead = "A whole batch is one task of one worker"
-        if name == "prefetch":
-            instead = "Set prefetch_factor instead"
-        raise UsageError(
-            f"{value!r} has no effect on this loader, which uses the {choice}. {instead}",
-            argument=name,
-        )
-    elif name == "task_ms":
-        apply_setting(runtime, "task_ms", value)
-    else:
-        allocated = options.allocated_prefetch
-        if value is not None and value > allocated:
-            raise UsageError(
-                f"{value} is larger than {allocated}, for which memory was allocated when the "
-                f"loader was built; build it with prefetch={value}, then any smaller number can "
-                "be set later",
-                argument="prefetch",
-            )
-        value = None if value is None else int(value)  # converts numpy integers
-        engine.apply(prefetch=None if value == allocated else value)
-    runtime.arguments = replace(runtime.arguments, **{name: value})
-    return value
-
-
-def _change_workers(runtime: Any, workers: int | str) -> int:
-    count, before = worker_count(workers), runtime.loader.num_workers
-    if (count == 0) != (before == 0):
-        raise UsageError(
-            f"cannot change between {before} and {count} in a running loader; build a new one",
-            argument="num_workers",
-        )
-    if count != before:
-        apply_setting(runtime, "workers", count)
-    set_adapting(runtime, isinstance(workers, str))
-    return count
-
-
-def _change_prefetch_factor(runtime: Any, factor: int | None) -> None:
-    options = runtime.stream.options
-    if options.is_row_source:
-        check_no_prefetch_factor(factor)
-    if factor is not None and runtime.loader.num_workers == 0:
-        raise UsageError(
-            f"{factor} has no effect without workers, because batches are made on request. "
-            "Build the loader with num_workers",
-            argument="prefetch_factor",
-        )
-    if not options.iterable:
-        runtime.stream.engine.apply(
-            prefetch_factor=factor_or_default(factor), min_prefetched_batches=0
-        )
-    runtime.stream.options = replace(options, min_prefetched_batches=0)
-
-
-def apply_setting(runtime: Any, setting: What, value: float | None) -> None:
-    """Apply a setting without storing it in the arguments, from which copies are built."""
-    engine, number = runtime.stream.engine, int(value or 0)
-    if setting == "task_ms":
-        engine.apply(task_ns=task_ns_of(value))
-        object.__setattr__(runtime.loader, "task_ms", value)
-    elif setting == "prefetch":
-        engine.apply(min_prefetched_batches=number)
-        runtime.stream.options = replace(runtime.stream.options, min_prefetched_batches=number)
-    else:
-        engine.apply(workers=number)
-        object.__setattr__(runtime.loader, "num_workers", number)
-
-
-def set_adapting(runtime: Any, adapts: bool) -> None:
-    """Start or stop the adaptation of workers, batches ahead and task size."""
-    iterable, workers = runtime.stream.options.iterable, runtime.loader.num_workers
-    if adapts and (workers == 0 or iterable):
-        why = "an IterableDataset is divided by it" if iterable else "there are no workers"
-        raise UsageError(f"the number of workers cannot change in a running loader: {why}")
-    if adapts and runtime.adaptation is None:
-        runtime.adaptation = Adaptation(runtime)
-    if runtime.adaptation is not None:
-        runtime.adaptation.off = not adapts
-    # A copy of the loader is built with these arguments.
-    runtime.arguments = replace(runtime.arguments, num_workers="auto" if adapts else workers)
-
-
 class Adaptation:
-    """Measures the steps of a loader, and changes its settings."""
+    """Measures the steps of a stream, and changes its settings with `apply`, a bound method."""
 
-    def __init__(self, runtime: Any) -> None:
-        self._runtime = weakref.proxy(runtime)  # which refers to this object
-        self._stream = runtime.stream
+    def __init__(self, stream: BatchStream, apply: Callable[[What, float], None]) -> None:
+        self._stream = stream
+        self._apply = weakref.WeakMethod(apply)  # its object refers to this one
         self._engine: weakref.ref[Engine] | None = None  # engine of the measured batches
         self._controller = Controller(WorkerLimits(cores=usable_cores()))
         self.decisions: deque[SettingChange] = deque(maxlen=_MAX_DECISIONS)
@@ -196,7 +87,9 @@ class Adaptation:
         with self._off_on_error():
             self.decisions.append(change)
             _log.info("adapting: %s", change)
-            apply_setting(self._runtime, change.what, change.after)
+            apply = self._apply()
+            assert apply is not None, "a loader applies changes while it is iterated"
+            apply(change.what, change.after)
             in_flight = self._stream.engine.in_flight
             self._settling = 1 + in_flight * (_TO_FILL if change.what == "prefetch" else 1)
 
