@@ -132,10 +132,10 @@ class LoaderPosition:
 
         A state saved at the end of an epoch counts as the beginning of the next.
         """
-        before = self.current
-        goes_back = step < self.restored_step == before.step
-        if self.has_delivered or (goes_back and self.is_at_end()):
-            self._move_to_epoch(before.epoch + 1)
+        goes_back = step < self.restored_step == self.current.step
+        is_new = self.has_delivered or (goes_back and self.is_at_end())
+        if is_new:
+            self._move_to_epoch(self.current.epoch + 1)
         first = self._first_step()
         if step < first:
             raise UsageError(
@@ -143,15 +143,14 @@ class LoaderPosition:
                 f"{self.current.epoch}; iterate the loader, or call set_epoch first"
             )
         self.steps_to_skip = step
-        self._skip()
-        return self.current != before
+        return self._skip() or is_new
 
     def _first_step(self) -> int:
         """First step of the epoch at which the next iteration may begin."""
         return self.restored_step
 
-    def _skip(self) -> None:
-        """Advance the position by `steps_to_skip`, or to the end of the epoch."""
+    def _skip(self) -> bool:
+        """Advance by `steps_to_skip`, or to the end of the epoch. Return True if batches change."""
         raise NotImplementedError
 
     def set_image_size(self, image_size: int | None) -> bool:
@@ -253,9 +252,10 @@ class PlannedPosition(LoaderPosition):
         self._order, self._schedule = order, order.schedule
         return True
 
-    def _skip(self) -> None:
-        steps = min(self.steps_to_skip, self._order.steps(self.current.epoch))
-        self.current = self.current.at_step(steps)
+    def _skip(self) -> bool:
+        before = self.current
+        self.current = before.at_step(min(self.steps_to_skip, self._order.steps(before.epoch)))
+        return self.current != before
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         position = Position.from_state(state)

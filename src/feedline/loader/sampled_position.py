@@ -165,10 +165,11 @@ class SampledPosition(LoaderPosition):
         # A pass over the sampler in progress cannot go back.
         return self.current.step if self._is_iterating else self.restored_step
 
-    def _skip(self) -> None:
+    def _skip(self) -> bool:
         if self._is_iterating and self._epoch is not None:
             self._restart_broken_pass()
             self._enter(self._epoch)
+        return True
 
     # State
 
