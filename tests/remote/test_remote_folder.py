@@ -177,11 +177,11 @@ def test_the_objects_of_a_process_share_a_filesystem_and_a_pickle_holds_none(
     server: RangeServer,
 ) -> None:
     one, other = RemoteFolder(server.url), RemoteFolder(f"{server.url}/deeper")
-    (shared, top), (same, deeper) = one._filesystem.opened(), other._filesystem.opened()
+    (shared, top), (same, deeper) = one.opened(), other.opened()
     assert shared is same
     assert f"{top}/deeper" == deeper
     again = pickle.loads(pickle.dumps(one))
-    assert again._filesystem.opened()[0] is shared
+    assert again.opened()[0] is shared
     assert again.read("some", 0, 1) == b"\0"
 
 
@@ -189,13 +189,13 @@ def test_the_objects_of_a_process_share_a_filesystem_and_a_pickle_holds_none(
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_process_that_was_forked_opens_its_own(server: RangeServer) -> None:
     there = RemoteFolder(server.url)
-    shared = there._filesystem.opened()[0]
+    shared = there.opened()[0]
     assert there.read("some", 0, 1) == b"\0"
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):
-            own = there._filesystem.opened()[0] is not shared
+            own = there.opened()[0] is not shared
             os.write(writing, b"own" if own and there.read("some", 1, 2) == b"\1" else b"no")
         os._exit(0)
     os.close(writing)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import glob
 import os
-import posixpath
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -23,12 +22,11 @@ from feedline.sources.folder import (
 )
 from feedline.sources.manifest import MANIFEST
 from feedline.sources.remote_files import LocalFolder, RemoteFolder
-from feedline.sources.remote_filesystem import is_url, shown
+from feedline.sources.remote_filesystem import is_url
 from feedline.sources.remote_images import url_folder_store
 from feedline.sources.rows import ParquetStore
 from feedline.sources.store import SampleStore, first_names
 from feedline.sources.webdataset import webdataset_source
-from feedline.system import slashed
 
 __all__ = ["Originals", "check_no_cache", "list_splits", "open_originals"]
 
@@ -48,9 +46,53 @@ def open_originals(path: str | os.PathLike[str]) -> Originals:
     folder of class folders; one with tar shards of WebDataset or Parquet files at any depth; one
     such file, or a pattern such as "data/train-*.parquet".
     """
+    folder: LocalFolder | RemoteFolder
     if is_url(path):
-        return _open_remote(RemoteFolder(os.fspath(path)))
-    return _open_local(os.path.abspath(os.path.expanduser(os.fspath(path))))
+        folder = RemoteFolder(os.fspath(path))
+        where = str(folder)
+    else:
+        where = os.path.abspath(os.path.expanduser(os.fspath(path)))
+        folder = LocalFolder(where)
+    check_no_cache(where, is_cache=folder.has(MANIFEST))
+    names: list[str] = []
+    if _kind(where) or glob.has_magic(where):
+        folder, names = folder.matches()
+    if names:
+        kind = _kind_of_files(where, names)
+    elif (kind := _kind_of_folder(folder.walk())) in ("tar", "parquet"):
+        names = sorted(
+            name
+            for name in folder.files()
+            if _kind(name) == kind and "/." not in f"/{os.path.dirname(name)}"
+        )
+    if kind == "tar":
+        shards, classes = webdataset_source(folder, names)
+        return Originals(shards, where, classes)
+    if kind == "parquet":
+        rows = ParquetStore(folder, names)
+        return Originals(rows, where, rows.classes)
+    if kind == "arrow":
+        raise DatasetError(
+            f"{where!r} holds Arrow files (save_to_disk of Hugging Face's datasets), which are not "
+            "supported",
+            hint="write Parquet files with dataset.to_parquet(...), or pass the dataset of "
+            "datasets.load_from_disk to feedline.build_cache",
+        )
+    if kind == "compressed":
+        raise DatasetError(
+            f"{where!r} holds compressed tar files, which do not allow reading single images",
+            hint="decompress them to .tar files first, e.g. with gunzip",
+        )
+    if names:
+        raise DatasetError(
+            f"{where!r} matches files that are neither tar shards nor Parquet files",
+            hint="pass a folder of class folders, or such files",
+        )
+    if isinstance(folder, RemoteFolder):
+        images = url_folder_store(folder.url, IMAGE_EXTENSIONS)
+        return Originals(images, where, images.paths.classes)
+    index = scan_folder(where)
+    return Originals(folder_store(where, index), where, index.classes)
 
 
 def list_splits(path: str | os.PathLike[str]) -> list[str]:
@@ -70,80 +112,6 @@ def check_no_cache(where: str, *, is_cache: bool) -> None:
             f"{where!r} is a cache, and copies of copies lose quality",
             hint="build from its source, which `feedline cache info` prints",
         )
-
-
-def _open_local(where: str) -> Originals:
-    check_no_cache(where, is_cache=os.path.exists(os.path.join(where, MANIFEST)))
-    if os.path.isdir(where):
-        kind, folder = _kind_of_folder(os.walk(where)), where
-        files = _files_below(where, kind) if kind in ("tar", "parquet") else []
-    else:
-        files = [where] if os.path.exists(where) else sorted(glob.glob(where))
-        kind = _kind_of_files(where, files)
-        folder = os.path.commonpath([os.path.dirname(file) for file in files or [where]])
-    names = [slashed(os.path.relpath(file, folder)) for file in files]
-    found = _open_files(kind, where, LocalFolder(folder), names)
-    if found is None:
-        index = scan_folder(where)
-        found = Originals(folder_store(where, index), where, index.classes)
-    return found
-
-
-def _open_remote(there: RemoteFolder) -> Originals:
-    where = str(there)
-    check_no_cache(where, is_cache=there.has(MANIFEST))
-    # A directory listing of a web server is a file and a folder.
-    is_named = _kind(there.url) or glob.has_magic(there.url)
-    urls = there.glob() if is_named else []
-    if not urls:
-        kind = _kind_of_folder(there.walk())
-        names = [
-            name
-            for name in (there.files() if kind in ("tar", "parquet") else ())
-            if _kind(name) == kind and "/." not in f"/{os.path.dirname(name)}"
-        ]
-        found = _open_files(kind, where, there, sorted(names))
-        if found is None:
-            store = url_folder_store(there.url, IMAGE_EXTENSIONS)
-            found = Originals(store, where, store.paths.classes)
-        return found
-    scheme, _, _ = there.url.partition("://")
-    paths = [url.partition("://")[2] for url in urls]
-    parent = posixpath.commonpath(list(map(posixpath.dirname, paths)))
-    names = [posixpath.relpath(path, parent) for path in paths]
-    folder = RemoteFolder(f"{scheme}://{parent}")
-    found = _open_files(_kind_of_files(where, list(map(shown, urls))), where, folder, names)
-    if found is None:
-        raise DatasetError(
-            f"{where!r} matches files that are neither tar shards nor Parquet files",
-            hint="pass a folder of class folders, or such files",
-        )
-    return found
-
-
-def _open_files(
-    kind: str, where: str, folder: LocalFolder | RemoteFolder, names: Sequence[str]
-) -> Originals | None:
-    """Open files of a kind; None for class folders."""
-    if kind == "tar":
-        shards, classes = webdataset_source(folder, names)
-        return Originals(shards, where, classes)
-    if kind == "parquet":
-        rows = ParquetStore(folder, names)
-        return Originals(rows, where, rows.classes)
-    if kind == "arrow":
-        raise DatasetError(
-            f"{where!r} holds Arrow files (save_to_disk of Hugging Face's datasets), which are not "
-            "supported",
-            hint="write Parquet files with dataset.to_parquet(...), or pass the dataset of "
-            "datasets.load_from_disk to feedline.build_cache",
-        )
-    if kind == "compressed":
-        raise DatasetError(
-            f"{where!r} holds compressed tar files, which do not allow reading single images",
-            hint="decompress them to .tar files first, e.g. with gunzip",
-        )
-    return None
 
 
 def _kind(name: str) -> str:
@@ -180,12 +148,3 @@ def _kind_of_folder(steps: Iterable[tuple[str, list[str], list[str]]]) -> str:
         if "compressed" in kinds:  # may be the archive of the class folders
             found = "compressed"
     return found
-
-
-def _files_below(where: str, kind: str) -> list[str]:
-    """All files of a kind in a folder and below it, sorted."""
-    found = []
-    for folder, folders, files in os.walk(where):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [os.path.join(folder, name) for name in files if _kind(name) == kind]
-    return sorted(found)

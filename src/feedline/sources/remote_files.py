@@ -8,7 +8,9 @@ Relies on: stores that list the folders in a folder, if folders are requested.
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
+import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -18,6 +20,7 @@ import xxhash
 from feedline.errors import DatasetError, ImageError
 from feedline.sources.files import check_size
 from feedline.sources.remote_filesystem import Filesystem, RemoteError
+from feedline.system import slashed
 
 __all__ = ["THREADS", "FileStatus", "LocalFolder", "RemoteFolder"]
 
@@ -56,6 +59,31 @@ class LocalFolder:
         """Path of a file."""
         return os.path.join(self._folder, name)
 
+    def has(self, name: str) -> bool:
+        """Return True if a file exists."""
+        return os.path.exists(self.path(name))
+
+    def walk(self) -> Iterator[tuple[str, list[str], list[str]]]:
+        """Yield like os.walk."""
+        return os.walk(self._folder)
+
+    def files(self) -> Iterator[str]:
+        """Yield the names of all files, at any depth."""
+        for folder, _, files in self.walk():
+            for file in files:
+                yield slashed(os.path.relpath(os.path.join(folder, file), self._folder))
+
+    def matches(self) -> tuple[LocalFolder, list[str]]:
+        """Folder of the files that match this path as a pattern, and their names in it, sorted."""
+        if os.path.isdir(self._folder):
+            return self, []
+        is_file = os.path.exists(self._folder)
+        paths = [self._folder] if is_file else sorted(glob.glob(self._folder))
+        if not paths:
+            return self, []
+        folder = os.path.commonpath(list(map(os.path.dirname, paths)))
+        return LocalFolder(folder), [slashed(os.path.relpath(path, folder)) for path in paths]
+
     def status(self, name: str) -> FileStatus:
         """State of a file; raises a DatasetError if it cannot be read."""
         with self._reading(name):
@@ -82,20 +110,13 @@ class LocalFolder:
         return map(call, items)
 
 
-class RemoteFolder:
-    """Files below a URL, by their relative paths. Its text is the URL without user and password.
+class RemoteFolder(Filesystem):
+    """Files below a URL, by their relative paths.
 
     Methods raise a RemoteError if a request fails.
     """
 
     is_remote = True
-
-    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        self._filesystem = Filesystem(url, options)
-        self.url = self._filesystem.url
-
-    def __str__(self) -> str:
-        return str(self._filesystem)
 
     def _call(
         self,
@@ -108,11 +129,11 @@ class RemoteFolder:
         """Call a function of the filesystem and the path of a file; raises a RemoteError."""
 
         def once() -> Result:
-            filesystem, top = self._filesystem.opened()
+            filesystem, top = self.opened()
             return function(filesystem, f"{top}/{name}" if name else top)
 
         failure = f"{self.path(name)!r} cannot be {verb}"
-        return self._filesystem.retry(once, failure, patience_s=_PATIENCE_S, reraise=reraise)
+        return self.retry(once, failure, patience_s=_PATIENCE_S, reraise=reraise)
 
     def path(self, name: str) -> str:
         """URL of a file, for messages."""
@@ -121,7 +142,7 @@ class RemoteFolder:
     def files(self, below: str = "") -> dict[str, FileStatus]:
         """All files in a folder below this one and deeper, by their names below this one."""
         found = self._call("listed", below, lambda there, path: there.find(path, detail=True))
-        start = len(self._filesystem.opened()[1]) + 1
+        start = len(self.opened()[1]) + 1
         return {
             path[start:]: FileStatus(int(info.get("size") or 0), _version(info))
             for path, info in found.items()
@@ -151,15 +172,20 @@ class RemoteFolder:
         for name in folders:
             yield from self.walk(f"{below}/{name}" if below else name)
 
-    def glob(self) -> list[str]:
-        """URLs of the files that match this URL as a pattern; itself, if it is one."""
+    def matches(self) -> tuple[RemoteFolder, list[str]]:
+        """Folder of the files that match this URL as a pattern, and their names in it, sorted."""
 
         def search(there: Any, path: str) -> list[str]:
             found = there.glob(path, detail=True)
             files = sorted(each for each, info in found.items() if info["type"] == "file")
             return [there.unstrip_protocol(each) for each in files]
 
-        return self._call("searched", "", search)
+        paths = [url.partition("://")[2] for url in self._call("searched", "", search)]
+        if not paths:
+            return self, []
+        folder = posixpath.commonpath(list(map(posixpath.dirname, paths)))
+        there = RemoteFolder(f"{self.url.partition('://')[0]}://{folder}", self._options)
+        return there, [posixpath.relpath(path, folder) for path in paths]
 
     def has(self, name: str) -> bool:
         """Return True if a file exists."""
@@ -184,7 +210,7 @@ class RemoteFolder:
             except DatasetError:
                 raise
             except Exception as error:  # each filesystem has exceptions of its own
-                why = self._filesystem.describe(error)
+                why = self.describe(error)
                 raise RemoteError(f"{self.path(name)!r} cannot be read: {why}") from error
 
     def read(self, name: str, first: int | None = None, stop: int | None = None) -> bytes:
@@ -245,7 +271,7 @@ class RemoteFolder:
 
     def map(self, call: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """Call a function that reads or writes here for each item, in threads; results in order."""
-        self._filesystem.opened()  # once, and not by each thread
+        self.opened()  # once, and not by each thread
         with ThreadPoolExecutor(THREADS) as threads:
             yield from threads.map(call, items)
 
