@@ -19,13 +19,14 @@ import os
 import re
 import stat
 import tarfile
-import uuid
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 
 from feedline.errors import DatasetError
+from feedline.sources.atomic_write import write_atomic
 from feedline.sources.files import open_nonblocking
 from feedline.sources.local_copies import user_cache_folder
 from feedline.system import read_at
@@ -196,19 +197,14 @@ def _index_paths(path: str, key: str) -> tuple[str, str]:
 
 
 def _write_index(place: str, header: dict[str, Any], columns: Columns) -> bool:
-    partial = f"{place}.{uuid.uuid4().hex}.partial"
+    text = json.dumps({**header, "digest": _digest(columns)}).encode()
+    arrays: Any = {"about": np.frombuffer(text, np.uint8), **columns}
+    whole = io.BytesIO()
+    np.savez(whole, **arrays)
     try:
         os.makedirs(os.path.dirname(place), 0o700, exist_ok=True)
-        with open(partial, "xb") as file:
-            text = json.dumps({**header, "digest": _digest(columns)}).encode()
-            arrays: Any = {"about": np.frombuffer(text, np.uint8), **columns}
-            np.savez(file, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, place)
+        write_atomic(Path(place), whole.getbuffer())
     except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
         return False
     return True
 

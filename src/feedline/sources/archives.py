@@ -146,10 +146,6 @@ class ArchiveStore(IndexedStore):
         below = printable(os.fsencode(where)).decode()
         return os.path.join(below, self.paths.path(sample))
 
-    def key(self, sample: int) -> str:
-        """Name of a sample in a cache: as `name`."""
-        return self.name(sample)
-
 
 class _ClassFiles:
     """Selects the images in class folders by their names, and records the folders."""

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.order.batch_spec import Field
 from feedline.order.pixel_layout import PixelLayout
 from feedline.sources.store import (
     Numbers,
@@ -21,6 +20,7 @@ from feedline.sources.store import (
     SampleStore,
     all_within,
     hash_images,
+    label_field,
 )
 
 __all__ = ["ArrayStore", "checked_labels"]
@@ -44,10 +44,7 @@ class ArrayStore(SampleStore):
         self.images = _checked_images(images)
         self.layout = PixelLayout(self.images.shape[3], self.images.dtype.name)
         self.labels = checked_labels(labels, len(self.images))
-        self.label_field = Field("label", self.labels.dtype.name, self.labels.shape[1:])
-
-    def __len__(self) -> int:
-        return len(self.images)
+        self.label_field = label_field(self.labels)
 
     def read(self, sample: int, side: int) -> Pixels:
         """View of a sample's pixels."""
@@ -60,10 +57,6 @@ class ArrayStore(SampleStore):
         pixels = tuple([self.images[sample] for sample in samples.tolist()])
         sizes = np.tile(np.array(self.images.shape[1:3] * 2, np.int64), (len(samples), 1))
         return RawCopies(pixels, 0, sizes, np.empty((0, 2), np.uint64), self.labels[samples])
-
-    def label(self, sample: int) -> Any:
-        """Label of a sample."""
-        return self.labels[sample]
 
     def name(self, sample: int) -> str:
         """Index of a sample, and the file's path if there is one."""

@@ -55,7 +55,10 @@ def partial_path(path: Path) -> Path:
 
 
 def write_atomic(
-    path: Path, data: bytes | np.ndarray[Any, np.dtype[np.uint8]], *, durable: bool = True
+    path: Path,
+    data: bytes | memoryview | np.ndarray[Any, np.dtype[np.uint8]],
+    *,
+    durable: bool = True,
 ) -> None:
     """Write a file atomically; if `durable`, it survives a power cut."""
     partial = partial_path(path)

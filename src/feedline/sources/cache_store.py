@@ -43,16 +43,13 @@ _SKIPPED = -1
 class CacheLocation:
     """A cache in a local folder. Sent to workers; its text is the user's name for it."""
 
+    is_local = True
+
     def __init__(self, root: str) -> None:
         self.root = root
 
     def __str__(self) -> str:
         return self.root
-
-    @property
-    def is_local(self) -> bool:
-        """True if its files are in `root`."""
-        return True
 
     def manifest(self) -> Manifest:
         """Read the current manifest; raises a DatasetError."""
@@ -97,6 +94,7 @@ class CacheStore(SampleStore):
         dtype, shape = self.manifest.label
         self.label_field = Field("label", dtype, shape)
         self.index = self.location.index(self.manifest)
+        self.labels = self.index.labels  # memory-mapped
         self._readers: dict[int, LevelReader] = {}  # by the required side
         self._checked: set[Level] = set()  # whose index is intact
 
@@ -104,9 +102,6 @@ class CacheStore(SampleStore):
     def root(self) -> str:
         """Folder or URL of the cache, for messages."""
         return str(self.location)
-
-    def __len__(self) -> int:
-        return self.manifest.samples
 
     @property
     def classes(self) -> list[str]:
@@ -180,14 +175,6 @@ class CacheStore(SampleStore):
         height, width = self.index.sizes[sample].tolist()
         return height, width
 
-    def label(self, sample: int) -> Any:
-        return self.index.labels[sample]
-
-    @property
-    def labels(self) -> np.ndarray[Any, Any]:
-        """All labels (n, ...), memory-mapped: no image is read."""
-        return self.index.labels
-
     def name(self, sample: int) -> str:
         """Name of the sample in the source."""
         return self.index.name(sample)
@@ -217,11 +204,8 @@ class CachedFiles(SampleStore):
 
     def __init__(self, files: FileStore[Any], cache: CacheStore) -> None:
         self.files, self.cache = files, cache
-        self.label_field = files.label_field
+        self.labels, self.label_field = files.labels, files.label_field
         self._rows = _rows(printable(files.paths.blob.tobytes()), cache)
-
-    def __len__(self) -> int:
-        return len(self.files)
 
     def close(self) -> None:
         self.cache.close()
@@ -243,7 +227,7 @@ class CachedFiles(SampleStore):
             return None
         rows = np.array([self._rows[sample] for sample in samples.tolist()], np.int64)
         copies = self.cache.raw_copies(rows, side)
-        return copies and copies._replace(labels=self.files.labels[samples])
+        return copies and copies._replace(labels=self.labels[samples])
 
     def describe_resolution(self, side: int) -> str:
         return self.cache.describe_resolution(side)
@@ -251,9 +235,6 @@ class CachedFiles(SampleStore):
     def original_size(self, sample: int) -> tuple[int, int] | None:
         row = self._row(sample)
         return None if row is None else self.cache.original_size(row)
-
-    def label(self, sample: int) -> Any:
-        return self.files.label(sample)
 
     def name(self, sample: int) -> str:
         """Path of a file."""

@@ -18,9 +18,7 @@ from feedline.errors import DatasetError, UsageError
 
 __all__ = [
     "Labels",
-    "are_whole",
     "check_repeats",
-    "convert_cells",
     "convert_labels",
     "convert_texts",
     "ordered",
@@ -239,40 +237,36 @@ def _check_indices(array: Array, names: list[str], describe: Describe) -> None:
         )
 
 
-def convert_cells(
-    where: str, cells: list[str], describe: Describe = "sample {}".format
+def convert_texts(
+    where: str, labels: list[Any], classes: Any, describe: Describe = "sample {}".format
 ) -> list[Any]:
-    """Convert the cells of a column to whole numbers or floats, if all are; otherwise unchanged.
-    Numbers and texts together raise a UsageError.
+    """Convert the texts among labels to whole numbers or floats, if all are; otherwise unchanged.
+
+    With `classes` they are only converted to whole numbers, if none is a class. Numbers and texts
+    together raise a UsageError.
     """
-    if are_whole(cells):
-        return list(map(int, cells))
-    matches = [_NUMBER.fullmatch(cell) for cell in cells]
-    if not any(matches):
-        return cells
-    for place, (cell, match) in enumerate(zip(cells, matches, strict=True)):
-        if match is None and cell and not _NOT_FINITE.fullmatch(cell):
-            other = next(match[0] for match in matches if match)
-            raise UsageError(
-                f"{where} has labels of mixed types: {cell!r:.99} of {describe(place)} is not a "
-                f"number, but {other!r:.99} is. If all are class names, pass classes="
-            )
-    return cells if "" in cells else list(map(float, cells))
-
-
-def convert_texts(where: str, labels: list[Any], classes: Any, describe: Describe) -> list[Any]:
-    """Convert the texts among labels like `convert_cells`, unless they are `classes`."""
     places = [sample for sample, label in enumerate(labels) if isinstance(label, str)]
     texts = [labels[sample] for sample in places]
-    if not texts or (classes is not None and set(texts) & set(classes)):
-        return labels
+    values: Iterable[float]
+    if all(map(_WHOLE.fullmatch, texts)):
+        if classes is not None and not set(ordered(classes) or ()).isdisjoint(texts):
+            return labels
+        values = map(int, texts)
+    else:
+        matches = [] if classes is not None else [_NUMBER.fullmatch(text) for text in texts]
+        if not any(matches):
+            return labels
+        for sample, text, match in zip(places, texts, matches, strict=True):
+            if match is None and text and not _NOT_FINITE.fullmatch(text):
+                other = next(match[0] for match in matches if match)
+                raise UsageError(
+                    f"{where} has labels of mixed types: {text!r:.99} of {describe(sample)} is not "
+                    f"a number, but {other!r:.99} is. If all are class names, pass classes="
+                )
+        if "" in texts:
+            return labels
+        values = map(float, texts)
     converted = list(labels)
-    values = convert_cells(where, texts, lambda place: describe(places[place]))
     for sample, value in zip(places, values, strict=True):
         converted[sample] = value
     return converted
-
-
-def are_whole(cells: list[str]) -> bool:
-    """Return True if all cells are whole numbers."""
-    return all(map(_WHOLE.fullmatch, cells))

@@ -21,7 +21,7 @@ import numpy as np
 from feedline.errors import DatasetError, UsageError
 from feedline.sources.files import read_file
 from feedline.sources.path_table import PathTable, path_starts
-from feedline.sources.store import IndexedStore, Numbers, make_stamp
+from feedline.sources.store import IndexedStore, Numbers, first_names, make_stamp
 from feedline.system import slashed
 
 __all__ = [
@@ -59,7 +59,6 @@ TRAIN_NAME = "train"
 VAL_NAMES = ("val", "valid", "validation", "test")
 
 _SHARDS = (".tar", ".parquet")
-_NAMES_IN_ERRORS = 5
 
 Paths = TypeVar("Paths", bound=PathTable)
 Listing = tuple[Sequence[str], Sequence[str]]
@@ -99,6 +98,10 @@ class FileStore(IndexedStore, Generic[Paths]):
         """Absolute path of a sample's file for messages, with undecodable bytes escaped."""
         return self.path(sample).decode("utf-8", "backslashreplace")
 
+    def key(self, sample: int) -> str:
+        """Path of a sample below the dataset's folder."""
+        return self.paths.path(sample)
+
     def local_path(self, sample: int) -> str:
         return os.fsdecode(self.path(sample))
 
@@ -118,8 +121,8 @@ class FileStore(IndexedStore, Generic[Paths]):
         """Remove repeated files. A folder has none."""
         if isinstance(self.paths, FolderIndex):
             return self
-        once = self.paths.without_repeats()
-        return self if once is self.paths else FileStore(once, self.folder)
+        firsts = self.paths.firsts()
+        return self if len(firsts) == len(self) else self.select(firsts)
 
 
 def folder_store(root: str, index: FolderIndex) -> FileStore[FolderIndex]:
@@ -131,31 +134,11 @@ def scan_folder(root: str, extensions: Sequence[str] | None = None) -> FolderInd
     """List the images under root/CLASS/, at any depth; arguments and errors are `ImageFolder`'s."""
     endings = checked_extensions(extensions)
     classes = _class_names(root, endings)
-    ignored = Counter[str]()
-
-    def images_of(files: list[str]) -> list[str]:
-        images = sorted(file for file in files if file.lower().endswith(endings))
-        if len(images) < len(files):
-            ignored.update(ignored_extensions(files, endings))
-        return images
-
-    index = folder_index(
-        classes,
-        (
-            (
-                (f"{name}/{prefix}", images_of(files))
-                for prefix, files in _walk(os.path.join(root, name), root)
-            )
-            for name in classes
-        ),
+    listings = (
+        ((f"{name}/{prefix}", files) for prefix, files in _walk(os.path.join(root, name), root))
+        for name in classes
     )
-    warn_ignored(root, ignored)
-    counts = np.bincount(index.labels, minlength=len(classes))
-    empty = [classes[number] for number in np.flatnonzero(counts == 0)]
-    if empty:
-        others = (min(files) for _, files in _walk(os.path.join(root, empty[0]), root) if files)
-        raise no_images(root, empty, len(classes), endings, next(others, ""))
-    return index
+    return folder_index(root, classes, listings, endings)
 
 
 def ignored_extensions(names: Iterable[str], endings: tuple[str, ...]) -> Iterator[str]:
@@ -181,22 +164,41 @@ def warn_ignored(where: str, endings: Mapping[str, int]) -> None:
 
 
 def folder_index(
-    classes: list[str], files: Iterable[Iterable[tuple[str, list[str]]]]
+    where: str,
+    classes: list[str],
+    listings: Iterable[Iterable[tuple[str, list[str]]]],
+    endings: tuple[str, ...],
 ) -> FolderIndex:
-    """Create an index of sorted classes from the folders of each, in their order: a prefix such as
-    "CLASS/inner/", and the names of the images in it, in theirs.
+    """Create the index of a folder with these sorted classes.
+
+    `listings` has the folders of each class, in their order: a prefix such as "CLASS/inner/", and
+    the names of the files in it. Raises a DatasetError if a class has no images.
     """
     parts: list[bytes] = []
     counts: list[int] = []
-    for folders in files:
-        count = 0
-        for prefix, names in folders:
-            if names:
-                count += len(names)
+    ignored = Counter[str]()
+    empty: list[str] = []
+    other = ""  # a file of the first class without images
+    for name, folders in zip(classes, listings, strict=True):
+        count, some = 0, ""
+        for prefix, files in folders:
+            images = sorted(file for file in files if file.lower().endswith(endings))
+            if len(images) < len(files):
+                ignored.update(ignored_extensions(files, endings))
+            if images:
+                count += len(images)
                 # One string a folder, and a zero byte after each name: none can contain one.
-                joint = f"\0{prefix}".join(names)
+                joint = f"\0{prefix}".join(images)
                 parts.append(os.fsencode(f"{prefix}{joint}\0"))
+            elif files:
+                some = some or min(files)
         counts.append(count)
+        if not count:
+            other = other if empty else some
+            empty.append(name)
+    warn_ignored(where, ignored)
+    if empty:
+        raise no_images(where, empty, len(classes), endings, other)
     blob = np.frombuffer(b"".join(parts), np.uint8)
     labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
     return FolderIndex(blob=blob, starts=path_starts(blob), labels=labels, classes=classes)
@@ -316,12 +318,9 @@ def no_images(
     root: str, empty: list[str], classes: int, endings: tuple[str, ...], other: str
 ) -> DatasetError:
     """Error of class folders without images; `other` is a file in the first of them."""
-    some = ", ".join(map(repr, empty[:_NAMES_IN_ERRORS]))
-    if len(empty) > _NAMES_IN_ERRORS:
-        some += f" and {len(empty) - _NAMES_IN_ERRORS} more"
     message = (
-        f"class folders in {root!r} without images, {len(empty)} of {classes}: {some}. Looked for "
-        f"names ending in {', '.join(endings)}"
+        f"class folders in {root!r} without images, {len(empty)} of {classes}: "
+        f"{first_names(empty)}. Looked for names ending in {', '.join(endings)}"
     )
     if other:
         return DatasetError(

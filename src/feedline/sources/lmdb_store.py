@@ -140,10 +140,6 @@ class LmdbStore(IndexedStore):
         """Path of the LMDB, and the key of a sample in it."""
         return f"{self.path}/{_as_text(self.paths.name(sample))}"
 
-    def key(self, sample: int) -> str:
-        """Name of a sample in a cache: as `name`."""
-        return self.name(sample)
-
     def __repr__(self) -> str:
         return f"the LMDB {self.path!r}"
 

@@ -17,6 +17,7 @@ their total size is computed quickly, whatever the number of images.
 from __future__ import annotations
 
 import contextlib
+import glob
 import logging
 import os
 import re
@@ -29,7 +30,7 @@ import xxhash
 
 from feedline.errors import ImageError, UsageError
 from feedline.sources.files import read_part
-from feedline.system import BINARY, write_at
+from feedline.system import BINARY, slashed, write_at
 
 __all__ = [
     "DiskBudget",
@@ -51,9 +52,8 @@ _MAX_RESERVED_BYTES = 64 << 20
 _PROCESSES = 32
 _BLOCK_BYTES = 4096
 
-_FOLDER = re.compile(r".*-[0-9a-f]{16}\.remote")
-_SUBFOLDER = re.compile(r"index|\d+")
-_FILE = re.compile(r"[\w-]+\.(npy|part|tmp)")
+_FILE = re.compile(r".*-[0-9a-f]{16}\.remote/(index|\d+)/[\w-]+\.(npy|part|tmp)")
+"""Path of a copy in the folder of all copies."""
 
 _HEADER = struct.Struct("<QQ")  # length and checksum of an image
 _IMAGES_PER_FILE = 256
@@ -111,8 +111,11 @@ class DiskBudget:
                     break
                 with contextlib.suppress(OSError):  # another process was quicker
                     os.unlink(path)
+                for _ in range(2):  # a resolution's folder, and the cache's
+                    path = os.path.dirname(path)
+                    with contextlib.suppress(OSError):  # it is not empty
+                        os.rmdir(path)
                 missing -= count
-            _remove_empty(self.folder)
             space = self._unused(_copy_files(self.folder))
         return max(0, space)
 
@@ -162,30 +165,15 @@ def free_bytes(folder: str) -> int:
 def _copy_files(folder: str) -> list[_CopyFile]:
     """All files of copies below a folder."""
     files = []
-    for cache in _entries(folder, _FOLDER):
-        for part in _entries(cache.path, _SUBFOLDER):
-            for file in _entries(part.path, _FILE):
-                with contextlib.suppress(OSError):
-                    status = file.stat(follow_symlinks=False)
-                    blocks: int | None = getattr(status, "st_blocks", None)
-                    size = status.st_size if blocks is None else 512 * blocks
-                    files.append(_CopyFile(status.st_mtime, size, file.path))
+    for name in glob.iglob("*.remote/*/*", root_dir=folder):
+        if _FILE.fullmatch(slashed(name)):
+            path = os.path.join(folder, name)
+            with contextlib.suppress(OSError):  # removed meanwhile
+                status = os.lstat(path)
+                blocks: int | None = getattr(status, "st_blocks", None)
+                size = status.st_size if blocks is None else 512 * blocks
+                files.append(_CopyFile(status.st_mtime, size, path))
     return files
-
-
-def _entries(folder: str, pattern: re.Pattern[str]) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return [entry for entry in entries if pattern.fullmatch(entry.name)]
-    except OSError:  # removed meanwhile, or no folder
-        return []
-
-
-def _remove_empty(folder: str) -> None:
-    for cache in _entries(folder, _FOLDER):
-        for path in (*(part.path for part in _entries(cache.path, _SUBFOLDER)), cache.path):
-            with contextlib.suppress(OSError):  # it is not empty
-                os.rmdir(path)
 
 
 class LocalCopies:

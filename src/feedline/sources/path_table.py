@@ -41,11 +41,6 @@ class PathTable:
     def __len__(self) -> int:
         return len(self.labels)
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of the arrays, in bytes."""
-        return self.blob.nbytes + self.starts.nbytes + self.labels.nbytes
-
     def fingerprint(self) -> str:
         """Short hash of the paths, their order and their labels; reads no files."""
         digest = hashlib.blake2b(f"{len(self)}\n".encode(), digest_size=8)
@@ -57,13 +52,11 @@ class PathTable:
             digest.update(np.ascontiguousarray(self.labels).data)
         return digest.hexdigest()
 
-    def without_repeats(self) -> PathTable:
-        """Remove repeated paths, keeping the first of each."""
+    def firsts(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Indices of the samples whose path no earlier sample has."""
         names = self.blob.tobytes().split(b"\0")[:-1]
         first = {name: number for number, name in reversed(list(enumerate(names)))}
-        if len(first) == len(names):
-            return self
-        return self.select(np.array(sorted(first.values())))
+        return np.array(sorted(first.values()))
 
     def select(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> PathTable:
         """Select samples by index, in this order."""

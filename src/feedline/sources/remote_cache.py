@@ -92,6 +92,8 @@ def open_cache(root: str | os.PathLike[str]) -> CacheStore:
 class _RemoteLocation(CacheLocation):
     """A cache at a URL."""
 
+    is_local = False
+
     def __init__(
         self,
         url: str,
@@ -109,10 +111,6 @@ class _RemoteLocation(CacheLocation):
         super().__init__(shown(self.url))
         self._reader = RemoteReader([url], options)
         self._budget, self._stores_copies = budget, stores_copies
-
-    @property
-    def is_local(self) -> bool:
-        return False
 
     def _read_rest(self, name: str, first: int, length: int) -> bytes:
         """Read a part of a file, or as much of it as there is."""

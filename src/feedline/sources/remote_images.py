@@ -12,8 +12,8 @@ image is fetched again only if the list of a folder shows that it has changed.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -28,14 +28,17 @@ from feedline.sources.folder import (
     Paths,
     check_classes,
     folder_index,
-    ignored_extensions,
-    no_images,
-    warn_ignored,
 )
 from feedline.sources.local_copies import DiskBudget, ImageCopies, copies_folder, disk_budget
 from feedline.sources.path_table import PathTable
 from feedline.sources.remote_files import THREADS, RemoteFolder
-from feedline.sources.remote_filesystem import RemoteError, host_of, request_options, shown
+from feedline.sources.remote_filesystem import (
+    RangeError,
+    RemoteError,
+    host_of,
+    request_options,
+    shown,
+)
 from feedline.sources.remote_reader import IMAGE_PATIENCE_S, ImageFetcher, Range, RemoteReader
 from feedline.sources.store import Numbers, make_stamp
 
@@ -152,20 +155,22 @@ class RemoteStore(ImageFetcher, FileStore[Paths]):
         """Names of samples whose files are missing; requests each."""
 
         def exists(sample: int) -> bool:
-            return self._reader.exists(self.url(sample), patience_s=IMAGE_PATIENCE_S)
+            # For HTTP, fsspec's info and exists report any failure as a missing file.
+            first = Range(self.url(sample), 0, 1)
+            try:
+                self._reader.read(first, patience_s=IMAGE_PATIENCE_S, may_end=True)
+            except RemoteError as error:
+                if isinstance(error.__cause__, (FileNotFoundError, IsADirectoryError)):
+                    return False
+                if not isinstance(error.__cause__, RangeError):
+                    raise
+            return True
 
         samples = range(len(self))
         with ThreadPoolExecutor(THREADS) as threads:
             for sample, there in zip(samples, threads.map(exists, samples), strict=True):
                 if not there:
                     yield self.name(sample)
-
-    def without_repeats(self) -> RemoteStore[Any]:
-        """Remove repeated files. A folder has none."""
-        once = super().without_repeats().paths
-        if once is self.paths:
-            return self
-        return RemoteStore(once, self.folder, self._reader, self._budget)
 
     def __repr__(self) -> str:
         return f"images at {len(self._reader)} hosts or buckets"
@@ -221,26 +226,17 @@ def url_folder_store(
     image = min((name for name in files if name.lower().endswith(endings)), default="")
     check_classes(where, names, image)
     status: list[Numbers] = []
-    ignored = Counter[str]()
 
-    def scan() -> Iterator[Sequence[tuple[str, list[str]]]]:
+    def scan() -> Iterator[list[tuple[str, list[str]]]]:
         # A class at a time becomes arrays: a list of all objects would take gigabytes.
-        listings = there.map(there.files, folders)
-        for name, listed in zip(names, listings, strict=True):
-            # In the order of a scan of a local folder.
-            images = sorted(
-                (path for path in listed if path.lower().endswith(endings)),
-                key=lambda path: path.rpartition("/"),
-            )
-            ignored.update(ignored_extensions(listed, endings))
-            if not images:
-                other = min(listed, default="").rpartition("/")[2]
-                raise no_images(where, [name], len(names), endings, other)
-            status.append(np.array([listed[path] for path in images], np.int64))
-            yield [("", images)]
+        for listed in there.map(there.files, folders):
+            paths = sorted(listed, key=lambda path: path.rpartition("/"))
+            images = [listed[path] for path in paths if path.lower().endswith(endings)]
+            status.append(np.array(images, np.int64).reshape(-1, 2))
+            groups = itertools.groupby((path.rpartition("/") for path in paths), lambda x: x[0])
+            yield [(f"{prefix}/", [name for *_, name in group]) for prefix, group in groups]
 
-    index = folder_index(names, scan())
-    warn_ignored(where, ignored)
+    index = folder_index(where, names, scan(), endings)
     return RemoteStore(index, os.fsencode(f"{there.url}/"), reader, budget, np.concatenate(status))
 
 

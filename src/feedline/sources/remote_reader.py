@@ -39,7 +39,6 @@ BLOCK_BYTES = 4 << 20
 _DEADLINE_S = 20.0  # of the requests that are sent together
 _SHORT_DEADLINE_S = 2.0  # while a server is unreachable
 _CANCEL_S = 1.0
-_NO_FILE = (FileNotFoundError, IsADirectoryError, RangeError)
 _MAX_PREFETCHED_BYTES = 256 << 20
 IMAGE_PATIENCE_S = 40.0
 """Time for retries of a single image. With the first and the last try, it is shorter than the
@@ -143,22 +142,6 @@ class RemoteReader:
 
         failure = f"{Range(each.url) if may_end else each} cannot be read"
         return self._hosts[host_of(each.url)].retry(once, failure, patience_s=patience_s)
-
-    def exists(self, url: str, *, patience_s: float) -> bool:
-        """Return True if a file exists; raises like `read` if that cannot be determined."""
-        there = self._hosts[host_of(url)]
-
-        def once() -> None:
-            filesystem, _ = there.opened()
-            # For HTTP, fsspec's info and exists report any failure as a missing file.
-            filesystem.cat_file(filesystem._strip_protocol(url), start=0, end=1)
-
-        failure = f"{shown(url)!r} cannot be checked"
-        try:
-            there.retry(once, failure, patience_s=patience_s, reraise=_NO_FILE)
-        except _NO_FILE as error:
-            return isinstance(error, RangeError)
-        return True
 
 
 async def _fetch_concurrently(

@@ -64,9 +64,6 @@ class RowStore(SampleStore):
         self.labels = labels
         self.label_field = label_field(labels)
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
     def _cell(self, sample: int) -> tuple[bytes | None, str]:
         """Bytes and path of an image, at least one of them."""
         check_index(sample, len(self))
@@ -88,9 +85,6 @@ class RowStore(SampleStore):
                 "embed the images in the dataset, as save_to_disk does"
             )
         return read_file(os.fsencode(path))
-
-    def label(self, sample: int) -> Any:
-        return self.labels[sample]
 
     def name(self, sample: int) -> str:
         """Index of a row, and its file's name if it has one."""
@@ -204,9 +198,6 @@ class ParquetStore(SampleStore):
         self._groups = np.stack([np.cumsum(lengths) - lengths, *numbers], axis=1)
         self._last: tuple[int, Any] | None = None  # a row group's number, and its images
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
     def pick(self, count: int) -> list[int]:
         """Return samples of a few row groups, as each group is read as a whole."""
         firsts = self._groups[:, 0]
@@ -252,9 +243,6 @@ class ParquetStore(SampleStore):
                 raise
             raise ImageError.of(error) from error
         return table.column(self._column)
-
-    def label(self, sample: int) -> Any:
-        return self.labels[sample]
 
     def _place(self, sample: int) -> tuple[int, int]:
         """Number of a sample's file, and its row there."""

@@ -70,13 +70,15 @@ class SampleStore:
 
     label_field: Field
     """Dtype and shape of one label, under the name "label"."""
+    labels: np.ndarray[Any, Any]
+    """Labels of all samples, (n, ...), of a store with the default `__len__` and `label`."""
     kind = "dataset"
     """Kind of the source in a cache's manifest."""
     is_remote = False
     """True if a read has the latency of a server."""
 
     def __len__(self) -> int:
-        raise NotImplementedError
+        return len(self.labels)
 
     def open(self) -> None:
         """Acquire what a process needs to read, e.g. a descriptor, in place of what it has.
@@ -133,7 +135,7 @@ class SampleStore:
 
     def label(self, sample: int) -> Any:
         """Label of a sample, as in `label_field`."""
-        raise NotImplementedError
+        return self.labels[sample]
 
     def name(self, sample: int) -> str:
         """Name of a sample in messages: its path, if it has one."""
@@ -171,26 +173,12 @@ class IndexedStore(SampleStore):
 
     def __init__(self, paths: PathTable) -> None:
         self.paths = paths
+        self.labels = paths.labels
         self.label_field = label_field(paths.labels)
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    @property
-    def labels(self) -> np.ndarray[Any, Any]:
-        """Labels of all samples, (n, ...)."""
-        return self.paths.labels
-
-    def label(self, sample: int) -> Any:
-        return self.paths.labels[sample]
 
     def fingerprint(self) -> str:
         """Short hash of the names, their order and the labels; reads no images."""
         return self.paths.fingerprint()
-
-    def key(self, sample: int) -> str:
-        """Path of a sample below the dataset's folder."""
-        return self.paths.path(sample)
 
 
 class SelectedStore(SampleStore):
@@ -204,7 +192,7 @@ class SelectedStore(SampleStore):
         return len(self.numbers)
 
     @property
-    def labels(self) -> np.ndarray[Any, Any]:
+    def labels(self) -> np.ndarray[Any, Any]:  # type: ignore[override]  # computed if needed
         """Labels of all samples, (n, ...)."""
         store: Any = self.store
         labels: np.ndarray[Any, Any] = np.asarray(store.labels)[self.numbers]
@@ -278,8 +266,7 @@ def hash_images(about: str, labels: np.ndarray[Any, Any], image: Callable[[int],
     """Short hash of a text, all labels, and 64 images spread evenly over the dataset."""
     digest = hashlib.sha256(about.encode())
     digest.update(np.ascontiguousarray(labels).data)
-    picked = np.linspace(0, len(labels) - 1, min(len(labels), _HASHED_IMAGES)).astype(int)
-    for sample in picked.tolist():
+    for sample in spread_evenly(len(labels), _HASHED_IMAGES):
         digest.update(image(sample))
     return digest.hexdigest()[:16]
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.sources.column_types import are_whole, convert_cells, ordered
+from feedline.sources.column_types import convert_texts, ordered
 from feedline.sources.folder import FileStore
 from feedline.sources.path_table import PathTable, common_folder
 from feedline.sources.remote_filesystem import check_local, host_of, is_url, shown
@@ -98,13 +98,7 @@ def read_csv(
         raise DatasetError(
             f"{where} cannot be read: {why}. It must be text in UTF-8 with one line per image"
         ) from error
-    known = set(ordered(classes) or ())
-    labels = [
-        convert_cells(where, column)
-        if classes is None or (known.isdisjoint(column) and are_whole(column))
-        else column
-        for column in columns[1:]
-    ]
+    labels = [convert_texts(where, column, classes) for column in columns[1:]]
     return _table(where, columns[0], labels, several=not isinstance(label, str))
 
 

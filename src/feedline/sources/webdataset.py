@@ -20,7 +20,8 @@ import os
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from dataclasses import replace
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
@@ -42,7 +43,7 @@ from feedline.sources.path_table import (
     printable,
 )
 from feedline.sources.remote_files import LocalFolder, RemoteFolder
-from feedline.sources.store import IndexedStore, first_names, make_stamp
+from feedline.sources.store import IndexedStore, Numbers, first_names, make_stamp
 from feedline.system import slashed
 
 __all__ = ["WebDatasetStore", "expand_shards", "webdataset_samples", "webdataset_source"]
@@ -129,24 +130,24 @@ def _expand_braces(pattern: str) -> list[str]:
 
 
 class WebDatasetStore(IndexedStore):
-    """Images of shards in a folder.
+    """Images of shards in a folder; a `SampleStore`.
 
-    `kind` is "webdataset" if a cache is built directly from the shards, whose samples it names by
-    their keys.
+    `paths` has the name of each image's shard, and its own in it. `entries` is int64 (n, 3): shard,
+    first byte and length of each image; `status` int64 (shards, 2): size and version of each shard.
     """
 
     def __init__(
         self,
         folder: LocalFolder | RemoteFolder,
         shards: Sequence[str],
-        index: _ShardIndex,
-        labels: np.ndarray[Any, Any],
-        kind: str = "dataset",
+        paths: PathTable,
+        entries: Numbers,
+        status: Numbers,
     ) -> None:
-        super().__init__(PathTable(index.blob, path_starts(index.blob), labels))
-        self.kind, self.is_remote = kind, folder.is_remote
+        super().__init__(paths)
+        self.is_remote = folder.is_remote
         self._folder, self._shards = folder, shards
-        self._entries, self._status = index.entries, index.status
+        self._entries, self._status = entries, status
         self._files = OpenFiles("shard", "ImageList")
 
     @property
@@ -170,16 +171,13 @@ class WebDatasetStore(IndexedStore):
     def name(self, sample: int) -> str:
         """Path of a sample's shard, and the name of its image in it."""
         folder = printable(os.fsencode(self.folder)).decode()
-        return folder + "/" * self.is_remote + self._below(sample)
-
-    def _below(self, sample: int) -> str:
-        return printable(self.paths.name(sample)).decode()
+        return folder + "/" * self.is_remote + self.paths.path(sample)
 
     def key(self, sample: int) -> str:
         """Name of a shard and of a key in it; the name of a sample, if it is of a dataset."""
         if self.kind != "webdataset":
             return self.name(sample)
-        match = _NAME.fullmatch(self._below(sample))
+        match = _NAME.fullmatch(self.paths.path(sample))
         assert match is not None, "samples have such names"
         return match[1]
 
@@ -209,47 +207,70 @@ def webdataset_samples(
     images = _extensions(image)
     folder = common_folder(paths)
     names = [slashed(path[len(folder) :]) for path in paths]
-    index = _index_shards(LocalFolder(folder), names, images, places)
-    if index.skipped_samples and (incomplete == "raise" or not index.labels):
-        raise _incomplete(index, f"image={image!r}, label={label!r}", bool(index.labels))
-    labels = _convert(index, folder, classes)
-    store = WebDatasetStore(LocalFolder(folder), names, index, labels.values)
-    return store, labels, index.skipped_samples
+    requested = f"image={image!r}, label={label!r}"
+    return _open_shards(
+        LocalFolder(folder), names, images, places, requested, classes, incomplete=incomplete
+    )
 
 
 def webdataset_source(
     folder: LocalFolder | RemoteFolder, shards: Sequence[str]
 ) -> tuple[WebDatasetStore, list[str] | None]:
     """Samples of shards with usual extensions, and the names of their classes, if labels are texts:
-    an image, and a label in a .cls or a .json.
+    an image, and a label in a .cls or a .json. A cache names them by their keys.
     """
-    index = _index_shards(folder, shards, _IMAGES, _LABELS)
-    if index.skipped_samples:
-        images = ";".join(_IMAGES)
-        raise _incomplete(index, f'image="{images}", label="cls;json:label;json:cls"', False)
-    labels = _convert(index, folder.path(""), None)
-    store = WebDatasetStore(folder, shards, index, labels.values, "webdataset")
+    requested = f'image="{";".join(_IMAGES)}", label="cls;json:label;json:cls"'
+    store, labels, _ = _open_shards(folder, shards, _IMAGES, _LABELS, requested)
+    store.kind = "webdataset"
     return store, labels.classes or None
 
 
-def _incomplete(index: _ShardIndex, requested: str, may_skip: bool) -> DatasetError:
-    name, why = index.skipped_samples[0]
-    count = len(index.skipped_samples)
-    return DatasetError(
-        f"{count} of {len(index.labels) + count} samples are incomplete, "
-        f"the first {name!r}: {why}. Requested: {requested}",
-        fix={"incomplete": "skip"} if may_skip else {},
-    )
-
-
-def _convert(index: _ShardIndex, folder: str, classes: Any) -> Labels:
-    paths = PathTable(index.blob, path_starts(index.blob), index.entries)
+def _open_shards(
+    folder: LocalFolder | RemoteFolder,
+    shards: Sequence[str],
+    image: tuple[str, ...],
+    label: tuple[LabelPlace, ...],
+    requested: str,
+    classes: Any = None,
+    *,
+    incomplete: str = "",
+) -> tuple[WebDatasetStore, Labels, list[tuple[str, str]]]:
+    """Samples of shards, their labels, and the names of incomplete samples with the reasons."""
+    status: list[tuple[int, int]] = []
+    blobs: list[bytes] = []
+    entries: list[Numbers] = []
+    written: list[Any] = []  # labels; 0 if none are requested
+    skipped: list[tuple[str, str]] = []
+    results = folder.map(functools.partial(_index_shard, folder, image, label), shards)
+    for number, (name, (state, columns, values)) in enumerate(zip(shards, results, strict=True)):
+        status.append(state)
+        prefix = os.fsencode(name) + b"/"
+        if names := columns["names"].tobytes():
+            blobs.append(prefix + names[:-1].replace(b"\0", b"\0" + prefix) + b"\0")
+        shard = np.full((len(columns["places"]), 1), number, np.int64)
+        entries.append(np.concatenate([shard, columns["places"]], axis=1))
+        written += values["labels"]
+        skipped += [(f"{folder.path(name)}/{key}", why) for key, why in values["left_out"]]
+    if skipped and (incomplete != "skip" or not written):
+        name, why = skipped[0]
+        raise DatasetError(
+            f"{len(skipped)} of {len(written) + len(skipped)} samples are incomplete, "
+            f"the first {name!r}: {why}. Requested: {requested}",
+            fix={"incomplete": "skip"} if incomplete and written else {},
+        )
+    blob = np.frombuffer(b"".join(blobs), np.uint8)
+    places = np.concatenate(entries)
+    paths = PathTable(blob, path_starts(blob), places)
 
     def describe(sample: int) -> str:
         return f"sample {sample}, {paths.path(sample)!r},"
 
-    texts = convert_texts(f"the dataset in {folder!r}", index.labels, classes, describe)
-    return convert_labels(texts, len(paths), classes, describe)
+    where = f"the dataset in {folder.path('')!r}"
+    texts = convert_texts(where, written, classes, describe)
+    labels = convert_labels(texts, len(paths), classes, describe)
+    paths = replace(paths, labels=labels.values)
+    states = np.array(status, np.int64)
+    return WebDatasetStore(folder, shards, paths, places, states), labels, skipped
 
 
 def _extensions(image: Any) -> tuple[str, ...]:
@@ -287,49 +308,6 @@ def _label_places(label: Any) -> tuple[LabelPlace, ...]:
             argument="label",
         )
     return tuple(places)
-
-
-class _ShardIndex(NamedTuple):
-    """Samples of some shards, in their order.
-
-    `status` is int64 (shards, 2): size and version of each shard. `blob` is uint8: for each sample
-    the name of its shard, and of its image in it, each ended by a zero byte. `entries` is int64 (n,
-    3): shard of each image, its first byte and its length. `labels` are as written, or 0 if none
-    are requested; `skipped_samples` names of
-    samples without an image or a label, and the reasons.
-    """
-
-    status: np.ndarray[Any, np.dtype[np.int64]]
-    blob: np.ndarray[Any, np.dtype[np.uint8]]
-    entries: np.ndarray[Any, np.dtype[np.int64]]
-    labels: list[Any]
-    skipped_samples: list[tuple[str, str]]
-
-
-def _index_shards(
-    folder: LocalFolder | RemoteFolder,
-    shards: Sequence[str],
-    image: tuple[str, ...],
-    label: tuple[LabelPlace, ...],
-) -> _ShardIndex:
-    status: list[tuple[int, int]] = []
-    blobs: list[bytes] = []
-    entries: list[np.ndarray[Any, Any]] = []
-    labels: list[Any] = []
-    skipped_samples: list[tuple[str, str]] = []
-    results = folder.map(functools.partial(_index_shard, folder, image, label), shards)
-    for number, (name, (state, columns, values)) in enumerate(zip(shards, results, strict=True)):
-        status.append(state)
-        prefix = os.fsencode(name) + b"/"
-        if names := columns["names"].tobytes():
-            blobs.append(prefix + names[:-1].replace(b"\0", b"\0" + prefix) + b"\0")
-        shard = np.full((len(columns["places"]), 1), number, np.int64)
-        entries.append(np.concatenate([shard, columns["places"]], axis=1))
-        labels += values["labels"]
-        skipped_samples += [(f"{folder.path(name)}/{key}", why) for key, why in values["left_out"]]
-    blob = np.frombuffer(b"".join(blobs), np.uint8)
-    offsets = np.concatenate(entries)
-    return _ShardIndex(np.array(status, np.int64), blob, offsets, labels, skipped_samples)
 
 
 def _index_shard(
