@@ -340,7 +340,7 @@ def test_a_folder_without_a_cache_and_a_server_that_is_none_are_refused_soon(
 ) -> None:
     with pytest.raises(DatasetError, match=r"FileNotFoundError.*must contain everything"):
         ImageFolder(f"{server.url}/nothing", local_dir=tmp_path)
-    monkeypatch.setattr(remote_cache, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(remote_cache, "INDEX_PATIENCE_S", 0.0)
     server.stop()
     server.fault = reset  # of connections that are still open
     try:

@@ -18,7 +18,6 @@ import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -70,35 +69,25 @@ def check_no_archive(url: str) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class ArchiveIndex(FolderIndex):
-    """Images of an archive.
-
-    `entries` is int64 (n, 5): first byte and length in the archive, size of the file, method (_TAR,
-    or the zip file's) and checksum. `status` is the archive's size in bytes and modification time
-    in ns.
-    """
-
-    entries: np.ndarray[Any, np.dtype[np.int64]]
-    status: tuple[int, int]
-
-
 class ArchiveStore(IndexedStore):
     """Images of a .zip or .tar file whose folder `inside` contains the classes; a `SampleStore`."""
 
-    paths: ArchiveIndex
+    paths: FolderIndex
 
     def __init__(self, path: str, inside: str, endings: tuple[str, ...]) -> None:
         self.archive, self.inside = path, inside
-        status, columns, values = indexed_file(
+        self._status, columns, values = indexed_file(
             path,
             f"the archive {path!r}",
             json.dumps([_VERSION, inside, endings]),
             lambda file, size: _scan(file, size, path, inside, endings),
         )
-        starts = path_starts(columns["blob"])
-        index = ArchiveIndex(**columns, starts=starts, classes=values["classes"], status=status)
+        blob = columns["blob"]
+        index = FolderIndex(blob, path_starts(blob), columns["labels"], values["classes"])
         super().__init__(index)
+        # int64 (n, 5): first byte and length in the archive, size of the file, method (_TAR, or the
+        # zip file's) and checksum.
+        self._entries = columns["entries"]
         self._files = OpenFiles("archive", "ImageFolder")
 
     def close(self) -> None:
@@ -106,7 +95,7 @@ class ArchiveStore(IndexedStore):
 
     def read(self, sample: int, side: int) -> bytes:
         check_index(sample, len(self))
-        first, length, size, method, crc = self.paths.entries[sample].tolist()
+        first, length, size, method, crc = self._entries[sample].tolist()
         check_size(size)
         check_size(length)
         if method != _TAR:
@@ -114,7 +103,7 @@ class ArchiveStore(IndexedStore):
         return self._read(first, length)
 
     def _read(self, first: int, length: int, *, may_end: bool = False) -> bytes:
-        return self._files.read(self.archive, self.paths.status, first, length, may_end=may_end)
+        return self._files.read(self.archive, self._status, first, length, may_end=may_end)
 
     def _unpack(self, first: int, length: int, size: int, method: int, crc: int) -> bytes:
         """Content of a file in a zip file; `first` is the first byte of its header."""

@@ -24,7 +24,7 @@ import re
 import shutil
 import struct
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -74,12 +74,17 @@ class _CopyFile(NamedTuple):
 
 
 class DiskBudget:
-    """Disk space for copies in a folder. A process reserves before it writes."""
+    """Disk space for copies in a folder. A process reserves before it writes. A pickle contains no
+    reservation.
+    """
 
     def __init__(self, folder: str, limit_bytes: int) -> None:
         self.folder, self.limit_bytes = folder, limit_bytes
         self._reserved_bytes = 0
         self._full_until = 0.0
+
+    def __reduce__(self) -> tuple[type[DiskBudget], tuple[str, int]]:
+        return DiskBudget, (self.folder, self.limit_bytes)
 
     def reserve(self, count: int) -> bool:
         """Return True if this many bytes may be written; frees space if possible."""
@@ -183,6 +188,9 @@ class LocalCopies:
         self._folder, self._budget = folder, budget
         self._touched: dict[str, float] = {}
         self._has_warned = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_touched": {}}
 
     def read(self, name: str, first: int, length: int) -> bytes | None:
         """Read the bytes at a position of a file, unchecked; None without any."""

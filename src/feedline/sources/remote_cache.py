@@ -46,6 +46,7 @@ from feedline.sources.manifest import (
     shard_name,
 )
 from feedline.sources.remote_filesystem import (
+    INDEX_PATIENCE_S,
     MAX_FILE_BYTES,
     NoCacheError,
     RemoteError,
@@ -57,7 +58,6 @@ from feedline.sources.remote_reader import BLOCK_BYTES, ImageFetcher, Range, Rem
 
 __all__ = ["open_cache", "open_location"]
 
-_PATIENCE_S = 3.0
 _HEADER_BYTES = 128
 _MAX_HEADER_BYTES = 4096
 _BASE = ("labels", "names", *COLUMNS)
@@ -115,7 +115,7 @@ class _RemoteLocation(CacheLocation):
     def _read_rest(self, name: str, first: int, length: int) -> bytes:
         """Read a part of a file, or as much of it as there is."""
         part = Range(f"{self.url}/{name}", first, length)
-        return self._reader.read(part, patience_s=_PATIENCE_S, may_end=True)
+        return self._reader.read(part, patience_s=INDEX_PATIENCE_S, may_end=True)
 
     def manifest(self) -> Manifest:
         """Read the current manifest; raises a NoCacheError if it does not exist."""
@@ -204,16 +204,13 @@ class _RemoteLocation(CacheLocation):
         starts = range(0, size - BLOCK_BYTES, BLOCK_BYTES)
         for first in starts:
             block = Range(f"{self.url}/{name}", first, BLOCK_BYTES)
-            yield self._reader.read(block, patience_s=_PATIENCE_S)
+            yield self._reader.read(block, patience_s=INDEX_PATIENCE_S)
         first = BLOCK_BYTES * len(starts)
         yield self._read_rest(name, first, size - first + _MAX_HEADER_BYTES)
 
     def reader(self, manifest: Manifest, level: Level, index: CacheIndex) -> LevelReader:
         folder = self._folder(manifest)
-        copies = None
-        if self._stores_copies:
-            budget = DiskBudget(self._budget.folder, self._budget.limit_bytes)
-            copies = LocalCopies(folder, budget)
+        copies = LocalCopies(folder, self._budget) if self._stores_copies else None
         return _RemoteShards(folder, manifest, level, index, self.url, self._reader, copies)
 
     def describe(self) -> str:

@@ -19,16 +19,13 @@ import xxhash
 
 from feedline.errors import DatasetError, ImageError
 from feedline.sources.files import check_size
-from feedline.sources.remote_filesystem import Filesystem, RemoteError
+from feedline.sources.remote_filesystem import FOLDER_PATIENCE_S, Filesystem, RemoteError
 from feedline.system import slashed
 
 __all__ = ["THREADS", "FileStatus", "LocalFolder", "RemoteFolder"]
 
 THREADS = 16
 """Requests of each process at a time, in threads."""
-
-_PATIENCE_S = 10.0
-"""In addition to the filesystems' own retries. A failed build continues with the same command."""
 
 _BLOCK_BYTES = 4 << 20
 # What filesystems call the version of a file, or the time of its last change.
@@ -133,7 +130,7 @@ class RemoteFolder(Filesystem):
             return function(filesystem, f"{top}/{name}" if name else top)
 
         failure = f"{self.path(name)!r} cannot be {verb}"
-        return self.retry(once, failure, patience_s=_PATIENCE_S, reraise=reraise)
+        return self.retry(once, failure, patience_s=FOLDER_PATIENCE_S, reraise=reraise)
 
     def path(self, name: str) -> str:
         """URL of a file, for messages."""

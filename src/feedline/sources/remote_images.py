@@ -33,13 +33,14 @@ from feedline.sources.local_copies import DiskBudget, ImageCopies, copies_folder
 from feedline.sources.path_table import PathTable
 from feedline.sources.remote_files import THREADS, RemoteFolder
 from feedline.sources.remote_filesystem import (
+    IMAGE_PATIENCE_S,
     RangeError,
     RemoteError,
     host_of,
     request_options,
     shown,
 )
-from feedline.sources.remote_reader import IMAGE_PATIENCE_S, ImageFetcher, Range, RemoteReader
+from feedline.sources.remote_reader import ImageFetcher, Range, RemoteReader
 from feedline.sources.store import Numbers, make_stamp
 
 __all__ = ["RemoteStore", "is_unreachable", "local_files_error", "url_folder_store", "url_store"]
@@ -67,19 +68,13 @@ class RemoteStore(ImageFetcher, FileStore[Paths]):
         FileStore.__init__(self, paths, folder)
         ImageFetcher.__init__(self, reader)
         self._budget, self._status = budget, status
+        self._copies: ImageCopies | None = None
         if budget is not None:
             digest = hashlib.blake2b(folder, digest_size=8)
             digest.update(paths.blob.data)
             where = shown(os.fsdecode(folder.removesuffix(b"/")))
-            self._copies_folder = copies_folder(budget.folder, where, digest.hexdigest())
-        self._open_copies()
-
-    def _open_copies(self) -> None:
-        self._prefetched = {}
-        self._copies: ImageCopies | None = None
-        if self._budget is not None:
-            budget = DiskBudget(self._budget.folder, self._budget.limit_bytes)
-            self._copies = ImageCopies(self._copies_folder, budget)
+            place = copies_folder(budget.folder, where, digest.hexdigest())
+            self._copies = ImageCopies(place, budget)
 
     def close(self) -> None:
         self._prefetched = {}
@@ -174,15 +169,6 @@ class RemoteStore(ImageFetcher, FileStore[Paths]):
 
     def __repr__(self) -> str:
         return f"images at {len(self._reader)} hosts or buckets"
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        del state["_copies"], state["_prefetched"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._open_copies()
 
 
 def url_store(

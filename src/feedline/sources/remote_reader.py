@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from feedline.errors import ImageError, UsageError
 from feedline.sources.remote_filesystem import (
+    IMAGE_PATIENCE_S,
     MAX_FILE_BYTES,
     AlteredError,
     Filesystem,
@@ -40,9 +41,6 @@ _DEADLINE_S = 20.0  # of the requests that are sent together
 _SHORT_DEADLINE_S = 2.0  # while a server is unreachable
 _CANCEL_S = 1.0
 _MAX_PREFETCHED_BYTES = 256 << 20
-IMAGE_PATIENCE_S = 40.0
-"""Time for retries of a single image. With the first and the last try, it is shorter than the
-time after which a loader considers a worker hung."""
 
 Answer: TypeAlias = "bytes | Exception | None"
 
@@ -208,6 +206,9 @@ class ImageFetcher:
     def __init__(self, reader: RemoteReader) -> None:
         self._reader = reader
         self._prefetched: dict[int, bytes] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_prefetched": {}}
 
     def _range(self, sample: int) -> Range | None:
         """Position of an image; None if it does not exist."""
