@@ -151,7 +151,7 @@ def test_images_directly_in_the_root_are_told_to_need_class_folders(tmp_path):
 
 def test_classes_without_images_are_named(tmp_path):
     root = make(tmp_path, "full/1.jpg", *(f"none{i}/readme.txt" for i in range(7)))
-    with pytest.raises(DatasetError, match=r"7 of 8: .*'none4' and 2 more.*'readme\.txt'"):
+    with pytest.raises(DatasetError, match=r"7 of 8: .*'none4', \.\.\.\. Looked.*'readme\.txt'"):
         scan_folder(root)
 
 
@@ -192,7 +192,8 @@ def test_the_arrays_travel_out_of_band_and_work_read_only(tmp_path):
     buffers = []
     data = pickle.dumps(index, protocol=5, buffer_callback=buffers.append)
     assert len(data) < 2000
-    assert sum(len(buffer.raw()) for buffer in buffers) == index.nbytes
+    arrays = index.blob, index.starts, index.labels
+    assert sum(len(buffer.raw()) for buffer in buffers) == sum(array.nbytes for array in arrays)
     copies = [bytes(buffer.raw()) for buffer in buffers]
     other = pickle.loads(data, buffers=copies)
     assert not other.blob.flags.writeable
