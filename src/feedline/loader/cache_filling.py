@@ -127,7 +127,7 @@ def cache_contents(options: Options, source: Any) -> CacheContents:
         files=files.without_repeats(),
         classes=classes,
         sides=tuple(sorted({-(-side // _STEP) * _STEP for side in needed})),
-        exif=source.exif,
+        exif=source.options.exif,
         mode=source.layout.mode,
     )
 
