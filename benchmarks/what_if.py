@@ -33,11 +33,14 @@ from torch.utils.data import Dataset
 
 import feedline
 from feedline.bench.survey import ImageSample
-from feedline.cache.rates import Reading, measure_copies
+from feedline.cache.level_encoder import DEFAULT_JPEG_QUALITY
+from feedline.cache.rates import RateKey, measure_copies
+from feedline.cache.source import open_source
 from feedline.forecast.changes import Changes
 from feedline.forecast.rates import Rates
 from feedline.forecast.schedule import forecast
 from feedline.forecast.what_if import what_if
+from feedline.sources.manifest import Level
 from feedline.system import usable_cores
 from feedline.tuning.feedline_loader import TunableFeedlineLoader
 from feedline.tuning.rates import feedline_rates
@@ -335,7 +338,7 @@ class Measured:
         assert found is not None, "there is a trial"
         return replace(found, wanted_px=self.workload.size, level_px=state.cache)
 
-    def rows(self, name: str, levels: Mapping[Reading, float]) -> list[Row]:
+    def rows(self, name: str, levels: Mapping[RateKey, float]) -> list[Row]:
         """All that is predicted, beside what was measured."""
         found, states = [], self.states
         for now, rates in states.items():
@@ -452,12 +455,12 @@ def main() -> None:
         for side, root in caches.items():
             feedline.build_cache(str(options.folder), str(root), (side,), workers=usable_cores())
         levels = measure_copies(
-            feedline.ImageFolder(str(options.folder), transform=feedline.TrainCrop()),
+            open_source(options.folder),
+            [[Level(side=side, quality=DEFAULT_JPEG_QUALITY)] for side in _SIDES],
             (112, 224),
-            _SIDES,
             crop=feedline.TrainCrop(),
             workers=usable_cores(),
-        )
+        ).rates
         for name, workload in workloads(options.folder, caches).items():
             if options.only in name:
                 measured = Measured(workload, caches)

@@ -90,7 +90,7 @@ def test_labels_keep_their_numbers_shape_and_dtype(
     tmp_path: Path, labels: Any, field: Field
 ) -> None:
     dataset = Samples([(picture, labels[n]) for n, picture in enumerate(pictures()[:3])])
-    assert open_source(dataset).label_field == field
+    assert open_source(dataset).store.label_field == field
     build_cache(dataset, tmp_path / "cache", (16,), workers=1)
     found = ImageFolder(tmp_path / "cache").targets
     assert (found.dtype, found.shape[1:]) == (np.dtype(field.dtype), field.shape)
@@ -103,7 +103,7 @@ def test_labels_keep_their_numbers_shape_and_dtype(
 def test_samples_may_be_dicts(entries: tuple[str, str], names: list[str] | None) -> None:
     dataset = Samples([dict(zip(entries, (pictures()[0], 7), strict=True)) | {"more": 1}], names)
     source = open_source(dataset)
-    assert source.label(0) == 7
+    assert source.store.label(0) == 7
     assert np.array_equal(source.read(0), np.asarray(pictures()[0]))
     assert source.classes == names
 
@@ -173,7 +173,7 @@ def test_a_sample_is_asked_for_once_in_a_build(tmp_path: Path) -> None:
     (tmp_path / "asked").unlink()
     for sample in range(1, 4):
         source.read(sample)
-        source.label(sample)
+        source.store.label(sample)
     assert (tmp_path / "asked").read_text() == "1\n2\n3\n"
 
 
@@ -191,11 +191,14 @@ def test_a_folder_of_torchvision_that_was_changed_is_taken_as_it_is(tmp_path: Pa
     datasets = pytest.importorskip("torchvision.datasets")
     root = write_images(tmp_path / "photos")
     turned = datasets.ImageFolder(root, target_transform=lambda label: 5 * label)
-    assert [open_source(turned).label(sample) for sample in (0, 6)] == [0, 5]
+    assert [open_source(turned).store.label(sample) for sample in (0, 6)] == [0, 5]
     repeated = datasets.ImageFolder(root)
     repeated.samples = repeated.imgs = repeated.samples[:2] * 2
     source = open_source(repeated)
-    assert [source.name(sample) for sample in range(4)] == [f"{n:08d}" for n in range(4)]
+    assert [source.store.key(sample) for sample in range(4)] == [f"{n:08d}" for n in range(4)]
     plain = open_source(datasets.ImageFolder(root))
     shutil.rmtree(root)
-    assert [plain.label(sample) for sample in (0, 6)] == [0, 1]  # without a look at the images
+    assert [plain.store.label(sample) for sample in (0, 6)] == [
+        0,
+        1,
+    ]  # without a look at the images

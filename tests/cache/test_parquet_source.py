@@ -69,9 +69,9 @@ def test_parquet_files_become_a_cache(files: Path, tmp_path: Path, workers: int)
 
 def test_one_file_or_a_pattern_may_be_named(files: Path) -> None:
     one = open_source(files / "data" / "train-00002-of-00003.parquet")
-    assert [one.name(sample) for sample in range(len(one))] == ["5.png", "6.png", "7.png"]
+    assert [one.store.key(sample) for sample in range(len(one))] == ["5.png", "6.png", "7.png"]
     some = open_source(files / "data" / "train-0000[01]-*.parquet")
-    assert [some.label(sample) for sample in range(len(some))] == LABELS[:5]
+    assert [some.store.label(sample) for sample in range(len(some))] == LABELS[:5]
 
 
 @pytest.mark.parametrize("column", ["img", "jpg", "png", "photo"])
@@ -80,7 +80,7 @@ def test_columns_are_found_by_their_names(tmp_path: Path, column: str, label: st
     columns = {"id": ["a"] * 8, label: pa.array(LABELS, pa.uint8()), column: images()}
     source = open_source(write(tmp_path / "a.parquet", columns))
     assert source.read(6) == encoded(pictures()[6])
-    assert source.label(6) == LABELS[6]
+    assert source.store.label(6) == LABELS[6]
     assert source.classes is None  # those of "label" are noted
 
 
@@ -98,7 +98,7 @@ def test_images_may_be_plain_bytes_and_then_rows_are_names(tmp_path: Path, kind:
 def test_paths_that_are_missing_or_alike_are_no_names(tmp_path: Path, paths: list[Any]) -> None:
     column = pa.array([{"bytes": b"", "path": path} for path in paths], IMAGE)
     source = open_source(write(tmp_path / "a.parquet", {"image": column, "label": [0, 1]}))
-    assert [source.name(sample) for sample in range(2)] == ["a.parquet/0", "a.parquet/1"]
+    assert [source.store.key(sample) for sample in range(2)] == ["a.parquet/0", "a.parquet/1"]
 
 
 @pytest.mark.parametrize("classes", [None, [], {"0": "ant"}, ["ant", 1], "ant"])
@@ -192,10 +192,10 @@ def test_a_row_group_that_is_too_large_is_refused(
 
 
 def test_a_stamp_changes_with_the_file_and_the_row(files: Path) -> None:
-    stamps = [open_source(files).stamp(sample) for sample in range(len(LABELS))]
+    stamps = [open_source(files).store.stamp(sample) for sample in range(len(LABELS))]
     assert len(set(stamps)) == len(LABELS)
     os.utime(files / "data" / "train-00002-of-00003.parquet", ns=(0, 1))
-    later = [open_source(files).stamp(sample) for sample in range(len(LABELS))]
+    later = [open_source(files).store.stamp(sample) for sample in range(len(LABELS))]
     assert later[:5] == stamps[:5]
     assert not set(later[5:]) & set(stamps)
 

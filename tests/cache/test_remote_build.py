@@ -26,12 +26,13 @@ from feedline.cache import build_shards
 from feedline.cache.add_size import add_size
 from feedline.cache.build import build_cache
 from feedline.cache.plan import plan_cache
-from feedline.cache.source import ReadAhead, open_source
+from feedline.cache.source import CacheSource, open_source
 from feedline.cli.app import main
 from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
 from feedline.sources import remote_reader
 from feedline.sources.manifest import MANIFEST, Manifest, read_manifest
 from feedline.sources.remote_files import THREADS, RemoteFolder
+from feedline.sources.store import SampleStore
 from processes import eventually
 from s3_server import Bucket, serving
 from slow import slow
@@ -422,7 +423,7 @@ def test_an_object_that_is_gone_is_a_broken_image_and_a_store_out_of_reach_is_no
         train = bucket.fill("train", source)
         images = open_source(train)
         bucket.there.remove("train/cats/0.jpg")
-        number = next(n for n in range(len(images)) if images.name(n) == "cats/0.jpg")
+        number = next(n for n in range(len(images)) if images.store.key(n) == "cats/0.jpg")
         with pytest.raises(ImageError, match=r"cats/0\.jpg.*FileNotFoundError"):
             images.read(number)
 
@@ -498,54 +499,56 @@ def test_the_command_takes_urls(
 # Images that are fetched ahead
 
 
-class Counting:
-    """Gives the numbers of samples as bytes, and counts how many it gives at a time."""
+class CountingStore(SampleStore):
+    """Returns the numbers of samples as bytes, and records the requested ones."""
+
+    is_remote = True
 
     def __init__(self) -> None:
-        self.asked: list[int] = []
+        self.requested: list[int] = []
         self.gate = threading.Event()
 
-    def __call__(self, sample: int) -> bytes:
-        self.asked.append(sample)
+    def read(self, sample: int, side: int) -> bytes:
+        self.requested.append(sample)
         self.gate.wait(30)
         if sample == 7:
             raise ImageError("torn")
         return str(sample).encode()
 
+    def reload(self, sample: int, refused: bytes) -> None:
+        """Return nothing better."""
+
 
 def test_images_are_fetched_ahead_and_a_bounded_number_of_them() -> None:
-    fetch = Counting()
-    ahead = ReadAhead(fetch)
-    ahead.plan(range(100))
-    assert eventually(lambda: len(fetch.asked) == THREADS)
-    fetch.gate.set()
-    for sample in range(100):
+    store = CountingStore()
+    store.gate.set()
+    ahead = CacheSource(store, "there", None).read_ahead(iter(range(100)))
+    for expected, (sample, read) in enumerate(ahead):
+        assert sample == expected
+        least = min(100, expected + THREADS)
+        assert eventually(lambda least=least: len(store.requested) >= least)
+        assert len(store.requested) <= sample + THREADS
         if sample == 7:
             with pytest.raises(ImageError, match="torn"):
-                ahead.result(sample)
+                read()
             continue
-        assert ahead.result(sample) == str(sample).encode()
-        assert len(fetch.asked) <= sample + 1 + THREADS
-    assert sorted(fetch.asked) == list(range(100))
+        assert read() == str(sample).encode()
+    assert sorted(store.requested) == list(range(100))
 
 
-def test_images_out_of_the_plan_are_fetched_and_those_left_out_are_passed_over() -> None:
-    fetch = Counting()
-    fetch.gate.set()
-    ahead = ReadAhead(fetch)
-    assert ahead.result(3) == b"3"
-    ahead.plan([10, 11, 12])
-    assert ahead.result(50) == b"50"
-    assert ahead.result(12) == b"12"
-    assert ahead.result(10) == b"10"
-    ahead.plan([20])
-    assert ahead.result(20) == b"20"
+def test_images_that_are_no_longer_needed_are_not_fetched() -> None:
+    store = CountingStore()
+    ahead = CacheSource(store, "there", None).read_ahead(range(100))
+    next(ahead)
+    ahead.close()
+    store.gate.set()
+    assert len(store.requested) <= THREADS
 
 
 def test_a_source_in_a_store_is_pickled_without_its_connection(train: str) -> None:
     images = open_source(train)
-    images.prefetch(range(40))
-    first = images.read(0)
+    _, read = next(images.read_ahead(range(40)))
+    first = read()
     again = pickle.loads(pickle.dumps(images))
     assert again.read(0) == first
     assert images.read(1) == again.read(1)

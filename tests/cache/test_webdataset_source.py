@@ -75,7 +75,7 @@ def test_shards_become_a_cache(shards: Path, tmp_path: Path, workers: int) -> No
 @pytest.mark.parametrize("pattern", ["a.tar", "[a].tar"])
 def test_one_shard_may_be_named(shards: Path, pattern: str) -> None:
     source = open_source(shards / pattern)
-    assert [source.name(sample) for sample in range(len(source))] == [
+    assert [source.store.key(sample) for sample in range(len(source))] == [
         f"a.tar/deep/{number:03d}" for number in range(5)
     ]
 
@@ -97,9 +97,9 @@ def test_the_samples_are_those_of_webdataset(shards: Path) -> None:
     theirs = [sample for name in "abc" for sample in read_by_webdataset(shards / f"{name}.tar")]
     assert len(source) == len(theirs)
     for sample, their in enumerate(theirs):
-        assert source.name(sample).partition("/")[2] == their["__key__"]
+        assert source.store.key(sample).partition("/")[2] == their["__key__"]
         assert source.read(sample) == their.get("png", their.get("jpg"))
-        assert source.label(sample) == int(their["cls"])
+        assert source.store.label(sample) == int(their["cls"])
 
 
 def test_a_picture_is_chosen_by_its_ending_and_a_label_may_be_in_json(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_picture_is_chosen_by_its_ending_and_a_label_may_be_in_json(tmp_path: 
     }
     source = open_source(write_shard(tmp_path / "a.tar", files))
     assert [source.read(sample) for sample in range(3)] == [b"jpg", b"tiff", b"webp"]
-    assert [source.label(sample) for sample in range(3)] == [3, -1, 2]
+    assert [source.store.label(sample) for sample in range(3)] == [3, -1, 2]
     assert source.classes is None
 
 
@@ -152,7 +152,7 @@ def test_texts_are_class_names(tmp_path: Path) -> None:
     files = {"1.jpg": b"", "1.cls": b"bee", "2.jpg": b"", "2.cls": b"ant"}
     source = open_source(write_shard(tmp_path / "a.tar", files))
     assert source.classes == ["ant", "bee"]
-    assert [source.label(sample) for sample in range(2)] == [1, 0]
+    assert [source.store.label(sample) for sample in range(2)] == [1, 0]
 
 
 def test_a_shard_that_is_cut_off_anywhere_is_refused(shards: Path) -> None:
@@ -228,10 +228,10 @@ def test_a_shard_that_ends_early_since_it_was_listed_is_an_error(shards: Path) -
 
 
 def test_a_stamp_changes_with_the_shard_and_with_the_place_in_it(shards: Path) -> None:
-    stamps = [open_source(shards).stamp(sample) for sample in range(len(LABELS))]
+    stamps = [open_source(shards).store.stamp(sample) for sample in range(len(LABELS))]
     assert len(set(stamps)) == len(LABELS)
-    assert [open_source(shards).stamp(sample) for sample in range(len(LABELS))] == stamps
+    assert [open_source(shards).store.stamp(sample) for sample in range(len(LABELS))] == stamps
     os.utime(shards / "b.tar", ns=(0, 1))
-    later = [open_source(shards).stamp(sample) for sample in range(len(LABELS))]
+    later = [open_source(shards).store.stamp(sample) for sample in range(len(LABELS))]
     assert later[:5] == stamps[:5]
     assert not set(later[5:]) & set(stamps)

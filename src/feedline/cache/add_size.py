@@ -145,7 +145,7 @@ def _source_difference(source: CacheSource, manifest: Manifest, index: CacheInde
     No image is read: a Dataset may decode an image to return its label, so its labels are compared
     after the build.
     """
-    form = source.label_field.dtype, source.label_field.shape
+    form = source.store.label_field.dtype, source.store.label_field.shape
     if form != manifest.label:
         return f"its labels are {form}, before {manifest.label}"
     if len(source) != manifest.samples_in_source:
@@ -154,16 +154,16 @@ def _source_difference(source: CacheSource, manifest: Manifest, index: CacheInde
     if classes != manifest.classes:
         return f"its classes are {classes}, before {manifest.classes}"
     for key, name, _ in manifest.skipped:
-        if source.name(key) != name:
-            return f"sample {key} is {source.name(key)!r}, before {name!r}"
+        if source.store.key(key) != name:
+            return f"sample {key} is {source.store.key(key)!r}, before {name!r}"
     keys = index.keys.tolist()
     for row, key in enumerate(keys):
-        name = encode_name(source.name(key)).decode()
+        name = encode_name(source.store.key(key)).decode()
         if name != index.name(row):
             return f"sample {key} is {name!r}, before {index.name(row)!r}"
-    columns = {"stamps": np.array([source.stamp(key) for key in keys], np.uint64)}
+    columns = {"stamps": np.array([source.store.stamp(key) for key in keys], np.uint64)}
     if source.kind != "dataset":
-        labels = np.array([source.label(key) for key in keys], form[0])
+        labels = np.array([source.store.label(key) for key in keys], form[0])
         columns["labels"] = labels.reshape(-1, *form[1])
     return _rows_difference(columns, index, 0)
 

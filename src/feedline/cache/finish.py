@@ -48,7 +48,7 @@ def finish(
     counts = [len(record["keys"]) for record in records]
     columns["name_ends"] += np.repeat(before, counts)
     skipped = [tuple(each) for record in records for each in json.loads(bytes(record["skipped"]))]
-    label = source.label_field
+    label = source.store.label_field
     manifest = Manifest(
         format=spec.format,
         samples=len(columns["keys"]),
@@ -137,13 +137,13 @@ def _fingerprint(columns: Mapping[str, Array]) -> str:
 
 def current_fingerprint(source: CacheSource, manifest: Manifest) -> str:
     """Return the fingerprint that a cache of the source would have now, without skipped images."""
-    if (source.label_field.dtype, source.label_field.shape) != manifest.label:
+    if (source.store.label_field.dtype, source.store.label_field.shape) != manifest.label:
         return ""
     skipped_before = {key for key, _, _ in manifest.skipped}
     dtype, shape = manifest.label
     keys = [key for key in range(len(source)) if key not in skipped_before]
-    names = [encode_name(source.name(key)) for key in keys]
-    labels = np.array([source.label(key) for key in keys], dtype)
+    names = [encode_name(source.store.key(key)) for key in keys]
+    labels = np.array([source.store.label(key) for key in keys], dtype)
     return _fingerprint(
         {
             "labels": labels.reshape(-1, *shape),

@@ -13,14 +13,14 @@ import os
 import shlex
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.filesize import decimal
 
 from feedline.cache.level_encoder import DEFAULT_JPEG_QUALITY
-from feedline.cache.rates import RateCallback, RateKey, sample_images, serving_level
+from feedline.cache.rates import RateCallback, RateKey, measure_copies, serving_level
 from feedline.cache.source import open_source
 from feedline.cache.spec import Spec, estimate, make_levels
 from feedline.diagnose.finding import count
@@ -39,7 +39,7 @@ __all__ = ["CacheChoice", "CachePlan", "build_command", "plan_cache", "recommend
 _DISK_BYTES_PER_S = 500e6  # of a SATA SSD
 _USABLE = 0.9  # share of the free disk space
 _COMMON_PX = (32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048)
-_MIN_PX, _MAX_PX, _MAX_SIZES = 8, 8192, 8
+_MIN_PX, _MAX_PX = 8, 8192
 _EQUAL = 1.05  # ratio of loading times that count as equal
 _WORTH_IT = 1.1  # smallest useful gain over the originals
 
@@ -74,8 +74,7 @@ class CacheChoice:
     def as_dict(self) -> dict[str, Any]:
         """Return the choice, JSON-able; names end in the units."""
         levels = [{"size_px": level.side, "quality": level.quality} for level in self.levels]
-        rates = {str(size): rate for size, rate in self.images_per_s.items()}
-        return {**asdict(self), "levels": levels, "images_per_s": rates}
+        return {**vars(self), "levels": levels}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +117,9 @@ class CachePlan:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan, JSON-able; names end in the units."""
-        plain = ("source", "kind", "transform", "workers", "images", "images_measured", "reason")
         return {
-            **{name: getattr(self, name) for name in plain},
+            **{name: value for name, value in vars(self).items() if name != "rates"},
             "schedule": str(self.schedule),
-            "limits": dict(self.limits),
             "originals": self.originals.as_dict(),
             "choices": [choice.as_dict() for choice in self.choices],
             "recommended": self.recommended and self.recommended.as_dict(),
@@ -225,17 +222,26 @@ def plan_cache(
         "memory_bytes": cacheable_memory_bytes(),
         "disk_bytes_per_s": disk_bytes_per_s,
     }
-    with sample_images(opened, images, progress) as sample:
-        estimates = [estimate(opened, Spec("", "webdataset", levels)) for levels in resolutions]
-        rates = sample.measure(
-            resolutions, sides, crop, workers=processes, seconds=seconds, progress=progress
-        )
+    estimates = [estimate(opened, Spec("", "webdataset", levels)) for levels in resolutions]
+    measured = measure_copies(
+        opened,
+        resolutions,
+        sides,
+        crop=crop,
+        workers=processes,
+        images=images,
+        seconds=seconds,
+        progress=progress,
+    )
 
     def choice(levels: Sequence[Level], image_bytes: Sequence[float], make_s: float) -> CacheChoice:
         limited, needed = {}, 0.0
         for size, side in sides.items():
             level = serving_level(levels, side)
-            rate, each = rates[size, level], image_bytes[levels.index(level) if level else 0]
+            rate, each = (
+                measured.rates[size, level],
+                image_bytes[levels.index(level) if level else 0],
+            )
             if each * total > limits["memory_bytes"]:
                 needed = max(needed, rate * each)
                 rate = min(rate, disk_bytes_per_s / each)
@@ -252,7 +258,7 @@ def plan_cache(
             ),
         )
 
-    originals = choice((), (sample.file_bytes,), 0.0)
+    originals = choice((), (measured.file_bytes,), 0.0)
     choices = tuple(
         choice(each.levels, each.copy_bytes, each.seconds / max(1, processes)) for each in estimates
     )
@@ -264,15 +270,15 @@ def plan_cache(
         transform=repr(crop),
         workers=processes,
         images=total,
-        images_measured=len(sample.names),
+        images_measured=measured.images,
         limits=limits,
-        rates=rates,
+        rates=measured.rates,
         originals=originals,
         choices=choices,
         recommended=recommended,
         reason=reason,
-        command=build_command(opened.kind, where, recommended, bool(sample.broken)),
-        skipped=tuple(sorted(sample.broken.items())),
+        command=build_command(opened.kind, where, recommended, bool(measured.broken)),
+        skipped=tuple(sorted(measured.broken.items())),
     )
 
 
@@ -334,39 +340,30 @@ def _required_sides(schedule: Schedule, crop: Transform) -> dict[int, int]:
             hint='write them, e.g. "112x10,160x10,224x10"',
         )
     sides = {size: wanted_side(crop, size) for size in sorted(set(schedule.image_sizes))}
-    for size, side in sides.items():
-        if side > _MAX_PX:
-            raise UsageError(
-                f"image size {size} px needs copies of {side} px; the limit is {_MAX_PX} px",
-                hint="train with the originals at that size",
-            )
+    if (side := max(sides.values())) > _MAX_PX:
+        raise UsageError(
+            f"image size {max(sides)} px needs copies of {side} px; the limit is {_MAX_PX} px",
+            hint="train with the originals at that size",
+        )
     return sides
 
 
 def _level_sets(sizes: Collection[int] | None, sides: Mapping[int, int]) -> list[tuple[Level, ...]]:
     """Return the resolutions of the choices: one size; all sizes; all sizes as raw pixels."""
-    largest = max(sides.values())
-    if sizes is None:
-        each = sorted({max(side, _MIN_PX) for side in sides.values()})
-        # Of a larger copy, random crops are enlarged less.
-        one = next((side for side in _COMMON_PX if side >= largest), largest)
-    else:
-        each = [
-            level.side
-            for level in make_levels(tuple(sizes), quality=DEFAULT_JPEG_QUALITY, raw=False)
-        ]
-        one = each[-1]
-        if len(each) > _MAX_SIZES:
-            raise UsageError(f"at most {_MAX_SIZES} sizes are compared, got {len(each)}")
-        if one < largest:
-            raise UsageError(
-                f"sizes {','.join(map(str, each))}: none serves image size {max(sides)} px",
-                hint=f"add a size of at least {largest}",
-            )
-    sets = [
-        make_levels(pixels, quality=DEFAULT_JPEG_QUALITY, raw=False) for pixels in ([one], each)
-    ]
-    return list(dict.fromkeys([*sets, make_levels(each, quality=DEFAULT_JPEG_QUALITY, raw=True)]))
+    each = {max(side, _MIN_PX) for side in sides.values()} if sizes is None else sizes
+    jpeg, raw = (
+        make_levels(tuple(each), quality=DEFAULT_JPEG_QUALITY, raw=raw) for raw in (False, True)
+    )
+    one, largest = jpeg[-1], max(sides.values())
+    if one.side < largest:
+        raise UsageError(
+            f"sizes {','.join(level.name for level in jpeg)}: none serves image size "
+            f"{max(sides)} px",
+            hint=f"add a size of at least {largest}",
+        )
+    if sizes is None:  # of a larger copy, random crops are enlarged less
+        one = replace(one, side=next((px for px in _COMMON_PX if px >= largest), largest))
+    return list(dict.fromkeys([(one,), jpeg, raw]))
 
 
 def build_command(kind: str, where: str, choice: CacheChoice | None, skips: bool) -> str:

@@ -269,9 +269,10 @@ def _fetch_shards(shards: Any) -> ShardDataset:
 def _check_source(shards: ShardDataset, at: int) -> None:
     """Check that some file of a shard exists on this node."""
     shard = shards.shards[at]
-    path = shards.source.path(shard.start)
+    path = shards.source.store.local_path(shard.start)
     if path and not any(
-        os.path.exists(shards.source.path(sample)) for sample in range(shard.start, shard.stop)
+        os.path.exists(shards.source.store.local_path(sample))
+        for sample in range(shard.start, shard.stop)
     ):
         raise DatasetError(
             f"{path!r} does not exist here",

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -104,11 +105,11 @@ def build_shard(
     source: CacheSource, spec: Spec, shard: ShardRange, existing: ExistingCopies | None = None
 ) -> Columns:
     """Build a shard of each resolution in existing folders. Return the columns of its record."""
-    encoder = spec.encoder()
+    encoder, store = spec.encoder(), source.store
     keys, sizes, stamps, labels, names = [], [], [], [], []
     entries: dict[str, list[tuple[int, int, int, int]]] = {each.name: [] for each in spec.levels}
     skipped: list[tuple[int, str, str]] = []
-    dtype, numbers = np.dtype(source.label_field.dtype), range(shard.start, shard.stop)
+    dtype, numbers = np.dtype(store.label_field.dtype), range(shard.start, shard.stop)
     with ExitStack() as opened:
         writers = [
             opened.enter_context(
@@ -116,20 +117,25 @@ def build_shard(
             )
             for level in spec.levels
         ]
-        source.prefetch(
+        reused = {
             number
             for number in numbers
-            if number not in spec.skipped_before
-            and not (existing and existing.has(source.name(number), source.stamp(number)))
+            if existing and existing.has(store.key(number), store.stamp(number))
+        }
+        ahead = source.read_ahead(
+            number
+            for number in numbers
+            if number not in spec.skipped_before and number not in reused
         )
         for number in numbers:
-            name, stamp = source.name(number), source.stamp(number)
+            name, stamp = store.key(number), store.stamp(number)
             if number in spec.skipped_before:
                 skipped.append((number, name, spec.skipped_before[number]))
                 continue
+            read = partial(source.read, number) if number in reused else next(ahead)[1]
             try:
                 copies = existing.get(name, stamp) if existing else None
-                copies = copies or encoder.make_copies(source.read(number))
+                copies = copies or encoder.make_copies(read())
             except ImageError as error:
                 if not spec.skip_broken:
                     # A finished cache cannot skip further images.
@@ -141,7 +147,7 @@ def build_shard(
                     ) from error
                 skipped.append((number, name, error.message))
                 continue
-            label = np.asarray(source.label(number), dtype)
+            label = np.asarray(store.label(number), dtype)
             sample = CacheSample(number, name, label, copies.height, copies.width)
             for writer, image, rows in zip(writers, copies.images, entries.values(), strict=True):
                 first = writer.write(sample, image)
@@ -153,7 +159,7 @@ def build_shard(
             names.append(encode_name(name))
         shards = [writer.finish() for writer in writers]
     columns = {"keys": keys, "sizes": sizes, "stamps": stamps}
-    shape = len(labels), *source.label_field.shape
+    shape = len(labels), *store.label_field.shape
     return _record(columns, np.array(labels, dtype).reshape(shape), names, entries, shards, skipped)
 
 
@@ -325,6 +331,7 @@ def write_records(spec: Spec, manifest: Manifest) -> None:
 
 def shard_matches(source: CacheSource, spec: Spec, shard: ShardRange) -> bool:
     """Return True if a shard is finished, its images are unchanged and its files exist."""
+    store = source.store
     try:
         record = read_record(spec, shard.number)
         for level, size in zip(spec.levels, record["shards"].tolist(), strict=True):
@@ -339,10 +346,10 @@ def shard_matches(source: CacheSource, spec: Spec, shard: ShardRange) -> bool:
         encoded = [names[start:end] for start, end in zip(starts, ends, strict=True)]
         recorded = {key: encode_name(name) for key, name in broken.items()}
         recorded |= dict(zip(record["keys"].tolist(), encoded, strict=True))
-        if recorded != {number: encode_name(source.name(number)) for number in numbers}:
+        if recorded != {number: encode_name(store.key(number)) for number in numbers}:
             return False
         return all(
-            stamp == source.stamp(key) and np.array_equal(label, source.label(key))
+            stamp == store.stamp(key) and np.array_equal(label, store.label(key))
             for key, stamp, label in zip(
                 record["keys"].tolist(), record["stamps"].tolist(), record["labels"], strict=True
             )

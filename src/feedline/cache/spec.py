@@ -131,16 +131,15 @@ def make_levels(sizes: Sequence[int], *, quality: int, raw: bool) -> tuple[Level
 def estimate(source: CacheSource, spec: Spec) -> Estimate:
     """Make and measure the copies of some evenly spread images."""
     encoder = spec.encoder()
-    samples = source.pick(_SAMPLE_IMAGES)
-    source.prefetch(samples)
+    samples = source.store.pick(_SAMPLE_IMAGES)
     sizes: list[list[int]] = []
     seconds, problem = 0.0, ""
-    for sample in samples:
+    for sample, read in source.read_ahead(samples):
         started = time.perf_counter()
         try:
-            copies = encoder.make_copies(source.read(sample))
+            copies = encoder.make_copies(read())
         except ImageError as error:
-            problem = f"; the last one: {source.name(sample)}: {error.message}"
+            problem = f"; the last one: {source.store.key(sample)}: {error.message}"
             continue
         seconds += time.perf_counter() - started
         sizes.append([len(image) for image in copies.images])

@@ -98,8 +98,11 @@ def _measure_copies(
     sizes = [each.size for each in found.rates if each.size]
     if images is None or not sides or not sizes:
         return {}, ""
+    from feedline.cache.level_encoder import DEFAULT_JPEG_QUALITY
     from feedline.cache.rates import measure_copies
+    from feedline.cache.source import open_source
     from feedline.cli.progress import ProgressBar
+    from feedline.sources.manifest import Level
     from feedline.system import usable_cores
 
     named = " and ".join(f"{side} px" for side in sides)
@@ -108,13 +111,13 @@ def _measure_copies(
     try:
         with ProgressBar("starting", clock="elapsed", steady=True) as bar:
             levels = measure_copies(
-                images,
+                open_source(images),
+                [[Level(side=side, quality=DEFAULT_JPEG_QUALITY)] for side in sides],
                 sizes,
-                sides,
                 crop=images.transform,
                 workers=usable_cores(),
                 progress=lambda stage, done, total: bar.update(done, total, stage),
-            )
+            ).rates
     except FeedlineError as error:
         return {}, f"copies could not be measured: {error}"
     typer.echo(f"\nmeasured copies of {named} in {time.monotonic() - started:.0f} s")
