@@ -20,13 +20,12 @@ import numpy as np
 
 from feedline.cache.build_shards import (
     BuildCallback,
-    BuildWorkers,
     build_shards,
     check_disk_space,
     open_workers,
     unfinished_work,
 )
-from feedline.cache.destination import Destination, open_destination
+from feedline.cache.destination import open_destination
 from feedline.cache.finish import finish_level
 from feedline.cache.level_encoder import DEFAULT_JPEG_QUALITY
 from feedline.cache.shard import Columns, encode_name, read_record, shard_matches
@@ -41,7 +40,7 @@ from feedline.cache.spec import (
 )
 from feedline.errors import DatasetError, UsageError
 from feedline.sources.cache_index import CacheIndex
-from feedline.sources.manifest import Level, Manifest, read_manifest
+from feedline.sources.manifest import Level, Manifest
 
 __all__ = ["add_size", "refuse_changes"]
 
@@ -61,47 +60,35 @@ def add_size(
     largest copies; the other arguments and the errors are those of `build_cache`.
     """
     destination = open_destination(root)
-    with open_workers(workers, ray) as pool:
-        destination.check_cache()  # before a lock is created there
-        with destination.lock():
-            return _add(destination, pool, size, source, quality, progress)
-
-
-def _add(
-    destination: Destination,
-    pool: BuildWorkers,
-    size: int,
-    source: Any,
-    quality: int | None,
-    progress: BuildCallback,
-) -> Manifest:
-    where = destination.root
-    manifest = read_manifest(where)
-    level = _level(where, manifest, size, quality)
-    skipped_before = {key: why for key, _, why in manifest.skipped}
-    form = manifest.format, (level,), manifest.exif
-    spec = Spec(where, *form, adds_level=True, skipped_before=skipped_before, mode=manifest.mode)
-    if any(level.side == size for level in manifest.levels):
-        if not spec.unfinished.exists():
-            raise UsageError(
-                f"the cache {where!r} already has copies of {size} px; it has "
-                + ", ".join(map(str, manifest.levels))
-            )
-        shutil.rmtree(spec.unfinished)  # interrupted after the resolution was complete
-        return manifest
-    images = open_cache_source(where, manifest, source)
-    index = CacheIndex(where, manifest)
-    refuse_changes(where, manifest, images, index)
-    with unfinished_work(spec):
-        expected = estimate(images, spec)
-        continue_settings(images, spec, manifest.per_shard)
-        shards = split_into_shards(len(images), manifest.per_shard)
-        todo = [shard for shard in shards if not shard_matches(images, spec, shard)]
-        check_disk_space(spec, expected, todo, pool, destination)
-        build_shards(images, spec, expected, todo, pool, destination, progress)
-        # The originals may have changed while they were read.
-        _refuse(where, manifest, images, _shards_difference(spec, shards, index))
-        return finish_level(spec, shards, manifest)
+    with open_workers(workers, ray) as pool, destination.lock_cache() as manifest:
+        where = destination.root
+        level = _level(where, manifest, size, quality)
+        skipped_before = {key: why for key, _, why in manifest.skipped}
+        form = manifest.format, (level,), manifest.exif
+        spec = Spec(
+            where, *form, adds_level=True, skipped_before=skipped_before, mode=manifest.mode
+        )
+        if any(level.side == size for level in manifest.levels):
+            if not spec.unfinished.exists():
+                raise UsageError(
+                    f"the cache {where!r} already has copies of {size} px; it has "
+                    + ", ".join(map(str, manifest.levels))
+                )
+            shutil.rmtree(spec.unfinished)  # interrupted after the resolution was complete
+            return manifest
+        images = open_cache_source(where, manifest, source)
+        index = CacheIndex(where, manifest)
+        refuse_changes(where, manifest, images, index)
+        with unfinished_work(spec):
+            expected = estimate(images, spec)
+            continue_settings(images, spec, manifest.per_shard)
+            shards = split_into_shards(len(images), manifest.per_shard)
+            todo = [shard for shard in shards if not shard_matches(images, spec, shard)]
+            check_disk_space(spec, expected, todo, pool, destination)
+            build_shards(images, spec, expected, todo, pool, destination, progress)
+            # The originals may have changed while they were read.
+            _refuse(where, manifest, images, _shards_difference(spec, shards, index))
+            return finish_level(spec, shards, manifest)
 
 
 def _level(where: str, manifest: Manifest, size: int, quality: int | None) -> Level:

@@ -138,8 +138,6 @@ def build(
     pool: BuildWorkers,
     destination: Destination,
     progress: BuildCallback,
-    *,
-    keep_manifest: bool = False,
 ) -> Manifest:
     """Build a cache at a locked destination, or continue a build; see `build_cache`. `progress` is
     first called after all checks and before any shard is built.
@@ -180,8 +178,7 @@ def build(
         sync_names(spec.root, [spec.unfinished / "settings.json"])
         if damaged and sound is not None:
             _note_damage(destination, spec, sound, damaged)
-        if not keep_manifest:
-            Path(spec.root, MANIFEST).unlink(missing_ok=True)
+        Path(spec.root, MANIFEST).unlink(missing_ok=True)
         existing = None
         if sound is not None and destination.is_local and not pool.is_remote:
             # Without them, shards are rebuilt to equal bytes.

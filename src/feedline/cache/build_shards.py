@@ -185,25 +185,22 @@ def build_shards(
 
 @contextlib.contextmanager
 def unfinished_work(spec: Spec) -> Iterator[None]:
-    """Context with a folder of unfinished work that removes partial files at the end."""
+    """Context with a folder of unfinished work. At the end partial files are removed, and the
+    folders of a build without a finished shard.
+    """
     try:
         with report_disk_errors(spec.root):
             spec.unfinished.mkdir(exist_ok=True)
             yield
     finally:
-        _tidy(spec)
-
-
-def _tidy(spec: Spec) -> None:
-    """Remove partial files, and the folders of a build without a finished shard."""
-    root = Path(spec.root)
-    levels = [root / level.name for level in spec.levels]
-    folders = (*levels, root / INDEX, spec.unfinished)
-    for partial in chain(root.glob(PARTIAL), *(folder.rglob(PARTIAL) for folder in folders)):
-        with contextlib.suppress(OSError):
-            partial.unlink()
-    if spec.unfinished.is_dir() and not any(spec.unfinished.glob("*.npz")):
-        shutil.rmtree(spec.unfinished, ignore_errors=True)
-        if spec.adds_level or not (root / MANIFEST).exists():
-            for level in levels:
-                shutil.rmtree(level, ignore_errors=True)
+        root = Path(spec.root)
+        levels = [root / level.name for level in spec.levels]
+        folders = (*levels, root / INDEX, spec.unfinished)
+        for partial in chain(root.glob(PARTIAL), *(folder.rglob(PARTIAL) for folder in folders)):
+            with contextlib.suppress(OSError):
+                partial.unlink()
+        if spec.unfinished.is_dir() and not any(spec.unfinished.glob("*.npz")):
+            shutil.rmtree(spec.unfinished, ignore_errors=True)
+            if spec.adds_level or not (root / MANIFEST).exists():
+                for level in levels:
+                    shutil.rmtree(level, ignore_errors=True)

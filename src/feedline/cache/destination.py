@@ -30,7 +30,14 @@ from feedline.errors import DatasetError, FeedlineError, UsageError
 from feedline.sources.atomic_write import sync_files, write_atomic
 from feedline.sources.cache_formats import cache_format
 from feedline.sources.cache_lock import only_builder
-from feedline.sources.manifest import LOCK, MANIFEST, UNFINISHED, check_place, read_manifest
+from feedline.sources.manifest import (
+    LOCK,
+    MANIFEST,
+    UNFINISHED,
+    Manifest,
+    check_place,
+    read_manifest,
+)
 from feedline.sources.remote_files import RemoteFolder
 from feedline.sources.remote_filesystem import is_url
 
@@ -73,6 +80,13 @@ class Destination:
             return
         with only_builder(self.root) as self._token:
             yield
+
+    @contextlib.contextmanager
+    def lock_cache(self) -> Iterator[Manifest]:
+        """Context of the only builder in a finished cache, with its manifest."""
+        self.check_cache()  # before a lock is created there
+        with self.lock():
+            yield read_manifest(self.root)
 
     def transfer(self, is_remote: bool) -> ShardTransfer:
         """Return the transfer for build workers, which may run on other machines."""

@@ -10,7 +10,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from feedline.sources.cache_index import COLUMNS, CacheIndex
 from feedline.sources.manifest import INDEX, MANIFEST, Level, Manifest
 from feedline.system import write_through
 
-__all__ = ["current_fingerprint", "finish", "finish_level", "remove_stale"]
+__all__ = ["current_fingerprint", "finish", "finish_level"]
 
 
 Array = np.ndarray[Any, Any]
@@ -38,11 +38,7 @@ def finish(
     source: CacheSource, spec: Spec, shards: Sequence[ShardRange], per_shard: int
 ) -> Manifest:
     """Turn finished shards into a cache. Return its manifest."""
-    records = [read_record(spec, shard.number) for shard in shards]
-    columns = {
-        name: np.concatenate([record[name] for record in records])
-        for name in ("labels", "names", *COLUMNS, *(f"level-{level.name}" for level in spec.levels))
-    }
+    records, columns = _read_records(spec, shards, "labels", "names", *COLUMNS)
     # Each record counts only its own names.
     before = np.cumsum([0, *(len(record["names"]) for record in records[:-1])])
     counts = [len(record["keys"]) for record in records]
@@ -70,11 +66,7 @@ def finish(
 
 def finish_level(spec: Spec, shards: Sequence[ShardRange], manifest: Manifest) -> Manifest:
     """Add finished shards of new resolutions to a cache. Return its new manifest."""
-    records = [read_record(spec, shard.number) for shard in shards]
-    columns = {
-        name: np.concatenate([record[name] for record in records])
-        for name in (f"level-{level.name}" for level in spec.levels)
-    }
+    records, columns = _read_records(spec, shards)
     levels = (*manifest.levels, *_finished_levels(spec, records))
     return _complete(
         spec,
@@ -84,6 +76,15 @@ def finish_level(spec: Spec, shards: Sequence[ShardRange], manifest: Manifest) -
             digests={**manifest.digests, **_write_index(spec.root, columns)},
         ),
     )
+
+
+def _read_records(
+    spec: Spec, shards: Sequence[ShardRange], *names: str
+) -> tuple[list[dict[str, Array]], dict[str, Array]]:
+    """Return the records of all shards, and some of their columns and the levels' joined."""
+    records = [read_record(spec, shard.number) for shard in shards]
+    names = (*names, *(f"level-{level.name}" for level in spec.levels))
+    return records, {name: np.concatenate([record[name] for record in records]) for name in names}
 
 
 def _finished_levels(spec: Spec, records: Sequence[Columns]) -> tuple[Level, ...]:
@@ -107,8 +108,11 @@ def _write_index(root: str, columns: Mapping[str, Array]) -> dict[str, str]:
 
 def _complete(spec: Spec, manifest: Manifest) -> Manifest:
     """Write all files through to the disk, the manifest last."""
-    root = Path(spec.root)
-    remove_stale(spec.root, manifest, [level.side for level in spec.levels])
+    root, index = Path(spec.root), CacheIndex(spec.root, manifest)
+    sides = {level.side for level in spec.levels}
+    for level in manifest.levels:
+        if level.side in sides:
+            cache_format(manifest.format).remove_stale(spec.root, manifest, level, index)
     for name in (INDEX, *(level.name for level in spec.levels)):
         for folder, _, files in os.walk(root / name, topdown=False):
             for file in (*files, "."):
@@ -151,11 +155,3 @@ def current_fingerprint(source: CacheSource, manifest: Manifest) -> str:
             "name_ends": np.cumsum([len(name) for name in names], dtype=np.int64),
         }
     )
-
-
-def remove_stale(root: str, manifest: Manifest, sides: Collection[int]) -> None:
-    """Remove files from the folders of some resolutions that the manifest does not list."""
-    index = CacheIndex(root, manifest)
-    for level in manifest.levels:
-        if level.side in sides:
-            cache_format(manifest.format).remove_stale(root, manifest, level, index)

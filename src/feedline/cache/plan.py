@@ -258,7 +258,8 @@ def plan_cache(
             ),
         )
 
-    originals = choice((), (measured.file_bytes,), 0.0)
+    sample = measured.originals
+    originals = choice((), (sample.file_bytes,), 0.0)
     choices = tuple(
         choice(each.levels, each.copy_bytes, each.seconds / max(1, processes)) for each in estimates
     )
@@ -270,15 +271,15 @@ def plan_cache(
         transform=repr(crop),
         workers=processes,
         images=total,
-        images_measured=measured.images,
+        images_measured=len(sample.names),
         limits=limits,
         rates=measured.rates,
         originals=originals,
         choices=choices,
         recommended=recommended,
         reason=reason,
-        command=build_command(opened.kind, where, recommended, bool(measured.broken)),
-        skipped=tuple(sorted(measured.broken.items())),
+        command=build_command(opened.kind, where, recommended, bool(sample.broken)),
+        skipped=tuple(sorted(sample.broken.items())),
     )
 
 

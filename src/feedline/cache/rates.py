@@ -108,21 +108,24 @@ def measure_rates(
     return {key: median(measured) for key, measured in rates.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuredCopies:
-    """Rates of the originals and copies of some samples.
-
-    Args:
-        rates: images/s from memory, by image size and resolution.
-        images: number of samples.
-        file_bytes: mean size of an original; 0 if the source returns pixels.
-        broken: reasons by the names of broken images.
+@dataclass(frozen=True)
+class OriginalsSample:
+    """Originals of some samples: their names, mean size of a file, 0 if the source returns pixels,
+    mean time to read one, and the reasons by the names of broken images.
     """
 
-    rates: Mapping[RateKey, float]
-    images: int
+    names: list[str]
     file_bytes: float
-    broken: Mapping[str, str]
+    read_s: float
+    broken: dict[str, str]
+
+
+@dataclass(frozen=True)
+class MeasuredCopies:
+    """Images/s from memory by image size and resolution, and the originals that were measured."""
+
+    rates: Mapping[RateKey, float]
+    originals: OriginalsSample
 
 
 def measure_copies(
@@ -168,29 +171,12 @@ def measure_copies(
     if not sample.file_bytes:  # a source of pixels has to be read as well
         for size in sides:
             rates[size, None] = 1 / (1 / rates[size, None] + sample.read_s / max(1, workers))
-    return MeasuredCopies(
-        rates=rates,
-        images=len(sample.names),
-        file_bytes=sample.file_bytes,
-        broken=sample.broken,
-    )
+    return MeasuredCopies(rates, sample)
 
 
 def serving_level(levels: Sequence[Level], side: int) -> Level | None:
     """Return the first resolution that is large enough; None for the originals."""
     return next((level for level in levels if level.side >= side), None)
-
-
-@dataclass(frozen=True)
-class OriginalsSample:
-    """Originals of some samples: their names, mean size of a file, 0 if the source returns pixels,
-    mean time to read one, and the reasons by the names of broken images.
-    """
-
-    names: list[str]
-    file_bytes: float
-    read_s: float
-    broken: dict[str, str]
 
 
 def copy_originals(

@@ -37,7 +37,7 @@ from feedline.errors import DatasetError
 from feedline.sources.atomic_write import sync_names
 from feedline.sources.cache_formats import cache_format
 from feedline.sources.cache_index import CacheIndex, index_damage
-from feedline.sources.manifest import Manifest, read_manifest
+from feedline.sources.manifest import Manifest
 from feedline.system import write_through
 
 __all__ = ["Repair", "repair_cache"]
@@ -85,16 +85,12 @@ def repair_cache(
         >>> feedline.repair_cache("train-cache/").verification.damaged            # doctest: +SKIP
     """
     destination = open_destination(root)
-    with open_workers(workers, None) as pool:
-        destination.check_cache()  # before a lock is created there
-        with destination.lock():
-            where = destination.root
-            manifest = read_manifest(where)
-            found = verify(root, workers=workers, progress=lambda *at: progress("checking", *at))
-            if found.is_sound and not index_damage(where, manifest):
-                return Repair(found, 0)
-            images = open_cache_source(where, manifest, source)
-            return Repair(found, _rebuild(destination, pool, manifest, images, found, progress))
+    with open_workers(workers, None) as pool, destination.lock_cache() as manifest:
+        found = verify(root, workers=workers, progress=lambda *at: progress("checking", *at))
+        if found.is_sound and not index_damage(destination.root, manifest):
+            return Repair(found, 0)
+        images = open_cache_source(destination.root, manifest, source)
+        return Repair(found, _rebuild(destination, pool, manifest, images, found, progress))
 
 
 def _rebuild(
