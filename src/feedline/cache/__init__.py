@@ -1,7 +1,7 @@
 """Caches: resized copies of all images, built once.
 
 build.py            `feedline.build_cache`
-  source.py           original images of a sample store; dataset_source.py those of a Dataset
+  source.py           original images of a sample store or a Dataset
   spec.py             specification: resolutions and shards; estimate from a sample
   build_shards.py     builds the missing shards in worker processes, or on Ray (ray_workers.py)
   shard.py            one shard of each resolution, and its record

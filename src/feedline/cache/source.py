@@ -1,8 +1,11 @@
-"""Source of a cache: original images of a sample store, read ahead if they are remote.
+"""Source of a cache: original images of a sample store or a map-style Dataset.
 
 Guarantees: the kind of a path follows from its files. A changed image has another stamp, if its
 store detects changes; an unreachable server is a DatasetError, so that its images do not count as
-broken.
+broken. Any exception of a Dataset, and any result that is not an image, becomes an ImageError; a
+sample is read once for its image and label.
+
+Relies on: a Dataset without random augmentation, which returns the same for a number each time.
 """
 
 from __future__ import annotations
@@ -10,22 +13,32 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from feedline.cache.dataset_source import DatasetStore
+import numpy as np
+import torch
+from PIL import Image
+
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.images.codec_registry import codec_of
+from feedline.images.compile.datasets import FolderSelection, file_store
+from feedline.images.compile.library_steps import CompileError
 from feedline.images.folder import ImageFolder
 from feedline.images.image_list import ImageList
+from feedline.order.batch_spec import Field
+from feedline.sources.arrays import checked_labels
 from feedline.sources.folder import FileStore, split_hint
 from feedline.sources.manifest import MANIFEST, Manifest
 from feedline.sources.opening import check_no_cache, list_splits, open_originals
+from feedline.sources.path_table import PathTable
 from feedline.sources.remote_files import THREADS
 from feedline.sources.remote_filesystem import is_url, shown
 from feedline.sources.remote_images import is_unreachable
+from feedline.sources.rows import IMAGE_NAMES, LABEL_NAMES, first_of
 from feedline.sources.store import Pixels, SampleStore, check_unique_keys, first_names
 
 __all__ = ["CacheSource", "open_cache_source", "open_source"]
@@ -140,3 +153,181 @@ def open_cache_source(where: str, manifest: Manifest, source: Any) -> CacheSourc
             hint="if it has moved, pass its new path",
             fix={"source": "DIR"},
         ) from error
+
+
+_WANTED = (
+    "a PIL image, a numpy array, uint8 of shape (height, width, 3) or (height, width), or a torch "
+    "tensor, uint8 of shape (3, height, width) or (1, height, width)"
+)
+
+
+class DatasetStore(SampleStore):
+    """The samples of a map-style Dataset in its order.
+
+    A sample is (image, label), or a dict with these entries, as in Hugging Face's datasets. Labels
+    are numbers, or arrays of numbers with the shape and dtype of sample 0's. Images are used as
+    returned, without Exif rotation. The attribute "classes", a list of str, has the class names.
+
+    Changes of an image are not detected: all stamps are 0, so a continued build reuses samples of
+    the same name and label. It reads all samples once more for their labels, unless torchvision
+    keeps a list of them.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.where = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+        self._dataset = dataset
+        self._last: tuple[int, Any, Any] | None = None
+        self._labels: np.ndarray[Any, Any] | None = None
+        if not len(dataset):
+            raise DatasetError(f"the dataset {self.where} has no samples")
+        try:
+            first = self._sample(0)[1]
+        except ImageError as error:
+            raise DatasetError.of(
+                error,
+                f"sample 0 of the dataset {self.where}, whose label sets the dtype and shape of "
+                "all labels, cannot be read",
+            ) from error
+        self.label_field = Field("label", first.dtype.name, first.shape)
+        self._labels = _listed_labels(dataset, first)
+        self._paths = _paths(dataset)
+        self.classes = _classes(dataset)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def read(self, sample: int, side: int) -> Pixels:
+        image, label = self._sample(sample)
+        if Field("label", label.dtype.name, label.shape) != self.label_field:
+            raise ImageError(
+                f"its label is {label.dtype} of shape {label.shape}, but that of sample 0 is "
+                f"{self.label_field.dtype} of shape {self.label_field.shape}; all must be equal"
+            )
+        return _pixels(image)
+
+    def label(self, sample: int) -> Any:
+        """Return the label of a sample; an ImageError if the sample cannot be read."""
+        return self._sample(sample)[1] if self._labels is None else self._labels[sample]
+
+    def name(self, sample: int) -> str:
+        """Return the relative path in a torchvision folder, or the number in other datasets."""
+        if self._paths is None:
+            return f"{sample:08d}"
+        return self._paths.name(sample).decode("utf-8", "backslashreplace")
+
+    def _sample(self, sample: int) -> tuple[Any, Any]:
+        """Return the image as returned by the dataset, and the label as a NumPy value."""
+        if self._last is None or self._last[0] != sample:
+            try:
+                given = self._dataset[sample]
+            except Exception as error:
+                raise ImageError(f"the dataset raised {type(error).__name__}: {error}") from error
+            image, label = _parts(given)
+            try:
+                self._last = sample, image, checked_labels([label], 1)[0]
+            except UsageError as error:
+                raise ImageError.of(error, "its label is not supported") from error
+        return self._last[1:]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": None}
+
+
+def _parts(sample: Any) -> tuple[Any, Any]:
+    """Split a sample into image and label."""
+    if isinstance(sample, Mapping):
+        image, label = first_of(IMAGE_NAMES, sample), first_of(LABEL_NAMES, sample)
+        if image is not None and label is not None:
+            return sample[image], sample[label]
+        got = f"a dict of {', '.join(map(repr, list(sample)[:9])) or 'nothing'}"
+    elif isinstance(sample, (tuple, list)):
+        if len(sample) == 2:
+            return sample[0], sample[1]
+        got = f"a {type(sample).__name__} of {len(sample)}"
+    else:
+        got = f"a {type(sample).__name__}"
+    raise ImageError(
+        f"a sample must be (image, label), or a dict with one of "
+        f"{', '.join(map(repr, IMAGE_NAMES))} and one of {', '.join(map(repr, LABEL_NAMES))}; "
+        f"got {got}"
+    )
+
+
+def _pixels(image: Any) -> Pixels:
+    """Convert an image to uint8 (height, width, 3), RGB."""
+    pixels: Pixels | None = None
+    if isinstance(image, Image.Image):
+        try:
+            if "transparency" in image.info:  # convert() would warn, or search for colours in it
+                image = image.copy()
+                del image.info["transparency"]
+            return np.asarray(image.convert("RGB"))
+        except Exception as error:  # the file is decoded here
+            raise ImageError(f"Pillow raised {type(error).__name__}: {error}") from error
+    if isinstance(image, torch.Tensor) and image.dtype == torch.uint8:
+        if image.ndim == 3 and image.shape[0] in (1, 3):
+            pixels = image.numpy(force=True).transpose(1, 2, 0)
+    elif (
+        isinstance(image, np.ndarray)
+        and image.dtype == np.uint8
+        and (image.ndim == 2 or image.shape[2:] == (3,))
+    ):
+        pixels = image[:, :, None] if image.ndim == 2 else image
+    if pixels is None:
+        raise _no_image(image)
+    if 0 in pixels.shape:
+        raise ImageError(f"the image has no pixels: shape {tuple(image.shape)}")
+    return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
+
+
+def _no_image(image: Any) -> ImageError:
+    given = f"a {type(image).__name__}"
+    hint = ""
+    if isinstance(image, (torch.Tensor, np.ndarray)):
+        given += f", {str(image.dtype).removeprefix('torch.')} of shape {tuple(image.shape)}"
+        floats = image.is_floating_point() if torch.is_tensor(image) else image.dtype.kind == "f"
+        if floats:
+            hint = (
+                ". Floats come from a transform such as ToTensor: build from the dataset without "
+                "its transform, and apply it to the images of the cache"
+            )
+    return ImageError(f"expected {_WANTED}, got {given}{hint}")
+
+
+def _listed_labels(dataset: Any, first: Any) -> np.ndarray[Any, Any] | None:
+    """Return the labels that a torchvision dataset keeps in a list, which reads no image."""
+    if not type(dataset).__module__.startswith("torchvision.datasets."):
+        return None
+    if getattr(dataset, "target_transform", None) is not None:
+        return None
+    try:
+        labels = checked_labels(dataset.targets, len(dataset))
+    except (AttributeError, UsageError):
+        return None
+    alike = (labels[0].dtype, labels[0].shape) == (first.dtype, first.shape)
+    return labels if alike and np.array_equal(labels[0], first) else None
+
+
+def _paths(dataset: Any) -> PathTable | None:
+    """Return the relative paths of a torchvision DatasetFolder; None if two are equal."""
+    module: Any = sys.modules.get("torchvision.datasets.folder")
+    if module is None or not isinstance(dataset, module.DatasetFolder):
+        return None
+    try:
+        store = file_store(FolderSelection([dataset], None))
+    except CompileError:
+        return None
+    below_root = store.folder != b""
+    different = len(set(store.paths.blob.tobytes().split(b"\0"))) == len(dataset) + 1
+    return store.paths if below_root and different else None
+
+
+def _classes(dataset: Any) -> list[str] | None:
+    """Return the class names by torchvision's or Hugging Face's convention."""
+    names = getattr(dataset, "classes", None)
+    features = getattr(dataset, "features", None)
+    if names is None and isinstance(features, Mapping):
+        names = getattr(features.get(first_of(LABEL_NAMES, features)), "names", None)
+    if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
+        return list(names)
+    return None
