@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -31,6 +31,9 @@ from feedline.errors import FeedlineError, UsageError
 from feedline.sources.cache_lock import only_builder
 from feedline.sources.manifest import AWAITED, UNFINISHED, Level, is_finished
 from feedline.system import readable
+
+if TYPE_CHECKING:  # loads torch
+    from feedline.loader.cache_filling import CacheContents
 
 __all__ = ["main"]
 
@@ -55,9 +58,9 @@ def main(root: str, parent: int, eager: bool) -> None:
                 except UsageError:
                     return _send(state="busy")
                 _send(state="started")
-                request = pickle.load(sys.stdin.buffer)
+                contents = pickle.load(sys.stdin.buffer)
                 threading.Thread(target=_watch, args=(root, parent, eager), daemon=True).start()
-                _fill(token, eager, **request)
+                _fill(token, eager, contents)
                 _send(state="done")
         except FeedlineError as error:
             _send(error=type(error).__name__, text=str(error))
@@ -67,22 +70,8 @@ def main(root: str, parent: int, eager: bool) -> None:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _fill(
-    token: str,
-    eager: bool,
-    *,
-    root: str,
-    originals: str,
-    kind: str,
-    files: Any,
-    classes: Sequence[str] | None,
-    sides: Sequence[int],
-    exif: bool,
-    mode: str,
-) -> None:
-    """Build a cache of the files in a folder; the other arguments are a `CacheContents`. `token` is
-    that of the lock, which this process holds.
-    """
+def _fill(token: str, eager: bool, contents: CacheContents) -> None:
+    """Build a cache. `token` is that of the lock, which this process holds."""
     # These load torch.
     from feedline.cache.build import build
     from feedline.cache.build_shards import BuildState, open_workers
@@ -90,11 +79,13 @@ def _fill(
     from feedline.cache.source import CacheSource
     from feedline.cache.spec import Spec
 
-    source = CacheSource(files, originals, classes, kind)
+    root = contents.root
+    source = CacheSource(contents.files, contents.originals, contents.classes)
     destination = open_destination(root, token)
     if is_finished(root):  # meanwhile, by another process
         return
-    spec = Spec(root, "webdataset", _levels(root, sides), exif, skip_broken=True, mode=mode)
+    levels, mode = _levels(root, contents.sides), contents.mode
+    spec = Spec(root, "webdataset", levels, contents.exif, skip_broken=True, mode=mode)
     ready = False
 
     def progress(state: BuildState) -> None:

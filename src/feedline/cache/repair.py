@@ -31,7 +31,7 @@ from feedline.cache.destination import Destination, open_destination
 from feedline.cache.finish import current_fingerprint, finish
 from feedline.cache.shard import ExistingCopies, record_name, write_records
 from feedline.cache.source import CacheSource, open_cache_source
-from feedline.cache.spec import TAR_OVERHEAD_BYTES, Estimate, Spec, count_samples, split_into_shards
+from feedline.cache.spec import Estimate, Spec, count_samples, split_into_shards
 from feedline.cache.verify import Verification, verify
 from feedline.errors import DatasetError
 from feedline.sources.atomic_write import sync_names
@@ -133,8 +133,8 @@ def _rebuild(
         mode=manifest.mode,
     )
     total, count = count_samples(todo), max(1, manifest.samples_in_source)
-    sizes = tuple(max(0.0, each.bytes / count - TAR_OVERHEAD_BYTES) for each in manifest.levels)
-    expected = Estimate(levels, count, image_bytes=sizes, seconds=0.0)
+    sizes = tuple(each.bytes / count for each in manifest.levels)
+    expected = Estimate(levels, count, copy_bytes=sizes, seconds=0.0)
 
     def report(state: BuildState) -> None:
         progress("repairing", state.new_images, total)

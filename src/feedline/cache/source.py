@@ -17,6 +17,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,18 +45,18 @@ from feedline.sources.store import Pixels, SampleStore, check_unique_keys, first
 __all__ = ["CacheSource", "open_cache_source", "open_source"]
 
 
+@dataclass(frozen=True)
 class CacheSource:
     """Original images of a store. Pickled once and sent to every worker."""
 
-    def __init__(
-        self,
-        store: SampleStore,
-        where: str,
-        classes: Sequence[str] | None,
-        kind: str | None = None,
-    ) -> None:
-        self.store, self.where, self.classes = store, where, classes
-        self.kind = store.kind if kind is None else kind
+    store: SampleStore
+    where: str
+    classes: Sequence[str] | None
+
+    @property
+    def kind(self) -> str:
+        """Kind of the source in the cache's manifest."""
+        return self.store.kind
 
     def __len__(self) -> int:
         return len(self.store)

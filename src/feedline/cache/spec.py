@@ -25,7 +25,6 @@ from feedline.sources.remote_filesystem import is_url
 
 __all__ = [
     "SETTINGS",
-    "TAR_OVERHEAD_BYTES",
     "BuildSettings",
     "Estimate",
     "ShardRange",
@@ -48,7 +47,7 @@ _SHARD_BYTES = 256 << 20
 _MAX_SHARD_SAMPLES = 4096
 _MIN_SHARD_SAMPLES = 32
 _MIN_SHARDS = 64
-TAR_OVERHEAD_BYTES = 3 * 512 + 2 * 512 + 256
+_TAR_OVERHEAD_BYTES = 3 * 512 + 2 * 512 + 256
 """Tar overhead of an image: three headers, label and metadata, and half a block."""
 
 
@@ -96,19 +95,14 @@ class ShardRange(NamedTuple):
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimate of a build from a sample of the images: mean size of a copy in each resolution, and
-    the time to make all copies on one core.
+    """Estimate of a build from a sample of the images: mean disk space of a copy in each
+    resolution, and the time to make all copies on one core.
     """
 
     levels: tuple[Level, ...]
     images: int
-    image_bytes: tuple[float, ...]
+    copy_bytes: tuple[float, ...]
     seconds: float
-
-    @property
-    def copy_bytes(self) -> tuple[float, ...]:
-        """Mean disk space of a copy in each resolution."""
-        return tuple(size + TAR_OVERHEAD_BYTES for size in self.image_bytes)
 
     @property
     def level_bytes(self) -> tuple[int, ...]:
@@ -150,16 +144,15 @@ def estimate(source: CacheSource, spec: Spec) -> Estimate:
     return Estimate(
         levels=spec.levels,
         images=len(source),
-        image_bytes=tuple(map(mean, zip(*sizes, strict=True))),
+        copy_bytes=tuple(mean(level) + _TAR_OVERHEAD_BYTES for level in zip(*sizes, strict=True)),
         seconds=seconds / len(sizes) * len(source),
     )
 
 
 def samples_per_shard(expected: Estimate) -> int:
     """Return the samples of a shard: about 256 MB, at most 4096 samples, at least 64 shards."""
-    largest = max(expected.image_bytes) + TAR_OVERHEAD_BYTES
     by_count = max(_MIN_SHARD_SAMPLES, -(-expected.images // _MIN_SHARDS))
-    return max(1, min(int(_SHARD_BYTES / largest), by_count, _MAX_SHARD_SAMPLES))
+    return max(1, min(int(_SHARD_BYTES / max(expected.copy_bytes)), by_count, _MAX_SHARD_SAMPLES))
 
 
 def split_into_shards(images: int, per_shard: int) -> list[ShardRange]:

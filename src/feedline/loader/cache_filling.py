@@ -48,7 +48,7 @@ from feedline.loader.position import LoaderPosition
 from feedline.loader.ranks import RankAgreement
 from feedline.order.sample_order import Order
 from feedline.sources.cache_lock import is_locked
-from feedline.sources.folder import FileStore, FolderIndex
+from feedline.sources.folder import FileStore
 from feedline.sources.manifest import AWAITED, UNFINISHED, check_place, is_finished
 from feedline.sources.remote_filesystem import is_url
 from feedline.sources.remote_images import RemoteStore
@@ -79,8 +79,7 @@ class CacheContents:
 
     root: str  # folder of the cache
     originals: str  # folder of the originals
-    kind: str  # "folder", or "files" for only some of the files in the folder
-    files: FileStore[Any]  # originals
+    files: FileStore[Any]  # originals; its kind is "folder" or, for some of the files, "files"
     classes: list[str] | None  # class names by number; None if unknown
     sides: tuple[int, ...]  # shorter sides of the resolutions in pixels, smallest first
     exif: bool  # images are rotated by their Exif orientation
@@ -106,25 +105,25 @@ def cache_contents(options: Options, source: Any) -> CacheContents:
         )
     if whole is not None:
         where, classes = whole.root, list(whole.classes) or None
-        kind = "folder" if isinstance(files.paths, FolderIndex) else "files"
+        files = files.without_repeats()
     else:
         folders = select_folders(options.dataset).folders
         if len(folders) > 1 or folders[0] is not options.dataset:
             files = file_store(FolderSelection(folders, None))
         root = folder_root(folders)
         where = root or os.fsdecode(files.folder)
-        kind = "files" if root is None else "folder"
         classes = class_names(folders)
+        files = copy.copy(files.without_repeats())
+        files.kind = "files" if root is None else "folder"
     where = os.path.abspath(where)
     sizes = [phase.image_size or source.image_size for phase in options.effective_schedule.phases]
     sizes += [] if options.max_image_size is None else [options.max_image_size]
     needed = {source.wanted_side(size) for size in sizes}
-    check_place(options.cache, where if kind == "folder" else None)
+    check_place(options.cache, where if files.kind == "folder" else None)
     return CacheContents(
         root=options.cache,
         originals=where,
-        kind=kind,
-        files=files.without_repeats(),
+        files=files,
         classes=classes,
         sides=tuple(sorted({-(-side // _STEP) * _STEP for side in needed})),
         exif=source.options.exif,
@@ -169,7 +168,7 @@ class CacheFiller:
                 contextlib.suppress(BrokenPipeError),  # its next message has the reason
                 open(self._process.stdin.fileno(), "wb", closefd=False) as stream,
             ):
-                pickle.dump(vars(contents), stream, protocol=5)
+                pickle.dump(contents, stream, protocol=5)
 
     @property
     def is_busy(self) -> bool:
