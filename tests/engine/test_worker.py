@@ -12,11 +12,11 @@ from feedline.engine import fork_server
 from feedline.engine.buffers import batch_bytes
 from feedline.engine.messages import (
     BLOCK_HEADER_BYTES,
+    EXIT,
     MAX_MESSAGE_BYTES,
     TASK,
     Report,
     RowTask,
-    exit_task,
     heartbeat_table,
 )
 from feedline.engine.shared_memory import SharedFile
@@ -69,6 +69,6 @@ def test_a_task_stays_in_the_heartbeat_table_until_its_report_is_sent() -> None:
             assert (report.id, report.failures) == (id, ())
             assert _HELD.unpack_from(message) == (id,)
         assert eventually(lambda: not heartbeat_table(block.array)[0, TASK])
-        tasks.send(exit_task().pack())
+        heartbeat_table(block.array)[0, EXIT] = 1
         assert os.waitpid(pid, 0)[1] == 0
     block.close()

@@ -36,16 +36,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
-from feedline.engine.load_samples import AnySource, MappedMemory, open_source
-from feedline.engine.messages import (
-    MAX_MESSAGE_BYTES,
-    TASK,
-    Report,
-    heartbeat_table,
-    read_task_id,
-    start_task,
-)
+from feedline.engine.load_samples import AnySource, MappedMemory, do_tasks
+from feedline.engine.messages import EXIT, MAX_MESSAGE_BYTES, Report, read_task_id, start_task
 from feedline.engine.payload import unpickle_source
 from feedline.engine.process import (
     WORKER_ENVIRONMENT,
@@ -199,7 +193,7 @@ class _Server:
     block, and, unless the server has the source, its pickled payload and that payload's resources.
     Each pool has a control connection:
         down  {"do": "fork", "worker_id": 3, "workers": 8}     {"do": "kill", "worker_id": 3}
-        up    {"worker_id": 3, "pid": 4711}      {"worker_id": 3, "pid": 4711, "status": -9}
+        up    {"worker_id": 3, "pid": 4711, "status": -9}
               {"worker_id": 3, "failed": "why it could not be forked"}
     The end of a control connection kills the pool's workers. The end of the main connection, or of
     the trainer, ends everything.
@@ -301,7 +295,6 @@ class _Server:
         if pid == 0:
             self._run_in_child(pool, worker_id, workers, server)
         pool.pids[worker_id] = pid
-        pool.notify(worker_id=worker_id, pid=pid)
 
     def _run_in_child(self, pool: _ServedPool, worker_id: int, workers: int, server: int) -> None:
         """Run a worker in the forked child, with its own pool's descriptors only. Never returns."""
@@ -336,7 +329,7 @@ class _Server:
             os._exit(status)
 
 
-_ORPHAN_CHECK_S = 1.0
+_IDLE_CHECK_S = 1.0  # interval at which an idle worker checks its parent and whether to exit
 
 
 def run_worker(
@@ -348,7 +341,7 @@ def run_worker(
     worker_id: int,
     workers: int,
 ) -> None:
-    """Serve until asked to exit, until the trainer closes `tasks`, or until it is gone.
+    """Do tasks until asked to exit, until the trainer closes `tasks`, or until it is gone.
 
     `source` is a descriptor if it is still pickled; `resources` are the payload's descriptors.
     """
@@ -363,37 +356,37 @@ def run_worker(
         payload = mmap.mmap(source, 0, access=mmap.ACCESS_COPY)
         return unpickle_source(np.frombuffer(payload, np.uint8), resources)
 
-    work = open_source(load, block.array, MappedMemory(), worker_id, workers)
-    if isinstance(work, Report):
-        results.send(work.pack())
-        return
-    line = heartbeat_table(block.array)[worker_id]
     # Exclusive: one message wakes one idle worker, not all of them.
     waiting = select.epoll()
     try:
         waiting.register(tasks, select.EPOLLIN | select.EPOLLEXCLUSIVE)
     except OSError:  # EPOLLEXCLUSIVE is not supported: all idle workers wake up
         waiting.register(tasks, select.EPOLLIN)
-    while True:
-        if not waiting.poll(_ORPHAN_CHECK_S):
-            if os.getppid() != parent:
-                return
-            continue
-        with claim_lock(block_fd):
-            try:
-                message, memory = receive(tasks, MAX_MESSAGE_BYTES)
-            except BlockingIOError:
-                continue  # another worker was quicker
-            if not message:
-                return
-            start_task(line, read_task_id(message))
-        if read_task_id(message) < 0:
-            return
-        report = work(message, memory)
+
+    def receive_task(line: NDArray[np.int64]) -> tuple[bytes, int] | None:
+        while not line[EXIT]:
+            if not waiting.poll(_IDLE_CHECK_S):
+                if os.getppid() != parent:
+                    return None
+                continue
+            with claim_lock(block_fd):
+                try:
+                    message, memory = receive(tasks, MAX_MESSAGE_BYTES)
+                except BlockingIOError:
+                    continue  # another worker was quicker
+                if not message:
+                    return None
+                start_task(line, read_task_id(message))
+            return message, memory
+        return None
+
+    def send_report(report: Report) -> None:
         send(results, report.pack(), report.memory, wait=True)
         if report.memory >= 0:
             os.close(report.memory)
-        line[TASK] = 0
+
+    memory = MappedMemory()
+    do_tasks(load, receive_task, send_report, block.array, memory, worker_id, workers)
 
 
 def _close_in_children(*connections: socket.socket) -> None:

@@ -25,8 +25,10 @@ from feedline.engine.buffers import BatchAllocator, arrays
 from feedline.engine.messages import (
     PID,
     READING,
+    READY,
     ROW,
     SINCE,
+    TASK,
     BatchTask,
     Failure,
     Report,
@@ -49,11 +51,10 @@ __all__ = [
     "PrivateMemory",
     "Row",
     "Source",
-    "Work",
+    "do_tasks",
     "fill",
     "make_batch",
     "makes_whole_batches",
-    "open_source",
     "record_stages",
 ]
 
@@ -117,8 +118,6 @@ class BatchSource(Protocol):
 
 
 AnySource: TypeAlias = Source | BatchSource
-Work: TypeAlias = Callable[[bytes, int], Report]
-"""Function of a message and its descriptor, -1 for none."""
 
 
 def makes_whole_batches(source: AnySource) -> bool:
@@ -126,18 +125,29 @@ def makes_whole_batches(source: AnySource) -> bool:
     return hasattr(source, "fetch_into")
 
 
-def open_source(
+def do_tasks(
     load: Callable[[], AnySource],
+    receive: Callable[[NDArray[np.int64]], tuple[bytes, int] | None],
+    send: Callable[[Report], object],
     block: NDArray[np.uint8],
     memory: MappedMemory | PrivateMemory,
     worker_id: int,
     workers: int,
-) -> Work | Report:
-    """Open the source of a new worker, unpickled by `load`, on the memory `block` of the pool.
+) -> None:
+    """Open the source of a worker, and do its tasks until it is to exit.
 
-    Returns the function that does its tasks; or, if it failed, the report for the trainer.
+    Args:
+        load: unpickles the source.
+        receive: waits for a task, notes it on the worker's line of the heartbeat table, and returns
+            its message and descriptor (-1 for none); None if the worker is to exit.
+        send: sends a report. If the source could not be opened, it is the only one.
+        block: memory of the pool.
+        memory: memory of whole batches.
+        worker_id: worker id, from 0.
+        workers: number of workers.
     """
     line = heartbeat_table(block)[worker_id]
+    line[PID] = os.getpid()
     try:
         source = load()
         limit_threads()  # of libraries that the source imported
@@ -147,18 +157,22 @@ def open_source(
         if (open_ := getattr(source, "open", None)) is not None:
             open_(worker_id, workers)
     except BaseException as error:
-        return Report.start_failure(worker_id, error)
-    line[PID] = os.getpid()
+        send(Report.start_failure(worker_id, error))
+        return
+    line[READY] = 1
     page = StagePage(stage_pages(block)[worker_id]) if is_recording_enabled() else None
-    if makes_whole_batches(source):
-        batches = cast(BatchSource, source)
-        return lambda message, fd: record_stages(
-            page, make_batch, BatchTask.unpack(message, fd), batches, memory, line, worker_id
-        )
-    rows = cast(Source, source)
-    return lambda message, _: record_stages(
-        page, fill, RowTask.unpack(message), rows, block, line, worker_id
-    )
+    while (received := receive(line)) is not None:
+        if makes_whole_batches(source):
+            batch_task = BatchTask.unpack(*received)
+            batches = cast(BatchSource, source)
+            report = record_stages(page, make_batch, batch_task, batches, memory, line, worker_id)
+        else:
+            row_task = RowTask.unpack(received[0])
+            rows = cast(Source, source)
+            report = record_stages(page, fill, row_task, rows, block, line, worker_id)
+        send(report)
+        # After the report: a task that is in neither the table nor a report counts as lost.
+        line[TASK] = 0
 
 
 def record_stages(

@@ -6,7 +6,8 @@ by its descriptor.
 
 The heartbeat table has the current task, row and process id of every worker, in shared memory. Each
 worker writes its own line and the trainer reads it, so if a worker dies or hangs, the trainer knows
-its sample. A page of stage timings for each worker follows the lines.
+its sample. The trainer writes one column, which asks a worker to exit. A page of stage timings for
+each worker follows the lines.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BLOCK_HEADER_BYTES",
+    "EXIT",
     "HUNG",
     "MAX_KEY_BYTES",
     "MAX_MESSAGE_BYTES",
     "MAX_WORKERS",
     "PID",
     "READING",
+    "READY",
     "ROW",
     "SINCE",
     "TASK",
@@ -44,7 +47,6 @@ __all__ = [
     "RowTask",
     "Task",
     "error_message",
-    "exit_task",
     "heartbeat_table",
     "read_task_id",
     "stage_pages",
@@ -57,10 +59,10 @@ _HEARTBEAT_BYTES = MAX_WORKERS * _WORDS * 8
 BLOCK_HEADER_BYTES = _HEARTBEAT_BYTES + MAX_WORKERS * PAGE_BYTES
 """Size of the table at the head of a block; the slots follow."""
 
-TASK, ROW, PID, SINCE, READING = range(5)
+TASK, ROW, PID, READY, SINCE, READING, EXIT = range(7)
 """Columns: id of the current task (0 for none); its current row, counted from 0; process id (0
-until ready); start of the row (of a whole batch: of the task), on the monotonic clock in ns; 1
-while the worker reads from storage."""
+until it runs); 1 once the source is open; start of the row (of a whole batch: of the task), on the
+monotonic clock in ns; 1 while the worker reads from storage; 1 if it is to exit."""
 
 
 def heartbeat_table(block: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -178,13 +180,8 @@ Task: TypeAlias = RowTask | BatchTask
 
 
 def read_task_id(message: bytes) -> int:
-    """Id of the task in a message; negative asks the worker to exit."""
+    """Id of the task in a message."""
     return int(_ID.unpack_from(message)[0])
-
-
-def exit_task(task_id: int = -1) -> BatchTask:
-    """Task that asks a worker to exit; its id is negative."""
-    return BatchTask(id=task_id)
 
 
 class Failure(NamedTuple):

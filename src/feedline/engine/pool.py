@@ -15,7 +15,7 @@ import logging
 import signal
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,9 +26,11 @@ from numpy.typing import NDArray
 from feedline.engine.load_samples import Source, fill, record_stages
 from feedline.engine.messages import (
     BLOCK_HEADER_BYTES,
+    EXIT,
     MAX_WORKERS,
     PID,
     READING,
+    READY,
     ROW,
     SINCE,
     TASK,
@@ -92,7 +94,7 @@ class WorkerPool(ABC):
 
     advice = ""  # sentence for errors about hung workers; empty if no cause is known
 
-    _workers: Mapping[int, object]  # workers that are alive or starting, by worker id
+    _workers: Collection[int]  # ids of the workers that are alive or starting
 
     def __init__(self, block: NDArray[np.uint8]) -> None:
         self.block = block
@@ -101,15 +103,6 @@ class WorkerPool(ABC):
         self._closing = False
         self._kill_reasons: dict[int, str] = {}  # by worker id
         self._consecutive_deaths = 0  # since the last finished task
-
-    @property
-    @abstractmethod
-    def pids(self) -> dict[int, int]:
-        """Process ids of the workers that have started, by worker id."""
-
-    @abstractmethod
-    def resize(self, workers: int) -> None:
-        """Set the number of workers. Surplus workers finish their tasks before they exit."""
 
     @abstractmethod
     def submit(self, task: Task) -> bool:
@@ -139,6 +132,21 @@ class WorkerPool(ABC):
     def close(self) -> None:
         """End all workers and free all resources. No process is left when this returns."""
 
+    def resize(self, workers: int) -> None:
+        """Set the number of workers. Surplus workers finish their tasks before they exit."""
+        if not 1 <= workers <= MAX_WORKERS:
+            raise UsageError(
+                f"must be from 1 to {MAX_WORKERS}, got {workers}", argument="num_workers"
+            )
+        self._target = workers
+        self._heartbeats[self._active_ids()[workers:], EXIT] = 1
+        self._start_missing()
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids of the workers that have started, by worker id."""
+        return {k: pid for k in sorted(self._workers) if (pid := int(self._heartbeats[k, PID]))}
+
     def busy(self) -> dict[int, CurrentRow]:
         """Workers with a task, by worker id."""
         lines = {worker_id: self._heartbeats[worker_id].tolist() for worker_id in self._workers}
@@ -151,27 +159,20 @@ class WorkerPool(ABC):
     def idle(self) -> set[int]:
         """Ids of the workers that are ready and have no task."""
         table = self._heartbeats
-        return {k for k in self._workers if table[k, PID] and not table[k, TASK]}
+        return {k for k in self._workers if table[k, READY] and not table[k, TASK]}
 
     def starting(self) -> set[int]:
         """Ids of the workers that have not opened the source yet."""
-        return {k for k in self._workers if not self._heartbeats[k, PID]}
+        return {k for k in self._workers if not self._heartbeats[k, READY]}
 
     def waits_for_storage(self, worker_id: int) -> bool:
         """Return True if a worker is reading from storage, or in the kernel's disk sleep."""
         line = self._heartbeats[worker_id]
         return bool(line[READING]) or _in_disk_sleep(int(line[PID]))
 
-    def _set_target(self, workers: int) -> None:
-        if not 1 <= workers <= MAX_WORKERS:
-            raise UsageError(
-                f"must be from 1 to {MAX_WORKERS}, got {workers}", argument="num_workers"
-            )
-        self._target = workers
-
-    def _count_active(self) -> int:
-        """Number of workers that have not been asked to exit."""
-        return 0
+    def _active_ids(self) -> list[int]:
+        """Ids of the workers that have not been asked to exit."""
+        return [k for k in sorted(self._workers) if not self._heartbeats[k, EXIT]]
 
     def _start_worker(self, worker_id: int) -> None:
         """Start a worker, whose id is free."""
@@ -183,7 +184,7 @@ class WorkerPool(ABC):
         Exiting workers keep their ids; call this again when one has ended.
         """
         free = (worker_id for worker_id in range(MAX_WORKERS) if worker_id not in self._workers)
-        while self._count_active() < self._target:
+        while len(self._active_ids()) < self._target:
             worker_id = next(free, None)
             if worker_id is None:
                 return
@@ -202,21 +203,24 @@ class WorkerPool(ABC):
         self._consecutive_deaths = 0
         return report
 
-    def _record_death(
+    def _replace_worker(
         self, worker_id: int, pid: int, status: int, lost_tasks: Collection[int]
-    ) -> WorkerDeath:
-        """Record the end of a worker; raise WorkerError if too many ended without a task."""
+    ) -> list[WorkerDeath]:
+        """Replace an ended worker. Return its death, unless it was asked to exit and did.
+
+        Raises WorkerError if too many workers ended without a task.
+        """
         reason = self._kill_reasons.pop(worker_id, None)
-        cause = reason or _describe_exit(pid, status)
-        self._count_death(cause)
-        task, row = self._heartbeats[worker_id, [TASK, ROW]].tolist()
-        return WorkerDeath(
-            cause,
-            tuple(lost_tasks),
-            task if task in lost_tasks else 0,
-            row,
-            was_killed=reason is not None,
-        )
+        task, row, is_exiting = self._heartbeats[worker_id, [TASK, ROW, EXIT]].tolist()
+        deaths = []
+        if lost_tasks or not is_exiting:
+            cause = reason or _describe_exit(pid, status)
+            self._count_death(cause)
+            task = task if task in lost_tasks else 0
+            was_killed = reason is not None
+            deaths = [WorkerDeath(cause, tuple(lost_tasks), task, row, was_killed)]
+        self._start_missing()
+        return deaths
 
     def _count_death(self, cause: str) -> None:
         self._raise_if_closing()
@@ -235,7 +239,7 @@ class WorkerPool(ABC):
     def _release_memory(self) -> None:
         """Drop the references to the block; the last batch in it then frees it."""
         self.block = np.empty(0, np.uint8)
-        self._heartbeats = np.empty((0, 8), np.int64)
+        self._heartbeats = np.zeros_like(self._heartbeats)
 
 
 def _in_disk_sleep(pid: int) -> bool:
@@ -263,13 +267,9 @@ class InProcessPool(WorkerPool):
     def __init__(self, source: Source, slots_bytes: int) -> None:
         super().__init__(np.zeros(BLOCK_HEADER_BYTES + slots_bytes, np.uint8))
         self._source = source
-        self._workers = {}
+        self._workers = ()
         self._page = StagePage(stage_pages(self.block)[0]) if is_recording_enabled() else None
         self._queue: deque[RowTask] = deque()
-
-    @property
-    def pids(self) -> dict[int, int]:
-        return {}
 
     def resize(self, workers: int) -> None:
         pass  # there are no workers

@@ -33,12 +33,10 @@ from feedline.engine.load_samples import AnySource
 from feedline.engine.messages import (
     BLOCK_HEADER_BYTES,
     MAX_MESSAGE_BYTES,
-    PID,
     TASK,
     BatchTask,
     Report,
     Task,
-    exit_task,
     read_task_id,
 )
 from feedline.engine.payload import Payload, search_path
@@ -80,10 +78,8 @@ class LinuxPool(WorkerPool):
         self._source = source
         self._payload: Payload[SharedFile] | None = None  # None: the source is forked
         self._server: ForkServer | None = None
-        self._next_exit_id = -1  # negative, unlike those of other tasks
         self._outstanding: dict[int, Task] = {}  # by id: submitted, not yet returned
-        self._exit_tasks: set[int] = set()  # ids
-        self._workers: dict[int, int] = {}  # by worker id: process id, 0 until it is known
+        self._workers: set[int] = set()
         self._events: list[Report | WorkerDeath] = []
         with contextlib.ExitStack() as cleanup:  # after an error or interrupt
             self._memory = SharedFile.create(BLOCK_HEADER_BYTES + slots_bytes)
@@ -126,24 +122,8 @@ class LinuxPool(WorkerPool):
         elif self._server is not None:
             self._server.stop()
 
-    @property
-    def pids(self) -> dict[int, int]:
-        return {worker_id: pid for worker_id, pid in sorted(self._workers.items()) if pid}
-
-    def resize(self, workers: int) -> None:
-        self._set_target(workers)
-        self._start_missing()
-        for _ in range(self._count_active() - workers):
-            task = exit_task(self._next_exit_id)
-            if self.submit(task):  # if the queue is full, the next resize tries again
-                self._exit_tasks.add(task.id)
-                self._next_exit_id -= 1
-
-    def _count_active(self) -> int:
-        return len(self._workers) - len(self._exit_tasks)
-
     def _start_worker(self, worker_id: int) -> None:
-        self._workers[worker_id] = 0
+        self._workers.add(worker_id)
         self._command(do="fork", worker_id=worker_id, workers=self._target)
 
     def submit(self, task: Task) -> bool:
@@ -191,10 +171,6 @@ class LinuxPool(WorkerPool):
             report.memory = memory
             self._events.append(self._check_report(report))
             self._outstanding.pop(report.id, None)
-            if 0 in self._workers.values():
-                # The heartbeat table has process ids before the fork server reports them.
-                for worker_id, pid in self._workers.items():
-                    self._workers[worker_id] = pid or int(self._heartbeats[worker_id, PID])
 
     def _command(self, **command: object) -> None:
         """Send a command to the fork server."""
@@ -213,24 +189,16 @@ class LinuxPool(WorkerPool):
         raise EOFError
 
     def _on_server_message(
-        self, worker_id: int, pid: int = 0, status: int | None = None, failed: str = ""
+        self, worker_id: int, pid: int = 0, status: int = 0, failed: str = ""
     ) -> None:
         if failed:
             raise ResourceError(
                 f"cannot start a worker: {failed}; lower num_workers, or raise the limit on "
                 "processes (ulimit -u) or memory"
             )
-        if status is None:
-            self._workers[worker_id] = pid
-            return
-        del self._workers[worker_id]
+        self._workers.remove(worker_id)
         lost = self._remove_lost_tasks()
-        if lost & self._exit_tasks:  # an exit requested by `resize`
-            self._exit_tasks -= lost
-            self._kill_reasons.pop(worker_id, None)
-        else:
-            self._events.append(self._record_death(worker_id, pid, status, lost))
-        self._start_missing()
+        self._events += self._replace_worker(worker_id, pid, status, lost)
 
     def _remove_lost_tasks(self) -> set[int]:
         """Remove the unfinished task of a dead worker, if any. Return its id.
@@ -259,13 +227,9 @@ class LinuxPool(WorkerPool):
         return lost
 
     def cancel(self) -> list[int]:
-        cancelled = []
-        for task_id in self._empty_queue():
-            if task_id in self._exit_tasks:
-                self._send(self._outstanding[task_id])
-            else:
-                del self._outstanding[task_id]
-                cancelled.append(task_id)
+        cancelled = self._empty_queue()
+        for task_id in cancelled:
+            del self._outstanding[task_id]
         return cancelled
 
     def kill(self, worker_id: int, reason: str) -> None:
@@ -275,7 +239,6 @@ class LinuxPool(WorkerPool):
     def restart(self) -> None:
         self._disconnect()
         self._outstanding.clear()
-        self._exit_tasks.clear()
         self._workers.clear()
         self._kill_reasons.clear()
         for event in self._events:
@@ -289,7 +252,7 @@ class LinuxPool(WorkerPool):
         """Start another fork server and workers after the fork server died."""
         cause = "lost because the fork server died"
         reports, self._events = self._events, []  # `restart` would drop them
-        lost = tuple(task_id for task_id in self._outstanding if task_id not in self._exit_tasks)
+        lost = tuple(self._outstanding)
         self._count_death(cause)
         self.restart()
         self._events = [*reports, WorkerDeath(cause, lost)]

@@ -23,15 +23,15 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from feedline.engine.load_samples import AnySource, PrivateMemory, makes_whole_batches, open_source
+from feedline.engine.load_samples import AnySource, PrivateMemory, do_tasks, makes_whole_batches
 from feedline.engine.messages import (
     BLOCK_HEADER_BYTES,
-    TASK,
+    EXIT,
+    PID,
     Report,
     Task,
-    exit_task,
-    heartbeat_table,
     read_task_id,
     start_task,
 )
@@ -45,7 +45,8 @@ __all__ = ["PortablePool", "run_worker"]
 
 _REFERENCE = struct.Struct("<qq")  # id 0 (no task), size in bytes; then the memory's name
 _MAX_TASKS_PER_WORKER = 4  # enough work for one training step
-_PIPE_BYTES = 4 << 10  # of tasks in a pipe: half the smallest buffer, to fit an exit task too
+_PIPE_BYTES = 4 << 10  # of tasks in a pipe: half the smallest buffer
+_EXIT_CHECK_S = 1.0  # interval at which an idle worker checks whether to exit
 _END_DEADLINE_S = 5.0
 
 
@@ -57,7 +58,7 @@ def run_worker(
     worker_id: int,
     workers: int,
 ) -> None:
-    """Serve until asked to exit or until the trainer is gone.
+    """Do tasks until asked to exit or until the trainer is gone.
 
     Tasks come through the pipe; reports go back, each followed by its batch, if it has one. `block`
     and `source` are names and sizes in bytes of memory, or the source itself; `resources` are the
@@ -73,25 +74,23 @@ def run_worker(
         # A private copy: Python cannot map named memory copy-on-write.
         return unpickle_source(NamedMemory(*source).array.copy(), resources)
 
-    work = open_source(load, memory.array, PrivateMemory(), worker_id, workers)
-    if isinstance(work, Report):
-        pipe.send_bytes(work.pack())
-        return
-    line = heartbeat_table(memory.array)[worker_id]
-    try:
+    def receive_task(line: NDArray[np.int64]) -> tuple[bytes, int] | None:
         while True:
-            message = _next_task(pipe)
-            task_id = read_task_id(message)
-            if task_id < 0:
-                return
-            start_task(line, task_id)
-            report = work(message, -1)
-            pipe.send_bytes(report.pack())
-            if report.data is not None:
-                pipe.send_bytes(report.data.data)
-            line[TASK] = 0
-    except (EOFError, ConnectionError):
-        return  # the trainer is gone
+            is_exiting = line[EXIT]  # read first: no task follows
+            if pipe.poll(_EXIT_CHECK_S):
+                message = _next_task(pipe)
+                start_task(line, read_task_id(message))
+                return message, -1
+            if is_exiting:
+                return None
+
+    def send_report(report: Report) -> None:
+        pipe.send_bytes(report.pack())
+        if report.data is not None:
+            pipe.send_bytes(report.data.data)
+
+    with contextlib.suppress(EOFError, ConnectionError):  # the trainer is gone
+        do_tasks(load, receive_task, send_report, memory.array, PrivateMemory(), worker_id, workers)
 
 
 def _next_task(pipe: Connection) -> bytes:
@@ -120,7 +119,6 @@ class _SpawnedWorker:
     pipe: Connection[bytes, bytes]
     outstanding: dict[int, int] = field(default_factory=dict)  # by task id: bytes in the pipe
     memories: dict[int, NamedMemory] = field(default_factory=dict)  # of large tasks, by task id
-    is_exiting: bool = False
 
     def add(self, task_id: int, message: bytes) -> bytes:
         """Record a task. Return the message for the pipe; for a large task, a reference."""
@@ -173,25 +171,6 @@ class PortablePool(WorkerPool):
             raise
         self._workers: dict[int, _SpawnedWorker] = {}
 
-    @property
-    def pids(self) -> dict[int, int]:
-        workers = sorted(self._workers.items())
-        return {worker_id: w.process.pid for worker_id, w in workers if w.process.pid}
-
-    def resize(self, workers: int) -> None:
-        self._set_target(workers)
-        for worker in self._active_workers()[workers:]:
-            worker.is_exiting = True
-            with contextlib.suppress(OSError):
-                worker.pipe.send_bytes(exit_task().pack())
-        self._start_missing()
-
-    def _active_workers(self) -> list[_SpawnedWorker]:
-        return [worker for worker in self._workers.values() if not worker.is_exiting]
-
-    def _count_active(self) -> int:
-        return len(self._active_workers())
-
     def _start_worker(self, worker_id: int) -> None:
         pipe, worker_end = self._context.Pipe()
         block = self._memory.name, self._memory.nbytes
@@ -213,11 +192,13 @@ class PortablePool(WorkerPool):
                 raise self._pickling_error from None
             raise
         worker_end.close()  # so that the pipe ends with the worker
+        self._heartbeats[worker_id, PID] = process.pid
         self._workers[worker_id] = _SpawnedWorker(process, pipe)
 
     def submit(self, task: Task) -> bool:
         """Send a task to the worker with the fewest tasks; False if all have enough."""
-        worker = min(self._active_workers(), key=lambda w: len(w.outstanding), default=None)
+        active = [self._workers[worker_id] for worker_id in self._active_ids()]
+        worker = min(active, key=lambda w: len(w.outstanding), default=None)
         if worker is None or len(worker.outstanding) >= _MAX_TASKS_PER_WORKER:
             return False
         message = worker.add(task.id, task.pack())
@@ -248,11 +229,7 @@ class PortablePool(WorkerPool):
         pid, status = worker.end()
         if status == MISSING_MAIN_GUARD_STATUS:
             raise UsageError(MISSING_MAIN_GUARD) from None
-        deaths = []
-        if worker.outstanding or not worker.is_exiting:
-            deaths.append(self._record_death(worker_id, pid, status, worker.outstanding))
-        self._start_missing()
-        return deaths
+        return self._replace_worker(worker_id, pid, status, worker.outstanding)
 
     def cancel(self) -> list[int]:
         return []  # tasks in a pipe cannot be cancelled
