@@ -96,12 +96,11 @@ class _Pickler(pickle.Pickler):
         """Pickle a Tensor subclass that pickles like Tensor as the plain tensor plus its additions.
 
         A subclass that overrides `__torch_dispatch__` may not store data itself, so torch pickles
-        it. A sparse tensor is pickled as indices and values and rebuilt by `_rebuild_sparse`,
-        because torch's rebuild function keeps every tensor alive until the next `torch.load`.
+        it. A sparse tensor is rebuilt by `_rebuild_sparse`, because torch's own function keeps
+        every tensor alive until the next `torch.load`.
         """
         if type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.layout in _SPARSE_LAYOUTS:
-            _, (layout, data) = obj.detach().__reduce_ex__(2)
-            return _rebuild_sparse, (layout, data, obj.requires_grad)
+            return _rebuild_sparse, (*obj.detach().__reduce_ex__(2)[:2], obj.requires_grad)
         if (
             isinstance(obj, torch.Tensor)
             and type(obj) is not torch.Tensor
@@ -132,12 +131,10 @@ class _Pickler(pickle.Pickler):
         tensor = tensor.as_strided(once, strides)
         start, part = self._space.allocate(tensor.numel() * tensor.dtype.itemsize)
         destination = torch.frombuffer(part.data, dtype=tensor.dtype, count=tensor.numel())
-        if _is_dense(once, strides):
-            destination = destination.as_strided(once, strides)
-        else:
-            destination = destination.view(once)
-        destination.copy_(tensor)
-        pairs = zip(destination.stride(), strides, strict=True)
+        # The same strides if the tensor has no gaps.
+        dense = torch.empty_like(tensor, device="meta").stride()
+        destination.as_strided(once, dense).copy_(tensor)
+        pairs = zip(dense, strides, strict=True)
         return start, tuple(0 if before == 0 else stride for stride, before in pairs)
 
 
@@ -188,29 +185,15 @@ _SPARSE_LAYOUTS = {
 }
 
 
-def _rebuild_sparse(layout: torch.layout, data: tuple[Any, ...], requires_grad: bool) -> Any:
-    """Rebuild a sparse tensor from the data that torch pickles."""
-    if layout is torch.sparse_coo:
-        indices, values, size, is_coalesced = data
-        tensor = torch.sparse_coo_tensor(
-            indices, values, size, check_invariants=False, is_coalesced=is_coalesced
-        )
-    else:
-        tensor = torch.sparse_compressed_tensor(*data, layout=layout, check_invariants=False)
+def _rebuild_sparse(rebuild: Any, arguments: tuple[Any, ...], requires_grad: bool) -> Any:
+    """Rebuild a sparse tensor like torch, which then would hold it for a check by `torch.load`."""
+    tensor = rebuild(*arguments)
+    held = torch._utils._sparse_tensors_to_validate
+    if held and held[-1] is tensor:
+        held.pop()
     return tensor.requires_grad_() if requires_grad else tensor
 
 
 def _as_subclass(plain: torch.Tensor, kind: type[torch.Tensor], requires_grad: bool) -> Any:
     tensor = plain.as_subclass(kind)
     return tensor.requires_grad_() if requires_grad else tensor
-
-
-def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return True if the elements are contiguous in some order of the dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(strides, shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True

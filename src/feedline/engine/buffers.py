@@ -252,7 +252,6 @@ class WholeBatchBuffers(BatchBuffers):
     def __init__(self, num_slots: int) -> None:
         super().__init__(num_slots)
         self._memory: list[SharedFile | None] = [None] * num_slots
-        self._private: dict[int, NDArray[np.uint8]] = {}  # received through a pipe
 
     def grow(self, num_slots: int) -> None:
         """Increase the number of slots; new ones have no memory yet."""
@@ -275,10 +274,6 @@ class WholeBatchBuffers(BatchBuffers):
         if before is not None:
             before.close()
 
-    def set_data(self, slot: int, data: NDArray[np.uint8]) -> None:
-        """Store a batch that came through a pipe."""
-        self._private[slot] = data
-
     def write_keys(self, slot: int, keys: bytes) -> None:
         """Write the keys of a batch at the head of its slot, for the worker that fills it."""
         memory = self._memory[slot]
@@ -288,31 +283,20 @@ class WholeBatchBuffers(BatchBuffers):
         memory.array[: len(keys)] = np.frombuffer(keys, np.uint8)
 
     def view(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
-        """First `nbytes` bytes of a slot."""
-        private = self._private.get(slot)
-        if private is not None:
-            return private[:nbytes]
+        """First `nbytes` bytes of a slot, which has memory."""
         memory = self._memory[slot]
-        return np.empty(0, np.uint8) if memory is None else memory.array[:nbytes]
+        assert memory is not None
+        return memory.array[:nbytes]
 
     def export(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
         """Export a slot: like `view`, and the last array releases the slot."""
-        private = self._private.pop(slot, None)
         memory = self._memory[slot]
-        if private is not None or memory is None:
-            super().release(slot)
-            return np.empty(0, np.uint8) if private is None else private[:nbytes]
+        assert memory is not None
         return self.export_bytes(slot, memory.array)[:nbytes]
-
-    def release(self, slot: int) -> None:
-        """Release an acquired slot."""
-        self._private.pop(slot, None)
-        super().release(slot)
 
     def close(self) -> None:
         """Release the memory; exported slots keep theirs alive."""
         super().close()
-        self._private.clear()
         for slot, memory in enumerate(self._memory):
             if memory is not None:
                 memory.close()

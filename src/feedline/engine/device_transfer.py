@@ -208,7 +208,10 @@ class WholeBatchTransfer(CpuTransfer):
         if in_flight.failures:
             self._slots.release(in_flight.slot)
             return _failed(in_flight)
-        if self._slots.num_exported >= self._max_user_batches:
+        if in_flight.data is not None:
+            memory = in_flight.data
+            self._slots.release(in_flight.slot)
+        elif self._slots.num_exported >= self._max_user_batches:
             memory = self._slots.view(in_flight.slot, in_flight.used).copy()
             self._slots.release(in_flight.slot)
         else:

@@ -10,7 +10,7 @@ albumentations is never imported. Its `set_random_seed` would not work: it seeds
 Compose with the same number, so a vertical and a horizontal flip would always coincide.
 
 Relies on: `attribute_snapshot` for what can be reached; `find_generators` documents its limits.
-albumentations' transforms store their random state in attributes.
+albumentations' transforms store their two generators in `random_generator` and `py_random`.
 """
 
 from __future__ import annotations
@@ -131,9 +131,6 @@ def _seed_torch(generator: torch.Generator, seed: int) -> None:
     generator.manual_seed(seed & (1 << 63) - 1)
 
 
-_MISSING: Any = object()
-
-
 def _albumentations_classes() -> tuple[type, ...]:
     """Classes with generators of their own; none if albumentations is not imported.
 
@@ -153,33 +150,16 @@ def _seed_albumentations(outermost: Any, number: int) -> None:
     outermost.set_random_state(np.random.default_rng(number), python)
 
 
-def _albumentations_state(outermost: Any) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """`__dict__` of each nested transform, and its values that seeding changes, in any release."""
+def _albumentations_state(outermost: Any) -> list[tuple[Any, Any, Any]]:
+    """Each nested transform and its generators, which `set_random_state` replaces."""
     kinds = _albumentations_classes()
-    within = [vars(part) for _, part in walk(("", outermost)) if is_instance_of_any(part, kinds)]
-    before = [dict(attributes) for attributes in within]
-    try:
-        _seed_albumentations(outermost, 0)
-    finally:
-        state = [
-            (now, {k: had.get(k, _MISSING) for k in {**had, **now} if _differs(had, now, k)})
-            for now, had in zip(within, before, strict=True)
-        ]
-        _restore_albumentations(outermost, state)
-    return state
+    parts: list[Any] = [p for _, p in walk(("", outermost)) if is_instance_of_any(p, kinds)]
+    return [(part, part.random_generator, part.py_random) for part in parts]
 
 
-def _differs(before: dict[str, Any], now: dict[str, Any], name: str) -> bool:
-    return before.get(name, _MISSING) is not now.get(name, _MISSING)
-
-
-def _restore_albumentations(_: object, state: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
-    for attributes, had in state:
-        for name, value in had.items():
-            if value is _MISSING:
-                attributes.pop(name, None)
-            else:
-                attributes[name] = value
+def _restore_albumentations(_: object, state: list[tuple[Any, Any, Any]]) -> None:
+    for part, generator, python in state:
+        part.random_generator, part.py_random = generator, python
 
 
 _BITS = _GeneratorKind(

@@ -1,8 +1,7 @@
 """Messages between trainer and workers: tasks down, reports up, and the heartbeat table.
 
-A row task is a fixed header and sample indices, a batch task a fixed header and keys in the
-source's format, a report a fixed header and, if rows failed, JSON. Longer data is sent as memory,
-by its descriptor.
+Messages are pickled, because both ends are processes of one loader; a task's id precedes its
+fields. Longer data is sent as memory, by its descriptor.
 
 The heartbeat table has the current task, row and process id of every worker, in shared memory. Each
 worker writes its own line and the trainer reads it, so if a worker dies or hangs, the trainer knows
@@ -12,7 +11,7 @@ each worker follows the lines.
 
 from __future__ import annotations
 
-import json
+import pickle
 import struct
 import time
 import traceback
@@ -90,11 +89,7 @@ MAX_MESSAGE_BYTES = 64 * 1024
 MAX_KEY_BYTES = 32 * 1024
 """Keys longer than this are sent through the slot's memory."""
 
-# Fixed-size fields of each message, in order.
 _ID = struct.Struct("<q")
-_ROW_TASK = struct.Struct("<qqqiiiQqid")
-_BATCH_TASK = struct.Struct("<qiiQQqidq")
-_REPORT = struct.Struct("<iqqqqq")
 _TEXT_CHARS = 2000
 
 
@@ -115,7 +110,7 @@ class RowTask(NamedTuple):
     slot_bytes: int = 0
     batch_rows: int = 0  # rows of the whole batch, which determine the offsets of its arrays
     start: int = 0  # first row of the task within the batch
-    image_size: int | None = None  # in pixels; None if no size is set, 0 in a message
+    image_size: int | None = None  # in pixels; None if no size is set
     seed: int = 0  # of the epoch
     first_position: int = 0  # and `stride`: see `order.seeds.row_seed`
     stride: int = 0
@@ -123,16 +118,14 @@ class RowTask(NamedTuple):
 
     def pack(self) -> bytes:
         """Serialise to one message."""
-        task_id, samples, offset, slot_bytes, rows, start, size, *rest = self
-        head = _ROW_TASK.pack(task_id, offset, slot_bytes, rows, start, size or 0, *rest)
-        return head + samples.tobytes()
+        task_id, samples, *rest = self
+        return _ID.pack(task_id) + pickle.dumps((samples.tobytes(), *rest))
 
     @classmethod
     def unpack(cls, message: bytes) -> RowTask:
         """The inverse of `pack`."""
-        task_id, offset, slot_bytes, rows, start, size, *rest = _ROW_TASK.unpack_from(message)
-        samples = np.frombuffer(message, np.int64, offset=_ROW_TASK.size)
-        return cls(task_id, samples, offset, slot_bytes, rows, start, size or None, *rest)
+        samples, *rest = pickle.loads(memoryview(message)[_ID.size :])
+        return cls(read_task_id(message), np.frombuffer(samples, np.int64), *rest)
 
 
 class BatchTask(NamedTuple):
@@ -142,7 +135,7 @@ class BatchTask(NamedTuple):
     keys: bytes = b""  # sample keys, in a form that the source understands
     memory: int = -1  # descriptor of the slot's memory, -1 for none; sent with the message
     slot: int = 0  # a worker caches its mapping by this number
-    image_size: int | None = None  # in pixels; None if no size is set, 0 in a message
+    image_size: int | None = None  # in pixels; None if no size is set
     seed: int = 0  # of the batch
     row_seed: int = 0  # of the epoch
     first_position: int = 0  # and `stride`: see `order.seeds.row_seed`
@@ -165,15 +158,14 @@ class BatchTask(NamedTuple):
 
     def pack(self) -> bytes:
         """Serialise to one message."""
-        task_id, keys, _, *rest = self._replace(image_size=self.image_size or 0)
-        return _BATCH_TASK.pack(task_id, *rest) + keys
+        task_id, keys, _, *rest = self
+        return _ID.pack(task_id) + pickle.dumps((keys, *rest))
 
     @classmethod
     def unpack(cls, message: bytes, memory: int = -1) -> BatchTask:
         """The inverse of `pack`; `memory` is the descriptor received with the message."""
-        task_id, *rest = _BATCH_TASK.unpack_from(message)
-        task = cls(task_id, message[_BATCH_TASK.size :], memory, *rest)
-        return task._replace(image_size=task.image_size or None)
+        keys, *rest = pickle.loads(memoryview(message)[_ID.size :])
+        return cls(read_task_id(message), keys, memory, *rest)
 
 
 Task: TypeAlias = RowTask | BatchTask
@@ -229,22 +221,16 @@ class Report:
 
     def pack(self) -> bytes:
         """Serialise to one message. Failure texts are shortened until they fit."""
-        head = _REPORT.pack(
-            self.worker_id, self.id, self.started_ns, self.ended_ns, self.used, self.structure_bytes
-        )
-        if not self.failures:
-            return head
+        times = self.started_ns, self.ended_ns
         for chars in (_TEXT_CHARS, 100, 0):
-            text = json.dumps([failure.shortened(chars) for failure in self.failures]).encode()
-            if len(head) + len(text) <= MAX_MESSAGE_BYTES:
+            failures = tuple([failure.shortened(chars) for failure in self.failures])
+            sizes = self.used, self.structure_bytes
+            message = pickle.dumps((self.worker_id, self.id, *times, failures, *sizes))
+            if len(message) <= MAX_MESSAGE_BYTES:
                 break
-        return head + text
+        return message
 
     @classmethod
     def unpack(cls, message: bytes) -> Report:
         """The inverse of `pack`."""
-        worker_id, task_id, *times_and_sizes = _REPORT.unpack_from(message)
-        started_ns, ended_ns, used, structure_bytes = times_and_sizes
-        text = message[_REPORT.size :]
-        failures = tuple(Failure(*row) for row in json.loads(text)) if text else ()
-        return cls(worker_id, task_id, started_ns, ended_ns, failures, used, structure_bytes)
+        return cls(*pickle.loads(message))

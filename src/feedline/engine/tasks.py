@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from feedline.engine.buffers import RowBuffers, SlotTooSmallError, WholeBatchBuffers, batch_bytes
 from feedline.engine.defaults import LiveSettings
@@ -56,6 +57,7 @@ class InFlightBatch:
     fields: tuple[Field, ...] = ()  # layout of its arrays; empty for a whole batch
     used: int = 0  # bytes of the slot used by a whole batch
     structure_bytes: int = 0  # bytes at their end that describe its structure
+    data: NDArray[np.uint8] | None = None  # a whole batch that came through a pipe
     open_tasks: int = 0  # number of unfinished tasks
     failures: list[Failure] = field(default_factory=list)  # rows that could not be made
     deaths: dict[int, int] = field(default_factory=dict)  # by row: workers that died on it
@@ -175,12 +177,11 @@ class BatchTasks:
         return task._replace(id=task_id, memory=memory, slot=in_flight.slot)
 
     def store_result(self, in_flight: InFlightBatch, report: Report) -> None:
-        """Store the batch from the slot's memory, from new memory, or from the report."""
+        """Note where the batch is: in the slot's memory, in new memory, or in the report."""
         in_flight.used, in_flight.structure_bytes = report.used, report.structure_bytes
+        in_flight.data = report.data
         if report.memory >= 0:
             self.slots.set_memory(in_flight.slot, _map_memory(report.memory))
-        elif report.data is not None:
-            self.slots.set_data(in_flight.slot, report.data)
 
     def retry_spans(self, span: Span, row: int, give_up: bool) -> list[Span]:
         """Return the whole batch, or nothing: `collate_fn` needs every sample."""
