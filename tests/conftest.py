@@ -81,6 +81,8 @@ def quick_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 class _Keeper:
     """Keeps the fork server from one test to the next."""
 
+    server: object = None
+
 
 _KEEPER = _Keeper()
 
@@ -94,16 +96,12 @@ def kept_fork_server(request: pytest.FixtureRequest) -> None:
     """
     from feedline.engine import pool_linux
 
-    if sys.platform != "linux" or request.node.get_closest_marker("own_fork_server"):
-        pool_linux.release_server(_KEEPER)
-    else:
-        pool_linux.acquire_server(_KEEPER)
+    own = sys.platform != "linux" or request.node.get_closest_marker("own_fork_server")
+    _KEEPER.server = None if own else pool_linux.shared_server()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def ended_fork_server() -> Iterator[None]:
     """The fork server that tests share ends with them."""
-    from feedline.engine import pool_linux
-
     yield
-    pool_linux.release_server(_KEEPER)
+    _KEEPER.server = None

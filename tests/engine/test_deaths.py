@@ -411,11 +411,10 @@ def test_a_loader_that_is_garbage_while_another_starts_does_not_block_it(
 @pytest.mark.own_fork_server
 def test_a_fork_server_that_has_hung_up_is_dead_though_its_process_has_not_ended() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    dying = pool_linux.ForkServer(ours, psutil.Process())
+    dying = pool_linux.ForkServer(ours, psutil.Popen(["sleep", "60"]))
     assert dying.alive()
     theirs.close()
     assert not dying.alive()
-    ours.close()
 
 
 def test_deaths_are_seen_where_the_trainer_has_blocked_signals() -> None:

@@ -148,12 +148,14 @@ if __name__ == "__main__":
 def test_a_fork_server_never_hears_ctrl_c_not_even_while_it_starts() -> None:
     started = pool_linux.ForkServer.start()
     try:
-        status = Path(f"/proc/{started._process.pid}/status").read_text()
+        status = Path(f"/proc/{started.process.pid}/status").read_text()
         masks = [re.search(rf"{name}:\s*(\w+)", status) for name in ("SigBlk", "SigIgn")]
         deaf_to = [int(mask[1], 16) for mask in masks if mask]
         assert any(mask >> signal.SIGINT - 1 & 1 for mask in deaf_to)
     finally:
-        started.stop()
+        pid = started.process.pid
+        del started
+        assert not psutil.pid_exists(pid)
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 

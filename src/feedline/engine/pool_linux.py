@@ -45,7 +45,7 @@ from feedline.engine.process import WORKER_ENVIRONMENT, block_interrupt
 from feedline.engine.shared_memory import SharedFile
 from feedline.errors import ResourceError, WorkerError
 
-__all__ = ["ForkServer", "LinuxPool", "acquire_server", "release_server"]
+__all__ = ["ForkServer", "LinuxPool", "shared_server"]
 
 _SEND_BUFFER_BYTES = 4 << 20
 _END_DEADLINE_S = 5.0
@@ -88,7 +88,7 @@ class LinuxPool(WorkerPool):
             if not forked:
                 self._payload = Payload(source, SharedFile.create, runs_user_code=runs_user_code)
                 cleanup.callback(self._payload.close)
-            cleanup.callback(self._release_server)
+            cleanup.callback(setattr, self, "_server", None)
             self._connect()
             cleanup.pop_all()
 
@@ -96,11 +96,11 @@ class LinuxPool(WorkerPool):
         """Create the sockets, and connect a fork server to them."""
         fds, preload = [self._memory.fd], list[str]()
         if self._payload is not None:
-            self._server = acquire_server(self)
+            self._server = shared_server()
             fds += [self._payload.memory.fd, *self._payload.resources.fds]
             preload = self._payload.library_modules
         else:
-            self._release_server()
+            self._server = None  # before the next: two would hold the memory
             self.advice = _FORK_WITH_THREADS if threading.active_count() > 1 else ""
             # Fork before the sockets exist: the server must not inherit the trainer's ends.
             self._server = ForkServer.fork(self._source)
@@ -115,12 +115,6 @@ class LinuxPool(WorkerPool):
         self._poll = select.poll()
         self._poll.register(self._results, select.POLLIN)
         self._poll.register(self._control, select.POLLIN)
-
-    def _release_server(self) -> None:
-        if self._payload is not None:
-            release_server(self)
-        elif self._server is not None:
-            self._server.stop()
 
     def _start_worker(self, worker_id: int) -> None:
         self._workers.add(worker_id)
@@ -274,11 +268,12 @@ class LinuxPool(WorkerPool):
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
+        process = None if self._server is None else self._server.process
         if release_server:  # before the wait: it may be starting
-            self._release_server()
+            self._server = None
         if self._results.fileno() >= 0 and not self._have_workers_ended():
-            assert self._server is not None
-            self._server.kill()  # it is stopped or stuck, and does not read its connections
+            if process is not None:
+                _kill(process)  # it is stopped or stuck, and does not read its connections
             if not self._have_workers_ended():
                 raise WorkerError(
                     f"workers {[*self.pids.values()]} did not end within {_END_DEADLINE_S:.0f} s "
@@ -300,11 +295,13 @@ class LinuxPool(WorkerPool):
 
 
 class ForkServer:
-    """A running fork server, a child process of this one."""
+    """A running fork server, a child of this process. It is ended when this object is garbage."""
 
     def __init__(self, connection: socket.socket, process: psutil.Process) -> None:
         self._connection = connection
-        self._process = process
+        self.process = process
+        self._end = weakref.finalize(self, _end_server, connection, process, os.getpid())
+        self._end.atexit = False  # it ends with its trainer in any case
 
     @classmethod
     def start(cls) -> ForkServer:
@@ -345,15 +342,10 @@ class ForkServer:
             self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:  # open: the server sends nothing
             with contextlib.suppress(psutil.NoSuchProcess):
-                return self._process.status() != psutil.STATUS_ZOMBIE
+                return self.process.status() != psutil.STATUS_ZOMBIE
         except OSError:
             pass
         return False
-
-    def kill(self) -> None:
-        """Kill it; the kernel then kills its workers. Other users start another server."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            self._process.kill()
 
     def register_pool(self, fds: Sequence[int], preload: Sequence[str]) -> None:
         """Register a worker pool, or raise OSError if the server has ended.
@@ -368,17 +360,26 @@ class ForkServer:
             message = {"descriptors": len(part), "of": len(fds), "preload": list(preload)}
             socket.send_fds(self._connection, [json.dumps(message).encode()], list(part))
 
-    def stop(self) -> None:
-        """End it and its workers. May be called again."""
+
+def _end_server(connection: socket.socket, process: psutil.Process, trainer: int) -> None:
+    """End a fork server and its workers, unless this process is a fork of its trainer."""
+    with connection:
+        if os.getpid() != trainer:
+            return
         # close() alone is not enough: a child forked in the meantime may hold a copy.
         with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
-        try:
-            self._process.wait(_STOP_DEADLINE_S)
-        except psutil.TimeoutExpired:
-            self.kill()  # it is still importing, or stuck
-            self._process.wait()
+            connection.shutdown(socket.SHUT_RDWR)
+    try:
+        process.wait(_STOP_DEADLINE_S)
+    except psutil.TimeoutExpired:
+        _kill(process)  # it is still importing, or stuck
+        process.wait()
+
+
+def _kill(process: psutil.Process) -> None:
+    """Kill a fork server; the kernel then kills its workers. Other users start another server."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.kill()
 
 
 def _is_main_thread() -> bool:
@@ -386,42 +387,24 @@ def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-# Reentrant: garbage collection of a loader may release the server while this thread holds it.
-_lock = threading.RLock()
-_server: ForkServer | None = None
-_users: set[weakref.ref[object]] = set()
+_lock = threading.RLock()  # reentrant: a signal handler may start workers
+_shared: weakref.ref[ForkServer] | None = None
 
 
-def acquire_server(user: object) -> ForkServer:
-    """Return this process's shared server, which runs until all its users have released it."""
-    global _server
+def shared_server() -> ForkServer:
+    """Return this process's shared server, which runs until its last user drops it."""
+    global _shared
     with _lock:
-        _users.add(weakref.ref(user, _discard))
-        if _server is not None and not _server.alive():
-            _server.stop()
-            _server = None
-        if _server is None:
-            _server = ForkServer.start()
-        return _server
-
-
-def release_server(user: object) -> None:
-    """Release the shared server; the last release stops it."""
-    _discard(weakref.ref(user))
-
-
-def _discard(user: weakref.ref[object]) -> None:
-    global _server
-    with _lock:
-        _users.discard(user)
-        if not _users and _server is not None:
-            server, _server = _server, None
-            server.stop()
+        server = None if _shared is None else _shared()
+        if server is None or not server.alive():
+            server = ForkServer.start()
+            _shared = weakref.ref(server)
+        return server
 
 
 def _drop_parents_server() -> None:
-    global _lock, _server, _users
-    _lock, _server, _users = threading.RLock(), None, set()
+    global _lock, _shared
+    _lock, _shared = threading.RLock(), None
 
 
 os.register_at_fork(after_in_child=_drop_parents_server)
