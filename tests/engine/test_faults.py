@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 import torch
 
-from feedline.engine.worker_errors import append_notes
 from feedline.errors import SampleError, UsageError
 from feedline.loader import DataLoader
 from processes import descendants, eventually, gone
@@ -250,25 +249,7 @@ def test_a_length_that_promises_too_much_is_named(workers: int) -> None:
     assert "__len__: it returns 8" in said
 
 
-SAID = [
-    (ValueError("bad"), "bad\nof sample 5"),
-    (ValueError(), "of sample 5"),
-    (KeyError("k"), "'k'\nof sample 5"),
-    (FileNotFoundError(2, "no", "file"), "[Errno 2] no (of sample 5): 'file'"),
-    (ValueError("a", "b"), "('a', 'b')"),
-    (ValueError(3), "3"),
-]
-
-
-@pytest.mark.parametrize(("error", "after"), SAID)
-def test_notes_go_into_a_message_where_python_prints_none(error: Exception, after: str) -> None:
-    error.__notes__ = ["of sample 5"]  # type: ignore[attr-defined]
-    append_notes(error)
-    assert str(error) == after
-    append_notes(Frozen(3))
-
-
-def test_a_sample_that_fails_in_this_process_is_named_on_every_python() -> None:
+def test_a_sample_that_fails_in_this_process_is_named() -> None:
     def sample(index: int) -> int:
         if index == 5:
             raise ValueError("bad")
@@ -276,7 +257,7 @@ def test_a_sample_that_fails_in_this_process_is_named_on_every_python() -> None:
 
     with pytest.raises(ValueError, match="bad") as caught:
         list(DataLoader(Made(8, sample), 4, num_workers=0))
-    assert "index 5 of Made" in "".join(traceback.format_exception(caught.value))
+    assert "index 5 of Made" in "".join(caught.value.__notes__)
 
 
 def test_a_sample_that_stops_an_iteration_in_this_process_is_named() -> None:

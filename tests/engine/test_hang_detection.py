@@ -139,7 +139,7 @@ def test_a_worker_that_begins_row_after_row_of_a_task_is_not_stuck() -> None:
 
 @pytest.fixture
 def row_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feedline.engine.feed.ROW_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("feedline.engine.hang_detection.ROW_TIMEOUT_S", 1.0)
 
 
 class Stalled(Steady):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import struct
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -25,7 +24,6 @@ from feedline.engine.buffers import BatchAllocator
 
 __all__ = ["empty_in", "is_plain", "read_batch", "write_batch"]
 
-_LENGTH = struct.Struct("<q")
 _SMALL_BYTES = 512
 
 _Leaf: TypeAlias = tuple[int, int, torch.dtype, "tuple[int, ...]", "tuple[int, ...]", bool]
@@ -50,7 +48,7 @@ def write_batch(value: object, space: BatchAllocator) -> int:
     body = io.BytesIO()
     pickler = _Pickler(body, space)
     pickler.dump(value)
-    structure = _LENGTH.pack(body.tell()) + body.getvalue() + pickle.dumps(pickler.buffers)
+    structure = pickle.dumps((body.getvalue(), pickler.buffers))
     _, part = space.allocate(len(structure))
     part[:] = np.frombuffer(structure, np.uint8)
     return len(structure)
@@ -58,10 +56,9 @@ def write_batch(value: object, space: BatchAllocator) -> int:
 
 def read_batch(memory: NDArray[np.uint8], structure_bytes: int) -> Any:
     """Read a value back from the used memory, which it keeps alive."""
-    data = memory[len(memory) - structure_bytes :].tobytes()
-    end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
-    buffers = [memory[start : start + n] for start, n in pickle.loads(data[end:])]
-    return _Unpickler(data[_LENGTH.size : end], buffers, memory).load()
+    body, places = pickle.loads(memory[len(memory) - structure_bytes :].data)
+    buffers = [memory[start : start + n] for start, n in places]
+    return _Unpickler(body, buffers, memory).load()
 
 
 def empty_in(space: BatchAllocator, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -13,12 +13,11 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from math import inf
 from typing import Any
 
 from feedline.engine.buffers import SlotTooSmallError
 from feedline.engine.defaults import LiveSettings
-from feedline.engine.hang_detection import CHECK_S, ROW_TIMEOUT_S, HangDetector, RowLocation
+from feedline.engine.hang_detection import CHECK_S, HangDetector, RowLocation
 from feedline.engine.messages import HUNG, Failure, Report, stage_pages
 from feedline.engine.pool import WorkerDeath, WorkerPool
 from feedline.engine.tasks import InFlightBatch, RowTasks, Span, Tasks
@@ -47,8 +46,7 @@ class Feed:
         pool: worker pool, with the number of workers of `settings`.
         settings: settings that `apply` can change.
         timeout_s: how long `next_batch` may wait while no worker finishes a row or a whole batch,
-            and the time on one row after which a worker counts as stuck. 0: no limit, and
-            `ROW_TIMEOUT_S`.
+            and the time on one row after which a worker counts as stuck. 0: see `HangDetector`.
         in_order: return batches in planned order; otherwise as soon as they are made.
         replaces_hung_workers: replace stuck workers, see `HangDetector`; otherwise only warn.
         prefetches: request batches before they are needed. False without workers, as in torch.
@@ -70,7 +68,6 @@ class Feed:
         self._in_order = in_order
         self._prefetches = prefetches
         self._tasks = tasks
-        self._deadline_s = timeout_s or inf
         self._pool = pool
         self.slots = tasks.slots
         self.settings = settings
@@ -86,7 +83,7 @@ class Feed:
         self._describe_sample = describe_sample
         self._hang_detector = HangDetector(
             pool,
-            timeout_s or ROW_TIMEOUT_S,
+            timeout_s,
             self._locate_row,
             replaces_hung_workers=replaces_hung_workers,
         )
@@ -193,19 +190,19 @@ class Feed:
 
     def _wait(self, is_over: Callable[[], bool]) -> None:
         """Poll until `is_over`, or raise LoadTimeoutError at the deadline."""
-        idle_s, events = 0.0, self._events
+        deadline_s, idle_s, events = self._hang_detector.deadline_s, 0.0, self._events
         while not is_over():
             before = time.monotonic()
-            left_s = self._deadline_s - idle_s
+            left_s = deadline_s - idle_s
             self.poll(min(CHECK_S, left_s) if left_s > 0 else CHECK_S)
             self._submit_tasks()
             # Limited as in `poll`: the program may have been suspended.
             idle_s += min(time.monotonic() - before, 2 * CHECK_S)
             if self._events != events:
                 idle_s, events = 0.0, self._events
-            elif idle_s >= self._deadline_s and not is_over():
+            elif idle_s >= deadline_s and not is_over():
                 idle_s = self._hang_detector.idle_s(idle_s)
-                if self._hang_detector.should_time_out(idle_s, self._deadline_s):
+                if self._hang_detector.should_time_out(idle_s):
                     raise self._timeout_error(idle_s)
 
     def _timeout_error(self, idle_s: float) -> LoadTimeoutError:
@@ -226,10 +223,10 @@ class Feed:
             )
             facts = {"worker": worker_id, "sample": location.sample}
         return LoadTimeoutError(
-            f"DataLoader timed out after {self._deadline_s:g} seconds in which no worker finished "
-            f"a {unit}; {detail}. The storage may be unavailable (a network disk or server that "
-            "does not answer), or the sample takes longer. Set a larger timeout, or 0 for no "
-            "limit; iterating again loads the same batch again"
+            f"DataLoader timed out after {self._hang_detector.deadline_s:g} seconds in which no "
+            f"worker finished a {unit}; {detail}. The storage may be unavailable (a network disk "
+            "or server that does not answer), or the sample takes longer. Set a larger timeout, or "
+            "0 for no limit; iterating again loads the same batch again"
             + (f". {self._pool.advice}" if self._pool.advice else ""),
             seconds=idle_s,
             **facts,

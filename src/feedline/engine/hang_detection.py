@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Any, NamedTuple
 
 from feedline.engine.pool import WorkerPool
 from feedline.errors import WorkerError
 
-__all__ = ["CHECK_S", "OPEN_S", "ROW_TIMEOUT_S", "HangDetector", "RowLocation"]
+__all__ = ["CHECK_S", "HangDetector", "RowLocation"]
 
 CHECK_S = 1.0
 """Interval between two checks of the workers, in seconds."""
@@ -42,8 +43,8 @@ class RowLocation(NamedTuple):
 class HangDetector:
     """Replaces hung workers, if it should, and warns when storage stalls.
 
-    A worker counts as stuck after `timeout_s` on one row. `locate_row` has the location of a task's
-    row.
+    With `timeout_s` 0, a wait has no deadline, and a worker counts as stuck after `ROW_TIMEOUT_S`
+    on one row. `locate_row` has the location of a task's row.
     """
 
     def __init__(
@@ -55,7 +56,8 @@ class HangDetector:
         replaces_hung_workers: bool = True,
     ) -> None:
         self._pool = pool
-        self._timeout_s = timeout_s
+        self.deadline_s = timeout_s or inf
+        self._timeout_s = timeout_s or ROW_TIMEOUT_S
         self._locate_row = locate_row
         self._replaces = replaces_hung_workers
         self.reset()
@@ -81,12 +83,12 @@ class HangDetector:
         start_ns = max((row.since_ns for row in self._pool.busy().values()), default=0)
         return min(unreported_s, (time.monotonic_ns() - start_ns) / 1e9)
 
-    def should_time_out(self, idle_s: float, deadline_s: float) -> bool:
-        """Return True if a deadline has passed and no stuck worker is about to be replaced."""
-        if idle_s < deadline_s:
+    def should_time_out(self, idle_s: float) -> bool:
+        """Return True if the deadline has passed and no stuck worker is about to be replaced."""
+        if idle_s < self.deadline_s:
             return False
         if self._pool.starting():  # once started, it may show that only one row is stuck
-            return idle_s >= deadline_s + OPEN_S
+            return idle_s >= self.deadline_s + OPEN_S
         return not any(
             self._is_only_one_stuck(worker_id, row.since_ns)
             for worker_id, row in self._pool.busy().items()

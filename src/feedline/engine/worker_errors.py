@@ -15,7 +15,8 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
-from feedline.engine.messages import error_message
+from torch._utils import KeyErrorMessage
+
 from feedline.engine.payload import find_unpicklable, plain_dump
 from feedline.errors import FeedlineError, UsageError, note
 from feedline.order.batch_spec import BatchSpec
@@ -23,7 +24,6 @@ from feedline.order.batch_spec import BatchSpec
 __all__ = [
     "SkippedBatch",
     "WorkerException",
-    "append_notes",
     "describe_sample",
     "note_failing_sample",
     "note_unpicklable",
@@ -71,8 +71,8 @@ class WorkerException:
 
     def error(self) -> BaseException:
         """Exception to raise in the trainer."""
-        if issubclass(self.kind, KeyError):
-            return self.kind(_PlainRepr(self.message))
+        if issubclass(self.kind, KeyError):  # prints the repr of its argument
+            return self.kind(KeyErrorMessage(self.message))
         try:
             error = self.kind(self.usage_error_message or self.message)
         except Exception:  # its class wants other arguments
@@ -80,33 +80,6 @@ class WorkerException:
         if self.usage_error_message:
             error.__cause__ = RuntimeError(self.message)
         return error
-
-
-def append_notes(error: BaseException) -> None:
-    """Append an exception's notes to its message, for Pythons that print no notes.
-
-    An exception whose message differs from its first argument stays unchanged.
-    """
-    notes = "\n".join(getattr(error, "__notes__", ()))
-    first = error.args[0] if error.args else ""
-    with contextlib.suppress(Exception):  # its class may allow no change
-        if not notes:
-            return
-        if isinstance(error, OSError) and error.strerror is not None:
-            error.strerror = f"{error.strerror} ({notes})"
-        elif isinstance(error, KeyError) and error.args:
-            error.args = (_PlainRepr(f"{error}\n{notes}"), *error.args[1:])
-        elif isinstance(first, str) and error_message(error) == first:
-            error.args = (f"{first}\n{notes}".lstrip(), *error.args[1:])
-
-
-class _PlainRepr(str):
-    """Text whose repr is itself: KeyError prints the repr of its argument."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 def note_failing_sample(error: BaseException, dataset: object, key: object) -> None:

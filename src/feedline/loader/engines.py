@@ -16,6 +16,7 @@ workers no batch is made ahead, and exceptions are raised unchanged.
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ import psutil
 from feedline.engine.device_transfer import DeviceTransfer
 from feedline.engine.feed import Feed
 from feedline.engine.tasks import InFlightBatch
-from feedline.engine.worker_errors import SkippedBatch, WorkerException, append_notes
+from feedline.engine.worker_errors import SkippedBatch, WorkerException
 from feedline.errors import SampleError, UsageError
 from feedline.loader.position import LoaderPosition
 from feedline.order.batch_spec import BatchSpec
@@ -376,8 +377,9 @@ class InProcessEngine(Engine):
             ) from error
         except Exception as error:
             position.record_delivery(batch)
-            if sys.version_info < (3, 11):
-                append_notes(error)
+            if sys.version_info < (3, 11):  # which prints no notes
+                for text in getattr(error, "__notes__", ()):
+                    logging.getLogger("feedline").error(text)
             raise
         now_s, returned_s = time.perf_counter(), self._returned_s
         if returned_s:
