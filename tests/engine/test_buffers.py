@@ -21,7 +21,7 @@ from feedline.engine.buffers import (
     batch_bytes,
 )
 from feedline.engine.device_transfer import DeviceTransfer, HostTransfer, WholeBatchTransfer
-from feedline.engine.messages import BLOCK_HEADER_BYTES
+from feedline.engine.messages import BLOCK_HEADER_BYTES, Report
 from feedline.engine.shared_memory import SharedFile
 from feedline.engine.tasks import InFlightBatch
 from feedline.order.sample_order import Order
@@ -104,7 +104,12 @@ def whole_batches(
         memory = SharedFile.create(4096)
         space.copy_to_larger(lambda nbytes: memory.array[:nbytes])
         growing.set_memory(slot, memory)
-        return InFlightBatch(batch.step, batch, slot, used=space.used, structure_bytes=nbytes)
+        return InFlightBatch(
+            batch.step,
+            batch,
+            slot,
+            report=Report(0, 1, 0, 0, used=space.used, structure_bytes=nbytes),
+        )
 
     return growing, WholeBatchTransfer(growing, max_user_batches=max_user_batches, pin=False), make
 

@@ -208,15 +208,17 @@ class WholeBatchTransfer(CpuTransfer):
         if in_flight.failures:
             self._slots.release(in_flight.slot)
             return _failed(in_flight)
-        if in_flight.data is not None:
-            memory = in_flight.data
-            self._slots.release(in_flight.slot)
+        report, slot = in_flight.report, in_flight.slot
+        assert report is not None, "a whole batch has a report or failures"
+        if report.data is not None:
+            memory = report.data
+            self._slots.release(slot)
         elif self._slots.num_exported >= self._max_user_batches:
-            memory = self._slots.view(in_flight.slot, in_flight.used).copy()
-            self._slots.release(in_flight.slot)
+            memory = self._slots.view(slot, report.used).copy()
+            self._slots.release(slot)
         else:
-            memory = self._slots.export(in_flight.slot, in_flight.used)
-        batch = read_batch(memory, in_flight.structure_bytes)
+            memory = self._slots.export(slot, report.used)
+        batch = read_batch(memory, report.structure_bytes)
         return pin_batch(batch) if self._pin else batch
 
 

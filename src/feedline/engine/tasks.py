@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feedline.engine.buffers import RowBuffers, SlotTooSmallError, WholeBatchBuffers, batch_bytes
 from feedline.engine.defaults import LiveSettings
@@ -55,9 +54,7 @@ class InFlightBatch:
     batch: BatchSpec
     slot: int
     fields: tuple[Field, ...] = ()  # layout of its arrays; empty for a whole batch
-    used: int = 0  # bytes of the slot used by a whole batch
-    structure_bytes: int = 0  # bytes at their end that describe its structure
-    data: NDArray[np.uint8] | None = None  # a whole batch that came through a pipe
+    report: Report | None = None  # of a whole batch
     open_tasks: int = 0  # number of unfinished tasks
     failures: list[Failure] = field(default_factory=list)  # rows that could not be made
     deaths: dict[int, int] = field(default_factory=dict)  # by row: workers that died on it
@@ -177,9 +174,8 @@ class BatchTasks:
         return task._replace(id=task_id, memory=memory, slot=in_flight.slot)
 
     def store_result(self, in_flight: InFlightBatch, report: Report) -> None:
-        """Note where the batch is: in the slot's memory, in new memory, or in the report."""
-        in_flight.used, in_flight.structure_bytes = report.used, report.structure_bytes
-        in_flight.data = report.data
+        """Keep the report of the batch, and the new memory that came with it."""
+        in_flight.report = report
         if report.memory >= 0:
             self.slots.set_memory(in_flight.slot, _map_memory(report.memory))
 
