@@ -170,7 +170,7 @@ def test_as_many_whole_batches_are_under_way_as_are_set() -> None:
 
 def test_more_memory_is_had_for_whole_batches_only_where_more_are_asked_for() -> None:
     slots = WholeBatchBuffers(0)
-    tasks = BatchTasks(slots, max_user_batches=2, shares_memory=True)
+    tasks = BatchTasks(slots, max_user_batches=2)
     for settings, max_in_flight, memory in (
         (LiveSettings(workers=2), 6, 6),  # two for each, and what may be kept
         (LiveSettings(workers=2, prefetch=3), 3, 6),

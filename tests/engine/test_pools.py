@@ -183,6 +183,14 @@ class WorkerPoolTests(PoolTests):
                     kill_worker(loader)
             assert seen == [[k, k + 1, k + 2] for k in range(0, 30, 3)]
 
+    def test_a_batch_of_very_many_samples_arrives(self) -> None:
+        numbers = range(100_000)
+        with self.loader(numbers, batch_size=40_000, shuffle=True) as loader:
+            for _ in range(2):
+                seen = [number for batch in loader for number in batch.tolist()]
+                assert sorted(seen) == list(numbers)
+                assert seen != list(numbers)
+
     def test_the_number_of_workers_changes_while_it_works(self) -> None:
         with self.loader(Rows(60), batch_size=5, image_size=4, shuffle=True) as loader:
             batches = iter(loader)

@@ -144,7 +144,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def in_worker(source: DatasetFetcher, batch: BatchSpec) -> Any:
     """A batch as a worker makes it, sent there and back."""
-    tasks = BatchTasks(WholeBatchBuffers(1), max_user_batches=0, shares_memory=False)
+    tasks = BatchTasks(WholeBatchBuffers(1), max_user_batches=0)
     task = tasks.task(1, InFlightBatch(0, batch, 0), (0, batch.rows))
     assert isinstance(task, BatchTask)
     task = BatchTask.unpack(task.pack())
@@ -264,7 +264,6 @@ def test_a_task_survives_its_message() -> None:
         stride=3,
         strength=0.25,
         keys=pickle.dumps([1]),
-        key_bytes=4,
     )
     back = BatchTask.unpack(task.pack())
     for name in set(BatchTask._fields) - {"memory"}:

@@ -274,14 +274,6 @@ class WholeBatchBuffers(BatchBuffers):
         if before is not None:
             before.close()
 
-    def write_keys(self, slot: int, keys: bytes) -> None:
-        """Write the keys of a batch at the head of its slot, for the worker that fills it."""
-        memory = self._memory[slot]
-        if memory is None or memory.nbytes < len(keys):
-            memory = SharedFile.create(len(keys))
-            self.set_memory(slot, memory)
-        memory.array[: len(keys)] = np.frombuffer(keys, np.uint8)
-
     def view(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
         """First `nbytes` bytes of a slot, which has memory."""
         memory = self._memory[slot]

@@ -39,7 +39,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.engine.load_samples import AnySource, MappedMemory, do_tasks
-from feedline.engine.messages import EXIT, MAX_MESSAGE_BYTES, Report, read_task_id, start_task
+from feedline.engine.messages import (
+    EXIT,
+    ID_BYTES,
+    MAX_MESSAGE_BYTES,
+    Report,
+    read_task_id,
+    start_task,
+)
 from feedline.engine.payload import unpickle_source
 from feedline.engine.process import (
     WORKER_ENVIRONMENT,
@@ -377,7 +384,10 @@ def run_worker(
                 if not message:
                     return None
                 start_task(line, read_task_id(message))
-            return message, memory
+            if len(message) > ID_BYTES:
+                return message, memory
+            with contextlib.closing(SharedFile(memory)) as file:  # a long task
+                return file.array.tobytes(), -1
         return None
 
     def send_report(report: Report) -> None:

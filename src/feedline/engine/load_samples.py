@@ -161,8 +161,9 @@ def do_tasks(
         return
     line[READY] = 1
     page = StagePage(stage_pages(block)[worker_id]) if is_recording_enabled() else None
+    whole_batches = makes_whole_batches(source)
     while (received := receive(line)) is not None:
-        if makes_whole_batches(source):
+        if whole_batches:
             batch_task = BatchTask.unpack(*received)
             batches = cast(BatchSource, source)
             report = record_stages(page, make_batch, batch_task, batches, memory, line, worker_id)
@@ -315,10 +316,8 @@ def make_batch(
 
     report = Report(worker_id, task.id, time.monotonic_ns(), 0)
     try:
-        slot = memory.of(task)
-        keys = task.keys or slot[: task.key_bytes].tobytes()
-        space = BatchAllocator(slot)
-        structure_bytes = source.fetch_into(keys, task, space, on_sample)
+        space = BatchAllocator(memory.of(task))
+        structure_bytes = source.fetch_into(task.keys, task, space, on_sample)
         stage_timer.end_stage("pack")
         if not space.fits:
             space.copy_to_larger(partial(memory.allocate, task.slot))

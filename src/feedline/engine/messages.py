@@ -1,7 +1,7 @@
 """Messages between trainer and workers: tasks down, reports up, and the heartbeat table.
 
 Messages are pickled, because both ends are processes of one loader; a task's id precedes its
-fields. Longer data is sent as memory, by its descriptor.
+fields. Longer data is sent as memory, by its descriptor or name.
 
 The heartbeat table has the current task, row and process id of every worker, in shared memory. Each
 worker writes its own line and the trainer reads it, so if a worker dies or hangs, the trainer knows
@@ -31,7 +31,7 @@ __all__ = [
     "BLOCK_HEADER_BYTES",
     "EXIT",
     "HUNG",
-    "MAX_KEY_BYTES",
+    "ID_BYTES",
     "MAX_MESSAGE_BYTES",
     "MAX_WORKERS",
     "PID",
@@ -86,10 +86,10 @@ HUNG = "WorkerHung"
 """`Failure.kind` of a row whose workers were killed because they made no progress."""
 
 MAX_MESSAGE_BYTES = 64 * 1024
-MAX_KEY_BYTES = 32 * 1024
-"""Keys longer than this are sent through the slot's memory."""
+"""A longer task is sent as memory."""
 
 _ID = struct.Struct("<q")
+ID_BYTES = _ID.size
 _TEXT_CHARS = 2000
 
 
@@ -118,13 +118,12 @@ class RowTask(NamedTuple):
 
     def pack(self) -> bytes:
         """Serialise to one message."""
-        task_id, samples, *rest = self
-        return _ID.pack(task_id) + pickle.dumps((samples.tobytes(), *rest))
+        return _ID.pack(self.id) + pickle.dumps((self.samples.tobytes(), self[2:]))
 
     @classmethod
     def unpack(cls, message: bytes) -> RowTask:
         """The inverse of `pack`."""
-        samples, *rest = pickle.loads(memoryview(message)[_ID.size :])
+        samples, rest = pickle.loads(memoryview(message)[ID_BYTES:])
         return cls(read_task_id(message), np.frombuffer(samples, np.int64), *rest)
 
 
@@ -141,7 +140,6 @@ class BatchTask(NamedTuple):
     first_position: int = 0  # and `stride`: see `order.seeds.row_seed`
     stride: int = 0
     strength: float = 1.0  # of augmentation
-    key_bytes: int = 0  # bytes of keys at the head of the slot's memory instead
 
     @classmethod
     def for_batch(cls, batch: BatchSpec) -> BatchTask:
@@ -158,13 +156,12 @@ class BatchTask(NamedTuple):
 
     def pack(self) -> bytes:
         """Serialise to one message."""
-        task_id, keys, _, *rest = self
-        return _ID.pack(task_id) + pickle.dumps((keys, *rest))
+        return _ID.pack(self.id) + pickle.dumps((self.keys, self[3:]))
 
     @classmethod
     def unpack(cls, message: bytes, memory: int = -1) -> BatchTask:
         """The inverse of `pack`; `memory` is the descriptor received with the message."""
-        keys, *rest = pickle.loads(memoryview(message)[_ID.size :])
+        keys, rest = pickle.loads(memoryview(message)[ID_BYTES:])
         return cls(read_task_id(message), keys, memory, *rest)
 
 

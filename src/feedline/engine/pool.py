@@ -90,8 +90,6 @@ class WorkerPool(ABC):
     Single-threaded, except for `close`.
     """
 
-    shares_memory = False  # True if workers can receive memory as a file descriptor
-
     advice = ""  # sentence for errors about hung workers; empty if no cause is known
 
     _workers: Collection[int]  # ids of the workers that are alive or starting

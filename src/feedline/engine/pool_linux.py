@@ -26,12 +26,14 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import psutil
 
 from feedline.engine.fork_server import MAX_FDS, claim_lock, receive, send, serve_in_child
 from feedline.engine.load_samples import AnySource
 from feedline.engine.messages import (
     BLOCK_HEADER_BYTES,
+    ID_BYTES,
     MAX_MESSAGE_BYTES,
     TASK,
     BatchTask,
@@ -64,8 +66,6 @@ _BOOT = (
 
 class LinuxPool(WorkerPool):
     """Worker pool forked by a fork server; if `forked`, by a fork of this process."""
-
-    shares_memory = True
 
     def __init__(
         self,
@@ -129,8 +129,15 @@ class LinuxPool(WorkerPool):
         return True
 
     def _send(self, task: Task) -> None:
-        memory = task.memory if isinstance(task, BatchTask) else -1
-        send(self._tasks, task.pack(), memory, wait=False)
+        message = task.pack()
+        if len(message) <= MAX_MESSAGE_BYTES:
+            memory = task.memory if isinstance(task, BatchTask) else -1
+            send(self._tasks, message, memory, wait=False)
+            return
+        # In the slot's place: the worker makes the batch in new memory.
+        with contextlib.closing(SharedFile.create(len(message))) as file:
+            file.array[:] = np.frombuffer(message, np.uint8)
+            send(self._tasks, message[:ID_BYTES], file.fd, wait=False)
 
     def _empty_queue(self) -> list[int]:
         """Remove all tasks from the queue. Return their ids, in order."""

@@ -21,7 +21,6 @@ import numpy as np
 from feedline.engine.buffers import RowBuffers, SlotTooSmallError, WholeBatchBuffers, batch_bytes
 from feedline.engine.defaults import LiveSettings
 from feedline.engine.messages import (
-    MAX_KEY_BYTES,
     BatchTask,
     Failure,
     Report,
@@ -129,17 +128,11 @@ class RowTasks:
 
 
 class BatchTasks:
-    """Tasks of whole batches, one each. `max_user_batches` may be kept without a copy.
+    """Tasks of whole batches, one each. `max_user_batches` may be kept without a copy."""
 
-    With `shares_memory` workers read and write the slots; otherwise messages have everything.
-    """
-
-    def __init__(
-        self, slots: WholeBatchBuffers, *, max_user_batches: int, shares_memory: bool
-    ) -> None:
+    def __init__(self, slots: WholeBatchBuffers, *, max_user_batches: int) -> None:
         self.slots = slots
         self._max_user_batches = max_user_batches
-        self._shares_memory = shares_memory
 
     def resize(self, settings: LiveSettings) -> None:
         """Provide slots for the maximum in flight and for those the user holds."""
@@ -163,15 +156,12 @@ class BatchTasks:
 
     def task(self, task_id: int, in_flight: InFlightBatch, span: Span) -> BatchTask:
         """Create the task of the batch."""
-        keys = pickle.dumps(in_flight.batch.dataset_keys)
-        task = BatchTask.for_batch(in_flight.batch)
-        if self._shares_memory and len(keys) > MAX_KEY_BYTES:
-            self.slots.write_keys(in_flight.slot, keys)
-            task = task._replace(key_bytes=len(keys))
-        else:
-            task = task._replace(keys=keys)
-        memory = self.slots.memory(in_flight.slot)
-        return task._replace(id=task_id, memory=memory, slot=in_flight.slot)
+        return BatchTask.for_batch(in_flight.batch)._replace(
+            id=task_id,
+            keys=pickle.dumps(in_flight.batch.dataset_keys),
+            memory=self.slots.memory(in_flight.slot),
+            slot=in_flight.slot,
+        )
 
     def store_result(self, in_flight: InFlightBatch, report: Report) -> None:
         """Keep the report of the batch, and the new memory that came with it."""

@@ -210,7 +210,7 @@ def _batch_engine(
 ) -> WorkerEngine:
     """Build workers that make whole batches, one each."""
     pool, slots = start(fetcher, 0), WholeBatchBuffers(0)
-    tasks = BatchTasks(slots, max_user_batches=_MAX_USER_BATCHES, shares_memory=pool.shares_memory)
+    tasks = BatchTasks(slots, max_user_batches=_MAX_USER_BATCHES)
     live = LiveSettings(
         workers=options.num_workers,
         prefetch_factor=options.prefetch_factor,
