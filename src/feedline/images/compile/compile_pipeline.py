@@ -176,7 +176,8 @@ class _FusibleSteps:
         elif name == "RandomHorizontalFlip":
             if self._flip is not None:
                 raise CompileError(f"{step_text(step)} is a second flip.")
-            self._flip, self._flip_first = step.p, self._crop is None
+            self._flip = step.p
+            self._flip_first = self._crop is None
         else:
             raise CompileError(why_not_fused(step))
 
