@@ -39,10 +39,14 @@ cp "$config" "$ROOT/include/pyconfig.h"
 CC="aarch64-linux-gnu-gcc -I$ROOT/include" LDSHARED="aarch64-linux-gnu-gcc -shared" \
     "$HOST" setup.py -q build --build-base "$ROOT/build" --build-lib "$ROOT/built"
 
-python=$(ls "$ROOT"/usr/bin/python3.*[0-9])
-export PYTHONPATH=$ROOT/built:$ROOT/packages PYTHONDONTWRITEBYTECODE=1
-run() { qemu-aarch64-static -L "$ROOT" "$python" "$@"; }
-run -c 'from feedline.images import _jpeg, _lut, _photometric, _resample
+# Tests start processes with sys.executable, so that is a script that starts the emulator.
+cat > "$ROOT/python" <<END
+#!/bin/sh
+exec qemu-aarch64-static -0 "$ROOT/python" -L "$ROOT" "$(ls "$ROOT"/usr/bin/python3.*[0-9])" "\$@"
+END
+chmod +x "$ROOT/python"
+export PYTHONHOME=$ROOT/usr PYTHONPATH=$ROOT/built:$ROOT/packages PYTHONDONTWRITEBYTECODE=1
+"$ROOT/python" -c 'from feedline.images import _jpeg, _lut, _photometric, _resample
 assert _resample.PATHS == ("scalar", "neon"), _resample.PATHS'
 # Without conftest.py, whose fork server would have to be emulated too.
-run -m pytest --noconftest --hypothesis-profile=ci --timeout=1800 "$@"
+"$ROOT/python" -m pytest --noconftest --hypothesis-profile=ci --timeout=1800 "$@"
