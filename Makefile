@@ -64,7 +64,7 @@ WITH_SANITIZERS = PYTHONPATH=$(SANITIZED)/lib PYTHONMALLOC=malloc \
 	LD_PRELOAD=$(shell clang -print-file-name=libclang_rt.asan-$(shell uname -m).so)
 
 test-sanitized: $(SANITIZED)
-	$(WITH_SANITIZERS) $(BIN)/python -m pytest $(NATIVE_TESTS)
+	$(WITH_SANITIZERS) $(BIN)/python -m pytest --timeout=1800 $(NATIVE_TESTS)
 
 fuzz: $(SANITIZED)
 	$(WITH_SANITIZERS) $(BIN)/python tests/native/fuzz.py $(TIME)
