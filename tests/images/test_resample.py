@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import platform
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
@@ -22,6 +23,8 @@ from feedline.images.resize import FILTERS
 pytestmark = pytest.mark.skipif(resize.compiled is None, reason="not compiled")
 
 PAGE = mmap.PAGESIZE
+# On aarch64, torch 2.9 repeats the first row if the result has a single column.
+NARROWEST = 2 if platform.machine() == "aarch64" else 1
 
 
 resample = resize.compiled.resample if resize.compiled else None
@@ -70,7 +73,8 @@ def tasks(draw):
     part = (draw(st.integers(0, height - h)), draw(st.integers(0, width - w)), h, w)
     # From eight source pixels for each of the row's, the steepest that is taken, to many of the
     # row's for each of the source's.
-    whole = draw(st.integers(-(-h // 8), 150)), draw(st.integers(-(-w // 8), 150))
+    tall, wide = max(NARROWEST, -(-h // 8)), max(NARROWEST, -(-w // 8))
+    whole = draw(st.integers(tall, 150)), draw(st.integers(wide, 150))
     size = draw(st.integers(1, min(whole)))
     corner = draw(st.integers(0, whole[0] - size)), draw(st.integers(0, whole[1] - size))
     return (height, width), part, whole, corner, size, draw(st.booleans())
