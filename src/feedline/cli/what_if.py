@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +106,6 @@ def _measure_copies(
 
     named = " and ".join(f"{side} px" for side in sides)
     complain(f"measuring copies of {named}, about half a minute in addition to --budget", "note")
-    started = time.monotonic()
     try:
         with ProgressBar("starting", clock="elapsed", steady=True) as bar:
             levels = measure_copies(
@@ -120,5 +118,4 @@ def _measure_copies(
             ).rates
     except FeedlineError as error:
         return {}, f"copies could not be measured: {error}"
-    typer.echo(f"\nmeasured copies of {named} in {time.monotonic() - started:.0f} s")
     return levels, ""
