@@ -222,9 +222,9 @@ class DataLoader(TorchDataLoader[_T]):
         world_size: int | None = None,
         settings: str | os.PathLike[str] | None = None,
     ) -> None:
-        """The decorator calls `_build` with these arguments."""
+        """The decorator passes these arguments to `_init_from_arguments`."""
 
-    def _build(self, arguments: Arguments) -> None:
+    def _init_from_arguments(self, arguments: Arguments) -> None:
         """Build the loader; the attributes of torch's class and the arguments are set first."""
         completed = add_saved_settings(arguments)
         added_before = set(vars(self))  # by a subclass

@@ -219,9 +219,10 @@ class Options(Arguments):
 
 
 def build_from_arguments(init: Callable[_P, None]) -> Callable[_P, None]:
-    """Wrap an `__init__` that only defines arguments: `_build` gets them as one `Arguments`.
+    """Wrap an `__init__` that only defines arguments.
 
-    For an unknown name a TypeError suggests close ones.
+    `_init_from_arguments` gets them as one `Arguments`. For an unknown name a TypeError suggests
+    close ones.
     """
     parameters = signature(init)
     names = list(parameters.parameters)[1:]
@@ -236,7 +237,7 @@ def build_from_arguments(init: Callable[_P, None]) -> Callable[_P, None]:
         bound.apply_defaults()
         values = dict(bound.arguments)
         loader: Any = values.pop("self")
-        loader._build(Arguments(**values))
+        loader._init_from_arguments(Arguments(**values))
 
     return wrapper
 
