@@ -3,7 +3,7 @@
 A worker that exceeds the time limit on a row is replaced if it does not wait for storage, which a
 restart cannot repair, and the other workers make progress (see `HangDetector._is_only_one_stuck`).
 Otherwise a slow disk looks the same as a hang, so the feed waits, as torch does, and warns once.
-Finished tasks count and not their speed, so the outcome is the same on a slow machine.
+The decision depends on which tasks have finished, not on how fast: a slow machine decides the same.
 """
 
 from __future__ import annotations

@@ -68,9 +68,10 @@ class Source(Protocol):
     A worker first calls the optional `open(worker_id, workers)`. For each task it calls the
     optional `prepare(samples, image_size)`, then `load` for each row. Errors of `prepare` are
     ignored, because `load` reports them, and its time does not count as work. A source that makes
-    rows faster together has `load_rows(items, rows, begin_row, end_row)`: it fills the rows that it
-    can, calls both functions with each one's number in the task, and returns the numbers of the
-    others, for which `load` is called. The trainer also calls `fields`, `name` and `fingerprint`.
+    rows faster together has `load_rows(items, rows, begin_row, end_row)`: it fills as many rows as
+    it can, calls `begin_row(k)` and, unless it is None, `end_row(k)` for each, and returns the
+    numbers of the others, which `load` then makes. The trainer also calls `fields`, `name` and
+    `fingerprint`.
     Results must depend on the arguments alone: a row may be made twice, by different workers, and
     must be equal.
     """

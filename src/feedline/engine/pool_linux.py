@@ -134,7 +134,7 @@ class LinuxPool(WorkerPool):
             memory = task.memory if isinstance(task, BatchTask) else -1
             send(self._tasks, message, memory, wait=False)
             return
-        # In the slot's place: the worker makes the batch in new memory.
+        # The message's descriptor replaces the slot's, so the worker makes the batch in new memory.
         with contextlib.closing(SharedFile.create(len(message))) as file:
             file.array[:] = np.frombuffer(message, np.uint8)
             send(self._tasks, message[:ID_BYTES], file.fd, wait=False)

@@ -4,9 +4,9 @@ A sample of a TensorDataset is a row of each of its tensors. If a batch is small
 takes less time than a message to a worker.
 
 Guarantees: the result of torch's default collate for the tensors' current values; never raises
-during inspection. Anything that is not exactly torch's, unmodified, is not used, with the reason;
-nor are batches too large to be copied in the training process within `next()`, and tensors mapped
-from files, because reading those may wait for a disk.
+during inspection. Not used, with the reason, if the dataset, its Subsets or the collate function
+are not torch's own and unmodified, if a batch is too large to be copied within `next()`, or if a
+tensor is mapped from a file, because reading it may wait for a disk.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def batched_tensors(dataset: object, collate_fn: object, rows: int) -> BatchedTe
         takes = [_take(tensor) for tensor in data.tensors]
     except CompileError as why:
         return BatchedTensors(None, str(why))
-    except Exception as error:  # tensors of every kind are asked for what only most of them have
+    except Exception as error:  # some kinds of tensors lack attributes that are read above
         name = type(dataset).__name__
         return BatchedTensors(None, f"{name} cannot be inspected: {error_text(error)}.")
 
@@ -164,7 +164,7 @@ def _create_take(tensor: Any) -> _Take:
 
     def copy(numbers: _Numbers) -> torch.Tensor:
         made = torch.empty((len(numbers), *shape), dtype=dtype, device="cpu")
-        # Not a view of what was taken, of which autograd would not allow all that is done to one.
+        # Copied, not a view of the rows: autograd refuses some operations on such a view.
         made.reshape(len(numbers), -1).view(torch.uint8).copy_(take(numbers))
         return made
 

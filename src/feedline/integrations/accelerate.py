@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from feedline.loader.dataset_kind import is_row_source
-from feedline.loader.torch_samplers import chain
+from feedline.loader.torch_samplers import nested_samplers
 
 __all__ = ["prepare", "tracker"]
 
@@ -161,7 +161,7 @@ def _unsupported(loader: DataLoader[Any], accelerator: Any, *, planned: bool) ->
         return "the dataset is an IterableDataset"
     if processes > 1:
         return f"Accelerate runs {processes} processes"
-    parts = (loader.dataset, *chain(loader.batch_sampler))
+    parts = (loader.dataset, *nested_samplers(loader.batch_sampler))
     if any(hasattr(part, "set_epoch") for part in parts):
         return "Accelerate sets the epoch of the sampler or the dataset"
     return ""

@@ -3,7 +3,7 @@
 Guarantees: batches are made from the dataset as it is when an iteration begins, as far as
 `AttributeSnapshot` detects changes. Workers are kept from epoch to epoch with
 `persistent_workers=True`, with a schedule, and if no user code runs in them; others end with the
-epoch. During an iteration, only `delivered` moves the position.
+epoch. During an iteration, only `record_delivery` moves the position.
 Relies on: use from one thread; `engine_choice` for the choice, `start_engine` for the engine.
 """
 
@@ -199,7 +199,7 @@ class BatchStream:
         self.filling.check()
 
     def next(self) -> Any:
-        """Return the batch at the position, which stays unchanged until `delivered`."""
+        """Return the batch at the position, which stays unchanged until `record_delivery`."""
         if self.engine is NO_ENGINE:  # after `split_off`, or in a forked process
             self.start()
         try:
@@ -211,13 +211,13 @@ class BatchStream:
         finally:
             self.batch = self.engine.batch
 
-    def delivered(self) -> None:
+    def record_delivery(self) -> None:
         """Record the delivery of the batch from `next`, and advance the position."""
-        delivered = self.filling.delivered_after_one_more()
-        self.engine.delivered()
+        num_delivered = self.filling.delivered_after_one_more()
+        self.engine.record_delivery()
         # Last without a call: Python raises KeyboardInterrupt only in calls, so Ctrl-C cannot
         # leave the delivery half recorded.
-        self.filling.delivered = delivered
+        self.filling.num_delivered = num_delivered
 
     def finish(self) -> list[Any]:
         """End the iteration after the epoch's last batch. Return handles of the ended workers."""

@@ -42,7 +42,7 @@ from feedline.images.compile.datasets import (
     folder_root,
     select_folders,
 )
-from feedline.loader.dataset_kind import own_source
+from feedline.loader.dataset_kind import find_feedline_source
 from feedline.loader.options import Options
 from feedline.loader.position import LoaderPosition
 from feedline.loader.ranks import RankAgreement
@@ -95,7 +95,7 @@ def cache_contents(options: Options, source: Any) -> CacheContents:
             f"which cannot hold {source.layout}: build it first with raw=True and mode=...",
             argument="cache",
         )
-    whole = own_source(options.dataset)
+    whole = find_feedline_source(options.dataset)
     files = (source if whole is None else whole).originals()  # all files, also of a Subset
     if isinstance(files, RemoteStore):
         raise UsageError(
@@ -277,7 +277,7 @@ class CacheFilling:
     def __init__(self, cache: Any) -> None:
         root = cache if isinstance(cache, str) and not is_url(cache) else None
         self._root = root
-        self.delivered = 0  # number of delivered batches made of originals
+        self.num_delivered = 0  # number of delivered batches made of originals
         self.has_ended = False  # an iteration over originals has ended
         self._chosen = False  # True if an iteration has started, or a loaded state has the choice
         self._filler: CacheFiller | None = None  # filler that `check` waits for
@@ -297,11 +297,11 @@ class CacheFilling:
             batches = position.steps(position.current.epoch)
         except TypeError:  # the sampler has no length
             batches = 0
-        self._copies = self.has_ended or 0 < batches <= self.delivered
+        self._copies = self.has_ended or 0 < batches <= self.num_delivered
 
     def delivered_after_one_more(self) -> int:
-        """Value of `delivered` after one more delivered batch."""
-        return self.delivered + (not self._copies)
+        """Value of `num_delivered` after one more delivered batch."""
+        return self.num_delivered + (not self._copies)
 
     def reads_copies(self, contents: Callable[[], CacheContents | None]) -> bool:
         """Return True if copies are read. Waits until they exist; raises if they cannot be made."""
@@ -325,13 +325,14 @@ class CacheFilling:
         """Entry of a state, JSON-able."""
         if self._root is None:
             return {}
-        return {"cache": {"copies": self._copies, "batches": self.delivered}}
+        return {"cache": {"copies": self._copies, "batches": self.num_delivered}}
 
     def restored_from(self, state: Mapping[str, Any]) -> CacheFilling:
         """Copy with the choice of a loaded state, if it has one."""
         other, saved = copy.copy(self), state.get("cache")
         if self._root is None or saved is None:
             return other
-        other._copies, other.delivered, other.has_ended = saved["copies"], saved["batches"], False
+        other._copies, other.num_delivered = saved["copies"], saved["batches"]
+        other.has_ended = False
         other._chosen = True
         return other

@@ -17,8 +17,8 @@ __all__ = [
     "check_length",
     "check_samples",
     "check_source",
+    "find_feedline_source",
     "is_row_source",
-    "own_source",
 ]
 
 
@@ -27,11 +27,11 @@ def is_row_source(dataset: object) -> bool:
 
     A feedline source with a transform of another library does not: it has to be compiled.
     """
-    source = own_source(dataset)
+    source = find_feedline_source(dataset)
     return source is not None and bool(getattr(source, "writes_rows", True))
 
 
-def own_source(dataset: object) -> Any:
+def find_feedline_source(dataset: object) -> Any:
     """feedline source, with any transform, that a dataset is or is a Subset of; None otherwise."""
     try:
         inner, subsets = unwrap_subsets(dataset)
@@ -46,7 +46,7 @@ def own_source(dataset: object) -> Any:
 
 def check_source(dataset: Any) -> None:
     """Check a feedline source, or a Subset of one; raises UsageError or DatasetError."""
-    source = own_source(dataset)
+    source = find_feedline_source(dataset)
     methods = ("__len__", "fields", "load", "name", "fingerprint")
     missing = [name for name in methods if not hasattr(source, name)]
     if missing:

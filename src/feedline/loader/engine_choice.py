@@ -29,7 +29,7 @@ from feedline.errors import UsageError
 from feedline.images.compile.datasets import is_folder
 from feedline.images.compile.library_steps import CompileError, is_original
 from feedline.loader.cache_filling import CacheContents, CacheFilling, cache_contents
-from feedline.loader.dataset_kind import check_kind_unchanged, own_source
+from feedline.loader.dataset_kind import check_kind_unchanged, find_feedline_source
 from feedline.loader.options import Options
 from feedline.loader.state import fingerprint_of, identity_of
 from feedline.sources.cache_store import CacheStore, cache_within
@@ -189,7 +189,7 @@ def choose_engine(
 
 def _row_source(dataset: Any) -> Any:
     """Source of the rows of a dataset that is a feedline source, or a Subset of one."""
-    if own_source(dataset) is dataset:
+    if find_feedline_source(dataset) is dataset:
         return dataset
     from feedline.images.compile.compile_dataset import find_source  # loads decoders
 
@@ -198,15 +198,15 @@ def _row_source(dataset: Any) -> Any:
     except CompileError as why:
         raise UsageError(
             f"this Subset of a feedline source cannot be loaded: {why} A Subset needs integer "
-            "indices, and a source without methods of its own. Or give the loader the source "
-            "itself, and a sampler with these indices"
+            "indices and a feedline source whose class overrides no methods. Or pass the source "
+            "itself and a sampler with these indices"
         ) from why
 
 
 def _compile(options: Options) -> EngineChoice:
     """Compile a map-style Dataset. If that is not possible, the choice has no source."""
     # Other datasets do not need the decoders, which take time to import.
-    if "torchvision" not in sys.modules and own_source(options.dataset) is None:
+    if "torchvision" not in sys.modules and find_feedline_source(options.dataset) is None:
         return EngineChoice(engine="dataset")
     try:
         from feedline.images.compile.compile_dataset import compile_dataset
@@ -237,7 +237,7 @@ def _choose_without_source(options: Options, reasons: tuple[str, ...]) -> Engine
         return EngineChoice(engine="tensors", runs_user_code=False)
     if isinstance(options.dataset, TensorDataset | Subset) and not reasons:
         reasons = (tensors.reason,)
-    folder = is_folder(options.dataset) or own_source(options.dataset) is not None
+    folder = is_folder(options.dataset) or find_feedline_source(options.dataset) is not None
     uncompiled = folder and options.schedule is not None
     return EngineChoice(engine="dataset", reasons=reasons, uncompiled=uncompiled)
 

@@ -137,7 +137,7 @@ class Engine:
         """Begin an iteration at the position. `restart`: prefetched batches are stale."""
 
     def next(self) -> Any:
-        """Return the batch at the position, which stays unchanged until `delivered`.
+        """Return the batch at the position, which stays unchanged until `record_delivery`.
 
         If an exception replaces the batch, the batch counts as delivered.
 
@@ -148,7 +148,7 @@ class Engine:
         """
         raise NotImplementedError
 
-    def delivered(self) -> None:
+    def record_delivery(self) -> None:
         """Record the delivery of the batch from the last `next`, and advance the position."""
 
     def poll(self) -> None:
@@ -233,14 +233,14 @@ class WorkerEngine(Engine):
         self.batch, self._skipped_now = self._sent.pop(0)
         self._send_ahead()
         if isinstance(result, WorkerException):
-            self.delivered()
+            self.record_delivery()
             raise result.error()
         if isinstance(result, SkippedBatch):
             self._skipped_now = [*self._skipped_now, *result.skipped]
             return result.batch
         return result
 
-    def delivered(self) -> None:
+    def record_delivery(self) -> None:
         assert self.batch is not None, "no batch was made"
         self._position.record_delivery(self.batch)
         self._record.skipped.extend(self._skipped_now)
@@ -332,7 +332,7 @@ class InProcessEngine(Engine):
         self._position = position
         self._record = record
         self._upcoming: Iterator[BatchSpec] | None = None
-        """Batches after the delivered ones; None if the last call was not `delivered`."""
+        """Batches after the delivered ones; None if the last call was not `record_delivery`."""
         self._after_batch: Iterator[BatchSpec] | None = None  # `_upcoming` after the delivery
         self._returned_s = 0.0  # when the last batch was returned
         self._memory = np.zeros(PAGE_WORDS, np.int64)
@@ -409,7 +409,7 @@ class InProcessEngine(Engine):
                 stage_timer.end_task()
             self._quick = self._quick + 1 if time.monotonic_ns() - begin_ns < _QUICK_NS else 0
 
-    def delivered(self) -> None:
+    def record_delivery(self) -> None:
         assert self.batch is not None, "no batch was made"
         self._position.record_delivery(self.batch)
         self._record.skipped.extend(self._skipped_now)

@@ -394,17 +394,17 @@ class EpochIterator(_BaseDataLoaderIter):
                 batch = self._fetch()
         else:
             batch = self._fetch()
-        self.stream.delivered()
+        self.stream.record_delivery()
         return batch
 
     def _next_data(self) -> Any:
         """Return the next batch, without an entry for profilers."""
         batch = self._fetch()
-        self.stream.delivered()
+        self.stream.record_delivery()
         return batch
 
     def _fetch(self) -> Any:
-        """Return the next batch. The position is advanced later, by `delivered`."""
+        """Return the next batch. The position is advanced later, by `record_delivery`."""
         if self.has_ended:
             raise StopIteration
         if self._shutdown:

@@ -6,7 +6,7 @@ import re
 
 from feedline.engine.defaults import slots_for
 from feedline.engine.generators import describe_generators
-from feedline.loader.dataset_kind import own_source
+from feedline.loader.dataset_kind import find_feedline_source
 from feedline.loader.engine_choice import EngineChoice, keeps_workers
 from feedline.loader.options import Options
 from feedline.loader.torch_samplers import describe
@@ -57,7 +57,7 @@ def _fused(options: Options, choice: EngineChoice) -> str:
 def _samples(options: Options) -> str:
     dataset = options.dataset
     count = f"{len(dataset)} from " if hasattr(dataset, "__len__") else ""
-    source = own_source(dataset)
+    source = find_feedline_source(dataset)
     if source is not None:
         text = " ".join(repr(source).split())  # a pipeline's has several lines
         return count + (text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}...")

@@ -248,7 +248,7 @@ class IterableEngine(Engine):
         self._has_batch = True
         return self._batch
 
-    def delivered(self) -> None:
+    def record_delivery(self) -> None:
         self._position.record_delivery(None)
         # Last without a call: Python raises KeyboardInterrupt only in calls, so Ctrl-C cannot
         # leave the delivery half recorded.

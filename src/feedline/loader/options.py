@@ -33,7 +33,12 @@ from feedline.engine.defaults import (
 from feedline.engine.devices import resolve_device
 from feedline.engine.normalise import BatchTransform, DeviceTransforms, Normalise, PixelTransform
 from feedline.errors import UsageError
-from feedline.loader.dataset_kind import check_length, check_source, is_row_source, own_source
+from feedline.loader.dataset_kind import (
+    check_length,
+    check_source,
+    find_feedline_source,
+    is_row_source,
+)
 from feedline.order.batch_spec import TASK_NS
 from feedline.order.sample_order import (
     SEQUENTIAL,
@@ -338,7 +343,7 @@ def _check_values(arguments: Arguments) -> None:
 
 def _check_row_source(arguments: Arguments) -> None:
     check_source(arguments.dataset)
-    source = own_source(arguments.dataset)
+    source = find_feedline_source(arguments.dataset)
     kind = type(source).__name__
     if not hasattr(source, "cached"):
         _check_unset(
@@ -439,7 +444,7 @@ def _device_transforms(arguments: Arguments) -> DeviceTransforms | None:
     if arguments.device is None:
         return None
     values = {name: getattr(arguments, name) for name in ("mean", "std", "dtype")}
-    values["layout"] = getattr(own_source(arguments.dataset), "layout", None)
+    values["layout"] = getattr(find_feedline_source(arguments.dataset), "layout", None)
     normalise = Normalise(**{name: value for name, value in values.items() if value is not None})
     return DeviceTransforms(normalise, arguments.pixel_transform, arguments.batch_transform)
 

@@ -42,8 +42,7 @@ class LoaderPosition:
         self.steps_to_skip = 0
         """Number of batches at the beginning of the next epoch that `set_step` skips."""
         self.has_delivered = False
-        """True if a delivery, of a batch or an exception instead, was the last change of `current`.
-        """
+        """True if `current` last changed by a delivery (of a batch, or of an exception instead)."""
 
     @property
     def phase(self) -> Phase:

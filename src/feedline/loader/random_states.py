@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from feedline.errors import StateError
-from feedline.loader.torch_samplers import chain
+from feedline.loader.torch_samplers import nested_samplers
 
 __all__ = ["RandomStates"]
 
@@ -108,7 +108,7 @@ class RandomStates:
 
 
 def _generators(sampler: object, generator: torch.Generator | None) -> tuple[torch.Generator, ...]:
-    every = [generator, *[getattr(part, "generator", None) for part in chain(sampler)]]
+    every = [generator, *[getattr(part, "generator", None) for part in nested_samplers(sampler)]]
     return tuple({id(each): each for each in every if isinstance(each, torch.Generator)}.values())
 
 

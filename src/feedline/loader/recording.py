@@ -122,7 +122,7 @@ class Recording:
         elif self._may_skip:
             self._quick += 1
             if self._quick >= _QUICK_STEPS:
-                # After these steps, the next batch begins a timed step, and one more ends it.
+                # After the skipped batches, one batch begins a timed step and the next ends it.
                 self._quick = _QUICK_STEPS - 2
                 self.unrecorded_batches = _SKIPPED_BATCHES
                 record.count_unreported(_SKIPPED_BATCHES)

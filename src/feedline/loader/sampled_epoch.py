@@ -306,9 +306,12 @@ class EpochSource:
         rng_states: RandomStates | None,
         first: RandomStates | None = None,
     ) -> SampledEpoch:
-        """Begin a pass over the sampler, with a seed, by default a drawn one as in torch.
+        """Begin a pass over the sampler.
 
-        Uses recorded random states, by default the current ones; `first` from the first batch on.
+        Args:
+            seed: seed of the epoch; None draws one, as torch does.
+            rng_states: recorded random states to repeat; None uses the current ones.
+            first: recorded random states that replace them from the first batch on.
         """
         before = self.capture_rng_states() if rng_states is None else rng_states
         # If only the epoch's seed is drawn, it is saved itself, and the random states need not be.

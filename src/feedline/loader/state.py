@@ -26,7 +26,7 @@ from torch.utils.data import IterableDataset
 
 from feedline.errors import StateError
 from feedline.images.compile.library_steps import CompileError
-from feedline.loader.dataset_kind import own_source
+from feedline.loader.dataset_kind import find_feedline_source
 from feedline.loader.options import Options
 from feedline.loader.torch_samplers import describe, sampler_rank_and_world_size
 from feedline.order.schedule import is_count, is_image_size
@@ -188,7 +188,7 @@ def identity_of(options: Options, dataset: str) -> dict[str, Any]:
 
 def fingerprint_of(dataset: object) -> str:
     """`fingerprint()` of a dataset, a hash of a torchvision folder, or the name of its class."""
-    source = own_source(dataset)
+    source = find_feedline_source(dataset)
     if source is not None and source is not dataset:  # a Subset
         from feedline.images.compile.compile_dataset import find_source  # loads decoders
 

@@ -35,11 +35,11 @@ __all__ = [
     "PlannedSampler",
     "PublicBatchSampler",
     "accelerate_processes",
-    "chain",
     "describe",
     "draws_nothing",
     "epoch_of",
     "has_state",
+    "nested_samplers",
     "next_keys",
     "random_sampler_name",
     "sampler_rank_and_world_size",
@@ -71,7 +71,7 @@ def _next_keys(keys: Iterator[Any], default: Any) -> Any:
 _MAX_DEPTH = 10  # of nested samplers
 
 
-def chain(sampler: object) -> Iterator[Any]:
+def nested_samplers(sampler: object) -> Iterator[Any]:
     """Yield a sampler and its nested samplers, without duplicates."""
     parts: list[object] = []
     # A sampler may contain itself, or create its `sampler` at each access, as mocks do.
@@ -88,12 +88,12 @@ def has_state(part: object) -> bool:
 
 def stateful_part(sampler: object) -> Any:
     """Outermost of the nested samplers that has a state; None if no sampler has one."""
-    return next(filter(has_state, chain(sampler)), None)
+    return next(filter(has_state, nested_samplers(sampler)), None)
 
 
 def epoch_of(sampler: object) -> int | None:
     """Epoch number of a sampler with `set_epoch`; None for any other sampler."""
-    for part in chain(sampler):
+    for part in nested_samplers(sampler):
         if hasattr(part, "set_epoch"):
             epoch = getattr(part, "epoch", None)
             if isinstance(epoch, int):
@@ -103,7 +103,7 @@ def epoch_of(sampler: object) -> int | None:
 
 def set_epoch(sampler: object, epoch: int) -> None:
     """Call `set_epoch` of a sampler, if it has that method."""
-    for part in chain(sampler):
+    for part in nested_samplers(sampler):
         if hasattr(part, "set_epoch"):
             part.set_epoch(epoch)
             return
@@ -111,7 +111,7 @@ def set_epoch(sampler: object, epoch: int) -> None:
 
 def draws_nothing(sampler: object) -> bool:
     """Return True if a sampler is known to use no random state from outside the sampler."""
-    *outer, inner = chain(sampler)
+    *outer, inner = nested_samplers(sampler)
     classes = (SequentialSampler, DistributedSampler)
     return any(type(inner).__iter__ is each.__iter__ for each in classes) and all(
         isinstance(part, BatchSampler) and type(part).__module__.startswith(("torch.", "feedline."))
@@ -121,7 +121,7 @@ def draws_nothing(sampler: object) -> bool:
 
 def random_sampler_name(sampler: object) -> str | None:
     """Class name of a torch sampler that draws at random from all samples on each rank, or None."""
-    *_, inner = chain(sampler)
+    *_, inner = nested_samplers(sampler)
     if sampler_rank_and_world_size(sampler)[1] > 1:
         return None
     classes = (WeightedRandomSampler, SubsetRandomSampler, RandomSampler)
@@ -130,7 +130,7 @@ def random_sampler_name(sampler: object) -> str | None:
 
 def sampler_rank_and_world_size(sampler: object) -> tuple[int, int]:
     """Rank and number of ranks of a sampler that distributes samples; otherwise (0, 1)."""
-    for part in chain(sampler):
+    for part in nested_samplers(sampler):
         rank, ranks = getattr(part, "rank", None), getattr(part, "num_replicas", None)
         if isinstance(rank, int) and isinstance(ranks, int) and ranks > 0:
             return rank, ranks
@@ -139,7 +139,7 @@ def sampler_rank_and_world_size(sampler: object) -> tuple[int, int]:
 
 def describe(sampler: object) -> dict[str, Any]:
     """Description of a sampler for a state: JSON-able, equal on every rank, for any rank count."""
-    parts = list(chain(sampler))
+    parts = list(nested_samplers(sampler))
     inner = parts[-1]
     description: dict[str, Any] = {"type": " of ".join(type(part).__name__ for part in parts)}
     if isinstance(inner, DistributedSampler):
