@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,7 +82,12 @@ def quick_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 class _Keeper:
     """Keeps the fork server from one test to the next."""
 
-    server: object = None
+    server: Any = None
+
+    def release(self) -> None:
+        if self.server is not None:
+            self.server.release(self)
+            self.server = None
 
 
 _KEEPER = _Keeper()
@@ -96,12 +102,14 @@ def kept_fork_server(request: pytest.FixtureRequest) -> None:
     """
     from feedline.engine import pool_linux
 
-    own = sys.platform != "linux" or request.node.get_closest_marker("own_fork_server")
-    _KEEPER.server = None if own else pool_linux.shared_server()
+    if sys.platform != "linux" or request.node.get_closest_marker("own_fork_server"):
+        _KEEPER.release()
+    else:
+        _KEEPER.server = pool_linux.shared_server(_KEEPER)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def ended_fork_server() -> Iterator[None]:
     """The fork server that tests share ends with them."""
     yield
-    _KEEPER.server = None
+    _KEEPER.release()

@@ -269,7 +269,9 @@ class MappedMemory:
         """Allocate new memory for a slot, to be sent with the report."""
         file = SharedFile.create(nbytes)
         self._new_fd = file.fd
-        self._mapped[slot] = _identity(file.fd), file.array
+        # Mapped again with the slot's next task: workers that only get long tasks, which come
+        # without the slot's memory, would each keep a batch per slot.
+        self._mapped.pop(slot, None)
         return file.array
 
     def attach(self, report: Report) -> None:

@@ -24,6 +24,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,7 @@ class LinuxPool(WorkerPool):
             if not forked:
                 self._payload = Payload(source, SharedFile.create, runs_user_code=runs_user_code)
                 cleanup.callback(self._payload.close)
-            cleanup.callback(setattr, self, "_server", None)
+            cleanup.callback(self._release_server)
             self._connect()
             cleanup.pop_all()
 
@@ -96,14 +97,15 @@ class LinuxPool(WorkerPool):
         """Create the sockets, and connect a fork server to them."""
         fds, preload = [self._memory.fd], list[str]()
         if self._payload is not None:
-            self._server = shared_server()
+            self._server = shared_server(self)
             fds += [self._payload.memory.fd, *self._payload.resources.fds]
             preload = self._payload.library_modules
         else:
-            self._server = None  # before the next: two would hold the memory
+            self._release_server()  # before the next: two would hold the memory
             self.advice = _FORK_WITH_THREADS if threading.active_count() > 1 else ""
             # Fork before the sockets exist: the server must not inherit the trainer's ends.
             self._server = ForkServer.fork(self._source)
+            self._server.users.add(self)
         pair = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._tasks, self._tasks_end = socket.socketpair(*pair)
         self._tasks.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
@@ -277,7 +279,7 @@ class LinuxPool(WorkerPool):
         self._control.close()
         process = None if self._server is None else self._server.process
         if release_server:  # before the wait: it may be starting
-            self._server = None
+            self._release_server()
         if self._results.fileno() >= 0 and not self._have_workers_ended():
             if process is not None:
                 _kill(process)  # it is stopped or stuck, and does not read its connections
@@ -289,6 +291,11 @@ class LinuxPool(WorkerPool):
                 )
         for connection in (self._tasks, self._tasks_end, self._results):
             connection.close()
+
+    def _release_server(self) -> None:
+        if self._server is not None:
+            self._server.release(self)
+            self._server = None
 
     def _have_workers_ended(self) -> bool:
         """Wait until no process can write results. Return False at the deadline."""
@@ -302,13 +309,18 @@ class LinuxPool(WorkerPool):
 
 
 class ForkServer:
-    """A running fork server, a child of this process. It is ended when this object is garbage."""
+    """A running fork server, a child of this process.
+
+    It is ended when its last user releases it, or when this object is garbage.
+    """
 
     def __init__(self, connection: socket.socket, process: psutil.Process) -> None:
         self._connection = connection
         self.process = process
-        self._end = weakref.finalize(self, _end_server, connection, process, os.getpid())
-        self._end.atexit = False  # it ends with its trainer in any case
+        self.users: weakref.WeakSet[object] = weakref.WeakSet()
+        self._end = partial(_end_server, connection, process, os.getpid())
+        self._finalizer = weakref.finalize(self, self._end)
+        self._finalizer.atexit = False  # it ends with its trainer in any case
 
     @classmethod
     def start(cls) -> ForkServer:
@@ -354,6 +366,14 @@ class ForkServer:
             pass
         return False
 
+    def release(self, user: object) -> None:
+        """End the server unless others use it. May be called again after an interrupt."""
+        with _lock:
+            if self.users <= {user}:
+                self._end()
+                self._finalizer.detach()
+            self.users.discard(user)
+
     def register_pool(self, fds: Sequence[int], preload: Sequence[str]) -> None:
         """Register a worker pool, or raise OSError if the server has ended.
 
@@ -369,7 +389,10 @@ class ForkServer:
 
 
 def _end_server(connection: socket.socket, process: psutil.Process, trainer: int) -> None:
-    """End a fork server and its workers, unless this process is a fork of its trainer."""
+    """End a fork server and its workers, unless this process is a fork of its trainer.
+
+    May be called again after an interrupt.
+    """
     with connection:
         if os.getpid() != trainer:
             return
@@ -398,14 +421,15 @@ _lock = threading.RLock()  # reentrant: a signal handler may start workers
 _shared: weakref.ref[ForkServer] | None = None
 
 
-def shared_server() -> ForkServer:
-    """Return this process's shared server, which runs until its last user drops it."""
+def shared_server(user: object) -> ForkServer:
+    """Return this process's shared server, which runs until its last user releases it."""
     global _shared
     with _lock:
         server = None if _shared is None else _shared()
         if server is None or not server.alive():
             server = ForkServer.start()
             _shared = weakref.ref(server)
+        server.users.add(user)
         return server
 
 

@@ -242,8 +242,9 @@ class WorkerEngine(Engine):
 
     def record_delivery(self) -> None:
         assert self.batch is not None, "no batch was made"
+        skipped = self._record.skipped
         self._position.record_delivery(self.batch)
-        self._record.skipped.extend(self._skipped_now)
+        skipped += self._skipped_now  # no call, in which Ctrl-C could end this function
         self._needs_recovery = False
 
     def poll(self) -> None:
@@ -411,8 +412,9 @@ class InProcessEngine(Engine):
 
     def record_delivery(self) -> None:
         assert self.batch is not None, "no batch was made"
+        skipped = self._record.skipped
         self._position.record_delivery(self.batch)
-        self._record.skipped.extend(self._skipped_now)
+        skipped += self._skipped_now  # no call, in which Ctrl-C could end this function
         self._upcoming = self._after_batch
 
     def close(self) -> None:
