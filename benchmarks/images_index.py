@@ -90,9 +90,10 @@ def main():
             print(f"scan: {time.perf_counter() - start:.2f} s")
         buffers = []
         outside = pickle.dumps(index, protocol=5, buffer_callback=buffers.append)
+        nbytes = sum(buffer.raw().nbytes for buffer in buffers)
         print(
-            f"{len(index)} samples: arrays {index.nbytes} bytes "
-            f"({index.nbytes / len(index):.1f} a sample); pickle {len(outside)} bytes and "
+            f"{len(index)} samples: arrays {nbytes} bytes "
+            f"({nbytes / len(index):.1f} a sample); pickle {len(outside)} bytes and "
             f"{len(buffers)} buffers out of band, {len(pickle.dumps(index, protocol=5))} in band"
         )
         start = time.perf_counter()

@@ -253,3 +253,12 @@ def test_sizes_keep_their_proportion():
     assert crops.sides_at(112) == (112, 48, 1)
     assert crops.sides_at(100) == (100, 43, 1)
     assert crops.largest == 224
+
+
+def test_a_loader_lists_the_steps_of_each_view(tmp_path):
+    large, small = (
+        v1.Compose([v1.RandomResizedCrop(k), v1.RandomHorizontalFlip()]) for k in (32, 12)
+    )
+    data = ImageFolder(str(write_images(tmp_path)), feedline.views(large, small))
+    with feedline.DataLoader(data, 4, num_workers=0) as loader:
+        assert str(loader.explain()).count("RandomHorizontalFlip") == 2

@@ -1,6 +1,6 @@
 """Ctrl-C at any line of feedline's own: which batches come afterwards.
 
-Python hears signals between calls. After the last call in `delivered`, an interrupt is like
+Python hears signals between calls. After the last call in `record_delivery`, an interrupt is like
 one in the user's next line: the batch was handed out.
 """
 
@@ -32,7 +32,7 @@ from row_sources import Rows
 from slow import slow
 
 _HOME = str(Path(feedline.__file__).parent)
-_HANDED_OUT = {"delivered", "record_delivery", "__next__"}
+_HANDED_OUT = {"record_delivery", "__next__"}
 _SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]  # each interrupt costs a start of workers
 
 
@@ -117,7 +117,7 @@ def test_an_interrupt_at_any_line_of_next_costs_no_batch(
             if where is None:
                 break
         assert line > 100  # lines were interrupted
-        assert counted <= 8  # those that `delivered` returns by
+        assert counted <= 8  # those that `record_delivery` returns by
         assert [batch.tolist() for batch in batches] == expected[at:]
     gc.collect()  # sockets whose making was interrupted
 

@@ -483,3 +483,9 @@ def test_classes_of_an_enum_of_polars_are_in_its_own_order() -> None:
         {"path": ["a.jpg", "b.jpg"], "label": sizes}, schema_overrides={"label": polars.Enum(sizes)}
     )
     assert ImageList.from_frame(enum).classes == sizes
+
+
+@pytest.mark.parametrize("method", ["from_webdataset", "from_lmdb", "from_hf"])
+def test_an_unknown_argument_is_named_with_the_method(method: str) -> None:
+    with pytest.raises(TypeError, match=rf"{method}\(\).*'labell'"):
+        getattr(ImageList, method)("missing", labell="cls")

@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import psutil
 
@@ -31,9 +31,6 @@ from feedline.errors import FeedlineError, UsageError
 from feedline.sources.cache_lock import only_builder
 from feedline.sources.manifest import AWAITED, UNFINISHED, Level, is_finished
 from feedline.system import readable
-
-if TYPE_CHECKING:  # loads torch
-    from feedline.loader.cache_filling import CacheContents
 
 __all__ = ["main"]
 
@@ -58,9 +55,9 @@ def main(root: str, parent: int, eager: bool) -> None:
                 except UsageError:
                     return _send(state="busy")
                 _send(state="started")
-                contents = pickle.load(sys.stdin.buffer)
+                contents = pickle.load(sys.stdin.buffer)  # does not load torch
                 threading.Thread(target=_watch, args=(root, parent, eager), daemon=True).start()
-                _fill(token, eager, contents)
+                _fill(token, eager, **contents)
                 _send(state="done")
         except FeedlineError as error:
             _send(error=type(error).__name__, text=str(error))
@@ -70,15 +67,19 @@ def main(root: str, parent: int, eager: bool) -> None:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _fill(token: str, eager: bool, contents: CacheContents) -> None:
-    """Build a cache. `token` is that of the lock, which this process holds."""
+def _fill(token: str, eager: bool, **values: Any) -> None:
+    """Build a cache with the values of a `CacheContents`. `token` is that of the lock, which this
+    process holds.
+    """
     # These load torch.
     from feedline.cache.build import build
     from feedline.cache.build_shards import BuildState, open_workers
     from feedline.cache.destination import open_destination
     from feedline.cache.source import CacheSource
     from feedline.cache.spec import Spec
+    from feedline.loader.cache_filling import CacheContents
 
+    contents = CacheContents(**values)
     root = contents.root
     source = CacheSource(contents.files, contents.originals, contents.classes)
     destination = open_destination(root, token)

@@ -74,7 +74,8 @@ class CacheChoice:
     def as_dict(self) -> dict[str, Any]:
         """Return the choice, JSON-able; names end in the units."""
         levels = [{"size_px": level.side, "quality": level.quality} for level in self.levels]
-        return {**vars(self), "levels": levels}
+        rates = {str(size): rate for size, rate in self.images_per_s.items()}
+        return {**vars(self), "levels": levels, "images_per_s": rates}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +121,7 @@ class CachePlan:
         return {
             **{name: value for name, value in vars(self).items() if name != "rates"},
             "schedule": str(self.schedule),
+            "limits": dict(self.limits),
             "originals": self.originals.as_dict(),
             "choices": [choice.as_dict() for choice in self.choices],
             "recommended": self.recommended and self.recommended.as_dict(),

@@ -139,7 +139,6 @@ class Feed:
 
     def apply(self, settings: LiveSettings) -> None:
         """Change the settings, or nothing if UsageError is raised. Batches in flight stay."""
-        self._requeue_unstarted_tasks()  # otherwise workers would exit only after all queued tasks
         self._pool.resize(settings.workers)
         self._tasks.resize(settings)
         self.settings = settings

@@ -220,7 +220,7 @@ class ImageList(ImageSource[ListStore]):
             UsageError: it is not such a dataset, has no such column, or other classes; and as
                 `ImageList`.
         """
-        decoding = decode_options(**{"exif": True, **options})
+        decoding = _decode_options("from_hf", {"exif": True, **options})
         transform = check_transform(transform)
         rows, labels, names = hf_rows(dataset, image, label)
         if names is not None and classes is not None and ordered(classes) != names:
@@ -271,7 +271,10 @@ class ImageList(ImageSource[ListStore]):
                 duplicate key or a name that leads out of it; a sample lacks its image or label.
             UsageError: an argument is invalid; and as `ImageList`.
         """
-        decoding, transform = decode_options(**options), check_transform(transform)
+        decoding, transform = (
+            _decode_options("from_webdataset", options),
+            check_transform(transform),
+        )
         store, labels, skipped_samples = webdataset_samples(
             shards, image, label, incomplete, classes
         )
@@ -314,7 +317,7 @@ class ImageList(ImageSource[ListStore]):
                 are not images; a key has two labels; with `check`, a key is missing.
             UsageError: an argument is invalid; and as `ImageList`.
         """
-        decoding, transform = decode_options(**options), check_transform(transform)
+        decoding, transform = _decode_options("from_lmdb", options), check_transform(transform)
         store, converted = lmdb_samples(path, keys, labels, classes, check=check, is_image=codec_of)
         return cls._of_store(store, converted, store.path, transform, decoding)
 
@@ -430,3 +433,9 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
             f"{', '.join(IMAGE_EXTENSIONS)}"
         )
     return found
+
+
+def _decode_options(method: str, options: DecodeArguments) -> DecodeOptions:
+    if unknown := options.keys() - DecodeArguments.__annotations__.keys():
+        raise TypeError(f"ImageList.{method}() got an unexpected keyword argument {min(unknown)!r}")
+    return decode_options(**options)

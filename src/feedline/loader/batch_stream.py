@@ -77,6 +77,7 @@ class BatchStream:
         self._slot_bytes = 0  # size of a slot of rows, which grows if a batch needs more
         self._stage_timings: dict[int, StageTimings] = {}  # of ended workers
         self._owner, self._is_closed = os.getpid(), False
+        self._is_inherited = False  # in a forked process, until an epoch begins
         self._inherited: list[object] = []  # from the parent of a forked process
 
     def split_off(self, position: LoaderPosition) -> BatchStream:
@@ -191,12 +192,18 @@ class BatchStream:
             choice is self._started_with and self.keeps_workers
         ):
             self.end_workers()
+        self._is_inherited = False
         is_stale = self.position.begin()
         if self.engine is NO_ENGINE:
             self.start(choice)
             is_stale = False
         self.engine.begin(is_stale)
         self.filling.check()
+
+    @property
+    def has_delivered(self) -> bool:
+        """True if the current epoch has delivered a batch, in this process."""
+        return self.position.has_delivered and not self._is_inherited
 
     def next(self) -> Any:
         """Return the batch at the position, which stays unchanged until `record_delivery`."""
@@ -296,7 +303,7 @@ class BatchStream:
             # Kept alive, because the parent process ends the workers.
             self._inherited += [self.engine, self.engine.release()]
             self.engine, self._started_with = NO_ENGINE, None
-            self._owner = os.getpid()
+            self._owner, self._is_inherited = os.getpid(), True
 
     def raise_if_closed(self, cause: Exception | None = None) -> None:
         """Raise ClosedError after `close`, which another thread may have called meanwhile."""

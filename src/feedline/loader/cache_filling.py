@@ -168,7 +168,7 @@ class CacheFiller:
                 contextlib.suppress(BrokenPipeError),  # its next message has the reason
                 open(self._process.stdin.fileno(), "wb", closefd=False) as stream,
             ):
-                pickle.dump(contents, stream, protocol=5)
+                pickle.dump(vars(contents), stream, protocol=5)
 
     @property
     def is_busy(self) -> bool:

@@ -97,7 +97,7 @@ class LoaderRuntime:
     def current_order(self) -> Order | None:
         """Order of the current epoch, or of the next one."""
         stream = self.stream
-        return stream.options.order if stream.position.has_delivered else self.create_order()
+        return stream.options.order if stream.has_delivered else self.create_order()
 
     def steps(self, epoch: int) -> int:
         """Number of batches of an epoch."""
@@ -214,7 +214,7 @@ class LoaderRuntime:
     def update_options_before_epoch(self) -> None:
         """Update the ranks and the dataset's length, unless an epoch is in progress."""
         # E.g. Lightning initialises torch.distributed in `fit`, after the loader was built.
-        if not self.stream.position.has_delivered:
+        if not self.stream.has_delivered:
             self.stream.update_options(self.current_options())
 
     def set_epoch(self, epoch: int) -> None:
@@ -235,7 +235,7 @@ class LoaderRuntime:
         continues independently.
         """
         stream = self.stream
-        fork = stream.position.fork() if stream.position.has_delivered else None
+        fork = stream.position.fork() if stream.has_delivered else None
         if move(stream.position):
             if fork is not None:
                 self._detach(fork)

@@ -299,7 +299,9 @@ class Filesystem:
             # By process, so that workers whose requests failed together retry at different times.
             time.sleep(pause_s * (1 + os.getpid() % 8 / 8))
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
-        if not was_unreachable and not isinstance(last, FileNotFoundError):
+        if not was_unreachable and not isinstance(
+            last, (FileNotFoundError, IsADirectoryError, RangeError)
+        ):
             self.close()  # the next request connects again, with the current environment variables
         if not _is_permanent(last):
             # Otherwise each of the next would take as long to fail.

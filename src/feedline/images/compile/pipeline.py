@@ -434,7 +434,8 @@ class PipelinePerSize(SamplePipeline):
         return self.at(item.image_size).sample(item)
 
     def describe(self) -> Description:
-        return _join((f"at {size} px", self.at(size).describe()) for size in self._sizes)
+        described = ((f"at {size} px", self.at(size).describe()) for size in self._sizes)
+        return _join(described, repeats=False)
 
     def transform_identity(self) -> str:
         return "; ".join(
@@ -446,11 +447,11 @@ class PipelinePerSize(SamplePipeline):
         return f"{self.at(self._sizes[0])._text()}, at {sizes} px"
 
 
-def _join(described: Iterable[tuple[str, Description]]) -> Description:
-    """Join the descriptions of named pipelines: each step and note is listed once."""
+def _join(described: Iterable[tuple[str, Description]], *, repeats: bool = True) -> Description:
+    """Join the descriptions of named pipelines. `repeats`: list fused steps for each of them."""
     fused, unchanged, notes = list[str](), dict[str, None](), dict[str, None]()
     for name, (steps, more_unchanged, more_notes) in described:
-        new = [step for step in steps if step not in fused]
+        new = [step for step in steps if repeats or step not in fused]
         fused += [f"{name}: {new[0]}", *new[1:]] if new else []
         unchanged |= dict.fromkeys(more_unchanged)
         notes |= dict.fromkeys(more_notes)
