@@ -86,7 +86,7 @@ class _Keeper:
 
     def release(self) -> None:
         if self.server is not None:
-            self.server.release(self)
+            self.server.release()
             self.server = None
 
 
@@ -105,7 +105,9 @@ def kept_fork_server(request: pytest.FixtureRequest) -> None:
     if sys.platform != "linux" or request.node.get_closest_marker("own_fork_server"):
         _KEEPER.release()
     else:
-        _KEEPER.server = pool_linux.shared_server(_KEEPER)
+        server = pool_linux.shared_server()  # another one if a test has ended it
+        _KEEPER.release()
+        _KEEPER.server = server
 
 
 @pytest.fixture(scope="session", autouse=True)

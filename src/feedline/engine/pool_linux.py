@@ -97,7 +97,9 @@ class LinuxPool(WorkerPool):
         """Create the sockets, and connect a fork server to them."""
         fds, preload = [self._memory.fd], list[str]()
         if self._payload is not None:
-            self._server = shared_server(self)
+            server = shared_server()  # the same one, unless it has died
+            self._release_server()
+            self._server = server
             fds += [self._payload.memory.fd, *self._payload.resources.fds]
             preload = self._payload.library_modules
         else:
@@ -105,7 +107,6 @@ class LinuxPool(WorkerPool):
             self.advice = _FORK_WITH_THREADS if threading.active_count() > 1 else ""
             # Fork before the sockets exist: the server must not inherit the trainer's ends.
             self._server = ForkServer.fork(self._source)
-            self._server.users.add(self)
         pair = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._tasks, self._tasks_end = socket.socketpair(*pair)
         self._tasks.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
@@ -294,7 +295,7 @@ class LinuxPool(WorkerPool):
 
     def _release_server(self) -> None:
         if self._server is not None:
-            self._server.release(self)
+            self._server.release()
             self._server = None
 
     def _have_workers_ended(self) -> bool:
@@ -317,7 +318,7 @@ class ForkServer:
     def __init__(self, connection: socket.socket, process: psutil.Process) -> None:
         self._connection = connection
         self.process = process
-        self.users: weakref.WeakSet[object] = weakref.WeakSet()
+        self._users = 1
         self._end = partial(_end_server, connection, process, os.getpid())
         self._finalizer = weakref.finalize(self, self._end)
         self._finalizer.atexit = False  # it ends with its trainer in any case
@@ -366,13 +367,17 @@ class ForkServer:
             pass
         return False
 
-    def release(self, user: object) -> None:
+    def add_user(self) -> None:
+        """Add a user of a server that runs already."""
+        self._users += 1
+
+    def release(self) -> None:
         """End the server unless others use it. May be called again after an interrupt."""
         with _lock:
-            if self.users <= {user}:
+            if self._users == 1:
                 self._end()
                 self._finalizer.detach()
-            self.users.discard(user)
+            self._users -= 1
 
     def register_pool(self, fds: Sequence[int], preload: Sequence[str]) -> None:
         """Register a worker pool, or raise OSError if the server has ended.
@@ -421,15 +426,16 @@ _lock = threading.RLock()  # reentrant: a signal handler may start workers
 _shared: weakref.ref[ForkServer] | None = None
 
 
-def shared_server(user: object) -> ForkServer:
-    """Return this process's shared server, which runs until its last user releases it."""
+def shared_server() -> ForkServer:
+    """Return this process's shared server for one more user, who releases it."""
     global _shared
     with _lock:
         server = None if _shared is None else _shared()
         if server is None or not server.alive():
             server = ForkServer.start()
             _shared = weakref.ref(server)
-        server.users.add(user)
+        else:
+            server.add_user()
         return server
 
 
