@@ -56,8 +56,10 @@ def main(root: str, parent: int, eager: bool) -> None:
                     return _send(state="busy")
                 _send(state="started")
                 contents = pickle.load(sys.stdin.buffer)  # does not load torch
-                threading.Thread(target=_watch, args=(root, parent, eager), daemon=True).start()
-                _fill(token, eager, **contents)
+                end = threading.Event()
+                watch = (root, parent, eager, end)
+                threading.Thread(target=_watch, args=watch, daemon=True).start()
+                _fill(token, eager, end, **contents)
                 _send(state="done")
         except FeedlineError as error:
             _send(error=type(error).__name__, text=str(error))
@@ -67,9 +69,9 @@ def main(root: str, parent: int, eager: bool) -> None:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _fill(token: str, eager: bool, **values: Any) -> None:
-    """Build a cache with the values of a `CacheContents`. `token` is that of the lock, which this
-    process holds.
+def _fill(token: str, eager: bool, end: threading.Event, **values: Any) -> None:
+    """Build a cache with the values of a `CacheContents`, until `end` is set. `token` is that of
+    the lock, which this process holds.
     """
     # These load torch.
     from feedline.cache.build import build
@@ -91,6 +93,8 @@ def _fill(token: str, eager: bool, **values: Any) -> None:
 
     def progress(state: BuildState) -> None:
         nonlocal ready
+        if end.is_set():  # Python ignores an interrupt in a callback of `os.fork`
+            raise KeyboardInterrupt
         if not ready:  # all checks have passed
             ready = True
             _send(state="ready")
@@ -135,7 +139,7 @@ def _yield_to_others() -> None:
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
 
 
-def _watch(root: str, parent: int, eager: bool) -> None:
+def _watch(root: str, parent: int, eager: bool, end: threading.Event) -> None:
     """End this process when its parent ends, or when somebody waits for its slow work.
 
     The parent has ended if standard input is closed, or if it is no longer the parent: a child that
@@ -150,6 +154,7 @@ def _watch(root: str, parent: int, eager: bool) -> None:
         if not eager and os.path.exists(awaited):
             _send(state="released")
             _end_at_once()
+    end.set()
     if sys.platform == "win32":  # there `os.kill` ends a process immediately
         signal.raise_signal(signal.SIGINT)
     else:
