@@ -318,7 +318,7 @@ class ForkServer:
     def __init__(self, connection: socket.socket, process: psutil.Process) -> None:
         self._connection = connection
         self.process = process
-        self._users = 1
+        self.users = 1  # changed under `_lock`
         self._end = partial(_end_server, connection, process, os.getpid())
         self._finalizer = weakref.finalize(self, self._end)
         self._finalizer.atexit = False  # it ends with its trainer in any case
@@ -367,17 +367,13 @@ class ForkServer:
             pass
         return False
 
-    def add_user(self) -> None:
-        """Add a user of a server that runs already."""
-        self._users += 1
-
     def release(self) -> None:
         """End the server unless others use it. May be called again after an interrupt."""
         with _lock:
-            if self._users == 1:
+            if self.users == 1:
                 self._end()
                 self._finalizer.detach()
-            self._users -= 1
+            self.users -= 1
 
     def register_pool(self, fds: Sequence[int], preload: Sequence[str]) -> None:
         """Register a worker pool, or raise OSError if the server has ended.
@@ -435,7 +431,7 @@ def shared_server() -> ForkServer:
             server = ForkServer.start()
             _shared = weakref.ref(server)
         else:
-            server.add_user()
+            server.users += 1
         return server
 
 

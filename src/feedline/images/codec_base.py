@@ -125,7 +125,7 @@ class ImageDecoder:
         self._size = 0, 0
         self._pixels = _NO_PIXELS
         self.is_clipped = False
-        """As in `DecodedPixels`."""
+        """True if values of the decoded image were clipped; see `DecodedPixels`."""
 
     def open(self, data: bytes) -> tuple[int, int]:
         """Open a file. Return its height and width."""

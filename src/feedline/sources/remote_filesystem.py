@@ -56,15 +56,14 @@ _USER = re.compile(r"(?<=://)[^/]*@")
 # What comes before the @ of these is a container, a bucket or a repository.
 _AT_IN_NAME = ("abfs", "abfss", "github", "oci")
 
-# Time for retries, after which the error is raised.
 IMAGE_PATIENCE_S = 40.0
-"""Of a single image. With the first and the last try, it is shorter than the time after which a
-loader considers a worker hung."""
+"""Time for retries of a single image. With the first and the last try, it is shorter than the time
+after which a loader considers a worker hung."""
 FOLDER_PATIENCE_S = 10.0
-"""Of a listing or a transfer, in addition to the filesystem's own retries: a failed build continues
-with the same command."""
+"""Time for retries of a listing or a transfer, besides the retries of the filesystem. A failed
+build continues with the same command."""
 INDEX_PATIENCE_S = 3.0
-"""Of the manifest and index of a cache, for which a user waits."""
+"""Time for retries of the manifest and index of a cache, for which a user waits."""
 
 _UNREACHABLE_S = 10.0
 _FIRST_PAUSE_S = 0.25
