@@ -271,10 +271,8 @@ class ImageList(ImageSource[ListStore]):
                 duplicate key or a name that leads out of it; a sample lacks its image or label.
             UsageError: an argument is invalid; and as `ImageList`.
         """
-        decoding, transform = (
-            _decode_options("from_webdataset", options),
-            check_transform(transform),
-        )
+        decoding = _decode_options("from_webdataset", options)
+        transform = check_transform(transform)
         store, labels, skipped_samples = webdataset_samples(
             shards, image, label, incomplete, classes
         )
@@ -317,7 +315,8 @@ class ImageList(ImageSource[ListStore]):
                 are not images; a key has two labels; with `check`, a key is missing.
             UsageError: an argument is invalid; and as `ImageList`.
         """
-        decoding, transform = _decode_options("from_lmdb", options), check_transform(transform)
+        decoding = _decode_options("from_lmdb", options)
+        transform = check_transform(transform)
         store, converted = lmdb_samples(path, keys, labels, classes, check=check, is_image=codec_of)
         return cls._of_store(store, converted, store.path, transform, decoding)
 
