@@ -297,8 +297,11 @@ def test_without_workers_a_source_need_not_pickle() -> None:
 
 def test_an_unknown_argument_is_answered_with_a_close_one() -> None:
     options: dict[str, Any] = {"workers": 4}
-    with pytest.raises(TypeError, match=r"no argument 'workers'; did you mean num_workers="):
+    with pytest.raises(TypeError, match=r"argument 'workers'.*num_workers="):
         DataLoader(Rows(4), 2, **options)
-    with pytest.raises(TypeError, match=r"no argument 'x'$"):
+    with pytest.raises(TypeError, match=r"argument 'x'$"):
         DataLoader(Rows(4), 2, x=1)
+    # The form in which Lightning looks for the name.
+    with pytest.raises(TypeError, match=r"__init__\(\) got multiple values .* 'dataset'"):
+        DataLoader(Rows(4), 2, dataset=Rows(4))
     assert "num_workers" in inspect.signature(DataLoader).parameters

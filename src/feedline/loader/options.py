@@ -226,18 +226,23 @@ class Options(Arguments):
 def build_from_arguments(init: Callable[_P, None]) -> Callable[_P, None]:
     """Wrap an `__init__` that only defines arguments.
 
-    `_init_from_arguments` gets them as one `Arguments`. For an unknown name a TypeError suggests
-    close ones.
+    `_init_from_arguments` gets them as one `Arguments`. Wrong arguments raise Python's own
+    TypeError, for an unknown name with close ones.
     """
     parameters = signature(init)
     names = list(parameters.parameters)[1:]
 
     @functools.wraps(init)
     def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> None:
-        for name in kwargs.keys() - names:
-            close = difflib.get_close_matches(name, names)
-            hint = f"; did you mean {' or '.join(f'{each}=' for each in close)}?" if close else ""
-            raise TypeError(f"DataLoader has no argument {name!r}{hint}")
+        try:
+            init(*args, **kwargs)  # frameworks match the message of a name that is given twice
+        except TypeError as error:
+            unknown = kwargs.keys() - names
+            close = [
+                f"{near}=" for name in unknown for near in difflib.get_close_matches(name, names)
+            ]
+            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            raise TypeError(f"{error}{hint}") from None
         bound = parameters.bind(*args, **kwargs)
         bound.apply_defaults()
         values = dict(bound.arguments)
