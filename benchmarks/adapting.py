@@ -1,20 +1,22 @@
-"""A crew that changes by itself against crews that do not: how fast a training gets, and how soon.
+"""Compare online adaptation of the number of workers with the best fixed number of workers.
 
     python benchmarks/adapting.py FOLDER [--json FILE] [--only NAME]
 
-A training is a loop whose step takes a given time on no core, as on a GPU, or, where its name says
-so, computes on a core of the CPU: a fixed number of products of matrices, which take longer where
-workers leave no core to it. First it runs with each fixed number of workers, each for some seconds
-behind a warm-up; the best of these is what there is to reach. Then it begins with one worker, and
-with four times too many, and `adapts` for 30 s; what it has come to then and a loader of the best
-fixed crew take turns in one process. A row says after how many seconds the crew was changed last,
-with how many workers, and the median of the turns' ratios with their range. Where batches come
-unevenly, fixed crews have the usual number of batches ahead, and the ratio may be above 1.
+Workloads: each training step either sleeps for a fixed time, as if the work ran on a GPU, or
+computes a fixed number of matrix products on a CPU core, which take longer if workers leave no core
+to it (named "on a core").
 
-The last row is a progressive run of the folder's photographs, whole: `num_workers="auto"` over the
-best fixed crew. Of each of its phases it is also said after how many seconds the rate was within
-5% of its steady value, the median of the second half of the phase, for good: the end of the first
-second from which on the mean over a second is. The bar is 5 s.
+Method: first each fixed number of workers is measured for a few seconds after a warm-up; the
+fastest is the reference. Then the loader starts with 1 worker, and again with 4 times the best
+number, and adapts (`loader.adapts`) for 30 s; afterwards this loader and one with the best fixed
+number are measured alternately in one process. Each row prints when the number of workers last
+changed, the final number, and the median ratio to the reference with its range. If batch times
+vary, fixed loaders prefetch the default number of batches, so the ratio may exceed 1.
+
+The last rows are a whole progressive run over the folder: `num_workers="auto"` relative to the best
+fixed number of workers. For each phase they also print the settling time: the end of the first
+second after which the rate per second stays within 5% of the phase's steady rate (the median of its
+second half). Target: 5 s.
 """
 
 from __future__ import annotations
@@ -37,16 +39,16 @@ from torch.utils.data import Dataset
 import feedline
 from feedline.system import usable_cores
 
-_CREWS = (1, 2, 3, 4, 6, 8)
+_WORKERS = (1, 2, 3, 4, 6, 8)
 _WARM_S, _FIXED_S, _LEARN_S, _TURN_S, _TURNS = 2.0, 6.0, 30.0, 4.0, 5
 
 
-class Far(Dataset[torch.Tensor]):
-    """Samples of a server: each is waited for.
+class RemoteSamples(Dataset[torch.Tensor]):
+    """Samples fetched from a simulated server: each waits before it is returned.
 
     Args:
-        ms: for how long.
-        slow_in: of how many one, in no order, takes ten times as long; 0 for none.
+        ms: wait per sample, in milliseconds.
+        slow_in: one in this many samples waits ten times as long; 0 for none.
     """
 
     def __init__(self, ms: float, slow_in: int = 0) -> None:
@@ -62,13 +64,13 @@ class Far(Dataset[torch.Tensor]):
 
 
 @dataclass(frozen=True)
-class Started:
-    """A crew that adapted.
+class AdaptedLoader:
+    """Result of a loader that adapted.
 
     Args:
-        changed_s: when its number was last changed, in seconds.
-        workers: the number from then on.
-        shares: of the best crew's rate, one of each turn.
+        changed_s: time of the last change of the number of workers, in seconds.
+        workers: final number of workers.
+        shares: rate relative to the best fixed number of workers, one per turn.
     """
 
     changed_s: float
@@ -85,27 +87,27 @@ class Started:
 
 @dataclass
 class Row:
-    """What was measured of one training.
+    """Measurements of one workload.
 
     Args:
-        name: of it.
-        best: its quickest fixed crew,
-        rate: and its steps per second.
-        fixed: steps per second of each.
-        started: crews that adapted, by the number that they began with.
+        name: name of the workload.
+        best: fastest fixed number of workers.
+        rate: steps per second with `best` workers.
+        fixed: steps per second by fixed number of workers.
+        started: results of adapting loaders, by initial number of workers.
     """
 
     name: str
     best: int
     rate: float
     fixed: dict[int, float]
-    started: dict[int, Started] = field(default_factory=dict)
+    started: dict[int, AdaptedLoader] = field(default_factory=dict)
 
 
 def trainings(
     folder: Path,
 ) -> dict[str, tuple[Callable[[int], Any], Callable[[], Callable[[], None]]]]:
-    """How a loader of so many workers is built, and what makes its step."""
+    """Loader and step factories by workload name."""
 
     def images(size: int) -> Callable[[int], Any]:
         return lambda workers: feedline.DataLoader(
@@ -117,90 +119,89 @@ def trainings(
             num_workers=workers,
         )
 
-    def far(ms: float) -> Callable[[int], Any]:
+    def remote(ms: float) -> Callable[[int], Any]:
         return lambda workers: feedline.DataLoader(
-            Far(ms), 8, shuffle=True, seed=0, num_workers=workers, persistent_workers=True
+            RemoteSamples(ms), 8, shuffle=True, seed=0, num_workers=workers, persistent_workers=True
         )
 
     def uneven(workers: int) -> Any:
-        data = Far(50, slow_in=20)
+        data = RemoteSamples(50, slow_in=20)
         return feedline.DataLoader(data, None, shuffle=True, num_workers=workers)
 
     return {
         "photographs at 112 px, a step of 5 ms: bound by decoding": (
             images(112),
-            partial(Slept, 5),
+            partial(SleepingStep, 5),
         ),
-        "photographs at 112 px, a step of 30 ms": (images(112), partial(Slept, 30)),
+        "photographs at 112 px, a step of 30 ms": (images(112), partial(SleepingStep, 30)),
         "photographs at 224 px, a step of 100 ms: bound by the step": (
             images(224),
-            partial(Slept, 100),
+            partial(SleepingStep, 100),
         ),
-        "samples of a server, a step of 20 ms": (far(10), partial(Slept, 20)),
+        "samples of a server, a step of 20 ms": (remote(10), partial(SleepingStep, 20)),
         "whole batches, one in twenty for ten times as long, a step of 40 ms": (
             uneven,
-            partial(Slept, 40),
+            partial(SleepingStep, 40),
         ),
-        "samples of a slow server, a step of 100 ms": (far(30), partial(Slept, 100)),
+        "samples of a slow server, a step of 100 ms": (remote(30), partial(SleepingStep, 100)),
         "photographs at 112 px, a step that computes 30 ms on a core": (
             images(112),
-            partial(Computed, 30),
+            partial(ComputingStep, 30),
         ),
     }
 
 
-class Slept:
-    """A step that takes a time on no core.
+class SleepingStep:
+    """A training step that sleeps and uses no core.
 
     Args:
-        ms: how long.
+        ms: duration of the step, in milliseconds.
     """
 
     def __init__(self, ms: float) -> None:
         self.ms = ms
 
     def __call__(self) -> None:
-        """Do it."""
         time.sleep(self.ms / 1000)
 
 
-class Computed:
-    """A step of torch's on one thread, with as much work as takes so long on a core of its own.
+class ComputingStep:
+    """A training step that computes on one thread.
 
     Args:
-        ms: how long; the number of products is found by timing some, of which the quickest count.
+        ms: duration on an idle core, in milliseconds. The number of matrix products is calibrated
+            from the fastest of several timings.
     """
 
     def __init__(self, ms: float) -> None:
         torch.set_num_threads(1)
         self.ms = ms
-        self._left, self._made = torch.randn(128, 128), torch.empty(128, 128)
+        self._operand, self._product = torch.randn(128, 128), torch.empty(128, 128)
         self._products = 50
         each_s = min(self._timed() for _ in range(20)) / self._products
         self._products = max(1, round(ms / 1000 / each_s))
 
     def __call__(self) -> None:
-        """Do it."""
         for _ in range(self._products):
-            torch.mm(self._left, self._left, out=self._made)
+            torch.mm(self._operand, self._operand, out=self._product)
 
     def _timed(self) -> float:
-        begun = time.perf_counter()
+        start_s = time.perf_counter()
         self()
-        return time.perf_counter() - begun
+        return time.perf_counter() - start_s
 
 
 class Training:
-    """Steps over a loader, pass after pass."""
+    """Training loop over a loader, epoch after epoch."""
 
     def __init__(self, loader: Any, step: Callable[[], None]) -> None:
         self.loader, self._step = loader, step
         self._batches = iter(loader)
 
     def rate(self, seconds: float) -> float:
-        """Steps per second over so many seconds."""
-        begun, steps = time.perf_counter(), 0
-        while time.perf_counter() - begun < seconds:
+        """Run for `seconds`; return steps per second."""
+        start_s, steps = time.perf_counter(), 0
+        while time.perf_counter() - start_s < seconds:
             try:
                 next(self._batches)
             except StopIteration:
@@ -208,16 +209,16 @@ class Training:
                 continue
             self._step()
             steps += 1
-        return steps / (time.perf_counter() - begun)
+        return steps / (time.perf_counter() - start_s)
 
 
-def measured(
-    name: str, build: Callable[[int], Any], making: Callable[[], Callable[[], None]]
+def measure(
+    name: str, build: Callable[[int], Any], make_step: Callable[[], Callable[[], None]]
 ) -> Row:
-    """A training with each crew, and with those that adapt."""
-    step = making()
+    """Measure a workload with each fixed number of workers, then adapting from 1 and from many."""
+    step = make_step()
     fixed = {}
-    for workers in _CREWS:
+    for workers in _WORKERS:
         with build(workers) as loader:
             training = Training(loader, step)
             training.rate(_WARM_S)
@@ -229,30 +230,30 @@ def measured(
             training = Training(loader, step)
             training.rate(_WARM_S)  # workers start; only then is there a training to adapt to
             loader.adapts = True
-            begun, changed = time.perf_counter(), 0.0
-            crew = loader.num_workers
-            while time.perf_counter() - begun < _LEARN_S:
+            start_s, changed = time.perf_counter(), 0.0
+            workers = loader.num_workers
+            while time.perf_counter() - start_s < _LEARN_S:
                 training.rate(0.2)
-                if loader.num_workers != crew:
-                    crew, changed = loader.num_workers, time.perf_counter() - begun
+                if loader.num_workers != workers:
+                    workers, changed = loader.num_workers, time.perf_counter() - start_s
             print(*(f"      from {start}: {each}" for each in loader.adaptations), sep="\n")
             loader.adapts = False
             shares = []
             with build(best) as fixed_loader:
-                rival = Training(fixed_loader, step)
-                rival.rate(_WARM_S)
+                reference = Training(fixed_loader, step)
+                reference.rate(_WARM_S)
                 for _ in range(_TURNS):
-                    own = training.rate(_TURN_S)
-                    shares.append(own / rival.rate(_TURN_S))
-            row.started[start] = Started(changed, loader.num_workers, shares)
+                    adapted_rate = training.rate(_TURN_S)
+                    shares.append(adapted_rate / reference.rate(_TURN_S))
+            row.started[start] = AdaptedLoader(changed, loader.num_workers, shares)
     return row
 
 
-def settled_s(ends: Sequence[float]) -> float:
-    """After how many seconds the rate is within 5% of its steady value for good.
+def settling_s(ends: Sequence[float]) -> float:
+    """Settling time: seconds until the rate stays within 5% of its steady value.
 
     Args:
-        ends: when each step of a phase ended, in seconds from the phase's beginning.
+        ends: end time of each step, in seconds since the phase began.
     """
     seconds = int(ends[-1]) if ends else 0
     rates = [sum(k <= end < k + 1 for end in ends) for k in range(seconds)]
@@ -267,11 +268,11 @@ def settled_s(ends: Sequence[float]) -> float:
 
 @dataclass
 class Progressive:
-    """What was measured of whole runs.
+    """Measurements of whole progressive runs.
 
     Args:
-        took: seconds of each run, by the crew: fixed ones and "auto".
-        settled: of runs with "auto", seconds from a phase's beginning to its steady rate, by size.
+        took: seconds of each run, by number of workers (or "auto").
+        settled: settling times of the phases of "auto" runs, in seconds, by image size.
     """
 
     took: dict[str, list[float]] = field(default_factory=dict)
@@ -279,12 +280,12 @@ class Progressive:
 
 
 def progressive(folder: Path, rounds: int = 3) -> Progressive:
-    """Whole runs of three sizes."""
-    found = Progressive()
+    """Run a schedule of three sizes with each number of workers."""
+    results = Progressive()
     for _ in range(rounds):
         for workers in ("auto", *sorted({1, usable_cores(), 2 * usable_cores()})):
             steps: list[tuple[int, float]] = []
-            begun = time.perf_counter()
+            start_s = time.perf_counter()
             with feedline.DataLoader(
                 feedline.ImageFolder(str(folder), transform=feedline.TrainCrop()),
                 32,
@@ -296,30 +297,31 @@ def progressive(folder: Path, rounds: int = 3) -> Progressive:
                     for batch in loader:
                         size = batch[0].shape[-1]
                         time.sleep(0.012 * (size / 112) ** 2)
-                        steps.append((size, time.perf_counter() - begun))
-            found.took.setdefault(str(workers), []).append(time.perf_counter() - begun)
+                        steps.append((size, time.perf_counter() - start_s))
+            results.took.setdefault(str(workers), []).append(time.perf_counter() - start_s)
             if workers != "auto":
                 continue
             since = 0.0
             for size, of_size in groupby(steps, key=lambda step: step[0]):
                 ends = [end for _, end in of_size]
-                settled = settled_s([end - since for end in ends])
-                found.settled.setdefault(size, []).append(settled)
+                seconds = settling_s([end - since for end in ends])
+                results.settled.setdefault(size, []).append(seconds)
                 since = ends[-1]
-    return found
+    return results
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=Path, help="of photographs, a folder for each class")
-    parser.add_argument("--only", default="", help="trainings that have this in their names")
-    parser.add_argument("--json", type=Path, help="a file for all figures")
+    parser.add_argument("folder", type=Path, help="image folder with one sub-folder per class")
+    parser.add_argument(
+        "--only", default="", help="run only workloads whose name contains this text"
+    )
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     rows = []
-    for name, (build, making) in trainings(options.folder).items():
+    for name, (build, make_step) in trainings(options.folder).items():
         if options.only in name:
-            rows.append(row := measured(name, build, making))
+            rows.append(row := measure(name, build, make_step))
             print(f"{name}: best with {row.best} workers, {row.rate:.1f} steps/s", flush=True)
             for start, started in row.started.items():
                 print(f"    from {start:2}: {started}")
@@ -338,12 +340,12 @@ def main() -> None:
             f"{statistics.median(seconds):.0f} s ({min(seconds):.0f} to {max(seconds):.0f})"
         )
     if options.json:
-        found = {
+        results = {
             "machine": machine(),
             "rows": [asdict(row) for row in rows],
             "progressive": asdict(whole),
         }
-        options.json.write_text(json.dumps(found, indent=1))
+        options.json.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

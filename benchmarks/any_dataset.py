@@ -1,25 +1,24 @@
-"""One import changed: feedline.DataLoader against torch's on the very same objects.
-
-Method: for each dataset and number of workers the two take turns, `--rounds` times, in one process
-tree. A turn builds the loader, notes the time from `iter()` to the first batch, and then counts
-batches for `--seconds`, epoch after epoch. Both keep their workers (`persistent_workers=True`).
-Given are medians over the turns, and the median of the ratios of turns that followed each other.
-At last a dataset that is not recognised goes through `--epochs` epochs, with workers that live on
-and with workers that end with each epoch. Memory (PSS of the whole process tree) and descriptors of
-the trainer are compared between the 5th epoch and the last.
-
-Datasets: `images`, a torchvision ImageFolder with RandomResizedCrop(224), flip, ToTensor and
-Normalize, which is recognised; `work`, some 0.5 ms of Python and torch a sample, which is not;
-`tensors`, a TensorDataset of 50,000 tiny images; `tiny`, the same behind a class of its own, so
-that almost all time is the loader's.
-
-Caveats: files come from the page cache; nothing is done with a batch, so no training competes with
-the workers for the cores; the first batch of feedline's first loader includes imports.
-
-`--megapixels 12` measures `images` alone, on 48 mosaics of FOLDER's images, 4:3, JPEG quality 90.
+"""Compare feedline.DataLoader with torch.utils.data.DataLoader on the same dataset objects.
 
     python benchmarks/any_dataset.py FOLDER --json benchmarks/results/any_dataset.json
     python benchmarks/any_dataset.py FOLDER --megapixels 12 --json benchmarks/results/large.json
+
+Method: for each dataset and number of workers the two loaders alternate, `--rounds` times, in one
+process. A turn builds the loader, measures the time from `iter()` to the first batch, then counts
+samples for `--seconds`, epoch after epoch, with `persistent_workers=True`. Prints medians over the
+turns and the median ratio of consecutive turns. Finally a user-defined dataset runs for `--epochs`
+epochs, with persistent workers and with new workers each epoch, and memory (PSS of all processes)
+and file descriptors after epoch 5 are compared with those after the last epoch.
+
+Datasets: `images`, torchvision's ImageFolder with RandomResizedCrop(224), flip, ToTensor and
+Normalize, which feedline fuses; `work`, a user-defined dataset with 0.5 ms of Python and torch
+per sample; `tensors`, a TensorDataset of 50,000 tiny images; `tiny`, the same images in a
+user-defined dataset, so that almost all time is overhead of the loader.
+
+`--megapixels 12` measures only `images`, on 48 mosaics of FOLDER's images (4:3, JPEG quality 90).
+
+Caveats: files are in the page cache; batches are not used, so no training competes for the cores;
+the first batch of feedline's first loader includes imports.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ PIPELINE = transforms.Compose(
 
 
 class Work(Dataset[Any]):
-    """Arbitrary Python for each sample; gives images of 150 kB."""
+    """User-defined dataset with Python and torch work per sample; images of 150 kB."""
 
     def __len__(self) -> int:
         return 2000
@@ -71,7 +70,7 @@ class Work(Dataset[Any]):
 
 
 class Tiny(Dataset[Any]):
-    """Tiny images in memory, each asked for by itself."""
+    """User-defined dataset of tiny images in memory."""
 
     def __init__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         self.images, self.labels = images, labels
@@ -84,7 +83,7 @@ class Tiny(Dataset[Any]):
 
 
 def turn(make: Callable[[], Any], seconds: float) -> tuple[float, float]:
-    """Samples a second, and seconds from `iter()` to the first batch."""
+    """Samples per second, and seconds from `iter()` to the first batch."""
     loader = make()
     start = time.perf_counter()
     batches = iter(loader)
@@ -107,7 +106,7 @@ def turn(make: Callable[[], Any], seconds: float) -> tuple[float, float]:
 def compare(
     dataset: Any, batch_size: int, workers: int, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Both loaders on one dataset, by turns."""
+    """Measure both loaders on a dataset, alternately."""
     arguments: dict[str, Any] = {
         "batch_size": batch_size,
         "shuffle": True,
@@ -125,12 +124,14 @@ def compare(
             rate, first = turn(make, options.seconds)
             rates[name].append(rate)
             firsts[name].append(first)
-    ratios = [ours / theirs for ours, theirs in zip(rates["feedline"], rates["torch"], strict=True)]
+    ratios = [
+        own / torch_rate for own, torch_rate in zip(rates["feedline"], rates["torch"], strict=True)
+    ]
     return {"samples_s": rates, "first_batch_s": firsts, "ratio": ratios}
 
 
 def mosaics(folder: Path, to: Path, megapixels: float) -> Path:
-    """Write large images, each of as many of a folder's images as they have room for."""
+    """Write 48 large images, mosaics of the images in a folder."""
     height = round((megapixels * 1e6 * 3 / 4) ** 0.5)
     width, side = height * 4 // 3, 500
     files = itertools.cycle(sorted(folder.rglob("*.[jJ]*")))
@@ -145,19 +146,19 @@ def mosaics(folder: Path, to: Path, megapixels: float) -> Path:
 
 
 def tree_mb() -> float:
-    """PSS of this process and all below it."""
+    """PSS of this process and its descendants, in MB."""
     here = psutil.Process()
-    found = 0.0
+    total = 0.0
     for process in [here, *here.children(recursive=True)]:
         try:
-            found += process.memory_full_info().pss / 1e6
+            total += process.memory_full_info().pss / 1e6
         except psutil.Error:
             continue
-    return found
+    return total
 
 
 def growth(dataset: Any, epochs: int, *, persistent: bool) -> dict[str, Any]:
-    """Memory and descriptors after 5 epochs and at the end."""
+    """Memory and file descriptors after 5 epochs and after the last."""
     marks = []
     with feedline.DataLoader(
         dataset, batch_size=64, shuffle=True, num_workers=2, persistent_workers=persistent
@@ -173,16 +174,16 @@ def growth(dataset: Any, epochs: int, *, persistent: bool) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", help="images as root/CLASS/*.jpg")
+    parser.add_argument("folder", help="image folder with one sub-folder per class")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--epochs", type=int, default=100)
-    parser.add_argument("--megapixels", type=float, help="measure mosaics of this size instead")
+    parser.add_argument("--megapixels", type=float, help="measure only mosaics of this size")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.megapixels:
-        with tempfile.TemporaryDirectory() as made:
-            large = mosaics(Path(options.folder), Path(made) / "large", options.megapixels)
+        with tempfile.TemporaryDirectory() as scratch:
+            large = mosaics(Path(options.folder), Path(scratch) / "large", options.megapixels)
             result = compare(ImageFolder(str(large), PIPELINE), 16, 2, options)
         print({name: spread(rates, 0) for name, rates in result["samples_s"].items()})
         print("ratio", spread(result["ratio"], 2))
@@ -197,7 +198,7 @@ def main() -> None:
         ("tensors", TensorDataset(images, labels), 128, (0, 1, 2, 4)),
         ("tiny", Tiny(images, labels), 128, (0, 1, 2, 4)),
     ]
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "machine": machine(),
         "versions": versions(["torch", "torchvision", "pillow", "feedline"]),
         "tasks": {},
@@ -207,7 +208,7 @@ def main() -> None:
         for workers in counts:
             print(f"{name}, {workers} workers ...", file=sys.stderr, flush=True)
             result = compare(dataset, batch_size, workers, options)
-            found["tasks"][f"{name} {workers}"] = result
+            results["tasks"][f"{name} {workers}"] = result
             rates, firsts = result["samples_s"], result["first_batch_s"]
             rows.append(
                 [
@@ -223,14 +224,14 @@ def main() -> None:
     print(table(rows, heads))
     for name, persistent in (("workers that live on", True), ("new each epoch", False)):
         print(f"{name}, {options.epochs} epochs ...", file=sys.stderr, flush=True)
-        grown = growth(Work(), options.epochs, persistent=persistent)
-        found[name] = grown
-        early, late = grown["after_5"], grown["after_all"]
+        usage = growth(Work(), options.epochs, persistent=persistent)
+        results[name] = usage
+        early, late = usage["after_5"], usage["after_all"]
         print(
             f"{name}: {early['mb']:.0f} MB and {early['fds']} descriptors after 5 epochs, "
             f"{late['mb']:.0f} MB and {late['fds']} after {options.epochs}"
         )
-    save(found, options.json)
+    save(results, options.json)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Reading and decoding an image with nothing around the calls: what bare measurements share."""
+"""Decode an image with bare library calls, for benchmarks that measure feedline's overhead."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import simplejpeg
 from feedline.images.crops import Box, cut
 from feedline.images.jpeg import compiled_decoder
 
-__all__ = ["Kept", "decoded", "decoded_by_libraries"]
+__all__ = ["DecodeState", "decode_crop", "decode_crop_with_libraries"]
 
 
-class Kept:
-    """What is kept from image to image: memory to decode into, and feedline's own decoder."""
+class DecodeState:
+    """Buffers and decoder reused from image to image."""
 
     def __init__(self) -> None:
         self.buffer = np.empty(64 << 20, np.uint8)
@@ -29,9 +29,9 @@ def _read(path: bytes) -> bytes:
     return data
 
 
-def decoded(path: bytes, crop: Box, kept: Kept) -> Any:
-    """The pixels of a JPEG in a crop, uint8 (height, width, 3), by feedline's own calls."""
-    buffer, decoder = kept.buffer, kept.decoder
+def decode_crop(path: bytes, crop: Box, state: DecodeState) -> Any:
+    """Decode a crop of a JPEG with feedline's decoder; uint8 (height, width, 3)."""
+    buffer, decoder = state.buffer, state.decoder
     data = _read(path)
     if decoder and decoder.open(data):
         height, width = crop.height, crop.width
@@ -41,7 +41,7 @@ def decoded(path: bytes, crop: Box, kept: Kept) -> Any:
     return cut(simplejpeg.decode_jpeg(data, "RGB", buffer=buffer, strict=True), crop.part)
 
 
-def decoded_by_libraries(path: bytes, crop: Box, kept: Kept) -> Any:
-    """The same by a library's decode of the whole."""
-    image = simplejpeg.decode_jpeg(_read(path), "RGB", buffer=kept.buffer, strict=True)
+def decode_crop_with_libraries(path: bytes, crop: Box, state: DecodeState) -> Any:
+    """Decode a crop of a JPEG with libraries only: the whole image, then a slice."""
+    image = simplejpeg.decode_jpeg(_read(path), "RGB", buffer=state.buffer, strict=True)
     return cut(image, crop.part)

@@ -1,15 +1,15 @@
-"""The largest batches by model, image size and GPU memory, as feedline estimates them.
+"""Estimate the largest batch size by model, image size and GPU memory, and check the estimate.
 
-Nothing here needs a GPU. Three things are done: the table is reckoned; the estimate's bytes are
-compared with what torch's allocator counts in real steps on the CPU; and the estimate is held
-against trainings on a real GPU whose batch sizes were published: timm's benchmark of training
-(results/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv of huggingface/pytorch-image-models,
-commit c865028c, Apache License 2.0; an RTX 3090 of 24 GB, PyTorch 1.12, float16 AMP, channels_last,
-SGD with momentum). It began with 512 images and went down to 384, 256, 192, 128, 96, 64, 48 and 32
-until a training ran, so of each model is known which batch ran and which did not.
+    python benchmarks/batch_sizes.py            measure, into results/batch_sizes.json (10 minutes)
+    python benchmarks/batch_sizes.py --print    print the stored results as Markdown
 
-python benchmarks/batch_sizes.py            measure, into results/batch_sizes.json: ten minutes
-python benchmarks/batch_sizes.py --print    show these as Markdown
+Needs no GPU. Computes the table of estimates, compares the estimated bytes with what torch's
+allocator counts in real training steps on the CPU, and checks the estimates against published GPU
+results: timm's training benchmark (results/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv of
+huggingface/pytorch-image-models, commit c865028c, Apache License 2.0; RTX 3090 with 24 GB, PyTorch
+1.12, float16 AMP, channels_last, SGD with momentum). timm's benchmark started with 512 images and
+went down through 384, 256, 192, 128, 96, 64, 48 and 32 until training ran, so for each model it is
+known which batch size ran and which failed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ GPUS = (4, 8, 12, 16, 24, 40, 80)
 MOST = 4096
 ON_CPU = 16, 160  # images and their size
 
-# What ran in timm's benchmark: image size, batch.
+# Image size and batch size that ran in timm's benchmark.
 PUBLISHED = {
     "resnet50": (224, 512),
     "mobilenetv3_large_100": (224, 512),
@@ -74,7 +74,7 @@ GPU = 24
 
 
 def measure() -> dict[str, Any]:
-    """All three, as `results/` holds them."""
+    """Run all three parts."""
     warnings.simplefilter("ignore")
     return {
         "table": {name: dict(_rows(name)) for name in MODELS},
@@ -86,7 +86,7 @@ def measure() -> dict[str, Any]:
 
 
 def _rows(name: str) -> Iterator[tuple[str, Any]]:
-    """Of each size the counted bytes, and the batches that follow for each GPU."""
+    """Counted bytes and largest batch per GPU, by image size."""
     import torch
     from torch.nn import functional
 
@@ -106,7 +106,7 @@ def _rows(name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _on_cpu(name: str, precision: str) -> dict[str, Any]:
-    """The estimate of one step, and what the allocator counted in it."""
+    """Estimated and measured bytes of one step on the CPU."""
     import torch
     from torch.nn import functional
     from torch.profiler import ProfilerActivity, profile
@@ -128,15 +128,15 @@ def _on_cpu(name: str, precision: str) -> dict[str, Any]:
     step(make(2, size))
     state = [value for each in optimizer.state.values() for value in each.values()]
     tensors = [*model.parameters(), *model.buffers(), *state]
-    standing = sum(each.untyped_storage().nbytes() for each in tensors)
+    resident = sum(each.untyped_storage().nbytes() for each in tensors)
     optimizer.zero_grad()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         batch, ahead = make(rows, size), make(rows, size)
         step(batch)
         del ahead
-    events = seen.profiler.kineto_results.events()
+    events = profiler.profiler.kineto_results.events()
     changes = sorted((one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]")
-    measured = standing + max(_sums(change for _, change in changes))
+    measured = resident + max(_sums(change for _, change in changes))
     estimated = int(counted.at(rows))
     print(name, precision, estimated, measured, estimated / measured - 1, flush=True)
     return {
@@ -155,7 +155,7 @@ def _sums(changes: Iterable[int]) -> Iterator[int]:
 
 
 def _published(name: str, size: int, ran: int) -> dict[str, Any]:
-    """What the estimate says of the batch that ran and of the one that did not."""
+    """Estimates for the published batch size that ran and the one that failed."""
     import timm
     import torch
     from timm.layers import set_fused_attn
@@ -164,7 +164,7 @@ def _published(name: str, size: int, ran: int) -> dict[str, Any]:
     from feedline.tuning.estimated_batches import largest_batch, usable_bytes
     from feedline.tuning.step_bytes import count_step_bytes
 
-    failed = TRIED[TRIED.index(ran) - 1]  # None where the largest ran
+    failed = TRIED[TRIED.index(ran) - 1]  # None if the largest one ran
     set_fused_attn(False)  # PyTorch 1.12 had no fused attention
     with torch.device("meta"):
         model = timm.create_model(name)
@@ -175,7 +175,7 @@ def _published(name: str, size: int, ran: int) -> dict[str, Any]:
         rows=(2, ran, failed or 2 * ran),
     )  # fmt: skip
     whole, room = usable_bytes(GPU)
-    found = {
+    results = {
         "model": name,
         "size": size,
         "ran": ran,
@@ -185,12 +185,12 @@ def _published(name: str, size: int, ran: int) -> dict[str, Any]:
         "usable_bytes": whole,
         "advised": largest_batch(counted, room, MOST),
     }
-    print(found, flush=True)
-    return found
+    print(results, flush=True)
+    return results
 
 
-def table(found: dict[str, Any]) -> str:
-    """The table: models by sizes, and GPUs."""
+def table(results: dict[str, Any]) -> str:
+    """Markdown table of the largest batch sizes."""
     lines = [
         "| model | image size | MB for an image | "
         + " | ".join(f"{gpu} GB" for gpu in GPUS)
@@ -198,7 +198,7 @@ def table(found: dict[str, Any]) -> str:
         "| --- | ---: | ---: |" + " ---: |" * len(GPUS),
     ]
     for name, label in MODELS.items():
-        for size, row in found["table"][name].items():
+        for size, row in results["table"][name].items():
             (few, less), (many, more) = row["counted"][-2:]
             batches = (row["batches"][str(gpu)] for gpu in GPUS)
             cells = (f"{rows}+" if rows >= MOST else str(rows or "-") for rows in batches)
@@ -207,21 +207,21 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def paragraph(found: dict[str, Any]) -> str:
-    """What is known of the error."""
+def paragraph(results: dict[str, Any]) -> str:
+    """Markdown paragraph about the error of the estimate."""
     errors = {
         precision: [
             100 * (one["estimated_bytes"] / one["measured_bytes"] - 1)
-            for one in found["cpu"]
+            for one in results["cpu"]
             if one["precision"] == precision
         ]
         for precision in ("float32", "bfloat16")
     }
     spans = [f"{min(some):+.1f} to {max(some):+.1f}% in {name}" for name, some in errors.items()]
-    published = found["published"]
+    published = results["published"]
     bounded = [one for one in published if one["failed"] is not None]
     unsafe = [one["model"] for one in bounded if one["advised"] >= one["failed"]]
-    # A training takes some factor of what is counted: what ran fits with it, what failed does not.
+    # Real use is a factor times the counted bytes: what ran fits, what failed does not.
     least = max(
         one["usable_bytes"] / one["failed_bytes"] for one in bounded if one["model"] not in unsafe
     )
@@ -229,14 +229,14 @@ def paragraph(found: dict[str, Any]) -> str:
     safe = f"all but {', '.join(unsafe)}" if unsafe else "all"
     rows, size = ON_CPU
     return (
-        "*Its error.* On the CPU, where torch's profiler says what the allocator gave out, the "
+        "*Error.* On the CPU, where torch's profiler reports what the allocator handed out, the "
         f"count of a step with {rows} images of {size} px of these {len(MODELS)} models is "
-        f"{' and '.join(spans)}: what lacks are buffers within the CPU's kernels. It has not been "
-        "measured on a GPU yet. What ran on one was published for timm's models (its benchmark of "
+        f"off by {' and '.join(spans)}: it lacks buffers inside CPU kernels. It has not been "
+        "measured on a GPU yet. Published GPU results exist for timm's models (its benchmark of "
         "training: RTX 3090 of 24 GB, PyTorch 1.12, AMP, channels_last, batches from 512 "
-        f"downwards until one ran). Of {len(bounded)} models whose limit was found in this way "
-        f"the estimate stays below the batch that failed for {safe}. One factor from the bytes "
-        f"that are counted to those that were taken, between {least:.2f} and {most:.2f}, explains "
+        f"downwards until one ran). Of {len(bounded)} models with a known limit, "
+        f"the estimate stays below the batch that failed for {safe}. One factor between the "
+        f"counted and the used bytes, between {least:.2f} and {most:.2f}, explains "
         f"{safe} of these and the {len(published) - len(bounded)} for which 512 ran; the headroom "
         "covers it."
     )
@@ -244,10 +244,10 @@ def paragraph(found: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--print", action="store_true", help="the results, as Markdown")
+    parser.add_argument("--print", action="store_true", help="print the stored results as Markdown")
     if parser.parse_args().print:
-        found = json.loads(RESULTS.read_text())
-        print(f"{table(found)}\n\n{paragraph(found)}")
+        results = json.loads(RESULTS.read_text())
+        print(f"{table(results)}\n\n{paragraph(results)}")
     else:
         RESULTS.write_text(json.dumps(measure(), indent=1) + "\n")
 

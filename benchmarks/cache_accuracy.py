@@ -1,25 +1,25 @@
-"""What smaller copies do to accuracy: trainings from originals and from caches, alike otherwise.
+"""Measure the effect of resized copies on accuracy: train on originals and on caches.
 
     python benchmarks/cache_accuracy.py FOLDER --epochs 40 --seeds 8 --json result.json
     python benchmarks/cache_accuracy_table.py result.json
 
-FOLDER holds train/ and val/ with class folders, as `feedline demo-data` makes them. For each seed a
-small network is trained from scratch once on the originals and once on each kind of copies
-(`--copies 256q90` are JPEGs of 256 px, quality 90), by feedline's own recipe: `TrainCrop()`, AdamW,
-one cycle of the rate. The runs of a seed have the same initial weights, order and crops, on one
-thread with deterministic kernels: only the pixels of the training images differ, so the runs are
-pairs. All are judged on crops of the *original* validation images, which is what a model is
-deployed on, and once more on the copies that each kind of cache gives of them.
+FOLDER holds train/ and val/ with class folders, as written by `feedline demo-data`. For each seed a
+small network is trained from scratch on the originals and on each kind of copies (`--copies 256q90`
+means JPEGs of 256 px, quality 90) with feedline's recipe: `TrainCrop()`, AdamW, one cycle of the
+learning rate. Runs of one seed share initial weights, order and crops, on one thread with
+deterministic kernels, so that only the pixels of the training images differ and runs can be
+compared in pairs. Each model is evaluated on crops of the original validation images, as it would
+be in deployment, and on each cache's copies of them.
 
-One more kind of copies, 64q90, is a control: it is smaller than the rows and has to do harm. If the
-measurement did not find that, it would find nothing. It is run when all others are done.
+The control, 64q90, is smaller than the image size and must lower accuracy; otherwise the
+measurement could not detect anything. It runs last.
 
-Caveats: how small an effect can be seen follows from the number of seeds and of validation images.
-Images that are no larger than a level are the originals themselves in its cache; the JSON says how
-many. A small network from scratch is not a large one with pretrained weights. The weights follow
-bit for bit from settings, versions and the processor's kernels; the JSON holds their digest.
+Caveats: the number of seeds and of validation images limits how small an effect can be detected. A
+cache stores images that are no larger than its resolution unchanged; the JSON counts them. A small
+network trained from scratch is not a large pretrained one. Weights are bitwise reproducible for the
+same settings, versions and CPU kernels; the JSON holds their digest.
 
-Runs are saved one by one. The same command goes on where it was stopped.
+Results are saved after each run; the same command resumes an interrupted benchmark.
 """
 
 from __future__ import annotations
@@ -48,31 +48,31 @@ from feedline.train.train_state import StepCounter, TrainState, train_step
 ORIGINALS = "originals"
 CPU = torch.device("cpu")
 MODEL = "resnet10t"
-# Half the usual width: a run has to take a minute on one core.
+# Half the usual width, so that a run takes about a minute on one core.
 WIDTHS = {"channels": (32, 64, 128, 256), "stem_width": 16}
 PACKAGES = ("feedline", "torch", "timm", "numpy", "simplejpeg", "pillow")
 
-Found = dict[str, Any]
+Results = dict[str, Any]
 Batches = list[tuple[Tensor, Tensor]]
 
 
-def built(folder: Path, copies: str, root: Path) -> Path:
-    """A cache of a folder as `copies` says, e.g. "256q90"; its folder."""
+def build_copies(folder: Path, copies: str, root: Path) -> Path:
+    """Build a cache of a folder for a name such as "256q90"; return its folder."""
     match = re.fullmatch(r"(\d+)q(\d+)", copies)
     if match is None:
-        raise SystemExit(f"--copies are named as 256q90 is, size and quality, got {copies!r}")
+        raise SystemExit(f"--copies: expected SIZEqQUALITY such as 256q90, got {copies!r}")
     size, quality = map(int, match.groups())
     build_cache(folder, root, (size,), format="webdataset", quality=quality)
     return root
 
 
-def opened(root: Path, transform: TrainCrop | EvalCrop) -> ImageFolder:
-    """The images of a folder or of a cache; the control's are enlarged."""
+def open_images(root: Path, transform: TrainCrop | EvalCrop) -> ImageFolder:
+    """Images of a folder or cache; those of the control are enlarged."""
     return ImageFolder(root, transform, enlarge=True)
 
 
 def check_alike(images: ImageFolder, copies: ImageFolder) -> None:
-    """Make sure that a sample number means one image in both."""
+    """Exit unless sample numbers refer to the same image in both."""
     names = [str(Path(images.path(k)).relative_to(images.root)) for k in range(len(images))]
     if names != [copies.name(k) for k in range(len(copies))]:
         raise SystemExit(f"{copies.root} does not hold the images of {images.root}")
@@ -81,22 +81,22 @@ def check_alike(images: ImageFolder, copies: ImageFolder) -> None:
 
 
 def rows_of(data: ImageFolder, size: int) -> Batches:
-    """All validation rows, which are the same each time they are looked at."""
+    """All validation batches."""
     with DataLoader(data, 64, seed=0, image_size=size, num_workers=0, device="cpu") as loader:
         return [(images.clone(), labels.clone()) for images, labels in loader]
 
 
-def trained(
+def train(
     root: Path, recipe: Recipe, validation: dict[str, Batches], judged_epochs: int
-) -> Found:
-    """One run: what it achieved in each of the last epochs, and a digest of its weights."""
-    began = time.monotonic()
+) -> Results:
+    """Train once; return results of the last epochs and a digest of the weights."""
+    start_s = time.monotonic()
     prepare_process(seed=recipe.seed, device=CPU)
-    data = opened(root, TrainCrop())
+    data = open_images(root, TrainCrop())
     model: nn.Module = timm.create_model(
         MODEL, pretrained=False, num_classes=len(data.classes), **WIDTHS
     ).to(memory_format=torch.channels_last)
-    epochs, judged = [], []
+    epochs, evaluations = [], []
     with DataLoader(
         data,
         recipe.batch_size,
@@ -115,33 +115,33 @@ def trained(
                 losses.append(float(train_step(state, images, labels)))
             epochs.append(sum(losses) / len(losses))
             if epoch >= recipe.epochs - judged_epochs:
-                judged.append(figures(model, validation[ORIGINALS]))
+                evaluations.append(figures(model, validation[ORIGINALS]))
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         digest.update(tensor.contiguous().numpy().tobytes())
     return {
         "train_loss": epochs,
-        "judged": judged,
+        "judged": evaluations,
         "on": {name: figures(model, batches) for name, batches in validation.items()},
         "weights_sha256": digest.hexdigest(),
-        "seconds": time.monotonic() - began,
+        "seconds": time.monotonic() - start_s,
     }
 
 
-def figures(model: torch.nn.Module, batches: Batches) -> Found:
-    """Top-1 accuracy, 0 to 1, and loss."""
+def figures(model: torch.nn.Module, batches: Batches) -> Results:
+    """Top-1 accuracy (0 to 1) and loss."""
     result = evaluate(model, batches, device=CPU)
     assert result is not None
     return {"top1": result.top1, "loss": result.loss}
 
 
-def facts(roots: dict[str, dict[str, Path]]) -> Found:
-    """How many images there are, and what each kind of copies makes of them."""
-    found: Found = {}
+def facts(roots: dict[str, dict[str, Path]]) -> Results:
+    """Number and size of the images, per kind of copies."""
+    results: Results = {}
     for part in ("train", "val"):
         images = ImageFolder(roots[ORIGINALS][part])
         sizes = [Path(images.path(k)).stat().st_size for k in range(len(images))]
-        found[part] = {
+        results[part] = {
             "images": len(images),
             "classes": len(images.classes),
             "files": images.fingerprint(),
@@ -154,9 +154,9 @@ def facts(roots: dict[str, dict[str, Path]]) -> Found:
                 store = open_cache(root[part])
                 level = store.manifest.levels[0]
                 small = sum(min(store.original_size(k)) <= level.side for k in range(len(store)))
-                found[part]["bytes_an_image"][name] = round(level.bytes / len(store))
-                found[part]["kept_as_they_are"][name] = small
-    return found
+                results[part]["bytes_an_image"][name] = round(level.bytes / len(store))
+                results[part]["kept_as_they_are"][name] = small
+    return results
 
 
 def run_all(options: argparse.Namespace, seeds: Sequence[int], scratch: Path) -> None:
@@ -164,7 +164,8 @@ def run_all(options: argparse.Namespace, seeds: Sequence[int], scratch: Path) ->
     roots = {ORIGINALS: folders}
     for copies in (*options.copies, options.control):
         roots[copies] = {
-            part: built(folder, copies, scratch / copies / part) for part, folder in folders.items()
+            part: build_copies(folder, copies, scratch / copies / part)
+            for part, folder in folders.items()
         }
     recipe = Recipe(
         model=MODEL,
@@ -181,18 +182,19 @@ def run_all(options: argparse.Namespace, seeds: Sequence[int], scratch: Path) ->
         "threads": options.threads,
         "data": facts(roots),
     }
-    found = begun(options.json, settings, PACKAGES)
+    results = begun(options.json, settings, PACKAGES)
     validation = {
-        name: rows_of(opened(root["val"], EvalCrop()), options.size) for name, root in roots.items()
+        name: rows_of(open_images(root["val"], EvalCrop()), options.size)
+        for name, root in roots.items()
     }
-    done = {(run["seed"], run["arm"]) for run in found["runs"]}
-    compared = [(seed, name) for seed in seeds for name in roots if name != options.control]
-    for seed, name in compared + [(seed, options.control) for seed in seeds]:
-        if (seed, name) not in done:
+    finished = {(run["seed"], run["arm"]) for run in results["runs"]}
+    pairs = [(seed, name) for seed in seeds for name in roots if name != options.control]
+    for seed, name in pairs + [(seed, options.control) for seed in seeds]:
+        if (seed, name) not in finished:
             seeded = Recipe(**{**recipe.as_dict(), "seed": seed})
-            run = trained(roots[name]["train"], seeded, validation, options.judged)
-            found["runs"].append({"seed": seed, "arm": name, **run})
-            save(found, options.json)
+            run = train(roots[name]["train"], seeded, validation, options.judged)
+            results["runs"].append({"seed": seed, "arm": name, **run})
+            save(results, options.json)
             on = run["on"][ORIGINALS]
             print(
                 f"seed {seed}  {name:9}  top-1 {on['top1']:.3f}  loss {on['loss']:.3f}  "
@@ -203,17 +205,28 @@ def run_all(options: argparse.Namespace, seeds: Sequence[int], scratch: Path) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="holds train/ and val/")
+    parser.add_argument("folder", type=Path, help="dataset with train/ and val/")
     parser.add_argument("--copies", nargs="*", default=["256q90", "256q95"])
-    parser.add_argument("--control", default="64q90", help="copies that have to do harm; run last")
-    parser.add_argument("--seeds", type=int, default=5, help="how many")
-    parser.add_argument("--size", type=int, default=112, help="side of the rows in pixels")
+    parser.add_argument(
+        "--control", default="64q90", help="copies expected to lower accuracy, trained last"
+    )
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
+    parser.add_argument("--size", type=int, default=112, help="image size, in pixels")
     parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--judged", type=int, default=5, help="how many of the last epochs")
+    parser.add_argument(
+        "--judged", type=int, default=5, help="evaluate this many of the last epochs"
+    )
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--lr", type=float, help="as in feedline's recipe where it is left out")
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
-    parser.add_argument("--json", type=Path, required=True, help="where runs are kept")
+    parser.add_argument(
+        "--lr", type=float, help="learning rate (default: that of feedline's recipe)"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        required=True,
+        help="results file; runs that it contains are not repeated",
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.use_deterministic_algorithms(True)

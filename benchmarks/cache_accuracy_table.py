@@ -1,10 +1,10 @@
-"""What `cache_accuracy.py` found, as Markdown tables.
+"""Print the results of `cache_accuracy.py` as Markdown tables.
 
     python benchmarks/cache_accuracy_table.py result.json ...
 
-Differences are paired by seeds: the run on copies minus the run of the same seed on originals.
-Their interval is Student's, 95%, with one degree of freedom less than there are seeds. Where it
-holds 0 nothing is proven but its ends: the effect may be as large as either.
+Differences are paired by seed: the run on copies minus the run of the same seed on originals. Their
+95% interval is Student's, with one degree of freedom less than there are seeds. If the interval
+contains 0, no effect is proven, and the effect may be as large as either end.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from scipy import stats
 
 ORIGINALS = "originals"
 
-Found = dict[str, Any]
-Runs = dict[int, Found]  # by their seeds
-Figure = Callable[[Found], float]
+Results = dict[str, Any]
+Runs = dict[int, Results]  # by seed
+Figure = Callable[[Results], float]
 
 
 class Interval(NamedTuple):
@@ -40,60 +40,60 @@ class Interval(NamedTuple):
 
 
 def interval(values: list[float]) -> Interval:
-    """Of the mean of independent values, at least two."""
+    """95% interval of the mean of at least two independent values."""
     middle = mean(values)
     half = float(stats.t.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
     return Interval(middle, middle - half, middle + half)
 
 
-def by_arm(found: Found) -> dict[str, Runs]:
-    """The runs of each arm by their seeds."""
-    arms: dict[str, Runs] = {arm: {} for arm in found["settings"]["arms"]}
-    for run in sorted(found["runs"], key=lambda run: run["seed"]):
+def by_arm(results: Results) -> dict[str, Runs]:
+    """Runs by arm and seed."""
+    arms: dict[str, Runs] = {arm: {} for arm in results["settings"]["arms"]}
+    for run in sorted(results["runs"], key=lambda run: run["seed"]):
         arms[run["arm"]][run["seed"]] = run
     return arms
 
 
 def points(judged_on: str) -> Figure:
-    """Top-1 at the end, in percent."""
+    """Figure: final top-1 accuracy in percent on the given images."""
     return lambda run: 100 * float(run["on"][judged_on]["top1"])
 
 
-def last_points(run: Found) -> float:
-    """Top-1 on the originals, the mean of the last epochs, in percent."""
+def last_points(run: Results) -> float:
+    """Top-1 accuracy on the originals in percent, mean of the last epochs."""
     return 100 * mean(epoch["top1"] for epoch in run["judged"])
 
 
-def last_loss(run: Found) -> float:
-    """The loss on the originals, the mean of the last epochs."""
+def last_loss(run: Results) -> float:
+    """Loss on the originals, mean of the last epochs."""
     return mean(epoch["loss"] for epoch in run["judged"])
 
 
 def columns(runs: Runs, base: Runs, figure: Figure, digits: int) -> list[str]:
-    """The mean and deviation of a figure over seeds, and its difference from the originals'."""
+    """Cells: mean and deviation over seeds, and the difference from the originals."""
     values = [figure(run) for run in runs.values()]
-    said = f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
+    cell = f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
     if runs is base:
-        return [said, ""]
-    return [said, difference(runs, figure, base, figure).text(digits)]
+        return [cell, ""]
+    return [cell, difference(runs, figure, base, figure).text(digits)]
 
 
 def compared(runs: Runs, figure: Figure, base: Runs, base_figure: Figure) -> list[str]:
-    """The mean of a figure over seeds, and its difference from another of the originals'."""
+    """Cells: mean over seeds, and the difference from another figure of the originals."""
     middle = mean(map(figure, runs.values()))
     return [f"{middle:.2f}", difference(runs, figure, base, base_figure).text(2)]
 
 
 def difference(runs: Runs, figure: Figure, base: Runs, base_figure: Figure) -> Interval:
-    """Of the runs from the originals', paired by seeds."""
+    """Interval of the difference from the runs on originals, paired by seed."""
     shared = [seed for seed in runs if seed in base]
     return interval([figure(runs[seed]) - base_figure(base[seed]) for seed in shared])
 
 
-def tables(found: Found) -> str:
-    """The differences on the originals, then on copies; all from originals throughout."""
-    arms = by_arm(found)
-    base, settings = arms[ORIGINALS], found["settings"]
+def tables(results: Results) -> str:
+    """Tables: evaluated on the originals, and evaluated on copies."""
+    arms = by_arm(results)
+    base, settings = arms[ORIGINALS], results["settings"]
     arms = {arm: runs for arm, runs in arms.items() if len(set(runs) & set(base)) > 1}
     if not arms:
         raise SystemExit("an interval needs two seeds")
@@ -109,15 +109,15 @@ def tables(found: Found) -> str:
         ]
         for arm, runs in arms.items()
     ]
-    averaged = f"of the last {epochs} epochs"
+    last = f"of the last {epochs} epochs"
     headers = [
         "trained on",
         "seeds",
         "top-1 %, ± over seeds",
         "difference (95%)",
-        f"top-1 % {averaged}",
+        f"top-1 % {last}",
         "difference (95%)",
-        f"loss {averaged}",
+        f"loss {last}",
         "difference (95%)",
     ]
     plain = points(ORIGINALS)
@@ -153,7 +153,7 @@ def tables(found: Found) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("results", type=Path, nargs="+", help="what cache_accuracy.py wrote")
+    parser.add_argument("results", type=Path, nargs="+", help="results file of cache_accuracy.py")
     options = parser.parse_args()
     for path in options.results:
         print(tables(json.loads(path.read_text())), end="\n\n")

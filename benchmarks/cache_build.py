@@ -1,24 +1,22 @@
-"""How fast a cache is built, against decoding, resizing and encoding alone.
-
-Method: `build_cache` with all cores makes a cache of `--images` images (hard links to the folder's,
-in classes of 1300), of one size and of three. In turn with it as many bare processes as there
-are cores go for `--seconds` through the folder's images, whose bytes they hold, and do nothing but
-`LevelEncoder.make_copies`: decode, resize, encode. `--rounds` times; ratios are taken round by
-round.
-
-A build's rate is all images over all of its time, from the call to the finished cache: with the
-look at some images beforehand, the start of the workers, the writing, and bringing it all to the
-disk at the end. Where that time goes is told apart:
-
-    look        until the first report: listing the folder, 64 images made on one core
-    start       from there until the first shard is done, less what a worker needs for that shard
-    shards      until the last shard is done
-    finish      index, manifest, and all to the disk
-
-Caveats: the originals are in the page cache. What is written goes to the disk under `--under`;
-its speed is in the figures, as it is in a user's build. Imports are not counted.
+"""Compare building a cache with decoding, resizing and encoding alone.
 
     python benchmarks/cache_build.py FOLDER --json benchmarks/results/cache_build.json
+
+Method: `build_cache` builds a cache of `--images` images (hard links to the folder's, in classes of
+1300) on all cores, of one resolution and of three. Alternating with it, one bare process per core
+holds the folder's image bytes in memory and runs only `LevelEncoder.make_copies` (decode, resize,
+encode) for `--seconds`. Repeated `--rounds` times; ratios are computed per round.
+
+The build rate is all images over the total time from the call to the finished cache, including
+sampling, worker start, writing and flushing to disk. Prints the time of each part:
+
+    look        until the first report: list the folder, resize 64 images on one core
+    start       until the first shard is done, minus a worker's time for that shard
+    shards      until the last shard is done
+    finish      write index and manifest, flush everything to disk
+
+Caveats: the originals are in the page cache. Output is written to the disk of `--under`, so its
+speed is included, as in a user's build. Imports are not included.
 """
 
 from __future__ import annotations
@@ -50,29 +48,29 @@ LEAST = 0.85
 
 
 def hold(state: ProcessState, send: Send, paths: list[str]) -> None:
-    """In a bare process: read the images that it is to make copies of."""
+    """In a bare process: read the images to copy."""
     state["images"] = [Path(path).read_bytes() for path in paths]
 
 
 def encode(
     state: ProcessState, send: Send, sizes: tuple[int, ...], quality: int, seconds: float
 ) -> float:
-    """In a bare process: make copies for about so many seconds; images per second."""
+    """In a bare process: make copies for `seconds`; return images per second."""
     levels = make_levels(sizes, quality=quality, raw=False)
     encoder = LevelEncoder(levels, exif=False, max_pixels=DEFAULT_MAX_PIXELS)
     images = state["images"]
     encoder.make_copies(images[0])
     start = now = time.perf_counter()
-    made = 0
+    count = 0
     while now - start < seconds:
-        encoder.make_copies(images[made % len(images)])
-        made += 1
+        encoder.make_copies(images[count % len(images)])
+        count += 1
         now = time.perf_counter()
-    return made / (now - start)
+    return count / (now - start)
 
 
 def build(source: Path, root: Path, sizes: tuple[int, ...], options: Any) -> dict[str, float]:
-    """Build once; seconds by part."""
+    """Build a cache; return the seconds of each part."""
     reports: list[tuple[float, BuildState]] = []
     start = time.perf_counter()
 
@@ -99,30 +97,30 @@ def build(source: Path, root: Path, sizes: tuple[int, ...], options: Any) -> dic
 
 
 def measure(originals: Path, scratch: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All turns."""
+    """Run all rounds."""
     many = linked(originals, options.images, scratch / "images")
     read_once(many)
     paths = sorted(str(path) for path in originals.glob("*/*"))
     cores = usable_cores()
-    found: list[dict[str, Any]] = [{"sizes": sizes, "turns": []} for sizes in SIZES]
+    results: list[dict[str, Any]] = [{"sizes": sizes, "turns": []} for sizes in SIZES]
     with ProcessPool(cores) as pool:
         pool.each(hold, [(paths[number::cores],) for number in range(cores)])
         for number in range(options.rounds):
-            for entry in found:
+            for entry in results:
                 sizes = entry["sizes"]
                 order = [(sizes, options.quality, options.seconds)] * cores
                 bare = sum(pool.each(encode, order))
                 with tempfile.TemporaryDirectory(dir=scratch) as root:
                     turn = build(many, Path(root, "cache"), sizes, options)
                 entry["turns"].append({"bare_images_per_s": bare, **turn})
-            say(f"round {number + 1} of {options.rounds}")
-    return found
+            log(f"round {number + 1} of {options.rounds}")
+    return results
 
 
-def tables(found: list[dict[str, Any]]) -> str:
-    """The figures, and what the build is held to."""
+def tables(results: list[dict[str, Any]]) -> str:
+    """Results as text, with the target of the build."""
     rows, lines = [], []
-    for entry in found:
+    for entry in results:
         name = f"{', '.join(map(str, entry['sizes']))} px"
         turns = entry["turns"]
         ratios = [turn["images_per_s"] / turn["bare_images_per_s"] for turn in turns]
@@ -140,40 +138,42 @@ def tables(found: list[dict[str, Any]]) -> str:
                 ),
             ]
         )
-        said = "met   " if median(ratios) >= LEAST else "MISSED"
-        lines.append(f"{said} {name}: build / bare {spread(ratios)}, at least {LEAST}")
+        status = "met   " if median(ratios) >= LEAST else "MISSED"
+        lines.append(f"{status} {name}: build / bare {spread(ratios)}, at least {LEAST}")
     headers = ["copies", "img/s", "once under way", "bare", "build / bare"]
     headers += ["look s", "start s", "shards s", "finish s"]
     return "\n".join([table(rows, headers), "", *lines])
 
 
-def say(what: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
+def log(message: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {message}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="a folder with one sub-folder of JPEGs a class")
+    parser.add_argument("folder", type=Path, help="folder of JPEGs with one sub-folder per class")
     parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of bare processes, in a turn")
+    parser.add_argument(
+        "--seconds", type=float, default=4.0, help="seconds per turn of bare processes"
+    )
     parser.add_argument("--format", default="webdataset", choices=("webdataset", "lmdb", "folder"))
     parser.add_argument("--quality", type=int, default=95)
-    parser.add_argument("--under", type=Path, help="where the caches are made")
-    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--under", type=Path, help="parent folder of the temporary caches")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # cleans up, as Ctrl-C does
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # clean up, as on Ctrl-C
     fixed = ("images", "rounds", "seconds", "format", "quality")
     with tempfile.TemporaryDirectory(prefix="feedline-build-", dir=options.under) as scratch:
         builds = measure(options.folder.resolve(), Path(scratch), options)
     print(tables(builds))
-    found = {
+    results = {
         "machine": machine(),
         "versions": versions(PACKAGES),
         "settings": {name: getattr(options, name) for name in fixed},
         "builds": builds,
     }
-    save(found, options.json)
+    save(results, options.json)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""What filling a cache costs the epoch that is trained meanwhile, and what it brings.
+"""Measure what filling a cache during training costs the first epoch, and what it saves later.
 
     python benchmarks/cache_filling.py FOLDER [--rounds 3] [--copies 8] [--busy-ms 0,60]
 
-A folder with the images several times over (symbolic links) is read by a loader with `cache=` and
-by one without, in turns, each in a process of its own, at 224 px in batches of 64 by as many
-workers as there are cores. With --busy-ms the training step itself takes so long, asleep, as with a
-GPU; 0 is a run that is bound by loading. Medians, and the ratio of the first epochs in the same
-turn. An epoch's time holds the wait for the cache at its beginning.
+A folder with several links to each image is read with `cache=` and without, alternately, each in a
+new process, at 224 px in batches of 64, with one worker per core. `--busy-ms` is the duration of
+the training step, which sleeps as if a GPU computed; 0 measures a run bound by loading. Prints
+median epoch times and the ratio of the first epochs of a turn. An epoch's time includes the wait
+for the cache at its beginning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EPOCHS = 3
 
 
 def train(folder: str, cache: str, busy_ms: float) -> None:
-    """Print the seconds of each epoch, the wait for the cache counted to the epoch after it."""
+    """Print the seconds of each epoch, including the wait for the cache before it."""
     from feedline import DataLoader, ImageFolder, TrainCrop
 
     data = ImageFolder(folder, TrainCrop((0.25, 1.0)))
@@ -32,18 +32,18 @@ def train(folder: str, cache: str, busy_ms: float) -> None:
     with DataLoader(
         data, 64, schedule=f"224x{EPOCHS}", num_workers="auto", cache=cache or None
     ) as loader:
-        next(iter(loader))  # workers have started, and so has what fills the cache
+        next(iter(loader))  # start the workers and the process that fills the cache
         loader.set_epoch(0)
         for _ in range(EPOCHS):
-            started = time.perf_counter()
+            start_s = time.perf_counter()
             for _ in loader:
                 time.sleep(busy_ms / 1000)
-            seconds.append(time.perf_counter() - started)
+            seconds.append(time.perf_counter() - start_s)
     print(json.dumps(seconds))
 
 
-def many(folder: Path, copies: int, root: Path) -> Path:
-    """The images of a folder so many times, as links."""
+def link_copies(folder: Path, copies: int, root: Path) -> Path:
+    """Link each image of a folder `copies` times."""
     for number in range(copies):
         for path in folder.resolve().iterdir():
             (root / f"{number}-{path.name}").symlink_to(path)
@@ -62,24 +62,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--copies", type=int, default=8)
     parser.add_argument("--busy-ms", default="0,60")
-    given = parser.parse_args()
-    for busy_ms in map(float, given.busy_ms.split(",")):
-        plain, filled = [], []
-        for number in range(given.rounds):
+    options = parser.parse_args()
+    for busy_ms in map(float, options.busy_ms.split(",")):
+        plain, cached = [], []
+        for number in range(options.rounds):
             with tempfile.TemporaryDirectory() as temporary:
                 folder = Path(temporary, "images")
                 folder.mkdir()
-                many(given.folder, given.copies, folder)
-                for which in ("plain", "filled") if number % 2 else ("filled", "plain"):
+                link_copies(options.folder, options.copies, folder)
+                for which in ("plain", "cached") if number % 2 else ("cached", "plain"):
                     if which == "plain":
                         plain.append(turn(folder, "", busy_ms))
                     else:
-                        filled.append(turn(folder, Path(temporary, "cache"), busy_ms))
-        ratio = [one[0] / other[0] for one, other in zip(filled, plain, strict=True)]
+                        cached.append(turn(folder, Path(temporary, "cache"), busy_ms))
+        ratio = [one[0] / other[0] for one, other in zip(cached, plain, strict=True)]
         print(
             f"step of {busy_ms:.0f} ms: first epoch {statistics.median(ratio):.3f} of one without "
             f"a cache ({min(ratio):.3f} to {max(ratio):.3f}); epochs in s without "
-            f"{_medians(plain)}, with {_medians(filled)}"
+            f"{_medians(plain)}, with {_medians(cached)}"
         )
 
 

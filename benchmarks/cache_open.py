@@ -1,24 +1,23 @@
-"""What it takes to open a cache of 1.3 million images: seconds, memory, also beside a folder.
-
-Method: the index of a cache is made of `--samples` entries, named as ImageNet's files are, with
-three levels and their shards, and no images. Then, `--rounds` times, each time in a fresh process
-that has imported what it needs:
-
-    open        `ImageFolder(cache)`; first with the index dropped from the page cache, then with it
-                in there. What was read from the disk is the kernel's count for the process.
-    beside      `DataLoader(dataset, cache=...)` up to where it is decided who makes its batches:
-                all files' copies are found in the cache by their names. The dataset is feedline's
-                or torchvision's ImageFolder; torchvision's with its files in another order, too.
-    without     the same without `cache=`, to see what it adds
-
-and once a loader with `--workers` workers whose rows are labels alone, over this cache and over one
-of 1300 entries: what a worker holds of its own after `--batches` batches of each, side by side.
-
-Memory of its own is what a process alone has and that is no file's (Private_Dirty in
-/proc/PID/smaps_rollup): the index is mapped, and its pages are in the page cache once for all.
-"Meanwhile" is by how much the resident memory rose at its peak, mapped files included.
+"""Measure opening a cache of 1.3 million images: time and memory, alone and joined with a folder.
 
     python benchmarks/cache_open.py --json benchmarks/results/cache_open.json
+
+Method: the index of a cache is written with `--samples` entries named like ImageNet's files, with
+three resolutions and their shards, and no images. Then, `--rounds` times, in a new process each:
+
+    open        `ImageFolder(cache)`, first with the index dropped from the page cache, then with it
+                cached. Bytes read from disk are the kernel's count for the process.
+    beside      `DataLoader(dataset, cache=...)` until the engine is chosen: the copies of all files
+                are looked up in the cache by name. The dataset is feedline's or torchvision's
+                ImageFolder; torchvision's also with its files in another order.
+    without     the same without `cache=`, for comparison
+
+Finally a loader with `--workers` workers reads only labels, from this cache and from one of 1300
+entries: private memory of a worker after `--batches` batches of each.
+
+Private memory is Private_Dirty in /proc/PID/smaps_rollup, which excludes files: the index is mapped
+and shared through the page cache. "MB meanwhile" is the peak rise of the resident memory, mapped
+files included.
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ WORKER_MB = 2
 
 
 def class_names(count: int) -> list[str]:
-    """As ImageNet calls its classes."""
+    """Class names like ImageNet's."""
     return [f"n{1440764 + 13511 * number:08d}" for number in range(count)]
 
 
 def names(samples: int) -> list[list[str]]:
-    """The files of each class, in the order in which a folder lists them."""
+    """File names of each class, in the order of a folder listing."""
     classes = class_names(-(-samples // PER_CLASS))
     files = [sorted(f"{name}_{37 * k}.JPEG" for k in range(PER_CLASS)) for name in classes]
     files[-1] = files[-1][: samples - PER_CLASS * (len(classes) - 1)]
@@ -69,7 +68,7 @@ def names(samples: int) -> list[list[str]]:
 
 
 def make_cache(root: Path, samples: int) -> None:
-    """Write the manifest and the index of a cache, and bring them to the disk."""
+    """Write the manifest and index of a cache, and flush them to disk."""
     classes = class_names(-(-samples // PER_CLASS))
     files = names(samples)
     paths = [
@@ -117,7 +116,7 @@ def make_cache(root: Path, samples: int) -> None:
 
 
 def kilobytes(path: str, name: str) -> int:
-    """A line of one of the kernel's tables."""
+    """Value of a line in a file of /proc, in kB."""
     for line in Path(path).read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1])
@@ -125,37 +124,37 @@ def kilobytes(path: str, name: str) -> int:
 
 
 def own_mb(process: int | str = "self") -> float:
-    """Memory that a process alone has, and that is no file's."""
+    """Private memory of a process without files, in MB."""
     return kilobytes(f"/proc/{process}/smaps_rollup", "Private_Dirty") / 1024
 
 
-def measured(work: Callable[[], object]) -> dict[str, float]:
-    """Do something: its seconds, the memory that it takes, and what was read from the disk."""
+def measure_call(work: Callable[[], object]) -> dict[str, float]:
+    """Run `work`; return its seconds, memory and bytes read from disk."""
     before, read = own_mb(), kilobytes("/proc/self/io", "read_bytes")
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     resident = kilobytes("/proc/self/status", "VmRSS")
     start = time.perf_counter()
-    held = work()
+    value = work()
     seconds = time.perf_counter() - start
-    found = {
+    results = {
         "seconds": seconds,
         "own_mb": own_mb() - before,
         "peak_mb": (kilobytes("/proc/self/status", "VmHWM") - resident) / 1024,
         "read_mb": (kilobytes("/proc/self/io", "read_bytes") - read) / 2**20,
     }
-    del held
-    return found
+    del value
+    return results
 
 
-def open_it(state: ProcessState, send: Send, root: str) -> dict[str, float]:
-    """In a fresh process: open a cache."""
-    return measured(lambda: ImageFolder(root))
+def open_cache(state: ProcessState, send: Send, root: str) -> dict[str, float]:
+    """In a new process: open a cache."""
+    return measure_call(lambda: ImageFolder(root))
 
 
-def beside(
+def join_cache(
     state: ProcessState, send: Send, root: str, samples: int, what: str, cached: bool
 ) -> Any:
-    """In a fresh process: join a dataset of as many files with the cache."""
+    """In a new process: join a dataset with the cache."""
     import torchvision
     from torchvision import transforms
 
@@ -167,7 +166,7 @@ def beside(
         if what.startswith("torchvision"):
             steps = [transforms.RandomResizedCrop(112), transforms.ToTensor()]
             dataset = torchvision.datasets.ImageFolder(folder, transforms.Compose(steps))
-            dataset.samples = listed(folder, samples)
+            dataset.samples = torchvision_samples(folder, samples)
             if what.endswith("other order"):
                 random.Random(0).shuffle(dataset.samples)
         else:
@@ -176,18 +175,18 @@ def beside(
     options: dict[str, Any] = {"cache": root} if cached else {}
     if not what.startswith("torchvision"):
         options["image_size"] = 112
-    return measured(lambda: decided(dataset, options))
+    return measure_call(lambda: loader_with_engine(dataset, options))
 
 
-def decided(dataset: Any, options: dict[str, Any]) -> DataLoader[Any]:
-    """A loader that knows who makes its batches."""
+def loader_with_engine(dataset: Any, options: dict[str, Any]) -> DataLoader[Any]:
+    """A loader that has chosen its engine."""
     loader: DataLoader[Any] = DataLoader(dataset, 64, **options)
     loader.explain()
     return loader
 
 
-def listed(folder: str, samples: int) -> list[tuple[str, int]]:
-    """As torchvision lists a folder."""
+def torchvision_samples(folder: str, samples: int) -> list[tuple[str, int]]:
+    """Samples as torchvision lists a folder."""
     files = names(samples)
     classes = class_names(len(files))
     return [
@@ -198,7 +197,7 @@ def listed(folder: str, samples: int) -> list[tuple[str, int]]:
 
 
 def folder_index(samples: int) -> FolderIndex:
-    """As feedline lists a folder."""
+    """Index as feedline lists a folder."""
     files = names(samples)
     classes = class_names(len(files))
     pairs = zip(classes, files, strict=True)
@@ -209,85 +208,85 @@ def folder_index(samples: int) -> FolderIndex:
 
 
 class Labels(ImageFolder):
-    """The labels of a cache without opening an image."""
+    """Labels of a cache; opens no image."""
 
     def load(self, item: Any, row: Any) -> None:
-        """Write the label alone."""
+        """Write only the label."""
         row[1][()] = self.store.label(item.sample)
 
 
 def workers_mb(roots: list[Path], workers: int, batches: int) -> list[list[float]]:
-    """Memory of the workers of a loader over each cache, in MB."""
-    found = []
+    """Private memory of the workers of a loader over each cache, in MB."""
+    results = []
     for root in roots:
         with DataLoader(
             Labels(root), 64, image_size=64, num_workers=workers, shuffle=True, seed=0
         ) as loader:
             made = 0
-            while made < batches:  # a small cache's epochs end earlier
+            while made < batches:  # the small cache has shorter epochs
                 for _ in loader:
                     made += 1
                     if made == batches:
                         break
-            found.append([own_mb(pid) for pid in loader.worker_pids])
-    return found
+            results.append([own_mb(pid) for pid in loader.worker_pids])
+    return results
 
 
-def fresh(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in a process of its own."""
+def in_new_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a new process."""
     with ProcessPool(1, as_workers=False) as pool:
         return pool.each(function, [arguments])[0]
 
 
 def measure(cache: Path, small: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """All figures."""
+    """Run all rounds."""
     turns: dict[str, list[dict[str, float]]] = {}
     for number in range(options.rounds):
         drop_from_cache(cache)
-        turns.setdefault("open, from the disk", []).append(fresh(open_it, str(cache)))
+        turns.setdefault("open, from the disk", []).append(in_new_process(open_cache, str(cache)))
         read_once(cache)
-        turns.setdefault("open", []).append(fresh(open_it, str(cache)))
+        turns.setdefault("open", []).append(in_new_process(open_cache, str(cache)))
         for what in ("feedline's folder", "torchvision's", "torchvision's, other order"):
             for cached in (True, False):
-                name = f"{what}, {'cache beside it' if cached else 'without'}"
-                turn = fresh(beside, str(cache), options.samples, what, cached)
+                name = f"{what}, {'cache join_cache it' if cached else 'without'}"
+                turn = in_new_process(join_cache, str(cache), options.samples, what, cached)
                 turns.setdefault(name, []).append(turn)
-        say(f"round {number + 1} of {options.rounds}")
+        log(f"round {number + 1} of {options.rounds}")
     large, few = workers_mb([cache, small], options.workers, options.batches)
     return {"turns": turns, "worker_mb": {"large": large, "few": few}}
 
 
-def tables(found: dict[str, Any]) -> str:
-    """The figures, and what feedline is held to."""
+def tables(results: dict[str, Any]) -> str:
+    """Results as text, with the targets."""
     rows = [
         [
             name,
             spread([turn["seconds"] for turn in turns]),
             *(spread([turn[key] for turn in turns], 1) for key in ("own_mb", "peak_mb", "read_mb")),
         ]
-        for name, turns in found["turns"].items()
+        for name, turns in results["turns"].items()
     ]
-    large, few = found["worker_mb"]["large"], found["worker_mb"]["few"]
-    grown = statistics.median(large) - statistics.median(few)
+    large, few = results["worker_mb"]["large"], results["worker_mb"]["few"]
+    difference = statistics.median(large) - statistics.median(few)
     lines = [
         table(rows, ["what", "seconds", "MB of its own", "MB meanwhile", "MB from the disk"]),
         "",
         f"a worker's own memory, MB: {spread(large, 1)}; with {FEW} samples {spread(few, 1)}",
     ]
-    worst = found["turns"]["open, from the disk"] + found["turns"]["open"]
-    bars = (
+    worst = results["turns"]["open, from the disk"] + results["turns"]["open"]
+    targets = (
         ("seconds to open", statistics.median(turn["seconds"] for turn in worst), OPEN_S),
         ("MB to open", max(turn["own_mb"] for turn in worst), OPEN_MB),
-        ("MB more in a worker", grown, WORKER_MB),
+        ("MB more in a worker", difference, WORKER_MB),
     )
-    for what, value, most in bars:
-        said = "met   " if value < most else "MISSED"
-        lines.append(f"{said} {what}: {value:.3f}, less than {most}")
+    for what, value, most in targets:
+        status = "met   " if value < most else "MISSED"
+        lines.append(f"{status} {what}: {value:.3f}, less than {most}")
     return "\n".join(lines)
 
 
-def say(what: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
+def log(message: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {message}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -296,22 +295,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batches", type=int, default=400)
-    parser.add_argument("--under", type=Path, help="where the cache is made")
-    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--under", type=Path, help="parent folder of the temporary cache")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     fixed = ("samples", "rounds", "workers", "batches")
     with tempfile.TemporaryDirectory(prefix="feedline-open-", dir=options.under) as scratch:
         cache, small = Path(scratch, "large"), Path(scratch, "few")
         make_cache(cache, options.samples)
         make_cache(small, FEW)
-        found = {
+        results = {
             "machine": machine(),
             "versions": versions(PACKAGES),
             "settings": {name: getattr(options, name) for name in fixed},
             **measure(cache, small, options),
         }
-    print(tables(found))
-    save(found, options.json)
+    print(tables(results))
+    save(results, options.json)
 
 
 if __name__ == "__main__":

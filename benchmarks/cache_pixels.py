@@ -1,24 +1,24 @@
-"""How far the pixels of a cache's copies are from the originals', by level and quality.
+"""Measure how much the pixels of resized copies differ from the originals.
 
     python benchmarks/cache_pixels.py FOLDER --json result.json
 
-A cache of each level and quality is built of the photographs in a temporary folder. Then the same
-crops, of the same seeds, are made from the originals and from the cache, and compared: the mean
-absolute difference in grey levels (0 to 255) over all crops, pixels and channels. Random crops show
-25 to 100% of the area, `TrainCrop((0.25, 1))`, and are mirrored half of the time; the central crop
-is that of `EvalCrop(0.875)`. Rows are only made of levels that feedline would read for them.
+A cache of each resolution and quality is built from the photographs. The same crops, with the same
+seeds, are read from the originals and from the cache. The figure is the mean absolute difference in
+grey levels (0 to 255) over all crops, pixels and channels. Random crops cover 25 to 100% of the
+area, `TrainCrop((0.25, 1))`, half of them mirrored; the central crop is `EvalCrop(0.875)`. Only
+combinations that feedline would read are measured.
 
-For each level only those photographs count that are larger than it: others are kept as they are.
-Levels up to `--common` px are all measured on the photographs that are larger than that, so they
-can be compared with one another; for larger levels fewer photographs are left.
+Each resolution counts only photographs that are larger than it, because smaller ones are stored
+unchanged. All resolutions up to `--common` px count the photographs larger than that, so that they
+can be compared; larger resolutions have fewer photographs.
 
-The yardsticks say what a grey level is worth: the same crops of the originals, resized by other
-libraries' usual ways, decoded smaller, or moved by one pixel, against feedline's rows, which are
-torch's antialiased bilinear resize of uint8. OpenCV takes part where it is installed.
+Yardsticks give the scale: the same crops of the originals resized by other libraries (OpenCV if
+installed), decoded at reduced size, or moved by one pixel, compared with feedline's rows, which use
+torch's antialiased bilinear resize of uint8.
 
-Caveats: a mean over pixels says nothing of where they differ: copies are softer at edges and in
-fine texture, and much the same elsewhere. The JSON also holds the 95th percentile over crops. What
-that does to a model is measured by `cache_accuracy.py`.
+Caveats: a mean over pixels does not show where they differ: copies are softer at edges and in fine
+texture, and nearly equal elsewhere. The JSON also has the 95th percentile over crops.
+`cache_accuracy.py` measures the effect on a model.
 """
 
 from __future__ import annotations
@@ -51,27 +51,27 @@ SIZES = (112, 160, 224)
 CROPS: dict[str, TrainCrop | EvalCrop] = {"random": TrainCrop((0.25, 1.0)), "central": EvalCrop()}
 PACKAGES = ("feedline", "torch", "numpy", "simplejpeg", "pillow", "opencv-python-headless")
 
-Found = dict[str, Any]
+Results = dict[str, Any]
 Rows = np.ndarray[Any, np.dtype[np.uint8]]
 Resize = Callable[[Rows, int, int], Rows]
 
 
 def items(samples: list[int], crop: str, size: int, crops: int) -> list[Item]:
-    """What is asked of every source: `crops` random crops of a photograph, or the central one."""
+    """Items to load: `crops` random crops of each photograph, or the central crop."""
     draws = range(crops if crop == "random" else 1)
     return [Item(sample, size, mix(0, draw, sample), 1.0) for sample in samples for draw in draws]
 
 
-def made(data: ImageFolder, wanted: list[Item]) -> Rows:
-    """The rows, uint8 (n, size, size, 3)."""
-    rows = np.empty((len(wanted), wanted[0].side, wanted[0].side, 3), np.uint8)
+def load_rows(data: ImageFolder, requested: list[Item]) -> Rows:
+    """Load the rows; uint8 (n, size, size, 3)."""
+    rows = np.empty((len(requested), requested[0].side, requested[0].side, 3), np.uint8)
     label = np.empty((), np.int64)
-    for item, row in zip(wanted, rows, strict=True):
+    for item, row in zip(requested, rows, strict=True):
         data.load(item, (row, label))
     return rows
 
 
-def difference(rows: Rows, reference: Rows) -> Found:
+def difference(rows: Rows, reference: Rows) -> Results:
     """Mean absolute difference in grey levels, and its 95th percentile over the crops."""
     each = [
         float(np.abs(row.astype(np.int16) - other).mean())
@@ -99,7 +99,7 @@ def opencv_by(interpolation: int) -> Resize:
 
 
 def row_by(resize: Resize, pixels: Rows, place: Placement, size: int) -> Rows:
-    """A row of a whole image, by another library's resize."""
+    """Crop and resize a whole image with another library."""
     if isinstance(place, Box):
         part = pixels[place.top : place.top + place.height, place.left : place.left + place.width]
         row = resize(np.ascontiguousarray(part), size, size)
@@ -108,14 +108,14 @@ def row_by(resize: Resize, pixels: Rows, place: Placement, size: int) -> Rows:
     return whole[place.top : place.top + size, place.left : place.left + size]
 
 
-def moved(place: Placement, width: int) -> Placement:
-    """A crop one pixel further to the right, or to the left at the right edge."""
+def move_crop(place: Placement, width: int) -> Placement:
+    """Move a crop by one pixel to the right, or to the left at the right edge."""
     step = 1 if place.left + place.width < width else -1
     return place._replace(left=max(0, place.left + step))
 
 
 def yardsticks() -> dict[str, tuple[Resize, bool]]:
-    """How else rows of the originals are made: the resize, and whether the crop is moved."""
+    """Alternative resizes of the originals, and whether the crop is moved."""
     bilinear = pillow_by(Image.Resampling.BILINEAR)
     ways: dict[str, tuple[Resize, bool]] = {
         "Pillow, bilinear": (bilinear, False),
@@ -129,65 +129,67 @@ def yardsticks() -> dict[str, tuple[Resize, bool]]:
     return ways
 
 
-def other_rows(data: ImageFolder, wanted: list[Item], resize: Resize, move: bool) -> Iterator[Rows]:
-    opened, pixels = -1, np.empty((0, 0, 3), np.uint8)
-    for item in wanted:
-        if item.sample != opened:
+def other_rows(
+    data: ImageFolder, requested: list[Item], resize: Resize, move: bool
+) -> Iterator[Rows]:
+    open_sample, pixels = -1, np.empty((0, 0, 3), np.uint8)
+    for item in requested:
+        if item.sample != open_sample:
             with Image.open(data.path(item.sample)) as image:
-                opened, pixels = item.sample, np.asarray(image.convert("RGB"))
+                open_sample, pixels = item.sample, np.asarray(image.convert("RGB"))
         place = data.transform.place(*pixels.shape[:2], item)
         if move:
-            place = moved(place, pixels.shape[1])
+            place = move_crop(place, pixels.shape[1])
         yield row_by(resize, pixels, place, item.required_image_size)
 
 
-def measure_yardsticks(folder: Path, samples: list[int], crops: int) -> list[Found]:
-    """The originals against themselves."""
-    found: list[Found] = []
+def measure_yardsticks(folder: Path, samples: list[int], crops: int) -> list[Results]:
+    """Differences of the yardsticks from feedline's rows of the originals."""
+    results: list[Results] = []
     for crop, transform in CROPS.items():
         data = ImageFolder(folder, transform)
         scaled = ImageFolder(folder, transform, decode="scaled")
         for size in SIZES:
-            wanted = items(samples, crop, size, crops)
-            rows = made(data, wanted)
+            requested = items(samples, crop, size, crops)
+            rows = load_rows(data, requested)
             about = {"crop": crop, "row_px": size}
             for name, (resize, move) in yardsticks().items():
                 if crop == "random" or not move:
-                    others = np.stack(list(other_rows(data, wanted, resize, move)))
-                    found.append({"way": name, **about, **difference(others, rows)})
+                    others = np.stack(list(other_rows(data, requested, resize, move)))
+                    results.append({"way": name, **about, **difference(others, rows)})
             name = "decoded smaller (feedline's decode=scaled)"
-            found.append({"way": name, **about, **difference(made(scaled, wanted), rows)})
-    return found
+            results.append({"way": name, **about, **difference(load_rows(scaled, requested), rows)})
+    return results
 
 
 def larger_than(side: int, data: ImageFolder) -> list[int]:
-    """Which photographs have a shorter side of more than `side` px."""
-    found = []
+    """Sample numbers of photographs with a shorter side above `side` px."""
+    samples = []
     for sample in range(len(data)):
         with Image.open(data.path(sample)) as image:
             if min(image.size) > side:
-                found.append(sample)
-    return found
+                samples.append(sample)
+    return samples
 
 
 class Originals:
-    """The rows of the originals, made once for each set of photographs."""
+    """Rows of the originals, cached for each set of photographs."""
 
     def __init__(self, folder: Path, crops: int) -> None:
         self.data = {crop: ImageFolder(folder, transform) for crop, transform in CROPS.items()}
         self.crops = crops
-        self._kept: dict[tuple[str, int, int], tuple[list[Item], Rows]] = {}
+        self._rows: dict[tuple[str, int, int], tuple[list[Item], Rows]] = {}
 
     def rows(self, crop: str, size: int, samples: list[int]) -> tuple[list[Item], Rows]:
         key = crop, size, len(samples)
-        if key not in self._kept:
-            wanted = items(samples, crop, size, self.crops)
-            self._kept[key] = wanted, made(self.data[crop], wanted)
-        return self._kept[key]
+        if key not in self._rows:
+            requested = items(samples, crop, size, self.crops)
+            self._rows[key] = requested, load_rows(self.data[crop], requested)
+        return self._rows[key]
 
 
-def measure_cache(root: Path, originals: Originals, common_px: int) -> Iterator[Found]:
-    """A cache of one level, at every size of rows that it serves."""
+def measure_cache(root: Path, originals: Originals, common_px: int) -> Iterator[Results]:
+    """Differences of a cache of one resolution, for each image size that reads it."""
     store = open_cache(root)
     (level,) = store.manifest.levels
     least = max(level.side, common_px)
@@ -200,7 +202,7 @@ def measure_cache(root: Path, originals: Originals, common_px: int) -> Iterator[
         data = ImageFolder(root, transform)
         for size in SIZES:
             if wanted_side(transform, size) <= level.side:
-                wanted, rows = originals.rows(crop, size, samples)
+                requested, rows = originals.rows(crop, size, samples)
                 yield {
                     "level_px": level.side,
                     "quality": level.quality,
@@ -208,19 +210,19 @@ def measure_cache(root: Path, originals: Originals, common_px: int) -> Iterator[
                     "row_px": size,
                     "photographs": len(samples),
                     "bytes_an_image": round(level_bytes),
-                    **difference(made(data, wanted), rows),
+                    **difference(load_rows(data, requested), rows),
                 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="class folders with photographs")
+    parser.add_argument("folder", type=Path, help="image folder with one sub-folder per class")
     parser.add_argument("--common", type=int, default=320, metavar="PX")
-    parser.add_argument("--crops", type=int, default=2, help="random crops of each photograph")
+    parser.add_argument("--crops", type=int, default=2, help="random crops per photograph")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     originals = Originals(options.folder, options.crops)
-    found: Found = {
+    results: Results = {
         "machine": machine(),
         "versions": versions(PACKAGES),
         "settings": {
@@ -237,11 +239,11 @@ def main() -> None:
                 build_cache(
                     options.folder, root, (level,), quality=quality or 95, raw=quality is None
                 )
-                found["copies"] += measure_cache(Path(root), originals, options.common)
+                results["copies"] += measure_cache(Path(root), originals, options.common)
     larger = larger_than(options.common, originals.data["central"])
-    found["yardsticks"] = measure_yardsticks(options.folder, larger, options.crops)
-    save(found, options.json)
-    print(tables(found))
+    results["yardsticks"] = measure_yardsticks(options.folder, larger, options.crops)
+    save(results, options.json)
+    print(tables(results))
 
 
 if __name__ == "__main__":

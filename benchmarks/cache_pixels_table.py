@@ -1,9 +1,9 @@
-"""What `cache_pixels.py` found, as tables.
+"""Print the results of `cache_pixels.py` as tables.
 
     python benchmarks/cache_pixels_table.py result.json            Markdown
 
-The first says how many grey levels crops of copies differ from the same crops of the originals, the
-second how large the copies are, the third what other ways of making a crop of the originals do.
+Table 1: difference of crops of copies from crops of the originals, in grey levels. Table 2: size of
+the copies. Table 3: difference of other crops of the originals.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from report import table
 
 __all__ = ["tables"]
 
-Found = dict[str, Any]
+Results = dict[str, Any]
 
 
-def _in_order(figures: list[Found], name: str) -> list[Any]:
-    """The values of one name, in the order in which they were measured."""
+def _in_order(figures: list[Results], name: str) -> list[Any]:
+    """Distinct values of a field, in the order they were measured."""
     return list(dict.fromkeys(one[name] for one in figures))
 
 
@@ -29,61 +29,61 @@ def _quality(value: int | None) -> str:
     return "raw" if value is None else f"q{value}"
 
 
-def _copies(copies: list[Found], markdown: bool) -> str:
-    """A row for each size of rows and level; empty where feedline does not read that level."""
-    found = {(f["row_px"], f["level_px"], f["crop"], f["quality"]): f["mean"] for f in copies}
+def _copies(copies: list[Results], markdown: bool) -> str:
+    """One row per image size and resolution; empty if feedline does not read it."""
+    results = {(f["row_px"], f["level_px"], f["crop"], f["quality"]): f["mean"] for f in copies}
     columns = [
         (crop, quality)
         for crop in _in_order(copies, "crop")
         for quality in _in_order(copies, "quality")
     ]
     rows: list[list[object]] = []
-    for size, level in sorted({key[:2] for key in found}):
-        means = [found.get((size, level, *column)) for column in columns]
+    for size, level in sorted({key[:2] for key in results}):
+        means = [results.get((size, level, *column)) for column in columns]
         rows.append([size, level, *("" if mean is None else f"{mean:.2f}" for mean in means)])
     headers = [f"{crop}, {_quality(quality)}" for crop, quality in columns]
     return table(rows, ["rows px", "copies px", *headers], markdown=markdown)
 
 
-def _sizes(copies: list[Found], markdown: bool) -> str:
-    """A row for each level: kilobytes of an image."""
-    found = {(f["level_px"], f["quality"]): f["bytes_an_image"] / 1000 for f in copies}
+def _sizes(copies: list[Results], markdown: bool) -> str:
+    """One row per resolution: kilobytes per image."""
+    results = {(f["level_px"], f["quality"]): f["bytes_an_image"] / 1000 for f in copies}
     counts = {f["level_px"]: f["photographs"] for f in copies}
     qualities = _in_order(copies, "quality")
     rows = [
-        [level, photographs, *(f"{found[level, quality]:.1f}" for quality in qualities)]
+        [level, photographs, *(f"{results[level, quality]:.1f}" for quality in qualities)]
         for level, photographs in sorted(counts.items())
     ]
     headers = [f"{_quality(quality)}, kB" for quality in qualities]
     return table(rows, ["copies px", "photographs", *headers], markdown=markdown)
 
 
-def _yardsticks(yardsticks: list[Found], markdown: bool) -> str:
-    """A row for each way of making a row of an original."""
-    found = {(f["way"], f["crop"], f["row_px"]): f["mean"] for f in yardsticks}
+def _yardsticks(yardsticks: list[Results], markdown: bool) -> str:
+    """One row per alternative crop of the originals."""
+    results = {(f["way"], f["crop"], f["row_px"]): f["mean"] for f in yardsticks}
     columns = list(dict.fromkeys((f["crop"], f["row_px"]) for f in yardsticks))
     rows: list[list[object]] = []
     for way in _in_order(yardsticks, "way"):
-        means = [found.get((way, *column)) for column in columns]
+        means = [results.get((way, *column)) for column in columns]
         rows.append([way, *("" if mean is None else f"{mean:.2f}" for mean in means)])
     headers = [f"{crop} @{size}" for crop, size in columns]
     return table(rows, ["originals, otherwise", *headers], markdown=markdown)
 
 
-def tables(found: Found, *, markdown: bool = False) -> str:
-    """All three."""
+def tables(results: Results, *, markdown: bool = False) -> str:
+    """All three tables."""
     return "\n\n".join(
         (
-            _copies(found["copies"], markdown),
-            _sizes(found["copies"], markdown),
-            _yardsticks(found["yardsticks"], markdown),
+            _copies(results["copies"], markdown),
+            _sizes(results["copies"], markdown),
+            _yardsticks(results["yardsticks"], markdown),
         )
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("result", type=Path, help="what cache_pixels.py --json wrote")
+    parser.add_argument("result", type=Path, help="results file of cache_pixels.py")
     options = parser.parse_args()
     print(tables(json.loads(options.result.read_text()), markdown=True))
 

@@ -1,22 +1,22 @@
-"""A progressive run that waits for nothing but its batches: over a cache and over the originals.
-
-Method: a cache of `--levels` is made of `--images` images (hard links to the folder's). Then, in
-turn, `--rounds` times, each run in a process of its own:
-
-    cache                       `--schedule` over the cache: each size reads the level it wants
-    originals                   the same schedule over the originals
-    originals, largest size     as many epochs over the originals, all at the schedule's last size
-    torch, originals            the schedule by torch: a tuned uint8 loader rebuilt for each size
-
-A run takes all batches of all epochs as fast as they come, one loader changing sizes as its
-schedule says (torch: three). Its time counts from the first batch to the last; what it takes to the
-first one, which a real run has once and a short one here would be full of, stands beside it. Ratios
-are taken round by round. A size's share is from the last batch before it to its own last.
-
-Caveats: files are in the page cache, read once beforehand. A step that takes longer than loading
-hides it: this is what is won where loading is what bounds a run.
+"""Compare progressive runs over a cache, over the originals and with torch, bound by loading.
 
     python benchmarks/cache_progressive.py FOLDER --json benchmarks/results/cache_progressive.json
+
+Method: a cache with the resolutions `--levels` is built from `--images` images (hard links to the
+folder's). Then, alternating for `--rounds` rounds, each run in a new process:
+
+    cache                       `--schedule` over the cache: each image size reads its resolution
+    originals                   the same schedule over the originals
+    originals, largest size     the same number of epochs over the originals at the last size
+    torch, originals            the schedule with a tuned uint8 torch loader, rebuilt for each size
+
+A run reads all batches of all epochs as fast as they come. Its time is from the first to the last
+batch; the time to the first batch, which happens once in a real run and would dominate a short one,
+is reported separately. Ratios are computed per round. The time of an image size ends with its last
+batch.
+
+Caveats: files are in the page cache. A step longer than loading hides the difference: these gains
+apply to runs bound by loading.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from feedline.system import usable_cores
 
 PACKAGES = ("feedline", "torch", "torchvision", "numpy", "simplejpeg", "pillow")
 CACHE = "cache"
-BARS = {"originals": 3.0, "originals, largest size": 4.0}
-_AT_ONCE = 1e9  # images a second that a step takes
+TARGETS = {"originals": 3.0, "originals, largest size": 4.0}
+_AT_ONCE = 1e9  # images per second of a step that costs nothing
 
 
 def seconds(contestant: str, work: Work) -> dict[str, Any]:
-    """One run: its seconds, and those of each size."""
+    """Run once; return the total time, and the time by image size."""
     rates = {str(stage.size): _AT_ONCE for stage in work.stages}
     answer = run(contestant, work, rates=rates)
     if "missing" in answer:
@@ -66,7 +66,7 @@ def seconds(contestant: str, work: Work) -> dict[str, Any]:
 
 
 def measure(originals: Path, scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """All runs, by what they are called."""
+    """Run all rounds; return the turns by run name."""
     many = linked(originals, options.images, scratch / "images")
     levels = [int(side) for side in options.levels.split(",")]
     build_cache(many, scratch / "cache", levels, format=options.format)
@@ -91,15 +91,15 @@ def measure(originals: Path, scratch: Path, options: argparse.Namespace) -> dict
     }
     turns: dict[str, list[dict[str, Any]]] = {name: [] for name in contestants}
     for number in range(options.rounds):
-        for name, (contestant, asked) in contestants.items():
-            turn = seconds(contestant, asked)
+        for name, (contestant, request) in contestants.items():
+            turn = seconds(contestant, request)
             turns[name].append(turn)
-            say(f"round {number + 1} of {options.rounds}, {name}: {turn['total_s']:.1f} s")
+            log(f"round {number + 1} of {options.rounds}, {name}: {turn['total_s']:.1f} s")
     return turns
 
 
 def tables(turns: dict[str, list[dict[str, Any]]]) -> str:
-    """The figures, and what feedline is held to."""
+    """Results as text, with the targets."""
     cached = [turn["total_s"] for turn in turns[CACHE]]
     rows, lines = [], []
     for name, runs in turns.items():
@@ -111,43 +111,45 @@ def tables(turns: dict[str, list[dict[str, Any]]]) -> str:
         )
         first_s = median(turn["first_batch_s"] for turn in runs)
         rows.append([name, spread(totals, 1), spread(ratios, 2), shares, f"{first_s:.1f}"])
-        if name in BARS:
-            said = "met   " if median(ratios) >= BARS[name] else "MISSED"
-            lines.append(f"{said} {name} / {CACHE} {spread(ratios, 2)}, at least {BARS[name]}")
+        if name in TARGETS:
+            status = "met   " if median(ratios) >= TARGETS[name] else "MISSED"
+            lines.append(f"{status} {name} / {CACHE} {spread(ratios, 2)}, at least {TARGETS[name]}")
     headers = ["run over", "seconds", "as long as over the cache", "seconds at each size"]
     headers += ["to the first batch, s"]
     return "\n".join([table(rows, headers), "", *lines])
 
 
-def say(what: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
+def log(message: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {message}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="a folder with one sub-folder of JPEGs a class")
+    parser.add_argument("folder", type=Path, help="folder of JPEGs with one sub-folder per class")
     parser.add_argument("--schedule", default="112x2,160x2,224x2")
     parser.add_argument("--levels", default="128,192,256")
     parser.add_argument("--format", default="webdataset", choices=("webdataset", "lmdb", "folder"))
-    parser.add_argument("--images", type=int, default=10_000, help="of an epoch")
+    parser.add_argument("--images", type=int, default=10_000, help="images per epoch")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--workers", type=int, default=usable_cores())
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--under", type=Path, help="where folder and cache are made")
-    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument(
+        "--under", type=Path, help="parent folder of the temporary images and cache"
+    )
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # cleans up, as Ctrl-C does
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # clean up, as on Ctrl-C
     fixed = ("schedule", "levels", "format", "images", "batch_size", "workers", "rounds")
     with tempfile.TemporaryDirectory(prefix="feedline-cached-", dir=options.under) as scratch:
         turns = measure(options.folder.resolve(), Path(scratch), options)
     print(tables(turns))
-    found = {
+    results = {
         "machine": machine(),
         "versions": versions(PACKAGES),
         "settings": {name: getattr(options, name) for name in fixed},
         "runs": turns,
     }
-    save(found, options.json)
+    save(results, options.json)
 
 
 if __name__ == "__main__":

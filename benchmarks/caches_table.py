@@ -1,4 +1,4 @@
-"""What `caches_versus.py` found, as tables, and what feedline is held to.
+"""Print the results of `caches_versus.py` as tables, with feedline's targets.
 
 python benchmarks/caches_table.py benchmarks/results/caches.json            Markdown
 python benchmarks/caches_table.py benchmarks/results/caches.json --all      all figures
@@ -29,13 +29,13 @@ Peer = dict[str, Any]
 
 @dataclass(frozen=True)
 class Bar:
-    """What feedline is held to: at least so many times the rate of the quickest of some.
+    """A target: minimum ratio of feedline's rate to the fastest of several peers.
 
     Args:
-        work: the name of the work.
-        others: those compared with.
-        least: the ratio.
-        ours: who is compared.
+        work: name of the task.
+        others: names of the peers.
+        least: minimum ratio.
+        ours: name of the measured contestant.
     """
 
     work: str
@@ -60,7 +60,7 @@ BARS = (
 
 
 def ratios(ours: Peer, theirs: Peer) -> list[float]:
-    """The rate of one over another's, round by round."""
+    """Ratio of two rates, per round."""
     return [a / b for a, b in zip(ours["rates"], theirs["rates"], strict=True)]
 
 
@@ -70,12 +70,12 @@ def rate(peer: Peer) -> float:
 
 
 def part(task: dict[str, Any]) -> dict[str, Peer]:
-    """Those that took part, by name."""
+    """Peers that could run, by name."""
     return {peer["name"]: peer for peer in task["peers"] if peer["rates"]}
 
 
 def table(task: dict[str, Any], markdown: bool = False) -> str:
-    """All figures of one work."""
+    """All figures of one task."""
     there = part(task)
     ours = there.get(OURS)
     rows = [
@@ -96,9 +96,9 @@ def table(task: dict[str, Any], markdown: bool = False) -> str:
     return f"{task['name']}\n\n{report.table(rows, headers, markdown=markdown)}\n"
 
 
-def bars(found: dict[str, Any]) -> str:
-    """Whether feedline met what it is held to, a line each."""
-    works = {task["name"]: part(task) for task in found["tasks"]}
+def bars(results: dict[str, Any]) -> str:
+    """One line per target: met or missed."""
+    works = {task["name"]: part(task) for task in results["tasks"]}
     lines = []
     for bar in BARS:
         there = works.get(bar.work, {})
@@ -115,12 +115,12 @@ def bars(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def summary(found: dict[str, Any]) -> str:
-    """A row a loader and a column a work: img/s, and how many times as fast feedline is."""
+def summary(results: dict[str, Any]) -> str:
+    """One row per loader and one column per task: images per second and feedline's ratio."""
     names: list[str] = []
-    for task in found["tasks"]:
+    for task in results["tasks"]:
         names += [name for name in part(task) if name not in names]
-    works = [(task["name"], part(task)) for task in found["tasks"]]
+    works = [(task["name"], part(task)) for task in results["tasks"]]
     rows = [[name, *(_cell(there, name) for _, there in works)] for name in names]
     headers = [f"images per second ({OURS} / it)", *(name for name, _ in works)]
     return report.table(rows, headers, markdown=True)
@@ -135,16 +135,16 @@ def _cell(there: dict[str, Peer], name: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("result", type=Path, help="what caches_versus.py --json wrote")
-    parser.add_argument("--all", action="store_true", help="all figures, a table a work")
+    parser.add_argument("result", type=Path, help="results file of caches_versus.py")
+    parser.add_argument("--all", action="store_true", help="print all figures, one table per task")
     options = parser.parse_args()
-    found = json.loads(options.result.read_text())
+    results = json.loads(options.result.read_text())
     if options.all:
-        for task in found["tasks"]:
+        for task in results["tasks"]:
             print(table(task, markdown=True))
     else:
-        print(summary(found))
-    print(f"\n{bars(found)}")
+        print(summary(results))
+    print(f"\n{bars(results)}")
 
 
 if __name__ == "__main__":

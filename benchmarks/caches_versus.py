@@ -1,27 +1,26 @@
-"""feedline over its caches, against what users could read the same copies with.
-
-Method: for each work a cache is built in each format, of the folder's images. The others get files
-of the same pixels, size and quality, without the restart markers that feedline's copies have and
-that slow other decoders: torch's loaders read them as they are, FFCV from a file of its own that
-holds their bytes (of raw levels, their pixels), the `webdataset` package from shards of its own.
-Bare processes do only the work of feedline's workers on the WebDataset cache
-(`peers/bare_rows.py`). Beside them feedline reads the originals. Each contestant
-runs in a process of its own, they are measured in turn, `--rounds` times (A B C A B C): `--lead`
-seconds use up what was made ahead, `--seconds` are counted, then all its processes come to rest. A
-first round warms up and is left out. Batches are uint8, files come from the page cache. Ratios are
-taken round by round. Works:
-
-    256 px JPEG, 128 px JPEG    of `--quality`, at 224 and 112 px: crops of 25 to 100% of the area
-    256 px raw, 128 px raw      the same without a decode
-
-Each image is in the folder `--times` times, so that an epoch of few images is no matter of its end.
-
-Caveats: one machine's figures. An epoch has `--repeat` times the images where a peer can be told
-so; feedline's and WebDataset's have those there are. torch + Pillow, torch float32 make floats,
-because their users do; each bar counts the quickest of its group. Pixels of FFCV and DALI are made
-with less care (see their files), and keep the advantage of it.
+"""Compare feedline over its caches with other loaders that read the same copies.
 
     python benchmarks/caches_versus.py FOLDER --json benchmarks/results/caches.json
+
+Method: for each task a cache of the folder's images is built in each format. The other loaders get
+files with the same pixels, size and quality, but without the restart markers of feedline's copies,
+which slow other decoders: torch's loaders read the files, FFCV its own file with the same JPEG
+bytes (or pixels, for raw copies), the `webdataset` package its own shards. Bare processes only do
+the work of feedline's workers on the WebDataset cache (`peers/bare_rows.py`). feedline also reads
+the originals. Each contestant runs in its own process. They alternate for `--rounds`
+rounds (A B C A B C): `--lead` seconds consume prefetched batches, `--seconds` are measured, then
+the processes idle. A warm-up round is discarded. Batches are uint8; files are in the page cache. Ratios
+are computed per round. Tasks:
+
+    256 px JPEG, 128 px JPEG    of `--quality`, at 224 and 112 px: crops of 25 to 100% of the area
+    256 px raw, 128 px raw      the same without decoding
+
+Each image occurs `--times` times, so that the end of an epoch has little weight.
+
+Caveats: results of one machine. An epoch has `--repeat` times the images if a peer supports it;
+feedline and WebDataset read each image once. torch + Pillow and torch float32 produce floats, as
+their users do; a target counts the fastest of its group. FFCV and DALI produce less exact pixels
+(see their files), which is to their advantage.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Task:
-    """Copies of a side in pixels, and the size of the rows made of them."""
+    """Resolution of the copies, and image size of the batches, in pixels."""
 
     side: int
     raw: bool
@@ -75,11 +74,11 @@ TASKS = (
 
 @dataclass(frozen=True)
 class Entry:
-    """A contestant: what the table calls it, its module, and what it reads.
+    """A contestant: its name in the table, its module and its input.
 
     Args:
-        reads: a format: the cache as a whole; "files": copies without restart markers, or raw ones;
-            "originals": what the caches were made of.
+        reads: a cache format (the cache as a whole), "files" (copies without restart markers, or
+            raw ones), or "originals" (the images that the caches were built from).
     """
 
     name: str
@@ -105,15 +104,15 @@ OF_RAW = (Entry("torch uint8, by hand", "torch_uint8", "files"),)
 
 
 def entries(task: Task, only: str) -> list[Entry]:
-    """Who takes part; `only`: peers' modules, comma separated, or all."""
-    wanted = only.split(",") if only else None
-    # Those that are compared most closely come next to one another.
+    """Contestants of a task; `only` lists modules of peers, comma separated, or is "all"."""
+    selected = only.split(",") if only else None
+    # Contestants that are compared closely run next to each other.
     entries = [OURS[0], BARE, *OURS[1:], FFCV, *(OF_RAW if task.raw else OF_JPEGS), ORIGINALS]
-    return [entry for entry in entries if wanted is None or entry.peer in wanted]
+    return [entry for entry in entries if selected is None or entry.peer in selected]
 
 
 def measure(task: Task, originals: Path, scratch: Path, options: Any) -> list[Result]:
-    """All contestants at one work, in turn."""
+    """Measure all contestants of a task, alternately."""
     originals = more_images(originals, options.times, scratch / "originals")
     folders = {"originals": ("jpeg", originals)}
     for name in FORMATS:
@@ -155,38 +154,40 @@ def measure(task: Task, originals: Path, scratch: Path, options: Any) -> list[Re
                 one.turn(options.lead, options.seconds)
                 if not number:
                     one.result.forget()
-            say(f"{task.name}: round {number} of {options.rounds}")
+            log(f"{task.name}: round {number} of {options.rounds}")
         return [one.result for one in all_of_them]
 
 
-def say(what: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
+def log(message: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {message}", file=sys.stderr, flush=True)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="a folder with one sub-folder a class")
-    parser.add_argument("--only", default="", help="part of a work's name, to run less")
-    parser.add_argument("--peers", default="", help="modules of peers/, comma separated; all")
-    parser.add_argument("--quality", type=int, default=95, help="of the JPEGs")
+    parser.add_argument("folder", type=Path, help="image folder with one sub-folder per class")
+    parser.add_argument("--only", default="", help="run only tasks whose name contains this text")
+    parser.add_argument("--peers", default="", help="modules of peers/, comma separated, or all")
+    parser.add_argument("--quality", type=int, default=95, help="JPEG quality")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="counted in each turn")
-    parser.add_argument("--lead", type=float, default=0.7, help="seconds before counting begins")
-    parser.add_argument("--times", type=int, default=10, help="each image so often in a cache")
-    parser.add_argument("--repeat", type=int, default=20, help="times the images in an epoch")
-    parser.add_argument("--under", type=Path, help="where the caches are made")
-    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--seconds", type=float, default=3.0, help="measured seconds per turn")
+    parser.add_argument(
+        "--lead", type=float, default=0.7, help="warm-up seconds per turn, not measured"
+    )
+    parser.add_argument("--times", type=int, default=10, help="copies of each image in a cache")
+    parser.add_argument("--repeat", type=int, default=20, help="passes over the images per epoch")
+    parser.add_argument("--under", type=Path, help="parent folder of the temporary caches")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     return parser.parse_args()
 
 
 def main() -> None:
     options = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # cleans up, as Ctrl-C does
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # clean up, as on Ctrl-C
     fixed = ("quality", "workers", "batch_size", "rounds", "seconds", "lead", "times", "repeat")
     tasks: list[dict[str, Any]] = []
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "machine": machine(),
         "versions": versions(PACKAGES),
         "settings": {name: getattr(options, name) for name in fixed},
@@ -199,8 +200,8 @@ def main() -> None:
             results = measure(task, options.folder.resolve(), Path(scratch), options)
         tasks.append({"name": task.name, "peers": [asdict(result) for result in results]})
         print(table(tasks[-1]), flush=True)
-        save(found, options.json)
-    print(bars(found))
+        save(results, options.json)
+    print(bars(results))
 
 
 if __name__ == "__main__":

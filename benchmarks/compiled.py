@@ -1,17 +1,16 @@
-"""What an image costs in a Dataset of one's own: its pipeline, and `feedline.compile` and `views`.
-
-Method: one thread, no workers, the same files, processor time of the process. The contestants of a
-line take turns, so many rounds of every image; given are the medians over the rounds in ms an
-image, and the median ratio with the lowest and the highest. "torchvision" is what is mostly
-written, `transform(Image.open(path).convert("RGB"))`, for several views one opened image for all.
-
-For views there are two more columns, of how the decode could be shared: the whole image decoded
-once, and each view decoded for itself.
-
-Caveats: files come from the page cache; other images, as of other sizes, have other ratios; steps
-that run as they are, such as RandomSolarize, cost the same in both.
+"""Compare the CPU time per image of a torchvision pipeline with `feedline.compile` and `views`.
 
     python benchmarks/compiled.py FOLDER [--images N] [--rounds N] [--json FILE]
+
+Method: one thread, no workers, process CPU time. Contestants alternate, `--rounds` passes over all
+images. Prints the median over the rounds in ms per image, and the median ratio with its range.
+"torchvision" is the usual `transform(Image.open(path).convert("RGB"))`; for several views the image
+is opened once.
+
+For views, two more columns show other ways of decoding: the whole image once, and once per view.
+
+Caveats: files are in the page cache; the ratio depends on the size of the images; steps that are
+not fused, such as RandomSolarize, cost the same in both.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ JITTER = v1.RandomApply([v1.ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.8)
 
 
 def crops(side: int, scale: tuple[float, float], *more: Any) -> v1.Compose:
-    """A view as SimCLR's and DINO's are: a crop, a flip, steps of the colours, floats."""
+    """A view as in SimCLR and DINO: crop, flip, colour steps, to float."""
     crop = v1.RandomResizedCrop(side, scale, interpolation=v1.InterpolationMode.BICUBIC)
     return v1.Compose([crop, v1.RandomHorizontalFlip(), *more, *FLOATS])
 
@@ -70,7 +69,7 @@ MANY = {
 
 
 def cost_ms(work: Callable[[str], object], paths: list[str]) -> float:
-    """Mean processor time of a call."""
+    """Mean CPU time per call, in ms."""
     torch.manual_seed(0)
     start = time.process_time()
     for path in paths:
@@ -81,7 +80,7 @@ def cost_ms(work: Callable[[str], object], paths: list[str]) -> float:
 def turns(
     contestants: dict[str, Callable[[str], object]], paths: list[str], rounds: int
 ) -> dict[str, list[float]]:
-    """Each contestant's times of a call in ms, round by round, after one that does not count."""
+    """Times per call of each contestant by round, in ms; the first round is discarded."""
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(rounds + 1):
         for name, work in contestants.items():
@@ -91,25 +90,25 @@ def turns(
     return times
 
 
-def opened(path: str) -> Image.Image:
-    """As torchvision's loader."""
+def open_image(path: str) -> Image.Image:
+    """Open an image as torchvision's loader does."""
     with open(path, "rb") as file:
         return Image.open(file).convert("RGB")
 
 
 def one(transform: Any) -> dict[str, Callable[[str], object]]:
-    """Who makes one view."""
+    """Contestants for one view."""
     compiled = feedline.compile(transform)
     return {
-        "torchvision": lambda path: transform(opened(path)),
+        "torchvision": lambda path: transform(open_image(path)),
         "path": compiled,
         "Image.open": lambda path: compiled(Image.open(path)),
-        "loaded image": lambda path: compiled(opened(path)),
+        "loaded image": lambda path: compiled(open_image(path)),
     }
 
 
 def many(transforms: list[Any]) -> dict[str, Callable[[str], object]]:
-    """Who makes several."""
+    """Contestants for several views."""
     views = feedline.views(*transforms)
     alone = [feedline.compile(transform) for transform in transforms]
 
@@ -122,7 +121,7 @@ def many(transforms: list[Any]) -> dict[str, Callable[[str], object]]:
             PlacedViews.part, PlacedViews.cut = part, cut  # type: ignore
 
     def usual(path: str) -> object:
-        image = opened(path)
+        image = open_image(path)
         return [transform(image) for transform in transforms]
 
     return {
@@ -140,18 +139,17 @@ def _cut_of_whole(self: PlacedViews, image: Any) -> Any:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--images", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    paths = sorted(str(path) for path in asked.folder.rglob("*") if path.suffix.lower() == ".jpg")
-    paths = paths or sorted(str(path) for path in asked.folder.rglob("*.JPEG"))
-    paths = paths[:: max(1, len(paths) // asked.images)][: asked.images]
-    found: dict[str, Any] = {
+    paths = sorted(str(path) for path in options.folder.rglob("*") if path.suffix.lower() == ".jpg")
+    paths = paths or sorted(str(path) for path in options.folder.rglob("*.JPEG"))
+    paths = paths[:: max(1, len(paths) // options.images)][: options.images]
+    results: dict[str, Any] = {
         "machine": machine(),
         "versions": versions(("torch", "torchvision", "pillow")),
         "images": len(paths),
@@ -159,15 +157,15 @@ def main() -> None:
     for title, makers, pipelines in (("one", one, ONE), ("several", many, MANY)):
         rows = []
         for name, pipeline in pipelines.items():
-            times = turns(makers(pipeline), paths, asked.rounds)
-            found.setdefault(title, {})[name] = times
+            times = turns(makers(pipeline), paths, options.rounds)
+            results.setdefault(title, {})[name] = times
             ratios = sorted(a / b for a, b in zip(times["torchvision"], times["path"], strict=True))
             medians = [f"{statistics.median(column):.2f}" for column in times.values()]
             ratio = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
             rows.append([name, *medians, ratio])
         headers = [f"{title}, ms an image", *times, "torchvision / path"]
         print(table(rows, headers, markdown=True), "\n")
-    save(found, asked.json)
+    save(results, options.json)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""What an image costs in a torchvision dataset and in its recognised source, side by side.
+"""Compare the time per image of torchvision's ImageFolder with feedline's fused source.
 
-Method: one thread, no workers, the same files. Each pipeline's two contestants take turns, ten
-rounds of every image; given are the medians over the rounds and the ratio of the two. Then the step
-from uint8 pixels to normalised floats alone: the table, and torch's own operations.
+    python benchmarks/compiled_dataset.py FOLDER     # root/CLASS/*.jpg, a few dozen images
 
-Caveats: files come from the page cache; other images, as of other sizes, have other ratios, and so
-have pipelines with steps that run as they are, which cost the same in both.
+Method: one thread, no workers. The two contestants of a pipeline alternate, ten rounds over all
+images. Prints the medians over the rounds and their ratio. The last line times the conversion of
+uint8 pixels to normalised floats: feedline's lookup table and torch's operations.
 
-    python benchmarks/compiled_dataset.py FOLDER     # root/CLASS/*.jpg, some dozens suffice
+Caveats: files are in the page cache; the ratio depends on the size of the images; steps that are
+not fused cost the same in both.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ TRAIN = [v1.RandomResizedCrop(224), v1.RandomHorizontalFlip()]
 FLOATS = [v1.ToTensor(), NORMALIZE]
 PIPELINES = {
     "v1, training": v1.Compose([*TRAIN, *FLOATS]),
-    "v1, training, erasing as it is": v1.Compose([*TRAIN, *FLOATS, v1.RandomErasing()]),
-    "v1, training, a function as it is": v1.Compose([*TRAIN, *FLOATS, torch.neg]),
-    "v1, training, colours as they are": v1.Compose([*TRAIN, v1.ColorJitter(0.3), *FLOATS]),
+    "v1, training, erasing not fused": v1.Compose([*TRAIN, *FLOATS, v1.RandomErasing()]),
+    "v1, training, a function not fused": v1.Compose([*TRAIN, *FLOATS, torch.neg]),
+    "v1, training, colours not fused": v1.Compose([*TRAIN, v1.ColorJitter(0.3), *FLOATS]),
     "v1, bytes first": v1.Compose(
         [v1.PILToTensor(), *TRAIN, v1.ConvertImageDtype(torch.float32), NORMALIZE]
     ),
@@ -52,7 +52,7 @@ PIPELINES = {
 
 
 def seconds(work: Callable[[int], object], count: int) -> float:
-    """Mean time of a call."""
+    """Mean time per call."""
     start = time.perf_counter()
     for number in range(count):
         work(number)
@@ -60,7 +60,7 @@ def seconds(work: Callable[[int], object], count: int) -> float:
 
 
 def turns(ours: Callable[[int], object], theirs: Callable[[int], object], count: int) -> str:
-    """Both, in turns."""
+    """Time both alternately; return the cells of a row."""
     times = [(seconds(ours, count), seconds(theirs, count)) for _ in range(ROUNDS)]
     own, other = (statistics.median(column) * 1e6 for column in zip(*times, strict=True))
     ratio = statistics.median(b / a for a, b in times)
@@ -68,7 +68,7 @@ def turns(ours: Callable[[int], object], theirs: Callable[[int], object], count:
 
 
 def main(root: str) -> None:
-    """Print one line a pipeline."""
+    """Print one line per pipeline."""
     torch.set_num_threads(1)
     print(f"{'':36s}  feedline  torchvision    ratio")
     for name, pipeline in PIPELINES.items():

@@ -1,9 +1,9 @@
-"""Peers in processes of their own, measured in turn.
+"""Run peers in processes of their own and measure them alternately.
 
-Guarantees: one works while all others are idle; what a peer made ahead while idle is used up
-before its turn counts; memory and CPU time are those of all its processes; when a contest ends,
-however it ends, no process and no file of it is left.
-Relies on: Linux's /proc for the memory that processes share (PSS).
+Guarantees: only one peer works at a time; batches prefetched while idle are consumed before a turn
+is measured; memory and CPU time include all processes of a peer; when a contest ends, for whatever
+reason, no process and no file of it remains.
+Relies on: Linux's /proc for shared memory of processes (PSS).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _SETTLE_S = 15.0
 
 @dataclass
 class Result:
-    """What a peer did at one work; a list has one figure a round.
+    """Measurements of a peer at one task; lists have one entry per round.
 
     Args:
-        peer: its module's name.
-        missing: why it did not take part, or nothing.
+        peer: name of its module.
+        missing: why it could not run, or "".
         rates: images per second.
-        cpu_s: CPU seconds per 1000 images, of all its processes.
-        pss_mb: megabytes of memory after each turn, of all its processes, shared pages divided
-            among those that share them (PSS).
+        cpu_s: CPU seconds per 1000 images, over all its processes.
+        pss_mb: memory of all its processes after each turn, in megabytes; shared pages are divided
+            among their users (PSS).
     """
 
     peer: str
@@ -53,12 +53,12 @@ class Result:
     pss_mb: list[float] = field(default_factory=list)
 
     def forget(self) -> None:
-        """Leave the rounds so far out."""
+        """Discard the rounds so far."""
         self.rates, self.cpu_s, self.pss_mb = [], [], []
 
 
 class Contestant:
-    """A peer's process."""
+    """The process of a peer."""
 
     def __init__(self, peer: str, work: Work) -> None:
         self.result = Result(peer)
@@ -86,12 +86,12 @@ class Contestant:
 
     def _order(self, **order: float) -> None:
         assert self._process.stdin
-        with contextlib.suppress(BrokenPipeError):  # its missing answer tells
+        with contextlib.suppress(BrokenPipeError):  # the missing answer reports it
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
 
     def turn(self, lead_s: float, seconds: float) -> None:
-        """Measure for so many seconds, and add to the result."""
+        """Measure for `seconds`; append to the result."""
         if self.result.missing:
             return
         self._order(lead_s=lead_s, seconds=seconds)
@@ -125,7 +125,7 @@ class Contestant:
         return pss / 1e6
 
     def close(self) -> None:
-        """End it and all processes it started."""
+        """End the process and all its descendants."""
         family = self._family()
         assert self._process.stdin
         assert self._process.stdout
@@ -142,7 +142,7 @@ class Contestant:
 
 
 def cpu_seconds(family: list[psutil.Process]) -> float:
-    """CPU time so far of processes and of the children that they have waited for."""
+    """CPU time of processes and of the children they have waited for."""
     total = 0.0
     for process in family:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -152,7 +152,7 @@ def cpu_seconds(family: list[psutil.Process]) -> float:
 
 
 def settle(family: list[psutil.Process]) -> None:
-    """Wait until processes have made what they make ahead and stand still."""
+    """Wait until the processes have finished prefetching and idle."""
     deadline = time.monotonic() + _SETTLE_S
     before = cpu_seconds(family)
     while time.monotonic() < deadline:
@@ -165,13 +165,13 @@ def settle(family: list[psutil.Process]) -> None:
 
 @contextlib.contextmanager
 def contestants(peers: list[str], works: list[Work]) -> Iterator[list[Contestant]]:
-    """Start peers, one after the other, and end them all."""
-    started: list[Contestant] = []
+    """Start the peers one after the other; end them all on exit."""
+    processes: list[Contestant] = []
     try:
         for peer, work in zip(peers, works, strict=True):
-            started.append(Contestant(peer, work))
-            settle(started[-1]._family())
-        yield started
+            processes.append(Contestant(peer, work))
+            settle(processes[-1]._family())
+        yield processes
     finally:
-        for one in started:
+        for one in processes:
             one.close()

@@ -1,4 +1,4 @@
-"""Smaller copies of a folder of images, as users make them ahead of training."""
+"""Make smaller copies of an image folder, as users do before training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _files(root: Path) -> list[tuple[Path, int]]:
 
 
 def small(source: Path | io.BytesIO, shorter: int) -> Image.Image:
-    """An image with a shorter side of `shorter` pixels."""
+    """Resize an image to a shorter side of `shorter` pixels."""
     with Image.open(source) as image:
         scale = shorter / min(image.size)
         size = (round(image.width * scale), round(image.height * scale))
@@ -55,16 +55,16 @@ def _without_restarts(job: tuple[Path, Path, Path, int]) -> None:
 
 
 def without_restarts(jpegs: Path, pixels: Path, quality: int, target: Path) -> Path:
-    """The copies that a cache of format "folder" has, without restart markers; their folder.
+    """Copy the JPEGs of a "folder" cache without restart markers; return the new folder.
 
-    They have the same pixels. Decoders that read all of an image take longer with such markers, and
-    people who make copies without feedline have none.
+    The pixels are identical. Decoders of the whole image are slower with restart markers, and
+    copies made without feedline have none.
 
     Args:
-        jpegs: the level's folder.
-        pixels: that of a cache of raw pixels; an image that is not in it is copied as it is.
-        quality: of the level.
-        target: the folder to make.
+        jpegs: folder of the JPEG copies.
+        pixels: folder of a cache of raw pixels; an image missing there is copied unchanged.
+        quality: JPEG quality.
+        target: the folder to create.
     """
     files = [path.relative_to(jpegs) for path, _ in _files(jpegs)]
     jobs = [
@@ -77,20 +77,20 @@ def without_restarts(jpegs: Path, pixels: Path, quality: int, target: Path) -> P
 
 
 def more_images(root: Path, times: int, target: Path) -> Path:
-    """A folder with each image of another so many times, under names of its own; its path."""
+    """Link each image of a folder `times` times under new names; return the new folder."""
     for path, _ in _files(root):
         (target / path.parent.name).mkdir(parents=True, exist_ok=True)
         for number in range(times):
             again = target / path.parent.name / f"{path.stem}-{number}{path.suffix}"
             try:
                 os.link(path, again)
-            except OSError:  # another disk
+            except OSError:  # on another disk
                 shutil.copyfile(path, again)
     return target
 
 
 def jpeg_copies(root: Path, shorter: int, target: Path) -> Path:
-    """JPEG copies, quality 90, with a shorter side of `shorter` px; their folder."""
+    """Write JPEG copies of quality 90 with a shorter side of `shorter` px; return their folder."""
     jobs = [
         (path, target / path.parent.name / f"{path.stem}.jpg", shorter) for path, _ in _files(root)
     ]
@@ -100,7 +100,7 @@ def jpeg_copies(root: Path, shorter: int, target: Path) -> Path:
 
 
 def raw_copies(root: Path, side: int, target: Path) -> Path:
-    """The central squares as one array, images.npy, and labels.npy; their folder."""
+    """Write the central squares as images.npy, with labels.npy; return their folder."""
     target.mkdir(parents=True)
     files = _files(root)
     with Pool() as pool:

@@ -1,4 +1,4 @@
-"""The GPU in `gpu_overlap.py`: a training step, marks on the timeline, copies, first steps."""
+"""GPU side of `gpu_overlap.py`: training step, timeline events, copies and first steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MODES = ("off", "on", "warmed")
 
 
 class Training:
-    """A model and its step."""
+    """A model and its training step."""
 
     def __init__(self, name: str, device: torch.device) -> None:
         self.device = device
@@ -54,7 +54,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def mark(device: torch.device) -> Any:
-    """Now, on the device's timeline; on the clock where there is no GPU."""
+    """Record the current time: a CUDA event, or the clock on the CPU."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -69,14 +69,14 @@ def ms(before: Any, after: Any) -> float:
 def random_batch(
     size: int, batch_size: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A batch of random numbers on the device: images bfloat16, channels_last."""
+    """Random batch on the device: bfloat16, channels_last."""
     images = torch.randn(batch_size, 3, size, size, device=device)
     labels = torch.randint(CLASSES, (batch_size,), device=device)
     return images.to(torch.bfloat16, memory_format=torch.channels_last), labels
 
 
 def copies(device: torch.device, nbytes: int, times: int = 20) -> list[dict]:
-    """Copies of a block to the device, pageable and registered."""
+    """Measure copies of a block to the device, pageable and registered."""
     block = SharedFile.create(nbytes)
     source = torch.from_numpy(block.array)
     target = torch.empty(nbytes, dtype=torch.uint8, device=device)
@@ -84,9 +84,9 @@ def copies(device: torch.device, nbytes: int, times: int = 20) -> list[dict]:
     matrix = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
 
     def timed(products: int, copied: int) -> tuple[float, float]:
-        """Device's and host's time for both, in ms."""
+        """Device and host time of both, in ms."""
         synchronize(device)
-        begun, began = mark(device), time.perf_counter()
+        start_s, began = mark(device), time.perf_counter()
         side.wait_stream(torch.cuda.current_stream(device))
         for _ in range(products):
             torch.mm(matrix, matrix)
@@ -95,11 +95,11 @@ def copies(device: torch.device, nbytes: int, times: int = 20) -> list[dict]:
                 target.copy_(source, non_blocking=True)
         held_ms = 1000 * (time.perf_counter() - began)
         torch.cuda.current_stream(device).wait_stream(side)
-        ended = mark(device)
+        end_s = mark(device)
         synchronize(device)
-        return ms(begun, ended), held_ms
+        return ms(start_s, end_s), held_ms
 
-    found = []
+    results = []
     for kind in ("pageable", "registered"):
         began = time.perf_counter()
         pinned = RegisteredMemory(block.array) if kind == "registered" else None
@@ -108,7 +108,7 @@ def copies(device: torch.device, nbytes: int, times: int = 20) -> list[dict]:
         alone, held_ms = min(timed(0, times) for _ in range(3))
         work, _ = min(timed(2 * times, 0) for _ in range(3))
         both, _ = min(timed(2 * times, times) for _ in range(3))
-        found.append(
+        results.append(
             {
                 "memory": kind,
                 "mib": nbytes / 2**20,
@@ -121,19 +121,19 @@ def copies(device: torch.device, nbytes: int, times: int = 20) -> list[dict]:
         if pinned:
             pinned.release()
     block.close()
-    return found
+    return results
 
 
 def first_steps(
     model: str, sizes: list[int], batch_size: int, device: torch.device, mode: str
 ) -> list[dict]:
-    """The first steps at each size, against the later ones. In a process of its own.
+    """Time the first steps at each size relative to later ones, in a new process.
 
     Args:
-        mode: one of `MODES`; "warmed" is "on" behind the warm-up that `feedline train` does.
+        mode: one of `MODES`; "warmed" is "on" after the warm-up of `feedline train`.
     """
     torch.backends.cudnn.benchmark = mode != "off"
-    training, found = Training(model, device), []
+    training, results = Training(model, device), []
     if mode == "warmed":
         warmed: Any = SimpleNamespace(
             model=training.model,
@@ -151,5 +151,5 @@ def first_steps(
             synchronize(device)
             times.append(1000 * (time.perf_counter() - began))
         later = median(times[FIRST:])
-        found.append({"size": size, "cudnn": mode, "first": times[:FIRST], "later": later})
-    return found
+        results.append({"size": size, "cudnn": mode, "first": times[:FIRST], "later": later})
+    return results

@@ -1,42 +1,41 @@
-"""What a training step on a GPU sees of its loader.
-
-Method: a torchvision model (ResNet-50) trains in bfloat16 (autocast), channels_last, by SGD, in one
-process; its batches come in turn, `--rounds` times, from
-
-    free           batches that lie on the device already, again and again: the limit
-    feedline       `DataLoader(..., device=...)`: copied and normalised on a stream of its own
-    feedline, cache
-                   the same from copies of `--levels`, which are made beforehand
-    torch          torch's DataLoader: v2 transforms to uint8, pinned, copied without blocking,
-                   normalised on the device; persistent workers
-    torch, float   the same, but normalised floats are made by the workers
-    recognised     `DataLoader(...)` over torchvision's ImageFolder, with `device`: pixels travel as
-                   uint8, and its table of values is looked up on a stream of its own
-    recognised, float
-                   the same without `device`, pinned, copied without blocking: floats travel
-
-`--lead` seconds use up what was made ahead and let cuDNN choose, then `--seconds` are counted by
-the clock, with a synchronisation at both ends and none between. A CUDA event is recorded when a
-batch is ready for the step (behind its copy and its normalisation, on the step's stream) and one
-behind the optimiser. From one step's end to the next one's beginning the device waits for data:
-"wait". From beginning to end it works: "busy" is that share of the whole. feedline's own split of
-the step is in the JSON file, to be compared.
-
-Copies: one batch of uint8 pixels in a memfd block, as the slots of feedline's workers are, to the
-device, pageable and registered by cudaHostRegister: bandwidth by CUDA events, and for how long a
-call holds up the host. "Behind work" is the time that such copies on a second stream add to matrix
-products on the first, as a share of the copies' own time: 0% is hidden, 100% is not.
-
-First steps: in a process of its own, with cudnn.benchmark off, on, and on behind the warm-up that
-`feedline train` does, random batches of each size in turn; every step is synchronised. The first
-size includes the start of CUDA's libraries. What is aimed at: warmed, at most 1.5 of a later step.
-
-Caveats: one machine's figures. A step whose kernels the host launches too slowly counts as busy;
-the row "free" has the same fault, so compare with it. A folder of few images is read from the page
-cache; each is linked several times so that an epoch is long (`--pictures`). torch draws other
-crops. Without a GPU there are no copies to measure; `--smoke` shows only that the program runs.
+"""Measure how long a GPU training step waits for each loader.
 
     python benchmarks/gpu_overlap.py [FOLDER] --json result.json
+
+Method: a torchvision model (ResNet-50) trains in bfloat16 (autocast), channels_last, with SGD, in
+one process. Its batches come alternately, for `--rounds` rounds, from
+
+    free           batches that are already on the device, reused: the upper limit
+    feedline       `DataLoader(..., device=...)`: copied and normalised on its own stream
+    feedline, cache
+                   the same from resized copies (`--levels`), built beforehand
+    torch          torch's DataLoader: v2 transforms to uint8, pinned, non-blocking copy, normalised
+                   on the device; persistent workers
+    torch, float   the same, but workers produce normalised floats
+    recognised     `DataLoader(...)` over torchvision's ImageFolder with `device`: uint8 is copied,
+                   and the conversion table is applied on its own stream
+    recognised, float
+                   the same without `device`: pinned floats, non-blocking copy
+
+`--lead` seconds consume prefetched batches and let cuDNN choose kernels; then `--seconds` are
+measured, synchronised only at both ends. A CUDA event is recorded when a batch is ready for the
+step (after copy and normalisation, on the step's stream) and one after the optimizer. The device
+waits for data from the end of a step to the beginning of the next ("wait"); "busy" is the remaining
+share. The JSON file also holds feedline's own timing of the step, for comparison.
+
+Copies: one uint8 batch in a memfd block, like the buffer slots of feedline's workers, is copied to
+the device, pageable and registered with cudaHostRegister. Prints the bandwidth from CUDA events and
+how long a call blocks the host. "Behind work" is the time that such copies on a second stream add
+to matrix products on the first, as a share of the copies' own time: 0% is fully hidden.
+
+First steps: in a new process, with cudnn.benchmark off, on, and on after the warm-up of `feedline
+train`, with random batches of each size; every step is synchronised. The first size includes CUDA's
+start. Target: with the warm-up, at most 1.5 times a later step.
+
+Caveats: results of one machine. A step bound by kernel launches counts as busy; this also affects
+"free", so compare with it. A small folder is read from the page cache; images are linked several
+times so that an epoch is long enough (`--pictures`). torch draws other crops. Without a GPU no
+copies are measured; `--smoke` only checks that the program runs.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ SCALE = (0.25, 1.0)
 
 @dataclass(frozen=True)
 class Work:
-    """What a loader is asked for. `notes` takes what it has to say of itself."""
+    """Request for a loader; `notes` receives its timing report."""
 
     folder: Path
     cache: Path
@@ -174,7 +173,7 @@ SOURCES: dict[str, Callable[[Work], Batches]] = {
 
 
 def measure(name: str, work: Work, training: Training, lead: float, seconds: float) -> dict:
-    """One source's turn."""
+    """One turn of one source."""
     device, marks = work.device, []
     began = time.perf_counter()
     with closing(SOURCES[name](work)) as batches:
@@ -187,13 +186,13 @@ def measure(name: str, work: Work, training: Training, lead: float, seconds: flo
         start = time.perf_counter()
         while not marks or time.perf_counter() - start < seconds:
             images, labels = next(batches)
-            begun = mark(device)
+            start = mark(device)
             training.step(images, labels)
-            marks.append((begun, mark(device)))
+            marks.append((start, mark(device)))
         synchronize(device)
         spent = time.perf_counter() - start
     gaps = [ms(marks[k][1], marks[k + 1][0]) for k in range(len(marks) - 1)]
-    busy = sum(ms(begun, ended) for begun, ended in marks)
+    busy = sum(ms(start, end) for start, end in marks)
     return {
         "source": name,
         "size": work.size,
@@ -207,7 +206,7 @@ def measure(name: str, work: Work, training: Training, lead: float, seconds: flo
 
 
 def pictures(folder: Path | None, wanted: int, demo: DemoSet, scratch: Path) -> Path:
-    """A folder of at least so many pictures: links to those that there are."""
+    """Folder of at least `wanted` images, with links to the existing ones."""
     if folder is None:
         folder = scratch / "demo"
         write_demo_set(folder, demo)
@@ -222,7 +221,7 @@ def pictures(folder: Path | None, wanted: int, demo: DemoSet, scratch: Path) -> 
 
 
 def show(result: dict) -> None:
-    """The tables."""
+    """Print the tables."""
     steps, rates = result["steps"], []
     for size in sorted({row["size"] for row in steps}):
         of = {n: [r for r in steps if (r["source"], r["size"]) == (n, size)] for n in SOURCES}
@@ -230,8 +229,8 @@ def show(result: dict) -> None:
             if rows:
                 ratios = [r["images_s"] / f["images_s"] for r, f in zip(rows, of["free"])]  # noqa: B905
                 columns = [[r[key] for r in rows] for key in ("images_s", "wait_ms", "busy")]
-                shown = [spread(values, d) for values, d in zip(columns, (0, 2, 3), strict=True)]
-                rates.append([size, name, shown[0], spread(ratios), *shown[1:]])
+                printed = [spread(values, d) for values, d in zip(columns, (0, 2, 3), strict=True)]
+                rates.append([size, name, printed[0], spread(ratios), *printed[1:]])
     print(table(rates, ["px", "source", "images/s", "of free", "wait ms/step", "busy"]), "\n")
     headers = ["memory", "MiB", "GB/s", "host ms/copy", "behind work", "registering ms"]
     print(table([[_cell(v) for v in row.values()] for row in result["copies"]], headers), "\n")
@@ -249,19 +248,36 @@ def _cell(value: object) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", nargs="?", type=Path, help="one sub-folder a class; else made")
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        help="image folder with one sub-folder per class; default: generated",
+    )
     parser.add_argument("--sizes", type=int, nargs="+", default=[112, 160, 224])
     parser.add_argument("--sources", nargs="+", choices=SOURCES, default=list(SOURCES))
-    parser.add_argument("--levels", type=int, nargs="+", default=[128, 192, 256], help="in px")
+    parser.add_argument(
+        "--levels",
+        type=int,
+        nargs="+",
+        default=[128, 192, 256],
+        help="resolutions of the cache, in pixels",
+    )
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--workers", type=int, default=usable_cores())
-    parser.add_argument("--pictures", type=int, default=20480, help="of an epoch, at least")
+    parser.add_argument(
+        "--pictures", type=int, default=20480, help="minimum number of images per epoch"
+    )
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--lead", type=float, default=4)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--smoke", action="store_true", help="a tiny run, on the CPU if need be")
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="tiny run, also on the CPU, to check that the program works",
+    )
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     demo = DemoSet()
@@ -271,7 +287,7 @@ def main() -> None:
         options.workers, options.pictures, options.seconds, options.lead = 2, 64, 0.5, 0.1
         demo = DemoSet(num_classes=2, train_per_class=4, val_per_class=1)
     elif device.type == "cpu":
-        parser.error("there is no CUDA device; --smoke tries the program without one")
+        parser.error("no CUDA device found. Use --smoke to run the program without one")
     torch.backends.cudnn.benchmark = True
     result: dict[str, Any] = {
         "machine": machine(),
@@ -296,12 +312,13 @@ def main() -> None:
                     row = measure(name, turn, training, options.lead, options.seconds)
                     result["steps"].append(row)
                     print({key: _cell(value) for key, value in row.items()}, flush=True)
-                    save(result, options.json)  # a run that is cut short leaves what it has
+                    # Save after each turn, in case the run is interrupted.
+                    save(result, options.json)
         spawn = multiprocessing.get_context("spawn")
         for mode in MODES:
             with ProcessPoolExecutor(1, mp_context=spawn) as alone:
-                given = (options.model, options.sizes, options.batch_size, device, mode)
-                result["first_steps"] += alone.submit(first_steps, *given).result()
+                arguments = (options.model, options.sizes, options.batch_size, device, mode)
+                result["first_steps"] += alone.submit(first_steps, *arguments).result()
         if device.type == "cuda":
             result["copies"] = copies(device, options.batch_size * max(options.sizes) ** 2 * 3)
         save(result, options.json)

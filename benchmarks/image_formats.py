@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, (mode, ending, settings) in FORMATS.items():
         if options.only not in name or (ending == "avif" and not features.check("avif")):
             continue
@@ -109,10 +109,10 @@ def main() -> None:
                 image.convert(mode).save(path, **settings)
                 if ending == "avif":  # which torchvision's folder leaves out by its name
                     path.rename(path.with_suffix(".webp"))
-            found[name] = measure(Path(scratch), options.size, options.rounds)
+            results[name] = measure(Path(scratch), options.size, options.rounds)
     rows = [
         [name, *(f"{rate:.0f}" for rate in each["images_per_s"].values()), spread(each["ratios"])]
-        for name, each in found.items()
+        for name, each in results.items()
     ]
     print(table(rows, ["format", "torch", "feedline", "ratio"]))
     packages = ("feedline", "torch", "torchvision", "pillow", "simplejpeg")
@@ -122,7 +122,7 @@ def main() -> None:
             "machine": machine(),
             "versions": versions(packages),
             "settings": settings,
-            "formats": found,
+            "formats": results,
         },
         options.json,
     )

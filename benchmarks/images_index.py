@@ -78,7 +78,7 @@ def main():
     parser.add_argument("--files", type=int, default=1300, help="files of each class")
     parser.add_argument("--rounds", type=int, default=3, help="repetitions")
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--under", default=None, help="where to make the temporary folder")
+    parser.add_argument("--under", default=None, help="parent folder of the temporary folder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.under) as root:
         start = time.perf_counter()

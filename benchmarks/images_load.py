@@ -24,7 +24,7 @@ import time
 import numpy as np
 import simplejpeg
 import torch
-from bare_row import Kept, decoded
+from bare_row import DecodeState, decode_crop
 
 from feedline.images.crops import TrainCrop
 from feedline.images.folder import ImageFolder
@@ -34,7 +34,7 @@ from feedline.order.batch_spec import Item
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", help="a folder with one sub-folder a class")
+    parser.add_argument("folder", help="image folder with one sub-folder per class")
     parser.add_argument("--size", type=int, default=224, help="side of the row, px")
     parser.add_argument("--images", type=int, default=500, help="how many images at most")
     parser.add_argument("--rounds", type=int, default=9, help="repetitions")
@@ -55,7 +55,7 @@ def main():
         if colours in ("YCbCr", "Gray"):
             box = crop.place(height, width, item)
             work.append((item, os.fsencode(data.path(sample)), box))
-    kept = Kept()
+    state = DecodeState()
     row = np.zeros((size, size, 3), np.uint8)
     label = np.zeros((), np.int64)
 
@@ -66,10 +66,10 @@ def main():
             if (number + turn) % 2:
                 data.load(item, (row, label))
                 middle = time.perf_counter()
-                fill(row, decoded(path, box, kept), box)
+                fill(row, decode_crop(path, box, state), box)
                 times[turn, :, number] = middle - first, time.perf_counter() - middle
             else:
-                fill(row, decoded(path, box, kept), box)
+                fill(row, decode_crop(path, box, state), box)
                 middle = time.perf_counter()
                 data.load(item, (row, label))
                 times[turn, :, number] = time.perf_counter() - middle, middle - first

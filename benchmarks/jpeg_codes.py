@@ -84,17 +84,17 @@ def main() -> None:
         "copies with markers, by libjpeg": (marked, False),
         "copies with markers, by feedline": (marked, True),
     }
-    found: dict[str, list[float]] = {name: [] for name in ways}
+    results: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(options.rounds + 1):
         for name, (jpegs, ours) in ways.items():
             decoder.reads_codes = ours
             took = microseconds(decoder, jpegs, memory)
             if number:
-                found[name].append(took)
+                results[name].append(took)
     sizes = [sum(map(len, each)) for each in (plain, marked)]
     print(f"markers take {100 * (sizes[1] / sizes[0] - 1):.1f}% of the bytes")
-    for name, took in found.items():
-        base = found["originals, by libjpeg" if "originals" in name else "copies, by libjpeg"]
+    for name, took in results.items():
+        base = results["originals, by libjpeg" if "originals" in name else "copies, by libjpeg"]
         ratios = [one / other for one, other in zip(took, base, strict=True)]
         print(f"{name:34} {spread(took, 0)} us, ratio {spread(ratios, 2)}")
 

@@ -151,13 +151,13 @@ def turns(
 def steps(name: str) -> dict[str, Work]:
     """Who does a step."""
     step = STEPS[name]
-    found: dict[str, Work] = {"as it is": lambda p: np.asarray(step(Image.fromarray(p)))}
+    results: dict[str, Work] = {"as it is": lambda p: np.asarray(step(Image.fromarray(p)))}
     if name in LIBRARIES:
-        found["library"] = LIBRARIES[name]
+        results["library"] = LIBRARIES[name]
     fast = pixel_step(step)
     if fast is not None:
-        found["fused"] = fast
-    return found
+        results["fused"] = fast
+    return results
 
 
 def erasings(name: str) -> dict[str, Work]:
@@ -194,7 +194,7 @@ def main() -> None:
     crop = feedline.compile(v1.Compose([v1.RandomResizedCrop(224)]))
     pixels = [np.array(crop(str(path))) for path in paths]
     rows = [torch.from_numpy(each).permute(2, 0, 1).float().contiguous() for each in pixels]
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "machine": machine(),
         "versions": versions(("torch", "torchvision", "timm", "pillow", "opencv-python-headless")),
         "images": len(paths),
@@ -206,10 +206,10 @@ def main() -> None:
             times = turns(steps(name), lambda: [p.copy() for p in pixels], asked.rounds)
         else:
             times = turns(erasings(name), lambda: [row.clone() for row in rows], asked.rounds)
-        found["us"][name] = times
+        results["us"][name] = times
         lines.append(row_of(name, times))
     print(table(lines, ("us an image", *_COLUMNS, "as it is / fused"), markdown=True))
-    save(found, asked.json)
+    save(results, asked.json)
 
 
 if __name__ == "__main__":

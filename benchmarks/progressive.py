@@ -119,16 +119,16 @@ def compare(work: Work, options: argparse.Namespace, found: dict[str, Any]) -> N
             runs.append({**named, "limit": before, "limit_after": after, **result})
             save(found, options.json)
         said = result.get("missing") or f"run / steps alone {result['total']:.3f}"
-        say(f"round {number + 1}, {speed or options.model}, {contestant}: {said}")
+        log(f"round {number + 1}, {speed or options.model}, {contestant}: {said}")
 
 
-def say(what: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
+def log(message: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {message}", file=sys.stderr, flush=True)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="a folder with one sub-folder of JPEGs a class")
+    parser.add_argument("folder", type=Path, help="folder of JPEGs with one sub-folder per class")
     parser.add_argument("--schedule", default="112x4,160x4,224x4")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--images", type=int, default=0, help="of an epoch; 0: those there are")
@@ -140,9 +140,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--limit-seconds", type=float, default=3.0, help="paced: at each size")
     parser.add_argument("--model", default="resnet50", help="model: timm's name")
     parser.add_argument("--device", default="cuda", help="model: where it trains")
-    parser.add_argument("--under", type=Path, help="where a larger folder is made")
-    parser.add_argument("--json", type=Path, help="where the figures go")
-    parser.add_argument("--plot", type=Path, help="where a picture of them goes")
+    parser.add_argument("--under", type=Path, help="parent folder of the temporary image folder")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--plot", type=Path, help="write a plot to this file")
     options = parser.parse_args()
     options.speeds = [float(speed) for speed in options.speeds.split(",")]
     options.contestants = options.contestants.split(",")
@@ -153,7 +153,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # cleans up, as Ctrl-C does
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # clean up, as on Ctrl-C
     names = ["schedule", "batch_size", "workers", "rounds", "step"]
     names += ["limit_seconds"] if options.step == "paced" else ["model", "device"]
     found: dict[str, Any] = {

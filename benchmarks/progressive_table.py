@@ -1,4 +1,4 @@
-"""What `progressive.py` found, as tables, a verdict and a picture.
+"""What `progressive.py` results, as tables, a verdict and a picture.
 
 python benchmarks/progressive_table.py result.json            Markdown
 python benchmarks/progressive_table.py result.json --plot result.png
@@ -24,36 +24,36 @@ MOST_WAIT = 0.03
 MOST_TOTAL = 1.03
 MOST_DRIFT = 0.05
 
-Found = dict[str, Any]
+Results = dict[str, Any]
 
 
-def speeds(found: Found) -> list[float | None]:
+def speeds(results: Results) -> list[float | None]:
     """Slowest first; None alone where a model was trained."""
-    return sorted({run["speed"] for run in found["runs"]}, key=lambda speed: speed or 0.0)
+    return sorted({run["speed"] for run in results["runs"]}, key=lambda speed: speed or 0.0)
 
 
-def by_contestant(found: Found, speed: float | None) -> dict[str, list[Found]]:
+def by_contestant(results: Results, speed: float | None) -> dict[str, list[Results]]:
     """The runs at a speed."""
-    runs = [run for run in found["runs"] if run["speed"] == speed]
+    runs = [run for run in results["runs"] if run["speed"] == speed]
     there = [name for name in CONTESTANTS if any(run["contestant"] == name for run in runs)]
     return {name: [run for run in runs if run["contestant"] == name] for name in there}
 
 
-def sizes(found: Found) -> list[int]:
-    return [phase.image_size for phase in Schedule.parse(found["settings"]["schedule"]).phases]
+def sizes(results: Results) -> list[int]:
+    return [phase.image_size for phase in Schedule.parse(results["settings"]["schedule"]).phases]
 
 
-def title(found: Found, speed: float | None) -> str:
+def title(results: Results, speed: float | None) -> str:
     if speed is None:
-        return f"{found['settings']['model']} on {found['settings']['device']}"
+        return f"{results['settings']['model']} on {results['settings']['device']}"
     return f"step at {speed:.0%} of the limit"
 
 
-def limits(found: Found) -> str:
+def limits(results: Results) -> str:
     """The limit at each size, before all runs: how steady the machine was."""
     parts = []
-    for size in dict.fromkeys(sizes(found)):
-        rates = [rate for run in found["runs"] if (rate := run["limit"].get(str(size)))]
+    for size in dict.fromkeys(sizes(results)):
+        rates = [rate for run in results["runs"] if (rate := run["limit"].get(str(size)))]
         if rates:
             parts.append(f"{size} px {spread(rates, digits=0)}")
     return f"the limit, images/s: {'; '.join(parts)}\n" if parts else ""
@@ -63,24 +63,25 @@ def percent(shares: list[float]) -> str:
     return spread([100 * share for share in shares], digits=1)
 
 
-def tables(found: Found, *, markdown: bool = False) -> str:
+def tables(results: Results, *, markdown: bool = False) -> str:
     """A table for each speed of the step."""
-    px = sizes(found)
+    px = sizes(results)
     headers = ["loader", "run / steps alone", *[f"waited at {size}, %" for size in px]]
     headers += [f"switch to {size}: s, x usual" for size in px[1:]]
-    headers += ["first batch, s", *(["busy, %"] if speeds(found) == [None] else [])]
+    headers += ["first batch, s", *(["busy, %"] if speeds(results) == [None] else [])]
     parts = []
-    for speed in speeds(found):
+    for speed in speeds(results):
         rows = [
-            [CONTESTANTS[name], *cells(runs)] for name, runs in by_contestant(found, speed).items()
+            [CONTESTANTS[name], *cells(runs)]
+            for name, runs in by_contestant(results, speed).items()
         ]
-        for name, why in found["missing"].items():
+        for name, why in results["missing"].items():
             rows.append([CONTESTANTS[name], why, *[""] * (len(headers) - 2)])
-        parts.append(f"{title(found, speed)}\n\n{table(rows, headers, markdown=markdown)}\n")
+        parts.append(f"{title(results, speed)}\n\n{table(rows, headers, markdown=markdown)}\n")
     return "\n".join(parts)
 
 
-def cells(runs: list[Found]) -> list[str]:
+def cells(runs: list[Results]) -> list[str]:
     """A contestant's row."""
     first = runs[0]
     row = [spread([run["total"] for run in runs])]
@@ -94,15 +95,15 @@ def cells(runs: list[Found]) -> list[str]:
     return row
 
 
-def drift(run: Found) -> float:
+def drift(run: Results) -> float:
     """By how much the limit moved around a run, at the size where it moved most."""
     after = run["limit_after"]
     return max(abs(after[size] / rate - 1) for size, rate in run["limit"].items())
 
 
-def bar(found: Found) -> str:
+def bar(results: Results) -> str:
     """Whether feedline met what it is held to, by medians over its steady runs."""
-    runs = by_contestant(found, 1.0).get(OURS, [])
+    runs = by_contestant(results, 1.0).get(OURS, [])
     steady = [run for run in runs if drift(run) <= MOST_DRIFT]
     said = "the bar, feedline with steps at 100% of the limit: "
     if not runs:
@@ -119,7 +120,7 @@ def bar(found: Found) -> str:
     )
 
 
-def picture(found: Found, path: Path) -> None:
+def picture(results: Results, path: Path) -> None:
     """Bars of exposed wait by phase, at the slowest and the fastest step; whiskers: the range."""
     import matplotlib
 
@@ -128,8 +129,8 @@ def picture(found: Found, path: Path) -> None:
 
     # Okabe and Ito's palette, which colour-blind readers tell apart.
     colours = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00")
-    px = sizes(found)
-    shown = sorted({*speeds(found)[:1], *speeds(found)[-1:]}, key=lambda speed: speed or 0.0)
+    px = sizes(results)
+    shown = sorted({*speeds(results)[:1], *speeds(results)[-1:]}, key=lambda speed: speed or 0.0)
     figure, axes = plt.subplots(
         1,
         len(shown),
@@ -141,7 +142,7 @@ def picture(found: Found, path: Path) -> None:
     )
     thick = 0.8 / len(px)
     for axis, speed in zip(axes.flat, shown, strict=True):
-        parts = by_contestant(found, speed)
+        parts = by_contestant(results, speed)
         for k, size in enumerate(px):
             waits = [[100 * run["waits"][k] for run in runs] for runs in parts.values()]
             middle = [median(each) for each in waits]
@@ -161,7 +162,7 @@ def picture(found: Found, path: Path) -> None:
             )
             axis.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
         axis.set_yticks(range(len(parts)), [CONTESTANTS[name] for name in parts])
-        axis.set_title(title(found, speed))
+        axis.set_title(title(results, speed))
         axis.set_xlabel("time waited for a batch, % of the phase")
         axis.set_xlim(left=0)
         axis.margins(x=0.12)
@@ -170,7 +171,7 @@ def picture(found: Found, path: Path) -> None:
     figure.legend(
         *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(px)
     )
-    settings, machine = found["settings"], found["machine"]
+    settings, machine = results["settings"], results["machine"]
     figure.suptitle(
         f"{settings['schedule']}, batches of {settings['batch_size']}, {settings['workers']} "
         f"workers, {machine['cpu_model']}",
@@ -181,14 +182,14 @@ def picture(found: Found, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("result", type=Path, help="what progressive.py --json wrote")
-    parser.add_argument("--plot", type=Path, help="where a picture goes")
+    parser.add_argument("result", type=Path, help="results file of progressive.py")
+    parser.add_argument("--plot", type=Path, help="write a plot to this file")
     options = parser.parse_args()
-    found = json.loads(options.result.read_text())
-    print(tables(found, markdown=True))
-    print(f"{limits(found)}{bar(found)}")
+    results = json.loads(options.result.read_text())
+    print(tables(results, markdown=True))
+    print(f"{limits(results)}{bar(results)}")
     if options.plot:
-        picture(found, options.plot)
+        picture(results, options.plot)
 
 
 if __name__ == "__main__":

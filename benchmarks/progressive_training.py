@@ -52,12 +52,12 @@ PROGRESSIVE, FIXED = "progressive", "fixed"
 MOST_LAST = 1.02
 """How many times the fixed run's the time of an epoch at the last size may be."""
 
-Found = dict[str, Any]
-Figure = Callable[[Found], float]
+Results = dict[str, Any]
+Figure = Callable[[Results], float]
 TRAIN = "import sys; from feedline.cli.app import main; main(sys.argv[1:])"
 
 
-def trained(folder: Path, schedule: str, seed: int, settings: Found) -> list[Found]:
+def trained(folder: Path, schedule: str, seed: int, settings: Results) -> list[Results]:
     """The epochs of one run."""
     with tempfile.TemporaryDirectory() as scratch:
         said = Path(scratch) / "result.json"
@@ -77,26 +77,26 @@ def trained(folder: Path, schedule: str, seed: int, settings: Found) -> list[Fou
         )
         if done.returncode:
             raise SystemExit(done.stdout + done.stderr)
-        epochs: list[Found] = json.loads(said.read_text())["epochs"]
+        epochs: list[Results] = json.loads(said.read_text())["epochs"]
     return epochs
 
 
-def epoch_seconds(epoch: Found) -> float:
+def epoch_seconds(epoch: Results) -> float:
     """From asking for its first batch to the end of its last step."""
     return float(epoch["first_wait_s"] + epoch["seconds"])
 
 
-def seconds(run: Found) -> float:
+def seconds(run: Results) -> float:
     """Of all epochs, with their validation."""
     return sum(epoch_seconds(each) + float(each["val_seconds"]) for each in run["epochs"])
 
 
-def top1(run: Found) -> float:
+def top1(run: Results) -> float:
     """Of the last epoch, in percent."""
     return 100.0 * float(run["epochs"][-1]["val_top1"])
 
 
-def loss(run: Found) -> float:
+def loss(run: Results) -> float:
     """Of the last epoch, on the validation images."""
     return float(run["epochs"][-1]["val_loss"])
 
@@ -107,9 +107,9 @@ def last_epoch(schedule: Schedule) -> Figure:
     return lambda run: mean(map(epoch_seconds, run["epochs"][first:]))
 
 
-def pairs(found: Found) -> list[tuple[Found, Found]]:
+def pairs(results: Results) -> list[tuple[Results, Results]]:
     """The runs of each seed that has both."""
-    by = {(run["seed"], run["kind"]): run for run in found["runs"]}
+    by = {(run["seed"], run["kind"]): run for run in results["runs"]}
     seeds = sorted({seed for seed, _ in by})
     return [
         (by[seed, PROGRESSIVE], by[seed, FIXED])
@@ -118,17 +118,17 @@ def pairs(found: Found) -> list[tuple[Found, Found]]:
     ]
 
 
-def ratio(both: list[tuple[Found, Found]], figure: Figure) -> Interval:
+def ratio(both: list[tuple[Results, Results]], figure: Figure) -> Interval:
     """Of the progressive runs over the fixed ones: the geometric mean."""
     logs = interval([math.log(figure(one) / figure(other)) for one, other in both])
     return Interval(*map(math.exp, logs))
 
 
-def summary(found: Found, *, markdown: bool = False) -> str:
+def summary(results: Results, *, markdown: bool = False) -> str:
     """Both kinds beside each other, their difference, and whether the bar is met."""
-    both, schedule = pairs(found), Schedule.parse(found["settings"]["schedule"])
+    both, schedule = pairs(results), Schedule.parse(results["settings"]["schedule"])
     if len(both) < 2:
-        return f"{len(found['runs'])} runs: an interval needs two seeds with both\n"
+        return f"{len(results['runs'])} runs: an interval needs two seeds with both\n"
     rows = []
     last = last_epoch(schedule)
     for name, figure, digits in (
@@ -150,7 +150,7 @@ def summary(found: Found, *, markdown: bool = False) -> str:
     )
 
 
-def run_all(options: argparse.Namespace, scratch: Path) -> Found:
+def run_all(options: argparse.Namespace, scratch: Path) -> Results:
     folder = options.folder
     if folder is None:
         folder = scratch / "demo-data"
@@ -166,32 +166,34 @@ def run_all(options: argparse.Namespace, scratch: Path) -> Found:
         "workers": options.workers,
         "threads": options.threads,
     }
-    found = begun(options.json, settings, PACKAGES)
-    done = {(run["seed"], run["kind"]) for run in found["runs"]}
+    results = begun(options.json, settings, PACKAGES)
+    done = {(run["seed"], run["kind"]) for run in results["runs"]}
     for seed in range(options.seeds):
         kinds = [(PROGRESSIVE, str(schedule)), (FIXED, fixed)]
         for kind, said in reversed(kinds) if seed % 2 else kinds:
             if (seed, kind) in done:
                 continue
             run = {"seed": seed, "kind": kind, "epochs": trained(folder, said, seed, settings)}
-            found["runs"].append(run)
-            save(found, options.json)
+            results["runs"].append(run)
+            save(results, options.json)
             print(
                 f"seed {seed}  {kind:11}  {seconds(run):6.1f} s  top-1 {top1(run):.1f}", flush=True
             )
-    return found
+    return results
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, nargs="?", help="holds train/ and val/")
+    parser.add_argument("folder", type=Path, nargs="?", help="dataset with train/ and val/")
     parser.add_argument("--schedule", default="64x8,96x6,128x6", help="SIZExEPOCHS, the last: both")
-    parser.add_argument("--model", default="resnet10t", help="timm's name")
+    parser.add_argument("--model", default="resnet10t", help="timm model name")
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
     parser.add_argument("--workers", type=int, default=usable_cores())
-    parser.add_argument("--threads", type=int, default=usable_cores(), help="of torch")
-    parser.add_argument("--json", type=Path, help="where runs are kept")
+    parser.add_argument("--threads", type=int, default=usable_cores(), help="torch threads")
+    parser.add_argument(
+        "--json", type=Path, help="results file; runs that it contains are not repeated"
+    )
     parser.add_argument("--table", type=Path, help="a file of runs, to be printed as Markdown")
     options = parser.parse_args()
     if options.table:

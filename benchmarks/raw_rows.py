@@ -66,8 +66,8 @@ def main() -> None:
     for _ in range(options.rounds + 1):  # the first warms up
         passes["together"].append(cpu_us(source, tasks, memory))
         passes["one by one"].append(cpu_us(OneByOne(source), tasks, memory))
-    for name, found in passes.items():
-        print(f"{name}: {min(found[1:]):.1f} us per row")
+    for name, results in passes.items():
+        print(f"{name}: {min(results[1:]):.1f} us per row")
 
 
 if __name__ == "__main__":

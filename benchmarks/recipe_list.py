@@ -154,13 +154,13 @@ def hugging_face(folder: Path) -> Any:
     """A split with an image column that is encoded, as `load_dataset` gives it."""
     import datasets
 
-    found = ImageFolder(str(folder))
+    results = ImageFolder(str(folder))
     features = datasets.Features(
-        {"image": datasets.Image(), "label": datasets.ClassLabel(names=found.classes)}
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=results.classes)}
     )
     columns = {
-        "image": [path for path, _ in found.samples],
-        "label": [label for _, label in found.samples],
+        "image": [path for path, _ in results.samples],
+        "label": [label for _, label in results.samples],
     }
     return datasets.Dataset.from_dict(columns, features=features)
 

@@ -27,11 +27,11 @@ images each batch has."""
 
 def peers_of(recipe: str) -> dict[str, Epochs]:
     """The peers that are installed and have a recipe, by their names."""
-    found: dict[str, Epochs] = {}
+    results: dict[str, Epochs] = {}
     for peer, (package, recipes) in _PEERS.items():
         if recipe in recipes and _installed(package):
-            found[peer] = recipes[recipe]
-    return found
+            results[peer] = recipes[recipe]
+    return results
 
 
 def _installed(package: str) -> bool:

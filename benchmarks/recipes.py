@@ -172,10 +172,10 @@ def in_markdown(rows: list[Row]) -> str:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=Path, help="of photographs, a folder for each class")
-    parser.add_argument("--only", default="", help="recipes that have this in their names")
+    parser.add_argument("folder", type=Path, help="image folder with one sub-folder per class")
+    parser.add_argument("--only", default="", help="run only recipes whose name contains this text")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each loader")
-    parser.add_argument("--json", type=Path, help="a file for all figures")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

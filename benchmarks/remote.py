@@ -94,9 +94,9 @@ def torch_images_per_s(data: ImageFolder, options: dict[str, Any], workers: int)
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as results:
+        results.bind(("127.0.0.1", 0))
+        return int(results.getsockname()[1])
 
 
 def _wait_for(port: int) -> None:

@@ -31,19 +31,19 @@ def machine() -> dict[str, str | int | float]:
 
 def versions(names: Sequence[str]) -> dict[str, str]:
     """The versions of those of the packages that are installed."""
-    found = {}
+    results = {}
     for name in names:
         try:
-            found[name] = importlib.metadata.version(name)
+            results[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return results
 
 
-def save(found: Mapping[str, object], path: Path | None) -> None:
+def save(results: Mapping[str, object], path: Path | None) -> None:
     """Write figures as JSON, replacing those of before; nowhere where there is no path."""
     if path is not None:
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def begun(
@@ -58,12 +58,12 @@ def begun(
     }
     if path is None or not path.exists():
         return fresh
-    found: dict[str, Any] = json.loads(path.read_text())
+    results: dict[str, Any] = json.loads(path.read_text())
     for part in ("versions", "settings"):
         # As JSON gives them back: tuples as lists.
-        if found[part] != json.loads(json.dumps(fresh[part])):
+        if results[part] != json.loads(json.dumps(fresh[part])):
             raise SystemExit(f"{path} holds runs of other {part}; name another file")
-    return found
+    return results
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:

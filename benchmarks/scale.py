@@ -155,15 +155,15 @@ def measure(made: list[Point], options: argparse.Namespace, found: dict[str, Any
         for point, entry in zip(made, found["points"], strict=True):
             done: dict[str, Any] = {peer: turn(peer, point.work, options) for peer in point.peers}
             entry["turns"].append(done | point.facts(point.work))
-            say(
+            log(
                 f"round {number + 1}, {point.axis} {point.value}: "
                 f"{done['feedline_exact']['rate']:.0f} images/s"
             )
         save(found, options.json)
 
 
-def say(what: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
+def log(message: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {message}", file=sys.stderr, flush=True)
 
 
 def numbers(text: str) -> list[int]:
@@ -173,7 +173,7 @@ def numbers(text: str) -> list[int]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="a folder with one sub-folder of JPEGs a class")
+    parser.add_argument("folder", type=Path, help="folder of JPEGs with one sub-folder per class")
     parser.add_argument("--workers", type=int, default=usable_cores())
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--size", type=int, default=224)
@@ -186,17 +186,19 @@ def arguments() -> argparse.Namespace:
         parser.add_argument(f"--{axis}-axis", type=numbers, default=default, help='"": left out')
     parser.add_argument("--files", type=int, default=500, help="taken evenly from the folder")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--lead", type=float, default=2.0, help="seconds before counting begins")
-    parser.add_argument("--seconds", type=float, default=4.0, help="counted in each turn")
-    parser.add_argument("--under", type=Path, help="where the folders are made")
-    parser.add_argument("--json", type=Path, help="where the figures go")
-    parser.add_argument("--plot", type=Path, help="where a picture of them goes")
+    parser.add_argument(
+        "--lead", type=float, default=2.0, help="warm-up seconds per turn, not measured"
+    )
+    parser.add_argument("--seconds", type=float, default=4.0, help="measured seconds per turn")
+    parser.add_argument("--under", type=Path, help="parent folder of the temporary image folders")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--plot", type=Path, help="write a plot to this file")
     return parser.parse_args()
 
 
 def main() -> None:
     options = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # cleans up, as Ctrl-C does
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # clean up, as on Ctrl-C
     fixed = ("workers", "batch_size", "size", "files", "rounds", "lead", "seconds")
     found: dict[str, Any] = {
         "machine": machine(),

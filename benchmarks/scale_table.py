@@ -1,4 +1,4 @@
-"""What `scale.py` found, as tables and a picture.
+"""What `scale.py` results, as tables and a picture.
 
 python benchmarks/scale_table.py result.json            Markdown
 python benchmarks/scale_table.py result.json --plot result.png
@@ -37,35 +37,35 @@ FACTS = {
     "order_s": ("order s", 4),
 }
 
-Found = dict[str, Any]
+Results = dict[str, Any]
 
 
-def points(found: Found, axis: str) -> list[Found]:
-    return [point for point in found["points"] if point["axis"] == axis]
+def points(results: Results, axis: str) -> list[Results]:
+    return [point for point in results["points"] if point["axis"] == axis]
 
 
-def figures(point: Found, peer: str, name: str) -> list[float]:
+def figures(point: Results, peer: str, name: str) -> list[float]:
     """One figure of a peer, of all rounds; none where it did not take part."""
     return [turn[peer][name] for turn in point["turns"] if peer in turn]
 
 
-def cores(found: Found, point: Found) -> int:
+def cores(results: Results, point: Results) -> int:
     """How many cores the workers of a point can use."""
-    workers = point["value"] if point["axis"] == "workers" else found["settings"]["workers"]
-    return min(workers, found["machine"]["usable_cores"])
+    workers = point["value"] if point["axis"] == "workers" else results["settings"]["workers"]
+    return min(workers, results["machine"]["usable_cores"])
 
 
-def core_ms(found: Found, point: Found) -> float:
+def core_ms(results: Results, point: Results) -> float:
     """Milliseconds of the used cores for an image."""
-    return 1000 * cores(found, point) / median(figures(point, OURS, "rate"))
+    return 1000 * cores(results, point) / median(figures(point, OURS, "rate"))
 
 
-def cpu_ms(point: Found) -> float:
+def cpu_ms(point: Results) -> float:
     """Milliseconds that all processes computed for an image."""
     return median(figures(point, OURS, "cpu_ms"))
 
 
-def slopes(measured: list[Found], axis: str) -> list[str]:
+def slopes(measured: list[Results], axis: str) -> list[str]:
     """Against the value before; the first has none."""
     _, lever = LEVER[axis]
     said = ["-"]
@@ -75,9 +75,9 @@ def slopes(measured: list[Found], axis: str) -> list[str]:
     return said
 
 
-def axis_table(found: Found, axis: str, markdown: bool) -> str:
+def axis_table(results: Results, axis: str, markdown: bool) -> str:
     """All figures of one axis."""
-    measured = points(found, axis)
+    measured = points(results, axis)
     facts = [name for name in FACTS if name in measured[0]["turns"][0]]
     compared = bool(figures(measured[0], BARE, "rate"))
     headers = [axis, "images/s", "per core", "core ms / image", "CPU ms / image"]
@@ -91,8 +91,8 @@ def axis_table(found: Found, axis: str, markdown: bool) -> str:
         row = [
             f"{point['value']:,}",
             spread(rates, digits=0),
-            f"{median(rates) / cores(found, point):.0f}",
-            f"{core_ms(found, point):.3f}",
+            f"{median(rates) / cores(results, point):.0f}",
+            f"{core_ms(results, point):.3f}",
             f"{cpu_ms(point):.3f}",
         ]
         if compared:
@@ -109,12 +109,12 @@ def axis_table(found: Found, axis: str, markdown: bool) -> str:
     return f"{axis}\n\n{table(rows, headers, markdown=markdown)}\n"
 
 
-def tables(found: Found, *, markdown: bool = False) -> str:
+def tables(results: Results, *, markdown: bool = False) -> str:
     """A table for each axis that was measured."""
-    return "\n".join(axis_table(found, axis, markdown) for axis in AXES if points(found, axis))
+    return "\n".join(axis_table(results, axis, markdown) for axis in AXES if points(results, axis))
 
 
-def picture(found: Found, path: Path) -> None:
+def picture(results: Results, path: Path) -> None:
     """Images per second, a panel an axis; bands from the slowest to the fastest turn."""
     import matplotlib
 
@@ -124,7 +124,7 @@ def picture(found: Found, path: Path) -> None:
     figure, axes = plt.subplots(2, 2, figsize=(10, 7.2), layout="constrained")
     legend = {}
     for panel, (axis, label) in zip(axes.flat, AXES.items(), strict=True):
-        measured = points(found, axis)
+        measured = points(results, axis)
         panel.set_visible(bool(measured))
         highest = 0.0
         # Okabe and Ito's palette, which colour-blind readers tell apart; the markers differ, too.
@@ -151,7 +151,7 @@ def picture(found: Found, path: Path) -> None:
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
     figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=2)
-    settings, machine = found["settings"], found["machine"]
+    settings, machine = results["settings"], results["machine"]
     figure.suptitle(
         f"{machine['cpu_model']}, {machine['usable_cores']} cores; unless varied: "
         f"{settings['workers']} workers, batches of {settings['batch_size']}, "
@@ -163,13 +163,13 @@ def picture(found: Found, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("result", type=Path, help="what scale.py --json wrote")
-    parser.add_argument("--plot", type=Path, help="where a picture goes")
+    parser.add_argument("result", type=Path, help="results file of scale.py")
+    parser.add_argument("--plot", type=Path, help="write a plot to this file")
     options = parser.parse_args()
-    found = json.loads(options.result.read_text())
-    print(tables(found, markdown=True))
+    results = json.loads(options.result.read_text())
+    print(tables(results, markdown=True))
     if options.plot:
-        picture(found, options.plot)
+        picture(results, options.plot)
 
 
 if __name__ == "__main__":

@@ -84,11 +84,13 @@ class Paired(Usual):
 @functools.cache
 def masks_of(folder: Path) -> Pairs:
     """Each JPEG below a folder with its mask, which lies in a temporary folder until the end."""
-    found = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in (".jpg", ".jpeg")]
+    results = [
+        path for path in sorted(folder.rglob("*")) if path.suffix.lower() in (".jpg", ".jpeg")
+    ]
     made = tempfile.TemporaryDirectory()
     atexit.register(made.cleanup)
     pairs = []
-    for number, path in enumerate(found):
+    for number, path in enumerate(results):
         mask = Path(made.name) / f"{number}.png"
         _mask(path).save(mask)
         pairs.append((str(path), str(mask)))

@@ -81,7 +81,7 @@ def paced(loader: DataLoader, factor: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", help="a folder with one sub-folder a class")
+    parser.add_argument("folder", help="image folder with one sub-folder per class")
     parser.add_argument("--schedule", default="112x3,160x3,224x3")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=64)

@@ -98,8 +98,11 @@ def main() -> None:
     mean, largest = difference(arguments.folder)
     print(f"evaluation: {mean:.4f} grey levels on average, {largest:.1f} at most")
     print(table(lines, ["case", "timm", "feedline", "ratio (range)"]))
-    found = {"machine": machine(), "versions": versions(["torch", "torchvision", "timm", "pillow"])}
-    save({**found, "rows": rows, "mean": mean, "largest": largest}, arguments.json)
+    results = {
+        "machine": machine(),
+        "versions": versions(["torch", "torchvision", "timm", "pillow"]),
+    }
+    save({**results, "rows": rows, "mean": mean, "largest": largest}, arguments.json)
 
 
 if __name__ == "__main__":

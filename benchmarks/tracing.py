@@ -144,10 +144,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=1.5, help="of a turn")
     parser.add_argument("--rounds", type=int, default=15, help="pairs of turns for each case")
-    parser.add_argument("--only", default="", help="cases that have this in their names")
+    parser.add_argument("--only", default="", help="run only cases whose name contains this text")
     parser.add_argument("--out", type=Path, help="a file for all turns, as JSON")
     options = parser.parse_args()
-    found: dict[str, Any] = {"machine": machine(), "seconds": options.seconds, "cases": {}}
+    results: dict[str, Any] = {"machine": machine(), "seconds": options.seconds, "cases": {}}
     with tempfile.TemporaryDirectory() as folder:
         for name, build in cases(_jpegs(Path(folder))).items():
             if options.only not in name:
@@ -166,14 +166,14 @@ def main() -> None:
                 [on[k] / off[k] for on, off in zip(turns[True], turns[False], strict=True)]
                 for k in range(2)
             ]
-            found["cases"][name] = {"on": turns[True], "off": turns[False], "ratios": ratios}
+            results["cases"][name] = {"on": turns[True], "off": turns[False], "ratios": ratios}
             off_rate = statistics.median(rate for rate, _ in turns[False])
             print(
                 f"{name:50s} {off_rate:9.0f}/s off   on / off " + ", CPU ".join(map(_say, ratios))
             )
             del pulls
     if options.out:
-        options.out.write_text(json.dumps(found, indent=1))
+        options.out.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -307,10 +307,12 @@ def medians(rows: Sequence[Row]) -> str:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=Path, help="of photographs, a folder for each class")
-    parser.add_argument("--only", default="", help="workloads that have this in their names")
+    parser.add_argument("folder", type=Path, help="image folder with one sub-folder per class")
+    parser.add_argument(
+        "--only", default="", help="run only workloads whose name contains this text"
+    )
     parser.add_argument("--rounds", type=int, default=1, help="how often all is done")
-    parser.add_argument("--json", type=Path, help="a file for all figures")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="feedline-tuning-") as scratch:

@@ -108,7 +108,7 @@ def measure(task: Task, images: Images, scratch: Path, options: argparse.Namespa
             for number in range(options.rounds):
                 for one in all_peers:
                     turn(one, number, folder, options)
-                say(task, f"round {number + 1} of {options.rounds}")
+                log(task, f"round {number + 1} of {options.rounds}")
             return [one.result for one in all_peers]
 
 
@@ -118,24 +118,26 @@ def turn(one: Contestant, number: int, folder: Path, options: argparse.Namespace
     one.turn(options.lead if number else WARM_UP_S, options.seconds)
 
 
-def say(task: Task, what: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {task.name}: {what}", file=sys.stderr, flush=True)
+def log(task: Task, message: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {task.name}: {message}", file=sys.stderr, flush=True)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="a folder with one sub-folder a class")
+    parser.add_argument("folder", type=Path, help="image folder with one sub-folder per class")
     parser.add_argument("--peers", default=",".join(PEERS), help="comma separated")
-    parser.add_argument("--only", default="", help="part of a work's name, to run less")
+    parser.add_argument("--only", default="", help="run only tasks whose name contains this text")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="counted in each turn")
-    parser.add_argument("--lead", type=float, default=0.7, help="seconds before counting begins")
-    parser.add_argument("--repeat", type=int, default=20, help="times the images in an epoch")
+    parser.add_argument("--seconds", type=float, default=3.0, help="measured seconds per turn")
+    parser.add_argument(
+        "--lead", type=float, default=0.7, help="warm-up seconds per turn, not measured"
+    )
+    parser.add_argument("--repeat", type=int, default=20, help="passes over the images per epoch")
     parser.add_argument("--cache", choices=("warm", "dropped"), default="warm")
-    parser.add_argument("--json", type=Path, help="where the figures go")
-    parser.add_argument("--plot", type=Path, help="where a picture of them goes")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--plot", type=Path, help="write a plot to this file")
     options = parser.parse_args()
     options.peers = options.peers.split(",")
     if unknown := set(options.peers) - set(PEERS):
@@ -145,7 +147,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # cleans up, as Ctrl-C does
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # clean up, as on Ctrl-C
     settings = {
         name: getattr(options, name)
         for name in ("workers", "batch_size", "rounds", "seconds", "lead", "repeat", "cache")

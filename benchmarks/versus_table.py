@@ -1,4 +1,4 @@
-"""What `versus.py` found, as tables and a picture.
+"""What `versus.py` results, as tables and a picture.
 
 python benchmarks/versus_table.py result.json --only "originals @224,originals @112"   Markdown
 python benchmarks/versus_table.py result.json --plot docs/versus.png
@@ -74,18 +74,18 @@ def table(task: dict[str, Any], cores: int, markdown: bool = False) -> str:
     return f"{task['name']}\n\n{report.table(rows, HEADERS, markdown=markdown)}\n"
 
 
-def summary(found: dict[str, Any], only: Sequence[str] = (), peers: Sequence[str] = ()) -> str:
+def summary(results: dict[str, Any], only: Sequence[str] = (), peers: Sequence[str] = ()) -> str:
     """A row a loader and a column a task: img/s, and how many times as fast feedline is.
 
     Args:
-        found: of `versus.py`.
+        results: of `versus.py`.
         only: names of tasks; all if empty.
         peers: keys of loaders; all if empty.
     """
-    tasks = list(only) or [task["name"] for task in found["tasks"]]
+    tasks = list(only) or [task["name"] for task in results["tasks"]]
     names: dict[str, str] = {}
     cells: dict[tuple[str, str], str] = {}
-    for task in found["tasks"]:
+    for task in results["tasks"]:
         part = {peer["peer"]: peer for peer in task["peers"] if peer["rates"]}
         for name, peer in part.items():
             names[name] = peer["name"]
@@ -100,11 +100,11 @@ def summary(found: dict[str, Any], only: Sequence[str] = (), peers: Sequence[str
     return report.table(rows, ["images per second (feedline / it)", *tasks], markdown=True)
 
 
-def picture(found: dict[str, Any], path: Path, only: Sequence[str], *, loaders: bool) -> None:
+def picture(results: dict[str, Any], path: Path, only: Sequence[str], *, loaders: bool) -> None:
     """Bars of images per second, a panel a task; whiskers from the slowest to the fastest turn.
 
     Args:
-        found: of `versus.py`.
+        results: of `versus.py`.
         path: of the PNG.
         only: names of tasks; all if empty.
         loaders: leave out bare processes, settings of feedline's and what is done by hand.
@@ -114,7 +114,7 @@ def picture(found: dict[str, Any], path: Path, only: Sequence[str], *, loaders: 
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
-    tasks = [task for task in found["tasks"] if not only or task["name"] in only]
+    tasks = [task for task in results["tasks"] if not only or task["name"] in only]
     columns = min(3, len(tasks))
     down = -(-len(tasks) // columns)
     figure, axes = plt.subplots(down, columns, figsize=(5.2 * columns, 3.4 * down), squeeze=False)
@@ -149,29 +149,29 @@ def picture(found: dict[str, Any], path: Path, only: Sequence[str], *, loaders: 
         axis.spines[["top", "right"]].set_visible(False)
     for axis in list(axes.flat)[len(tasks) :]:
         axis.set_visible(False)
-    machine = found["machine"]
-    figure.suptitle(f"{machine['cpu_model']}, {found['settings']['workers']} workers")
+    machine = results["machine"]
+    figure.suptitle(f"{machine['cpu_model']}, {results['settings']['workers']} workers")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("result", type=Path, help="what versus.py --json wrote")
+    parser.add_argument("result", type=Path, help="results file of versus.py")
     parser.add_argument("--only", default="", help="names of tasks, comma separated")
-    parser.add_argument("--plot", type=Path, help="where a picture goes")
+    parser.add_argument("--plot", type=Path, help="write a plot to this file")
     parser.add_argument("--loaders", action="store_true", help="the picture has loaders alone")
     parser.add_argument("--all", action="store_true", help="all figures, a table a task")
     options = parser.parse_args()
-    found = json.loads(options.result.read_text())
+    results = json.loads(options.result.read_text())
     only = [name for name in options.only.split(",") if name]
     if options.all:
-        for task in found["tasks"]:
-            print(table(task, found["settings"]["workers"], markdown=True))
+        for task in results["tasks"]:
+            print(table(task, results["settings"]["workers"], markdown=True))
     else:
-        print(summary(found, only))
+        print(summary(results, only))
     if options.plot:
-        picture(found, options.plot, only, loaders=options.loaders)
+        picture(results, options.plot, only, loaders=options.loaders)
 
 
 if __name__ == "__main__":

@@ -443,9 +443,11 @@ def progressive(folder: Path) -> list[Row]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=Path, help="of photographs, a folder for each class")
-    parser.add_argument("--only", default="", help="workloads that have this in their names")
-    parser.add_argument("--json", type=Path, help="a file for all figures")
+    parser.add_argument("folder", type=Path, help="image folder with one sub-folder per class")
+    parser.add_argument(
+        "--only", default="", help="run only workloads whose name contains this text"
+    )
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     begun = time.perf_counter()

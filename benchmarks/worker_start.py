@@ -49,7 +49,7 @@ def killed(folder: str, workers: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", help="a folder with one sub-folder a class")
+    parser.add_argument("folder", help="image folder with one sub-folder per class")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=7)

@@ -96,15 +96,15 @@ def _libraries() -> Callable[[Any, Any, Any], None]:
 def _run(pipe: Any, steps: list[Step], work: Work, own: bool) -> None:
     import numpy as np
     import torch
-    from bare_row import Kept, decoded, decoded_by_libraries
+    from bare_row import DecodeState, decode_crop, decode_crop_with_libraries
 
     from feedline.images.crops import cut
     from feedline.images.resize import fill
 
     torch.set_num_threads(1)
     resize = fill if own else _libraries()
-    decode = decoded if own else decoded_by_libraries
-    kept = Kept()
+    decode = decode_crop if own else decode_crop_with_libraries
+    state = DecodeState()
     size = work.size
     rows = np.zeros((work.batch_size, size, size, 3), np.uint8)
     raw = None
@@ -112,7 +112,7 @@ def _run(pipe: Any, steps: list[Step], work: Work, own: bool) -> None:
         raw = np.asarray(np.load(f"{work.folder}/images.npy", mmap_mode="c"))
 
     def make(what: Any, crop: Any, row: Any) -> None:
-        part = decode(what, crop, kept) if raw is None else cut(raw[what], crop.part)
+        part = decode(what, crop, state) if raw is None else cut(raw[what], crop.part)
         resize(row, part, crop)
 
     k = 0
