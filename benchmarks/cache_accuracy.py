@@ -35,7 +35,7 @@ from typing import Any
 
 import timm
 import torch
-from report import begun, save
+from report import resume_results, save
 from torch import Tensor, nn
 
 from feedline import DataLoader, EvalCrop, ImageFolder, TrainCrop, build_cache
@@ -182,7 +182,7 @@ def run_all(options: argparse.Namespace, seeds: Sequence[int], scratch: Path) ->
         "threads": options.threads,
         "data": facts(roots),
     }
-    results = begun(options.json, settings, PACKAGES)
+    results = resume_results(options.json, settings, PACKAGES)
     validation = {
         name: rows_of(open_images(root["val"], EvalCrop()), options.size)
         for name, root in roots.items()

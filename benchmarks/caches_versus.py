@@ -9,8 +9,8 @@ bytes (or pixels, for raw copies), the `webdataset` package its own shards. Bare
 the work of feedline's workers on the WebDataset cache (`peers/bare_rows.py`). feedline also reads
 the originals. Each contestant runs in its own process. They alternate for `--rounds`
 rounds (A B C A B C): `--lead` seconds consume prefetched batches, `--seconds` are measured, then
-the processes idle. A warm-up round is discarded. Batches are uint8; files are in the page cache. Ratios
-are computed per round. Tasks:
+the processes idle. A warm-up round is discarded. Batches are uint8; files are in the page cache.
+Ratios are computed per round. Tasks:
 
     256 px JPEG, 128 px JPEG    of `--quality`, at 224 and 112 px: crops of 25 to 100% of the area
     256 px raw, 128 px raw      the same without decoding
@@ -197,8 +197,8 @@ def main() -> None:
         if options.only not in task.name:
             continue
         with tempfile.TemporaryDirectory(prefix="feedline-caches-", dir=options.under) as scratch:
-            results = measure(task, options.folder.resolve(), Path(scratch), options)
-        tasks.append({"name": task.name, "peers": [asdict(result) for result in results]})
+            peers = measure(task, options.folder.resolve(), Path(scratch), options)
+        tasks.append({"name": task.name, "peers": [asdict(result) for result in peers]})
         print(table(tasks[-1]), flush=True)
         save(results, options.json)
     print(bars(results))

@@ -1,11 +1,11 @@
-"""Image formats: feedline against torch + Pillow with one import changed, in one thread.
-
-Method: the images of a folder (or of the demo set) are written in each format with Pillow. Then
-torchvision's ImageFolder with RandomResizedCrop, RandomHorizontalFlip, ToTensor and Normalize is
-loaded by both DataLoaders without workers, in turn, and its CPU time taken. A rate is the median of
-the rounds; a ratio that of the rounds' ratios, with its range. Files are in the page cache.
+"""Compare feedline with torch + Pillow by image format, with one import changed, on one thread.
 
     python benchmarks/image_formats.py [FOLDER] [--json FILE]
+
+Method: the images of a folder (default: the demo set) are written in each format with Pillow.
+torchvision's ImageFolder with RandomResizedCrop, RandomHorizontalFlip, ToTensor and Normalize is
+loaded by both DataLoaders without workers, alternately, and their CPU time is measured. Prints the
+median rate over the rounds, and the median ratio with its range. Files are in the page cache.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def pictures(folder: Path | None, count: int) -> Iterator[Image.Image]:
 
 
 def seconds(loader: Any) -> float:
-    """CPU time of an epoch, which other programs do not change as much as its duration."""
+    """CPU time of an epoch, which varies less with other load than its duration."""
     start = time.process_time()
     for _ in loader:
         pass
@@ -81,7 +81,7 @@ def measure(root: Path, size: int, rounds: int) -> dict[str, Any]:
     for turn in range(rounds + 1):
         for name, loader in loaders.items():
             taken = seconds(loader)
-            if turn:  # the first warms up
+            if turn:  # the first round is a warm-up
                 rates[name].append(len(data) / taken)
     ratios = [ours / theirs for ours, theirs in zip(*reversed(rates.values()), strict=True)]
     return {"images_per_s": {name: median(each) for name, each in rates.items()}, "ratios": ratios}
@@ -107,7 +107,7 @@ def main() -> None:
             for number, image in enumerate(pictures(options.folder, options.images)):
                 path = Path(scratch, "a", f"{number:05d}.{ending}")
                 image.convert(mode).save(path, **settings)
-                if ending == "avif":  # which torchvision's folder leaves out by its name
+                if ending == "avif":  # torchvision's ImageFolder skips this extension
                     path.rename(path.with_suffix(".webp"))
             results[name] = measure(Path(scratch), options.size, options.rounds)
     rows = [

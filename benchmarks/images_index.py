@@ -1,18 +1,16 @@
-"""What the index of a large image folder costs: seconds to scan, bytes to hold and to pickle.
-
-Method: makes `--classes` folders of `--files` empty files each under a temporary folder, named
-as ImageNet names them, and scans it `--rounds` times. Prints seconds of each scan, the memory
-of the arrays, how far the peak memory of the process rose (tracemalloc, in one more scan, which
-it slows), the size of the pickle with its arrays out of band and in band, and the seconds of a
-fingerprint. At last a loader is built over the whole folder, its images left blank: seconds to
-the first batch, once with the fork server to start and once without, and the memory (PSS) of a
-worker. The folder is removed at the end.
-
-Caveats: the directory entries are in the kernel's cache, having just been made; a first scan of
-a cold disk or a network file system waits for them. The files are empty, which plays no part:
-none is opened.
+"""Measure the index of a large image folder: scan time, memory and pickle size.
 
     python benchmarks/images_index.py --classes 1000 --files 1300
+
+Method: creates `--classes` folders of `--files` empty files, named like ImageNet's, in a temporary
+folder and scans it `--rounds` times. Prints the seconds of each scan, memory of the arrays, peak
+memory of the process (tracemalloc, in one more scan, which it slows), pickle size with arrays out
+of band and in band, and seconds of a fingerprint. Then builds a loader over the whole folder with
+blank images, and prints the time to the first batch with and without starting the fork server, and
+the memory (PSS) of a worker.
+
+Caveats: directory entries are in the kernel's cache, as they were just created; the first scan of a
+cold disk or network file system takes longer. Files are empty, but none is opened.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from feedline.sources.folder import scan_folder
 
 
 class Blank(ImageFolder):
-    """The samples of a folder without opening a file."""
+    """The samples of a folder; opens no file."""
 
     def load(self, item, row):
         row[1][()] = self.store.label(item.sample)
@@ -75,7 +73,7 @@ def _made(path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--classes", type=int, default=1000)
-    parser.add_argument("--files", type=int, default=1300, help="files of each class")
+    parser.add_argument("--files", type=int, default=1300, help="files per class")
     parser.add_argument("--rounds", type=int, default=3, help="repetitions")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--under", default=None, help="parent folder of the temporary folder")

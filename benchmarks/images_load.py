@@ -1,18 +1,16 @@
-"""How much ImageFolder.load costs above the library calls it makes.
-
-Method: on one core, `--rounds` times: every image of a folder (at most `--images`) through
-`ImageFolder.load` and through the bare calls, in alternating order from image to image. The
-bare calls do the same work on the same crops, drawn beforehand: os.open, read and close, the
-decode of the crop into a kept buffer, the resize into the row. The ratio
-bare / load is printed as median and range over the rounds, and once more from the fastest time of
-each image over all rounds, which neighbours on the machine move least; 1 means that load adds
-nothing.
-
-Caveats: files come from the page cache, as the second epoch of a dataset that fits into memory
-would find them. Only JPEGs of one or three colours take part. Neighbours on the machine move
-both sides; the ratios suffer less than the rates.
+"""Measure the overhead of ImageFolder.load over the library calls that it makes.
 
     python benchmarks/images_load.py FOLDER --size 224 --rounds 9
+
+Method: on one core, `--rounds` times, every image of a folder (at most `--images`) is loaded with
+`ImageFolder.load` and with bare calls, in alternating order per image. The bare calls do the same
+work on the same crops, drawn beforehand: os.open, read and close, decoding the crop into a reused
+buffer, resizing into the row. Prints the ratio bare / load as median and range over the rounds, and
+from the fastest time of each image, which other load affects least. 1 means no overhead.
+
+Caveats: files are in the page cache, as in the second epoch of a dataset that fits into memory.
+Only JPEGs with 1 or 3 channels are used. Other load affects both sides, and the ratios less than
+the rates.
 """
 
 from __future__ import annotations
@@ -35,10 +33,12 @@ from feedline.order.batch_spec import Item
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", help="image folder with one sub-folder per class")
-    parser.add_argument("--size", type=int, default=224, help="side of the row, px")
-    parser.add_argument("--images", type=int, default=500, help="how many images at most")
+    parser.add_argument("--size", type=int, default=224, help="image size, in pixels")
+    parser.add_argument("--images", type=int, default=500, help="maximum number of images")
     parser.add_argument("--rounds", type=int, default=9, help="repetitions")
-    parser.add_argument("--scale", type=float, default=0.25, help="smallest share of the area")
+    parser.add_argument(
+        "--scale", type=float, default=0.25, help="minimum share of the image area in a crop"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -73,7 +73,7 @@ def main():
                 middle = time.perf_counter()
                 data.load(item, (row, label))
                 times[turn, :, number] = time.perf_counter() - middle, middle - first
-    times = times[1:] * 1e6  # the first round warms the page cache and the buffers
+    times = times[1:] * 1e6  # the first round warms up the page cache and buffers
     load, plain = times.mean(axis=2).T
     ratios = plain / load
     fastest_load, fastest_plain = times.min(axis=0).mean(axis=1)

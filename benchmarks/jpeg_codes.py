@@ -1,14 +1,15 @@
-"""What it saves that feedline reads the Huffman codes of JPEGs, and what restart markers save.
-
-Method: crops of 25 to 100% of the area of each image are decoded by one decoder, on one core, with
-the codes read by libjpeg and by feedline in turn: of the originals, and of copies by Pillow with a
-shorter side of `--side` pixels, without and with the restart markers that a cache's copies have.
-Each round decodes all images in all ways; a first round is left out. Ratios are taken round by
-round: time by feedline over time by libjpeg of copies without markers, and likewise of originals.
-
-Caveats: images are in memory, and nothing is resized.
+"""Measure the gain from feedline's Huffman decoder and from restart markers in JPEGs.
 
     python benchmarks/jpeg_codes.py FOLDER --side 256 --quality 95
+
+Method: on one core, crops of 25 to 100% of the area of each image are decoded with the Huffman
+codes read by libjpeg and by feedline, alternately: of the originals, and of copies written by
+Pillow with a shorter side of `--side` pixels, without and with the restart markers of a cache's
+copies. Each round decodes all images in all variants; the first round is discarded. Ratios are
+computed per round: time with feedline over time with libjpeg on the copies without markers, or on
+the originals.
+
+Caveats: images are in memory; nothing is resized.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def copy(jpeg: bytes, side: int, quality: int, restarts: int) -> bytes:
 
 
 def microseconds(decoder: _jpeg.Decoder, jpegs: list[bytes], memory: np.ndarray) -> float:
-    """The mean time that a crop of each takes; the crops are always the same."""
+    """Mean time per crop, with fixed crops."""
     crop, took = TrainCrop(scale=(0.25, 1.0)), 0
     for number, jpeg in enumerate(jpegs):
         began = time.perf_counter_ns()
@@ -59,10 +60,12 @@ def microseconds(decoder: _jpeg.Decoder, jpegs: list[bytes], memory: np.ndarray)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="with JPEGs, at any depth")
-    parser.add_argument("--side", type=int, default=256, help="of the copies, in pixels")
-    parser.add_argument("--quality", type=int, default=95, help="of the copies")
-    parser.add_argument("--images", type=int, default=200, help="at most")
+    parser.add_argument("folder", type=Path, help="folder of JPEGs, searched recursively")
+    parser.add_argument(
+        "--side", type=int, default=256, help="shorter side of the copies, in pixels"
+    )
+    parser.add_argument("--quality", type=int, default=95, help="JPEG quality of the copies")
+    parser.add_argument("--images", type=int, default=200, help="maximum number of images")
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})

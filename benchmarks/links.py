@@ -1,4 +1,4 @@
-"""A folder of as many images as wanted, from few: hard links in turn to a folder's files."""
+"""Make a large image folder from a small one with hard links."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _FILES_A_CLASS = 1300  # as in ImageNet
 
 
 def linked(folder: Path, count: int, target: Path) -> Path:
-    """Make `target` with `count` images, sub-folders of 1300 each; returns it.
+    """Create `target` with `count` images in sub-folders of 1300; return it.
 
-    Fewer than the folder has are taken evenly from all of it.
+    If fewer images are needed than the folder has, they are spread evenly over it.
 
-    Where a file may not be linked (it has as many links as the file system allows, is another
-    user's, or on another file system), it is copied, and the copy linked from then on.
+    If a file cannot be linked (too many links, another owner or file system), it is copied,
+    and further links refer to the copy.
     """
     sources = sorted(str(path) for path in folder.glob("*/*") if path.is_file())
     sources = sources[:: max(1, len(sources) // count)]

@@ -1,8 +1,8 @@
-"""Writes the tables of docs/explanation/measurements.md from the files in `results/`.
+"""Write the tables of docs/explanation/measurements.md from the files in `results/`.
 
     python benchmarks/measurements.py
 
-Each table stands between `<!-- NAME -->` and `<!-- end -->`; the text around it is written by hand.
+Each table is between `<!-- NAME -->` and `<!-- end -->`; the text around it is written by hand.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import caches_table
 import versus_table
 from report import table
 
-__all__ = ["PAGE", "filled"]
+__all__ = ["PAGE", "fill_tables"]
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "explanation" / "measurements.md"
@@ -55,11 +55,11 @@ LOADERS = {
     "rebuilt_pillow": "torch, rebuilt for each size, Pillow",
 }
 
-Found = dict[str, Any]
+Results = dict[str, Any]
 
 
-def filled(text: str) -> str:
-    """The page with all tables as measured."""
+def fill_tables(text: str) -> str:
+    """Replace all tables in the page."""
     for name, make in TABLES.items():
         block = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end -->)", re.S)
         made = f"\n{make()}\n\n"
@@ -69,10 +69,10 @@ def filled(text: str) -> str:
     return text
 
 
-def results(name: str) -> Found:
-    """The figures of a benchmark."""
-    found: Found = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
-    return found
+def results(name: str) -> Results:
+    """Load the results of a benchmark."""
+    data: Results = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    return data
 
 
 def span(values: Sequence[float], digits: int = 2) -> str:
@@ -87,14 +87,14 @@ def peers() -> str:
 
 
 def datasets() -> str:
-    """Samples per second over the same dataset objects."""
+    """Samples per second on the same dataset objects."""
     tasks = results("any_dataset")["tasks"] | {"large": results("large")}
     rows = []
     for name, label in DATASETS.items():
-        found = tasks[name]
-        rates = [f"{median(found['samples_s'][who]):.0f}" for who in ("torch", "feedline")]
-        first = [f"{1000 * median(found['first_batch_s'][who]):.0f}" for who in found["samples_s"]]
-        rows.append([label, *rates, span(found["ratio"]), ", ".join(first)])
+        data = tasks[name]
+        rates = [f"{median(data['samples_s'][who]):.0f}" for who in ("torch", "feedline")]
+        first = [f"{1000 * median(data['first_batch_s'][who]):.0f}" for who in data["samples_s"]]
+        rows.append([label, *rates, span(data["ratio"]), ", ".join(first)])
     headers = [
         "dataset",
         "torch/s",
@@ -106,10 +106,10 @@ def datasets() -> str:
 
 
 def recipes() -> str:
-    """Images per second of published recipes, the slowest and the fastest among them."""
-    rows, found = [], {row["recipe"]: row for row in results("recipes")["rows"]}
+    """Images per second of published recipes."""
+    rows, data = [], {row["recipe"]: row for row in results("recipes")["rows"]}
     for name, label in RECIPES.items():
-        row = found[name]
+        row = data[name]
         medians = {loader: median(rates) for loader, rates in row["rates"].items()}
         others = [f"{loader} {rate:.0f}" for loader, rate in list(medians.items())[2:]]
         rows.append(
@@ -125,7 +125,7 @@ def recipes() -> str:
 
 
 def progressive() -> str:
-    """Time of a progressive run over that of its steps alone."""
+    """Time of a progressive run relative to its steps alone."""
     runs = results("progressive")["runs"]
     rows = []
     for key, label in LOADERS.items():
@@ -139,14 +139,14 @@ def progressive() -> str:
 
 
 def caches() -> str:
-    """Ratios of caches, of building and opening one, and of a run over one."""
+    """Ratios of caches: reading, building, opening, and a progressive run."""
     rows = [*_caches_versus(results("caches")), *_cache_build(results("cache_build"))]
     rows += [*_cache_open(results("cache_open")), *_cache_run(results("cache_progressive"))]
     return table(rows, ["what", "measured"], markdown=True)
 
 
-def _caches_versus(found: Found) -> list[list[str]]:
-    works = {task["name"]: caches_table.part(task) for task in found["tasks"]}
+def _caches_versus(data: Results) -> list[list[str]]:
+    works = {task["name"]: caches_table.part(task) for task in data["tasks"]}
     ours, torch = caches_table.OURS, caches_table.TORCH
 
     def over(work: str, others: Sequence[str], own: str = ours) -> str:
@@ -177,37 +177,37 @@ def _caches_versus(found: Found) -> list[list[str]]:
     ]
 
 
-def _cache_build(found: Found) -> list[list[str]]:
+def _cache_build(data: Results) -> list[list[str]]:
     measured = []
-    for entry in found["builds"]:
+    for entry in data["builds"]:
         turns, sides = entry["turns"], ", ".join(map(str, entry["sizes"]))
         shares = [turn["images_per_s"] / turn["bare_images_per_s"] for turn in turns]
         rate = median(turn["images_per_s"] for turn in turns)
         measured.append(f"{sides} px: {rate:.0f}/s, {span(shares)}")
-    what = f"build of {found['settings']['images']:,} photographs / decode, resize, encode alone"
+    what = f"build of {data['settings']['images']:,} photographs / decode, resize, encode alone"
     return [[what, "; ".join(measured)]]
 
 
-def _cache_open(found: Found) -> list[list[str]]:
-    turns = found["turns"]
+def _cache_open(data: Results) -> list[list[str]]:
+    turns = data["turns"]
     warm, cold = (
         f"{median(turn['seconds'] for turn in turns[how]):.3f} s"
         for how in ("open", "open, from the disk")
     )
     memory = max(turn["own_mb"] for how in ("open", "open, from the disk") for turn in turns[how])
-    samples = f"{found['settings']['samples'] / 1e6:.1f} million images"
+    samples = f"{data['settings']['samples'] / 1e6:.1f} million images"
     what = f"opening a cache of {samples}, from memory, from a cold disk; its memory"
     return [[what, f"{warm}, {cold}; {memory:.1f} MB"]]
 
 
-def _cache_run(found: Found) -> list[list[str]]:
-    totals = {name: [run["total_s"] for run in runs] for name, runs in found["runs"].items()}
+def _cache_run(data: Results) -> list[list[str]]:
+    totals = {name: [run["total_s"] for run in runs] for name, runs in data["runs"].items()}
 
     def over_cache(name: str) -> str:
         pairs = zip(totals[name], totals["cache"], strict=True)
         return span([total / cached for total, cached in pairs])
 
-    schedule, levels = found["settings"]["schedule"], found["settings"]["levels"]
+    schedule, levels = data["settings"]["schedule"], data["settings"]["levels"]
     what = f"loading {schedule}: originals / cache of {levels} px; all at the last size / cache"
     largest = over_cache("originals, largest size")
     return [[what, f"{over_cache('originals')}; {largest}"]]
@@ -223,4 +223,4 @@ TABLES: Mapping[str, Callable[[], str]] = {
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text()))
+    PAGE.write_text(fill_tables(PAGE.read_text()))

@@ -1,4 +1,4 @@
-"""Files in the kernel's page cache, and out of it."""
+"""Drop files from the kernel's page cache, and load them into it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def drop_from_cache(folder: Path) -> None:
-    """Ask the kernel to forget the files' pages; what was not written to the disk yet stays."""
+    """Ask the kernel to drop the files' pages. Pages that are not yet on disk stay."""
     for path in _files(folder):
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def read_once(folder: Path) -> None:
-    """Bring all files into the page cache."""
+    """Load all files into the page cache."""
     for path in _files(folder):
         path.read_bytes()

@@ -1,22 +1,22 @@
-"""What steps that change an image's pixels cost: on an image of Pillow's, by libraries, fused.
-
-Method: photographs, cropped and resized to 224 px by the fused crop, lie in memory as arrays. For
-each step processor time of one thread is taken of three contestants in turns, over all photographs,
-so many rounds: the step itself on an image of Pillow's, with the way there and back, as where it
-runs as it is; the quickest of a library's for the array, to the same effect; and what stands for it
-in `images.compile.supported_transforms`. Given are medians over the rounds in us an image, and the
-medians of the rounds' ratios with their ranges. All draw from states that are seeded alike.
-
-Libraries are numpy for what gives each level another, and torch's kernels for tensors, whose
-roundings differ from Pillow's by more than a level for some. OpenCV is tried for maps, equalize and
-look-ups where it is installed.
-
-Behind the table: RandomErasing on a row of floats, as it is and written into the row.
-
-Caveats: the way to Pillow and back is counted for each step, while several steps in a row that run
-as they are share it.
+"""Compare photometric transforms on Pillow images, on arrays by libraries, and fused.
 
     python benchmarks/photometric_steps.py FOLDER [--images N] [--rounds N] [--json FILE]
+
+Method: photographs, cropped and resized to 224 px by the fused crop, are in memory as arrays. For
+each transform the CPU time of one thread is measured for three contestants, alternately, over all
+photographs: the transform on a Pillow image, including conversion to Pillow and back, as when it is
+not fused; the fastest library call on the array with the same effect; and feedline's replacement in
+`images.compile.supported_transforms`. Prints medians over the rounds in us per image, and median
+ratios with ranges. All use the same seeds.
+
+The libraries are numpy for maps of grey levels, and torch's tensor kernels, whose rounding differs
+from Pillow's by more than one level for some transforms. OpenCV, if installed, is used for maps,
+equalize and lookup tables.
+
+The last lines are RandomErasing on a row of floats, not fused and written into the row.
+
+Caveats: the conversion to Pillow and back is counted for each transform; consecutive unfused
+transforms share it.
 """
 
 from __future__ import annotations
@@ -126,19 +126,19 @@ ERASINGS = {
 }
 
 
-def cost_us(work: Work, given: list[Any]) -> float:
-    """Mean processor time of a call."""
+def cost_us(work: Work, inputs: list[Any]) -> float:
+    """Mean CPU time per call, in us."""
     seed_all(0)
     start = time.process_time()
-    for each in given:
+    for each in inputs:
         work(each)
-    return 1e6 * (time.process_time() - start) / len(given)
+    return 1e6 * (time.process_time() - start) / len(inputs)
 
 
 def turns(
     contestants: dict[str, Work], made: Callable[[], list[Any]], rounds: int
 ) -> dict[str, list[float]]:
-    """Each contestant's times round by round, after one that does not count."""
+    """Times of each contestant by round; the first round is discarded."""
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(rounds + 1):
         for name, work in contestants.items():
@@ -149,7 +149,7 @@ def turns(
 
 
 def steps(name: str) -> dict[str, Work]:
-    """Who does a step."""
+    """Contestants for a transform."""
     step = STEPS[name]
     results: dict[str, Work] = {"as it is": lambda p: np.asarray(step(Image.fromarray(p)))}
     if name in LIBRARIES:
@@ -161,13 +161,13 @@ def steps(name: str) -> dict[str, Work]:
 
 
 def erasings(name: str) -> dict[str, Work]:
-    """Who erases: a step gives an image of its own, which is copied into the row."""
+    """Contestants for RandomErasing; the transform returns a new image, which is copied."""
     step, within = ERASINGS[name]
     return {"as it is": lambda row: row.copy_(step(row)), "fused": within}
 
 
 def row_of(name: str, times: dict[str, list[float]]) -> list[object]:
-    """A line of the table."""
+    """One row of the table."""
     first = times["as it is"]
     line: list[object] = [name]
     line += [f"{statistics.median(times[k]):.0f}" if k in times else "" for k in _COLUMNS]
@@ -180,16 +180,15 @@ _COLUMNS = ("as it is", "library", "fused")
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--images", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    paths = sorted(p for p in asked.folder.rglob("*") if p.suffix.lower() in (".jpg", ".jpeg"))
-    paths = paths[:: max(1, len(paths) // asked.images)][: asked.images]
+    paths = sorted(p for p in options.folder.rglob("*") if p.suffix.lower() in (".jpg", ".jpeg"))
+    paths = paths[:: max(1, len(paths) // options.images)][: options.images]
     torch.manual_seed(0)
     crop = feedline.compile(v1.Compose([v1.RandomResizedCrop(224)]))
     pixels = [np.array(crop(str(path))) for path in paths]
@@ -203,13 +202,13 @@ def main() -> None:
     lines = []
     for name in (*STEPS, *ERASINGS):
         if name in STEPS:
-            times = turns(steps(name), lambda: [p.copy() for p in pixels], asked.rounds)
+            times = turns(steps(name), lambda: [p.copy() for p in pixels], options.rounds)
         else:
-            times = turns(erasings(name), lambda: [row.clone() for row in rows], asked.rounds)
+            times = turns(erasings(name), lambda: [row.clone() for row in rows], options.rounds)
         results["us"][name] = times
         lines.append(row_of(name, times))
     print(table(lines, ("us an image", *_COLUMNS, "as it is / fused"), markdown=True))
-    save(results, asked.json)
+    save(results, options.json)
 
 
 if __name__ == "__main__":

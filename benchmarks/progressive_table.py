@@ -1,4 +1,4 @@
-"""What `progressive.py` results, as tables, a verdict and a picture.
+"""Print the results of `progressive.py` as tables, check the target, and plot.
 
 python benchmarks/progressive_table.py result.json            Markdown
 python benchmarks/progressive_table.py result.json --plot result.png
@@ -28,12 +28,12 @@ Results = dict[str, Any]
 
 
 def speeds(results: Results) -> list[float | None]:
-    """Slowest first; None alone where a model was trained."""
+    """Step speeds, slowest first; [None] if a model was trained."""
     return sorted({run["speed"] for run in results["runs"]}, key=lambda speed: speed or 0.0)
 
 
 def by_contestant(results: Results, speed: float | None) -> dict[str, list[Results]]:
-    """The runs at a speed."""
+    """Runs at a speed, by contestant."""
     runs = [run for run in results["runs"] if run["speed"] == speed]
     there = [name for name in CONTESTANTS if any(run["contestant"] == name for run in runs)]
     return {name: [run for run in runs if run["contestant"] == name] for name in there}
@@ -50,7 +50,7 @@ def title(results: Results, speed: float | None) -> str:
 
 
 def limits(results: Results) -> str:
-    """The limit at each size, before all runs: how steady the machine was."""
+    """The limit at each size before each run, which shows how steady the machine was."""
     parts = []
     for size in dict.fromkeys(sizes(results)):
         rates = [rate for run in results["runs"] if (rate := run["limit"].get(str(size)))]
@@ -64,7 +64,7 @@ def percent(shares: list[float]) -> str:
 
 
 def tables(results: Results, *, markdown: bool = False) -> str:
-    """A table for each speed of the step."""
+    """One table per step speed."""
     px = sizes(results)
     headers = ["loader", "run / steps alone", *[f"waited at {size}, %" for size in px]]
     headers += [f"switch to {size}: s, x usual" for size in px[1:]]
@@ -82,7 +82,7 @@ def tables(results: Results, *, markdown: bool = False) -> str:
 
 
 def cells(runs: list[Results]) -> list[str]:
-    """A contestant's row."""
+    """The row of a contestant."""
     first = runs[0]
     row = [spread([run["total"] for run in runs])]
     row += [percent([run["waits"][k] for run in runs]) for k in range(len(first["waits"]))]
@@ -96,52 +96,52 @@ def cells(runs: list[Results]) -> list[str]:
 
 
 def drift(run: Results) -> float:
-    """By how much the limit moved around a run, at the size where it moved most."""
+    """Largest relative change of the limit around a run, over the sizes."""
     after = run["limit_after"]
     return max(abs(after[size] / rate - 1) for size, rate in run["limit"].items())
 
 
 def bar(results: Results) -> str:
-    """Whether feedline met what it is held to, by medians over its steady runs."""
+    """Compare feedline's medians over steady runs with the target."""
     runs = by_contestant(results, 1.0).get(OURS, [])
     steady = [run for run in runs if drift(run) <= MOST_DRIFT]
-    said = "the bar, feedline with steps at 100% of the limit: "
+    prefix = "the bar, feedline with steps at 100% of the limit: "
     if not runs:
-        return f"{said}not tried"
+        return f"{prefix}not tried"
     if not steady:
-        return f"{said}not decided, in none of {len(runs)} runs was the machine steady"
+        return f"{prefix}not decided, in none of {len(runs)} runs was the machine steady"
     wait = max(median(waits) for waits in zip(*[run["waits"] for run in steady], strict=True))
     total = median(run["total"] for run in steady)
     met = wait <= MOST_WAIT and total <= MOST_TOTAL
     return (
-        f"{said}{'met' if met else 'MISSED'}; exposed wait {100 * wait:.1f}% in the worst phase "
+        f"{prefix}{'met' if met else 'MISSED'}; exposed wait {100 * wait:.1f}% in the worst phase "
         f"(at most {100 * MOST_WAIT:.0f}%), run / steps alone {total:.3f} (at most {MOST_TOTAL}); "
         f"{len(steady)} of {len(runs)} runs were on a steady machine"
     )
 
 
 def picture(results: Results, path: Path) -> None:
-    """Bars of exposed wait by phase, at the slowest and the fastest step; whiskers: the range."""
+    """Plot the data wait by phase at the slowest and fastest step; whiskers show the range."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
-    # Okabe and Ito's palette, which colour-blind readers tell apart.
+    # Okabe-Ito palette, distinguishable with colour blindness.
     colours = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00")
     px = sizes(results)
-    shown = sorted({*speeds(results)[:1], *speeds(results)[-1:]}, key=lambda speed: speed or 0.0)
+    plotted = sorted({*speeds(results)[:1], *speeds(results)[-1:]}, key=lambda speed: speed or 0.0)
     figure, axes = plt.subplots(
         1,
-        len(shown),
-        figsize=(1.5 + 5.0 * len(shown), 5.0),
+        len(plotted),
+        figsize=(1.5 + 5.0 * len(plotted), 5.0),
         sharex=True,
         sharey=True,
         squeeze=False,
         layout="constrained",
     )
     thick = 0.8 / len(px)
-    for axis, speed in zip(axes.flat, shown, strict=True):
+    for axis, speed in zip(axes.flat, plotted, strict=True):
         parts = by_contestant(results, speed)
         for k, size in enumerate(px):
             waits = [[100 * run["waits"][k] for run in runs] for runs in parts.values()]

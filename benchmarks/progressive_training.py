@@ -1,29 +1,28 @@
-"""What growing images do to a training: its time and its accuracy, against one size throughout.
+"""Compare progressive resizing with training at a fixed size: time and accuracy.
 
     python benchmarks/progressive_training.py --json result.json
     python benchmarks/progressive_training.py FOLDER --seeds 8 --json result.json
     python benchmarks/progressive_training.py --table result.json        Markdown
 
-FOLDER holds train/ and val/ with class folders; without it there are the pictures that `feedline
-demo-data` draws. For each seed `feedline train` runs twice, each time as a program of its own: once
-by `--schedule`, and once at that schedule's last size for as many epochs. All else is the same:
-model, images, batch size, the one curve of the rate, seed, and validation at the last size behind
-each epoch. Seeds take turns, and so does which of the two comes first.
+FOLDER holds train/ and val/ with class folders; default: the images of `feedline demo-data`. For
+each seed `feedline train` runs twice, each time in a new process: with `--schedule`, and at the
+schedule's last size for the same number of epochs. Model, images, batch size, learning-rate curve,
+seed, and validation at the last size after each epoch are the same. Seeds alternate, and so does
+the order of the two runs.
 
-Figures are paired by seeds: the progressive run's minus, or over, the fixed one's of the same seed.
-Intervals are Student's, 95%, with one degree of freedom less than there are seeds; those of ratios
-are of their logarithms. `seconds` are those of all epochs with their validation, the wait for each
-first batch included, the program's start left out. Accuracy is the last epoch's. The epochs at the
-last size are compared with those that have the same numbers in the fixed run: what came before
-should not matter, and what feedline is held to is at most 1.02 times their time.
+Figures are paired by seed: progressive run minus, or over, fixed run. Intervals are Student's, 95%,
+with one degree of freedom less than there are seeds; those of ratios are of their logarithms.
+`seconds` is the time of all epochs with validation, including the wait for the first batch and
+excluding the start of the program. Accuracy is that of the last epoch. Epochs at the last size are
+compared with the epochs of the same number in the fixed run. Target: at most 1.02 times their time.
 
-Caveats: a small network from scratch on some hundred images is no ImageNet. How many epochs a
-training gets decides what progressive resizing gains or costs: with the same number of epochs it
-sees as many images, and fewer pixels. The default model and schedule are small: by the CPU time of
-a step, two cores should do 5 seeds in about 20 minutes. What a small difference in accuracy proves,
-the interval says; with some hundred validation images a single one is 0.3 to 1 points.
+Caveats: a small network trained from scratch on some hundred images is not ImageNet. The result
+depends on the number of epochs: with the same number, progressive resizing sees as many images but
+fewer pixels. By the CPU time of a step, the small default model and schedule take about 20 minutes
+for 5 seeds on two cores. The interval shows what a difference in accuracy proves; with some hundred
+validation images, one image is 0.3 to 1 points.
 
-Runs are saved one by one. The same command goes on where it was stopped.
+Results are saved after each run; the same command resumes an interrupted benchmark.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from statistics import mean
 from typing import Any
 
 from cache_accuracy_table import Interval, interval
-from report import begun, save, table
+from report import resume_results, save, table
 
 from feedline.cli.demo_set import DemoSet, write_demo_set
 from feedline.order.schedule import Schedule
@@ -50,65 +49,65 @@ from feedline.system import usable_cores
 PACKAGES = ("feedline", "torch", "timm", "numpy", "simplejpeg", "pillow")
 PROGRESSIVE, FIXED = "progressive", "fixed"
 MOST_LAST = 1.02
-"""How many times the fixed run's the time of an epoch at the last size may be."""
+"""Target: maximum ratio of the time of an epoch at the last size to that of the fixed run."""
 
 Results = dict[str, Any]
 Figure = Callable[[Results], float]
 TRAIN = "import sys; from feedline.cli.app import main; main(sys.argv[1:])"
 
 
-def trained(folder: Path, schedule: str, seed: int, settings: Results) -> list[Results]:
-    """The epochs of one run."""
+def train(folder: Path, schedule: str, seed: int, settings: Results) -> list[Results]:
+    """Train once; return its epochs."""
     with tempfile.TemporaryDirectory() as scratch:
-        said = Path(scratch) / "result.json"
+        result = Path(scratch) / "result.json"
         options = {
             "--schedule": schedule,
             "--seed": seed,
             "--out": Path(scratch) / "out",
-            "--json": said,
+            "--json": result,
             **{f"--{name}": settings[name] for name in ("model", "batch-size", "workers")},
         }
         arguments = [str(each) for option in options.items() for each in option]
-        done = subprocess.run(
+        finished = subprocess.run(
             [sys.executable, "-c", TRAIN, "train", str(folder), "--device", "cpu", *arguments],
             capture_output=True,
             text=True,
             env=os.environ | {"OMP_NUM_THREADS": str(settings["threads"])},
         )
-        if done.returncode:
-            raise SystemExit(done.stdout + done.stderr)
-        epochs: list[Results] = json.loads(said.read_text())["epochs"]
+        if finished.returncode:
+            raise SystemExit(finished.stdout + finished.stderr)
+        epochs: list[Results] = json.loads(result.read_text())["epochs"]
     return epochs
 
 
 def epoch_seconds(epoch: Results) -> float:
-    """From asking for its first batch to the end of its last step."""
+    """Time from the request of the first batch to the end of the last step."""
     return float(epoch["first_wait_s"] + epoch["seconds"])
 
 
 def seconds(run: Results) -> float:
-    """Of all epochs, with their validation."""
+    """Time of all epochs with validation."""
     return sum(epoch_seconds(each) + float(each["val_seconds"]) for each in run["epochs"])
 
 
 def top1(run: Results) -> float:
-    """Of the last epoch, in percent."""
+    """Top-1 accuracy of the last epoch, in percent."""
     return 100.0 * float(run["epochs"][-1]["val_top1"])
 
 
 def loss(run: Results) -> float:
-    """Of the last epoch, on the validation images."""
+    """Validation loss of the last epoch."""
     return float(run["epochs"][-1]["val_loss"])
 
 
 def last_epoch(schedule: Schedule) -> Figure:
-    """The mean seconds of an epoch among those at the schedule's last size."""
+    """Figure: mean seconds of an epoch at the schedule's last size."""
     first = schedule.epochs - schedule.phases[-1].epochs
     return lambda run: mean(map(epoch_seconds, run["epochs"][first:]))
 
 
 def pairs(results: Results) -> list[tuple[Results, Results]]:
-    """The runs of each seed that has both."""
+    """Runs of each seed that has both."""
     by = {(run["seed"], run["kind"]): run for run in results["runs"]}
     seeds = sorted({seed for seed, _ in by})
     return [
@@ -119,13 +118,13 @@ def pairs(results: Results) -> list[tuple[Results, Results]]:
 
 
 def ratio(both: list[tuple[Results, Results]], figure: Figure) -> Interval:
-    """Of the progressive runs over the fixed ones: the geometric mean."""
+    """Interval of the geometric mean of progressive over fixed runs."""
     logs = interval([math.log(figure(one) / figure(other)) for one, other in both])
     return Interval(*map(math.exp, logs))
 
 
 def summary(results: Results, *, markdown: bool = False) -> str:
-    """Both kinds beside each other, their difference, and whether the bar is met."""
+    """Table of both kinds and their difference, and the target."""
     both, schedule = pairs(results), Schedule.parse(results["settings"]["schedule"])
     if len(both) < 2:
         return f"{len(results['runs'])} runs: an interval needs two seeds with both\n"
@@ -143,10 +142,10 @@ def summary(results: Results, *, markdown: bool = False) -> str:
         rows.append([name, *middle, less, of])
     heads = [f"{len(both)} seeds", PROGRESSIVE, FIXED, "difference (95%)", "ratio (95%)"]
     bar = ratio(both, last)
-    held = "met" if bar.high <= MOST_LAST else "MISSED" if bar.low > MOST_LAST else "not decided"
+    status = "met" if bar.high <= MOST_LAST else "MISSED" if bar.low > MOST_LAST else "not decided"
     return (
         f"{table(rows, heads, markdown=markdown)}\n\n"
-        f"the bar, at most {MOST_LAST} times the time of an epoch at the last size: {held}\n"
+        f"target, at most {MOST_LAST} times the time of an epoch at the last size: {status}\n"
     )
 
 
@@ -166,14 +165,14 @@ def run_all(options: argparse.Namespace, scratch: Path) -> Results:
         "workers": options.workers,
         "threads": options.threads,
     }
-    results = begun(options.json, settings, PACKAGES)
-    done = {(run["seed"], run["kind"]) for run in results["runs"]}
+    results = resume_results(options.json, settings, PACKAGES)
+    finished = {(run["seed"], run["kind"]) for run in results["runs"]}
     for seed in range(options.seeds):
         kinds = [(PROGRESSIVE, str(schedule)), (FIXED, fixed)]
-        for kind, said in reversed(kinds) if seed % 2 else kinds:
-            if (seed, kind) in done:
+        for kind, phases in reversed(kinds) if seed % 2 else kinds:
+            if (seed, kind) in finished:
                 continue
-            run = {"seed": seed, "kind": kind, "epochs": trained(folder, said, seed, settings)}
+            run = {"seed": seed, "kind": kind, "epochs": train(folder, phases, seed, settings)}
             results["runs"].append(run)
             save(results, options.json)
             print(
@@ -185,7 +184,11 @@ def run_all(options: argparse.Namespace, scratch: Path) -> Results:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, nargs="?", help="dataset with train/ and val/")
-    parser.add_argument("--schedule", default="64x8,96x6,128x6", help="SIZExEPOCHS, the last: both")
+    parser.add_argument(
+        "--schedule",
+        default="64x8,96x6,128x6",
+        help="SIZExEPOCHS,...; the last size is that of the fixed run",
+    )
     parser.add_argument("--model", default="resnet10t", help="timm model name")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
@@ -194,7 +197,7 @@ def main() -> None:
     parser.add_argument(
         "--json", type=Path, help="results file; runs that it contains are not repeated"
     )
-    parser.add_argument("--table", type=Path, help="a file of runs, to be printed as Markdown")
+    parser.add_argument("--table", type=Path, help="print this results file as Markdown")
     options = parser.parse_args()
     if options.table:
         print(summary(json.loads(options.table.read_text()), markdown=True))

@@ -1,10 +1,10 @@
-"""CPU time of a worker per row of a raw cache: the rows of a task made together, and one by one.
-
-Method: one process makes tasks of `--rows` random rows, as a worker does, with random crops of 25
-to 100% of the area and checksums, into eight batches of memory in turn. Both ways alternate,
-`--rounds` times; the figure is the fastest pass over the cache, in us of CPU time per row.
+"""Compare a worker's CPU time per row of a raw cache: rows of a task together, and one by one.
 
     python benchmarks/raw_rows.py CACHE --size 112
+
+Method: one process makes tasks of `--rows` random rows like a worker, with random crops of 25 to
+100% of the area and checksums, into eight batch buffers in turn. Both variants alternate for
+`--rounds` rounds. Prints the fastest pass over the cache, in us of CPU time per row.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class OneByOne:
 
 
 def cpu_us(source: Any, tasks: list[RowTask], memory: Any) -> float:
-    """CPU time per row of these tasks."""
+    """CPU time per row of the tasks, in us."""
     line, start = np.zeros(8, np.int64), time.process_time()
     for task in tasks:
         assert not fill(task, source, memory, line, 0).failures
@@ -42,8 +42,8 @@ def cpu_us(source: Any, tasks: list[RowTask], memory: Any) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("cache", type=Path)
-    parser.add_argument("--size", type=int, required=True, help="of the rows, in pixels")
-    parser.add_argument("--rows", type=int, default=64, help="of a task")
+    parser.add_argument("--size", type=int, required=True, help="image size, in pixels")
+    parser.add_argument("--rows", type=int, default=64, help="rows per task")
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     source = ImageFolder(options.cache, TrainCrop(scale=(0.25, 1.0)))
@@ -63,11 +63,11 @@ def main() -> None:
         for number, first in enumerate(range(0, len(order), options.rows))
     ]
     passes: dict[str, list[float]] = {"together": [], "one by one": []}
-    for _ in range(options.rounds + 1):  # the first warms up
+    for _ in range(options.rounds + 1):  # the first pass is a warm-up
         passes["together"].append(cpu_us(source, tasks, memory))
         passes["one by one"].append(cpu_us(OneByOne(source), tasks, memory))
-    for name, results in passes.items():
-        print(f"{name}: {min(results[1:]):.1f} us per row")
+    for name, times in passes.items():
+        print(f"{name}: {min(times[1:]):.1f} us per row")
 
 
 if __name__ == "__main__":

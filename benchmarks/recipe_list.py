@@ -1,7 +1,7 @@
-"""The recipes that `recipes.py` measures: as published for torch's DataLoader, and for feedline's.
+"""Recipes that `recipes.py` measures, as published for torch's DataLoader and for feedline's.
 
-Guarantees: where `ours` is None both loaders are given the very same object; else what differs is
-what the documentation tells a user to change, and the batches hold the same kind of tensors.
+Guarantees: if `ours` is None, both loaders get the same object; otherwise they differ in what the
+documentation tells a user to change, and batches hold the same kind of tensors.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Make = Callable[[Path], Any]
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe under both loaders.
+    """A recipe for both loaders.
 
     Args:
-        theirs: the dataset for torch's DataLoader, from a folder of photographs.
-        ours: the one for feedline's; None: the same object.
-        collate: a `collate_fn` of so many classes, for both.
-        changed: what a user changes for feedline, beside the loader, in words.
+        theirs: builds the dataset for torch's DataLoader from an image folder.
+        ours: builds the dataset for feedline's; None for the same object.
+        collate: builds the `collate_fn` of both from the number of classes.
+        changed: change in the user's code for feedline, besides the loader.
     """
 
     theirs: Make
@@ -50,14 +50,14 @@ class Recipe:
 
 
 def plain(**how: Any) -> v1.Compose:
-    """torchvision's training: a crop, a flip, floats."""
+    """torchvision's training transform: crop, flip, floats."""
     return v1.Compose(
         [v1.RandomResizedCrop(224, **how), v1.RandomHorizontalFlip(), *FLOATS],
     )
 
 
 def simclr(size: int = 224, **how: Any) -> v1.Compose:
-    """Chen et al., 2020, in torchvision's terms: colours of strength 1, grey, a blur of 23 px."""
+    """SimCLR's transform (Chen et al., 2020) in torchvision: strength 1, blur of 23 px."""
     return v1.Compose(
         [
             v1.RandomResizedCrop(size, **how),
@@ -71,7 +71,7 @@ def simclr(size: int = 224, **how: Any) -> v1.Compose:
 
 
 def dino(size: int, scale: tuple[float, float], blur: float, solarize: float) -> v1.Compose:
-    """A view of Caron et al., 2021, in torchvision's terms."""
+    """A view of DINO (Caron et al., 2021) in torchvision."""
     return v1.Compose(
         [
             v1.RandomResizedCrop(size, scale=scale, interpolation=BICUBIC),
@@ -86,7 +86,7 @@ def dino(size: int, scale: tuple[float, float], blur: float, solarize: float) ->
 
 
 def dino_views() -> list[v1.Compose]:
-    """Two large views of their own kinds, and eight small ones."""
+    """Two different large views, and eight small ones."""
     large, small = (0.4, 1.0), (0.05, 0.4)
     return [
         dino(224, large, 1.0, 0.0),
@@ -96,18 +96,17 @@ def dino_views() -> list[v1.Compose]:
 
 
 class Views:
-    """Wrapper class that such recipes publish: calls several transforms with an image."""
+    """Wrapper as in published code: applies several transforms to an image."""
 
     def __init__(self, transforms: list[Any]) -> None:
         self._transforms = transforms
 
     def __call__(self, image: Any) -> list[Any]:
-        """The views of an image."""
         return [transform(image) for transform in self._transforms]
 
 
 class Table(Dataset[Any]):
-    """A Dataset over a table of paths and labels, as people write it for a CSV file."""
+    """Dataset over a table of paths and labels, as written for a CSV file."""
 
     def __init__(self, folder: Path, transform: Callable[[Any], Any]) -> None:
         self._rows = ImageFolder(str(folder)).samples
@@ -121,8 +120,8 @@ class Table(Dataset[Any]):
         return self.transform(Image.open(path).convert("RGB")), label
 
 
-class TwoLinesChanged(Table):
-    """The same where `feedline.compile` is used: the transform takes the path."""
+class CompiledTable(Table):
+    """The same dataset with `feedline.compile`: the transform gets the path."""
 
     def __init__(self, folder: Path, transform: Callable[[Any], Any]) -> None:
         super().__init__(folder, feedline.compile(transform))
@@ -133,7 +132,7 @@ class TwoLinesChanged(Table):
 
 
 class Mixing:
-    """A `collate_fn` that mixes, as torchvision's reference training has it."""
+    """`collate_fn` with MixUp and CutMix, as in torchvision's reference training."""
 
     def __init__(self, classes: int) -> None:
         self._mix = v2.RandomChoice(
@@ -141,49 +140,48 @@ class Mixing:
         )
 
     def __call__(self, samples: list[Any]) -> Any:
-        """A batch, mixed."""
+        """Collate and mix a batch."""
         return self._mix(*default_collate(samples))
 
 
-def doubled(label: int) -> int:
+def double_label(label: int) -> int:
     """A `target_transform`."""
     return 2 * label
 
 
 def hugging_face(folder: Path) -> Any:
-    """A split with an image column that is encoded, as `load_dataset` gives it."""
+    """A Hugging Face split with encoded images, as from `load_dataset`."""
     import datasets
 
-    results = ImageFolder(str(folder))
+    images = ImageFolder(str(folder))
     features = datasets.Features(
-        {"image": datasets.Image(), "label": datasets.ClassLabel(names=results.classes)}
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=images.classes)}
     )
     columns = {
-        "image": [path for path, _ in results.samples],
-        "label": [label for _, label in results.samples],
+        "image": [path for path, _ in images.samples],
+        "label": [label for _, label in images.samples],
     }
     return datasets.Dataset.from_dict(columns, features=features)
 
 
-class OfABatch:
-    """What a split's `with_transform` is given: a transform for each image of a batch."""
+class BatchTransform:
+    """Function for a split's `with_transform`: transforms each image of a batch."""
 
     def __init__(self, transform: Callable[[Any], Any]) -> None:
         self._transform = transform
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """The batch, its images transformed."""
         images = [self._transform(image.convert("RGB")) for image in batch["image"]]
         return {"image": images, "label": batch["label"]}
 
 
-def of(transform: Callable[[], Any]) -> Recipe:
-    """A recipe of a torchvision ImageFolder: both loaders are given the same object."""
+def same_dataset(transform: Callable[[], Any]) -> Recipe:
+    """A recipe over a torchvision ImageFolder; both loaders get the same object."""
     return Recipe(lambda folder: ImageFolder(str(folder), transform()))
 
 
-def of_views(transforms: Callable[[], list[Any]]) -> Recipe:
-    """A recipe of several views of each image."""
+def views_recipe(transforms: Callable[[], list[Any]]) -> Recipe:
+    """A recipe with several views per image."""
     return Recipe(
         lambda folder: ImageFolder(str(folder), Views(transforms())),
         lambda folder: ImageFolder(str(folder), feedline.views(*transforms())),
@@ -192,17 +190,17 @@ def of_views(transforms: Callable[[], list[Any]]) -> Recipe:
 
 
 RECIPES: dict[str, Recipe] = {
-    "torchvision, training": of(plain),
+    "torchvision, training": same_dataset(plain),
     "a target_transform": Recipe(
-        lambda folder: ImageFolder(str(folder), plain(), target_transform=doubled)
+        lambda folder: ImageFolder(str(folder), plain(), target_transform=double_label)
     ),
-    "MAE": of(lambda: plain(scale=(0.2, 1.0), interpolation=BICUBIC)),
-    "timm, evaluation": of(lambda: create_transform(224, interpolation="bicubic")),
-    "timm, training": of(lambda: create_transform(224, is_training=True)),
-    "timm, training, bicubic": of(
+    "MAE": same_dataset(lambda: plain(scale=(0.2, 1.0), interpolation=BICUBIC)),
+    "timm, evaluation": same_dataset(lambda: create_transform(224, interpolation="bicubic")),
+    "timm, training": same_dataset(lambda: create_transform(224, is_training=True)),
+    "timm, training, bicubic": same_dataset(
         lambda: create_transform(224, is_training=True, interpolation="bicubic", color_jitter=None)
     ),
-    "timm, RandAugment": of(
+    "timm, RandAugment": same_dataset(
         lambda: create_transform(
             *(224,),
             is_training=True,
@@ -211,7 +209,7 @@ RECIPES: dict[str, Recipe] = {
             re_prob=0.25,
         )
     ),
-    "torchvision's reference, TrivialAugment": of(
+    "torchvision's reference, TrivialAugment": same_dataset(
         lambda: v1.Compose(
             [
                 *(v1.RandomResizedCrop(224), v1.RandomHorizontalFlip(), v1.TrivialAugmentWide()),
@@ -219,7 +217,7 @@ RECIPES: dict[str, Recipe] = {
             ]
         )
     ),
-    "torchvision's reference, RandAugment": of(
+    "torchvision's reference, RandAugment": same_dataset(
         lambda: v1.Compose(
             [
                 *(v1.RandomResizedCrop(224), v1.RandomHorizontalFlip(), v1.RandAugment()),
@@ -238,18 +236,18 @@ RECIPES: dict[str, Recipe] = {
     ),
     "a Dataset over a CSV file": Recipe(
         lambda folder: Table(folder, plain()),
-        lambda folder: TwoLinesChanged(folder, plain()),
+        lambda folder: CompiledTable(folder, plain()),
         changed="two lines: feedline.compile",
     ),
     "datasets of Hugging Face": Recipe(
-        lambda folder: hugging_face(folder).with_transform(OfABatch(plain())),
+        lambda folder: hugging_face(folder).with_transform(BatchTransform(plain())),
         lambda folder: feedline.ImageList.from_hf(hugging_face(folder), transform=plain()),
         changed="feedline.ImageList.from_hf",
     ),
     "segmentation, torchvision's preset": Recipe(
         segmentation.Usual, segmentation.Paired, changed="two lines: feedline.pair"
     ),
-    "SimCLR, a single view": of(simclr),
-    "SimCLR, two views": of_views(lambda: 2 * [simclr()]),
-    "DINO, 2 + 8 views": of_views(dino_views),
+    "SimCLR, a single view": same_dataset(simclr),
+    "SimCLR, two views": views_recipe(lambda: 2 * [simclr()]),
+    "DINO, 2 + 8 views": views_recipe(dino_views),
 }

@@ -1,9 +1,9 @@
-"""Recipes as other libraries have them: DALI on the CPU, albumentations, timm's own loader.
+"""Recipes in other libraries: DALI on the CPU, albumentations, timm's own loader.
 
-Guarantees: the same files, crops of the same distributions, floats normalised alike, (batch, 3,
-224, 224) or a list of such for several views, in batches of the same size with as many workers or
-threads; a peer that is not installed, or lacks a recipe, is left out. Their pixels differ a little:
-DALI and OpenCV have other filters of the same names; albumentations' colours have other formulas.
+Guarantees: the same files, crops from the same distributions, normalised floats (batch, 3, 224,
+224) or a list of them for several views, the same batch size and number of workers or threads. A
+peer is skipped if it is not installed or has no such recipe. Pixels differ slightly: filters of the
+same name differ in DALI and OpenCV, and albumentations uses other colour formulas.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torchvision.datasets import ImageFolder
 __all__ = ["peers_of"]
 
 Epochs = Callable[[Path, int, int], Callable[[], Iterator[int]]]
-"""Of a folder, a batch size and a number of workers: what goes through an epoch and gives how many
-images each batch has."""
+"""From a folder, a batch size and a number of workers: a function that reads an epoch and yields
+the number of images of each batch."""
 
 
 def peers_of(recipe: str) -> dict[str, Epochs]:
-    """The peers that are installed and have a recipe, by their names."""
+    """Installed peers that have a recipe, by name."""
     results: dict[str, Epochs] = {}
     for peer, (package, recipes) in _PEERS.items():
         if recipe in recipes and _installed(package):
@@ -37,7 +37,7 @@ def peers_of(recipe: str) -> dict[str, Epochs]:
 def _installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # what the package lies in is missing, too
+    except ModuleNotFoundError:  # the parent package is missing, too
         return False
 
 
@@ -84,7 +84,7 @@ def _dali(*, cubic: bool = False, central: bool = False, smallest: float = 0.08)
 
 
 def _dali_views(*views: View) -> Epochs:
-    """Views of an image that is decoded once, as a whole."""
+    """Several views of an image that is decoded once, as a whole."""
 
     def begun(folder: Path, batch: int, workers: int) -> Callable[[], Iterator[int]]:
         from nvidia.dali import fn, pipeline_def
@@ -118,7 +118,7 @@ def _dali_views(*views: View) -> Epochs:
 
 
 class _OpenCV(Dataset[Any]):
-    """A folder as albumentations' documentation reads it, by OpenCV: one view, or a list."""
+    """Folder read with OpenCV as in albumentations' documentation: one view, or a list."""
 
     def __init__(self, folder: Path, *transforms: Callable[..., Any]) -> None:
         self._samples = ImageFolder(str(folder)).samples
@@ -160,7 +160,7 @@ def _albumentations_views(*views: View) -> Epochs:
 
 
 def _albumentations_crop(smallest: float, *, cubic: bool) -> Epochs:
-    """A random crop of at least such a share of the area, and a flip."""
+    """Random crop of at least a share of the area, and a flip."""
 
     def steps(library: Any, cv2: Any) -> list[Any]:
         by = cv2.INTER_CUBIC if cubic else cv2.INTER_LINEAR
@@ -183,7 +183,7 @@ def _under_torch(data: Any, batch: int, workers: int) -> Callable[[], Iterator[i
 
 
 def _timm(recipe: str) -> Epochs:
-    """timm's `create_loader` without a GPU: batches of bytes, made floats in the main process."""
+    """timm's `create_loader` on the CPU: uint8 batches, converted to floats in the main process."""
 
     def begun(folder: Path, batch: int, workers: int) -> Callable[[], Iterator[int]]:
         import torch

@@ -1,12 +1,12 @@
-"""How far feedline's pixels are from those of a recipe's own steps after the same draws.
+"""Measure how much feedline's pixels differ from a recipe's own transforms for the same draws.
 
-Guarantees: the whole pipeline counts, colours, blur and steps that run as they are included, in
-grey levels of 255, before the values are normalised. Where feedline places the crop by a seed of
-its own, Pillow cuts and resizes the same part, mirrors it alike, and the recipe's steps behind it
-run from the same state of torch's generator; a pair's own draws are those of its pipeline.
+Guarantees: the whole pipeline counts, including colours, blur and unfused transforms, in grey
+levels of 255 before normalisation. If feedline places the crop with its own seed, Pillow cuts,
+resizes and mirrors the same part, and the recipe's remaining transforms run from the same state of
+torch's generator. A pair uses the draws of its pipeline.
 
-Relies on: `feedline.compile` making the pixels that feedline.DataLoader makes of the same pipeline,
-and on a pipeline being a `Compose` that begins with its crop and flip, as those of `recipe_list`.
+Relies on: `feedline.compile` producing the pixels of feedline.DataLoader with the same pipeline,
+and each pipeline being a `Compose` that begins with crop and flip, as in `recipe_list`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FILTERS = {
 
 
 def difference(recipe: Recipe, folder: Path) -> float:
-    """The mean over some images of a folder, and over the views of each."""
+    """Mean difference over some images of a folder, and over their views."""
     ours = (recipe.ours or recipe.theirs)(folder)
     if isinstance(ours.transform, Pair):
         return _mean(_of_pairs(recipe.theirs(folder), ours))
@@ -67,7 +67,7 @@ def _spread(count: int) -> range:
 
 
 def _of_pairs(theirs: Any, ours: Any) -> Iterator[torch.Tensor]:
-    """Of images with masks, which must be equal."""
+    """Differences of images with masks; the masks must be equal."""
     for sample in _spread(len(theirs)):
         _seed(sample)
         image, mask = theirs[sample]
@@ -83,18 +83,18 @@ def _of_views(views: Views, paths: list[str]) -> Iterator[torch.Tensor]:
         _seed(sample)
         made = views(paths[sample])
         _seed(sample)
-        for one, other in zip(made, _wanted(views, paths[sample]), strict=True):
+        for one, other in zip(made, _expected_views(views, paths[sample]), strict=True):
             yield one - other
 
 
-def _wanted(views: Views, path: str) -> list[torch.Tensor]:
-    """What the recipe's own steps make of the parts that feedline shows after the same seed."""
+def _expected_views(views: Views, path: str) -> list[torch.Tensor]:
+    """Apply the recipe's own transforms to the parts that feedline shows for the same seed."""
     with Image.open(path) as opened:
         image = opened.convert("RGB")
     item, crops = views._item(), views._crops
     placed = crops.place(image.height, image.width, item)
     parts = [
-        _shown(image, placement, side)
+        _show_part(image, placement, side)
         for placement, side in zip(placed.placements, placed.sides, strict=True)
     ]
     made = []
@@ -107,8 +107,8 @@ def _wanted(views: Views, path: str) -> list[torch.Tensor]:
     return made
 
 
-def _shown(image: Image.Image, placed: Placement, side: int) -> Any:
-    """A part of an image, cut, resized and mirrored by Pillow."""
+def _show_part(image: Image.Image, placed: Placement, side: int) -> Any:
+    """Cut, resize and mirror a part of an image with Pillow."""
     by = FILTERS[placed.filter]
     if isinstance(placed, Box):
         corners = placed.left, placed.top, placed.left + placed.width, placed.top + placed.height
@@ -120,7 +120,7 @@ def _shown(image: Image.Image, placed: Placement, side: int) -> Any:
 
 
 def _seed(sample: int) -> None:
-    """Of all generators that a step may draw from."""
+    """Seed all generators that a transform may use."""
     torch.manual_seed(sample)
     random.seed(sample)
     np.random.seed(sample)

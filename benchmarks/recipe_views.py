@@ -1,7 +1,7 @@
-"""Crops with colours, grey, blur and solarisation as DALI and albumentations have them.
+"""Crops with colours, grey, blur and solarisation in DALI and albumentations.
 
-Guarantees: crops, flips and probabilities of the recipe's distributions; an image is decoded once
-for all of its views. Colours, blurs and filters are the library's own of the same names.
+Guarantees: crops, flips and probabilities follow the recipe's distributions; an image is decoded
+once for all of its views. Colours, blur and filters are the library's own of the same name.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class View:
     """A view of an image.
 
     Args:
-        size: of its sides, in pixels.
-        scale: the smallest and the largest share of the image's area.
-        jitter: brightness, contrast, saturation and hue, as torchvision's ColorJitter takes them.
-        blur: the probability of a blur.
-        solarize: that of solarisation from 128 on.
-        cubic: bicubic; else bilinear.
+        size: side, in pixels.
+        scale: smallest and largest share of the image's area.
+        jitter: brightness, contrast, saturation and hue of torchvision's ColorJitter.
+        blur: probability of blur.
+        solarize: probability of solarisation from 128.
+        cubic: bicubic interpolation; otherwise bilinear.
     """
 
     size: int
@@ -45,17 +45,17 @@ DINO = (
 
 
 def dali_view(images: Any, view: View) -> Any:
-    """A view in a DALI pipeline of decoded images, uint8 HWC: floats, CHW.
+    """Build a view in a DALI pipeline of decoded images, uint8 HWC; returns floats, CHW.
 
-    What is done with a probability is done to all, with values that change nothing where it is not:
-    a pipeline on the CPU has no branches without `enable_conditionals`.
+    Steps with a probability are applied to all images, with neutral values for the others: CPU
+    pipelines have no branches without `enable_conditionals`.
     """
     from nvidia.dali import fn, types
 
-    def perhaps(probability: float) -> Any:
+    def with_probability(probability: float) -> Any:
         return fn.random.coin_flip(probability=probability)
 
-    def near(one: float, spread: float, on: Any) -> Any:
+    def random_factor(one: float, spread: float, on: Any) -> Any:
         drawn = fn.random.uniform(range=[max(0.0, one - spread) - one, spread])
         return one + on * drawn
 
@@ -65,20 +65,20 @@ def dali_view(images: Any, view: View) -> Any:
         random_area=list(view.scale),
         interp_type=types.INTERP_CUBIC if view.cubic else types.INTERP_TRIANGULAR,
     )
-    jittered, grey = perhaps(0.8), perhaps(0.2)
+    jittered, grey = with_probability(0.8), with_probability(0.2)
     brightness, contrast, saturation, hue = view.jitter
     images = fn.color_twist(
         images,
-        brightness=near(1.0, brightness, jittered),
-        contrast=near(1.0, contrast, jittered),
-        saturation=near(1.0, saturation, jittered) * (1 - grey),
+        brightness=random_factor(1.0, brightness, jittered),
+        contrast=random_factor(1.0, contrast, jittered),
+        saturation=random_factor(1.0, saturation, jittered) * (1 - grey),
         hue=jittered * fn.random.uniform(range=[-360 * hue, 360 * hue]),
     )
-    # A blur of such a sigma leaves each pixel as it is.
-    sigma = 0.01 + perhaps(view.blur) * fn.random.uniform(range=[0.09, 1.99])
+    # A blur with this sigma changes no pixel.
+    sigma = 0.01 + with_probability(view.blur) * fn.random.uniform(range=[0.09, 1.99])
     images = fn.gaussian_blur(images, sigma=sigma, window_size=23)
     if view.solarize:
-        bright = perhaps(view.solarize) * (images >= 128)
+        bright = with_probability(view.solarize) * (images >= 128)
         images = fn.cast(bright * (255 - images) + (1 - bright) * images, dtype=types.UINT8)
     return fn.crop_mirror_normalize(
         images,
@@ -90,7 +90,7 @@ def dali_view(images: Any, view: View) -> Any:
 
 
 def albumentations_view(view: View) -> Any:
-    """A view as albumentations has it, of `image=` uint8 HWC: a dict with floats, CHW."""
+    """Build a view for `image=` uint8 HWC; returns a dict with floats, CHW."""
     import albumentations as library
     import cv2
     from albumentations.pytorch import ToTensorV2

@@ -1,19 +1,18 @@
-"""Published recipes under torch's DataLoader and under feedline's: images per second.
+"""Compare published recipes with torch's DataLoader and with feedline's, in images per second.
 
     python benchmarks/recipes.py FOLDER [--only NAME] [--rounds N] [--json FILE]
 
-FOLDER/CLASS/*.jpg. `recipe_list.py` has the recipes: most are one dataset object with torchvision's
-or timm's own transforms, given to both loaders, 2 workers, batches of 32, shuffled; of the others
-it says what a user changes. Where DALI, albumentations or timm's own loader have a recipe and are
-installed (`make bench-peers`), they take part (`recipe_peers.py`). All take turns: a loader is
-built, one epoch is read (workers start, files come into the page cache), then whole epochs are
-timed for three seconds at least. Given are the median of the rounds, with their range, and what
-feedline says that it does in the place of the recipe's own code.
+FOLDER/CLASS/*.jpg. Recipes (`recipe_list.py`): most are one dataset object with torchvision's or
+timm's transforms, given to both loaders with 2 workers, batches of 32, shuffled; for the others the
+table lists the change in the user's code. DALI, albumentations and timm's own loader are included
+if they have the recipe and are installed (`make bench-peers`, `recipe_peers.py`).
 
-The difference in pixels is that of the whole pipeline after the same draws (`recipe_pixels.py`), in
-grey levels of 255 in the mean over 100 images.
+Method: contestants alternate. A loader is built, one epoch is read as a warm-up, then whole epochs
+are timed for at least three seconds. Prints the median of the rounds with its range, and the steps
+that feedline fuses. The pixel difference is that of the whole pipeline for the same draws
+(`recipe_pixels.py`), in grey levels of 255, the mean over 100 images.
 
-Caveats: the training process only takes batches; other images have other ratios.
+Caveats: the training process only takes batches; the ratio depends on the size of the images.
 """
 
 from __future__ import annotations
@@ -41,30 +40,30 @@ from feedline.images.compile.pair import Pair
 from feedline.images.compile.views import Compiled
 
 WORKERS, BATCH, TIMED_S = 2, 32, 3.0
-HEADERS = ["recipe", "torch", "feedline", "ratio (range)", "fused", "runs as it is"]
+HEADERS = ["recipe", "torch", "feedline", "ratio (range)", "fused", "not fused"]
 HEADERS += ["pixel difference", "others"]
 STEP = re.compile(r"(?:^|, |: )((?:target_transform|[A-Z]\w+)(?=\(| ))")
-"""A step's name in a line of `explain()`, also of one that stands in a RandomApply."""
+"""Name of a transform in a line of `explain()`, also inside a RandomApply."""
 PACKAGES = [
     *("torch", "torchvision", "timm", "pillow", "datasets", "albumentations"),
     *("opencv-python-headless", "nvidia-dali-cuda130"),
 ]
 
 Epoch = Callable[[], Iterator[int]]
-"""Goes through an epoch and gives how many images each batch has."""
+"""Reads an epoch and yields the number of images of each batch."""
 
 
 @dataclass
 class Row:
-    """A recipe.
+    """Results of a recipe.
 
     Args:
         recipe: its name.
-        changed: what a user changes for feedline, beside the loader.
-        rates: images per second of each turn, by the loader's name.
-        fused: the steps that feedline's code stands for.
-        as_is: what runs as it is.
-        difference: of the pipeline's pixels, in grey levels in the mean.
+        changed: change in the user's code for feedline, besides the loader.
+        rates: images per second of each turn, by loader name.
+        fused: transforms replaced by feedline's code.
+        as_is: transforms that are not fused.
+        difference: mean pixel difference of the pipeline, in grey levels.
     """
 
     recipe: str
@@ -81,7 +80,7 @@ class Row:
 
 
 def epoch_of(make: Callable[..., Any], dataset: Any, collate_fn: Any) -> Epoch:
-    """The epochs of a loader that is built for this turn."""
+    """Build a loader; return a function that reads an epoch."""
     loader = make(
         dataset,
         BATCH,
@@ -100,7 +99,7 @@ def epoch_of(make: Callable[..., Any], dataset: Any, collate_fn: Any) -> Epoch:
 
 
 def rate(epoch: Epoch) -> float:
-    """Images per second, behind an epoch that is not timed."""
+    """Images per second, after one epoch of warm-up."""
     for _ in epoch():
         pass
     begun, images = time.perf_counter(), 0
@@ -109,8 +108,8 @@ def rate(epoch: Epoch) -> float:
     return images / (time.perf_counter() - begun)
 
 
-def measured(name: str, recipe: Recipe, folder: Path, rounds: int) -> Row:
-    """A recipe under all loaders, in turns."""
+def measure(name: str, recipe: Recipe, folder: Path, rounds: int) -> Row:
+    """Measure a recipe with all loaders, alternately."""
     theirs = recipe.theirs(folder)
     ours = theirs if recipe.ours is None else recipe.ours(folder)
     collate_fn = recipe.collate and recipe.collate(len(theirs.classes))
@@ -124,15 +123,15 @@ def measured(name: str, recipe: Recipe, folder: Path, rounds: int) -> Row:
     for _ in range(rounds):
         for loader, begin in loaders.items():
             rates[loader].append(rate(begin()))
-    fused, as_is = said_of(ours, collate_fn)
+    fused, as_is = fusion_of(ours, collate_fn)
     return Row(name, recipe.changed, rates, fused, as_is, difference(recipe, folder))
 
 
-def said_of(dataset: Any, collate_fn: Any) -> tuple[list[str], list[str]]:
-    """The names of the steps that feedline fuses, and what runs as it is, as `explain()` says."""
+def fusion_of(dataset: Any, collate_fn: Any) -> tuple[list[str], list[str]]:
+    """Fused transforms and unfused ones, from `explain()`."""
     transform = getattr(dataset, "transform", None)
     within = isinstance(transform, (Compiled, Pair))
-    if within:  # a Dataset of the user's, which calls it
+    if within:  # called by a user-defined Dataset
         said = transform.explain()
     else:
         with feedline.DataLoader(dataset, BATCH, collate_fn=collate_fn) as loader:
@@ -147,8 +146,8 @@ def said_of(dataset: Any, collate_fn: Any) -> tuple[list[str], list[str]]:
     return fused, as_is
 
 
-def in_words(row: Row) -> list[str]:
-    """A line of the table."""
+def cells(row: Row) -> list[str]:
+    """A row of the table."""
     low, high = min(row.ratios), max(row.ratios)
     medians = {loader: statistics.median(rates) for loader, rates in row.rates.items()}
     peers = [f"{loader} {rate:.0f}" for loader, rate in list(medians.items())[2:]]
@@ -164,17 +163,16 @@ def in_words(row: Row) -> list[str]:
     ]
 
 
-def in_markdown(rows: list[Row]) -> str:
-    """All lines of the table."""
-    return table([in_words(row) for row in rows], HEADERS, markdown=True)
+def markdown_table(rows: list[Row]) -> str:
+    """The whole table."""
+    return table([cells(row) for row in rows], HEADERS, markdown=True)
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, help="image folder with one sub-folder per class")
     parser.add_argument("--only", default="", help="run only recipes whose name contains this text")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each loader")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds per recipe")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -183,9 +181,9 @@ def main() -> None:
     rows = []
     for name, recipe in RECIPES.items():
         if options.only in name:
-            rows.append(measured(name, recipe, options.folder, options.rounds))
-            print("  ".join(in_words(rows[-1])), flush=True)
-    print("\n" + in_markdown(rows))
+            rows.append(measure(name, recipe, options.folder, options.rounds))
+            print("  ".join(cells(rows[-1])), flush=True)
+    print("\n" + markdown_table(rows))
     found = {
         "machine": machine(),
         "versions": versions(PACKAGES),

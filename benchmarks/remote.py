@@ -1,17 +1,17 @@
-"""How fast images on another machine are read: over HTTP from nginx, and from a server of S3.
+"""Measure reading images from another machine: over HTTP from nginx, and from an S3 server.
 
     python benchmarks/remote.py FOLDER [--originals] [--latency-ms 20] [--in-flight 1,8,32]
 
 A cache of the folder's images at 256 px (JPEG q95), or with `--originals` the folder itself, is
-served on the loopback interface, by nginx and by moto's server; a proxy between brings each answer
-later. Random crops become batches of 64 at 224 px. An epoch is read twice: with nothing of it on
-the local disk (cold), and once more (warm). A rate counts from the first batch on, so without the
-start of the workers. Servers, proxy and workers share the cores of this machine.
+served on the loopback interface by nginx and by moto's server, behind a proxy that delays each
+response. Random crops are loaded in batches of 64 at 224 px. An epoch is read twice: with nothing
+on the local disk (cold), and again (warm). Prints images per second from the first batch on, which
+excludes the start of the workers. Servers, proxy and workers share the cores of this machine.
 
-With `--originals` torch's DataLoader is measured, too, over a Dataset as it is often written: each
-worker fetches a file by fsspec, decodes it by Pillow and crops it by torchvision, and then the
-next; it keeps nothing. Its workers make a batch each, so when the first one is there, others nearly
-are: its rate is somewhat too high, and with a few hundred images much.
+`--originals` also measures torch's DataLoader with a typical Dataset: each worker fetches a file
+with fsspec, decodes it with Pillow and crops it with torchvision, one after the other, and caches
+nothing. Its workers make whole batches, so when the first one arrives others are nearly ready: its
+rate is slightly too high, and clearly too high with only a few hundred images.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def rate(loader: Any) -> float:
 
 
 class OneByOne(torch.utils.data.Dataset[Any]):
-    """Images at URLs, each fetched, decoded and cropped before the next."""
+    """Images at URLs; each is fetched, decoded and cropped before the next."""
 
     def __init__(self, urls: list[str], labels: list[int], options: dict[str, Any]) -> None:
         self._urls, self._labels, self._options = urls, labels, options
@@ -74,7 +74,9 @@ class OneByOne(torch.utils.data.Dataset[Any]):
         from torchvision.transforms import v2
 
         url = self._urls[sample]
-        there = fsspec.filesystem(url.partition("://")[0], **self._options)  # it keeps one
+        there = fsspec.filesystem(
+            url.partition("://")[0], **self._options
+        )  # one file system per worker
         image = Image.open(io.BytesIO(there.cat_file(url))).convert("RGB")
         part = v2.RandomHorizontalFlip()(v2.RandomResizedCrop(224)(image))
         return v2.functional.pil_to_tensor(part), self._labels[sample]
@@ -88,7 +90,7 @@ def torch_images_per_s(data: ImageFolder, options: dict[str, Any], workers: int)
             _BATCH,
             shuffle=True,
             num_workers=workers,
-            multiprocessing_context="spawn",  # connections of S3 do not live through a fork
+            multiprocessing_context="spawn",  # S3 connections do not survive a fork
         )
     )
 
@@ -105,7 +107,7 @@ def _wait_for(port: int) -> None:
             if tried.connect_ex(("127.0.0.1", port)) == 0:
                 return
         time.sleep(0.05)
-    raise RuntimeError(f"nothing answers at port {port}")
+    raise RuntimeError(f"no server responds on port {port}")
 
 
 @contextmanager
@@ -139,7 +141,7 @@ def _serve_s3(port: int) -> None:
 
 @contextmanager
 def s3(root: Path) -> Iterator[int]:
-    """A server's port, with what lies in a folder below that folder's name in a bucket."""
+    """Serve a folder as a bucket; yield the port."""
     import boto3
 
     port = _free_port()
@@ -171,13 +173,13 @@ async def _pass_on(reader: Any, writer: Any, delay_s: float) -> None:
     while data:
         try:
             data = await reader.read(1 << 16)
-        except ConnectionError:  # who is done with it may end it so
+        except ConnectionError:  # the client may close the connection like this
             data = b""
         due.put_nowait((time.monotonic() + delay_s, data))
     await writing
 
 
-def _serve_late(port: int, target: int, delay_s: float) -> None:
+def _serve_delayed(port: int, target: int, delay_s: float) -> None:
     async def connected(reader: Any, writer: Any) -> None:
         there = await asyncio.open_connection("127.0.0.1", target)
         await asyncio.gather(
@@ -194,13 +196,13 @@ def _serve_late(port: int, target: int, delay_s: float) -> None:
 
 
 @contextmanager
-def late(target: int, delay_s: float) -> Iterator[int]:
-    """A port that leads to another one, whose answers come later."""
+def delayed(target: int, delay_s: float) -> Iterator[int]:
+    """Yield a port that forwards to another one and delays the responses."""
     if not delay_s:
         yield target
         return
     port = _free_port()
-    with _process(_serve_late, port, target, delay_s):
+    with _process(_serve_delayed, port, target, delay_s):
         _wait_for(port)
         yield port
 
@@ -218,27 +220,27 @@ def _process(target: Any, *arguments: Any) -> Iterator[None]:
         process.join()
 
 
-def measure(name: str, url: str, options: dict[str, Any], given: argparse.Namespace) -> None:
-    for in_flight in map(int, given.in_flight.split(",")):
+def measure(name: str, url: str, options: dict[str, Any], arguments: argparse.Namespace) -> None:
+    for in_flight in map(int, arguments.in_flight.split(",")):
         with tempfile.TemporaryDirectory() as local:
             data = ImageFolder(
                 url, local_dir=local, storage_options={**options, "batch_size": in_flight}
             )
-            cold = images_per_s(data, given.workers)
-            warm = images_per_s(data, given.workers)
+            cold = images_per_s(data, arguments.workers)
+            warm = images_per_s(data, arguments.workers)
         print(
-            f"{name:6} +{given.latency_ms:g} ms, {in_flight:3} in flight: cold {cold:6.0f} "
+            f"{name:6} +{arguments.latency_ms:g} ms, {in_flight:3} in flight: cold {cold:6.0f} "
             f"images/s, warm {warm:6.0f}",
             flush=True,
         )
 
-    if given.originals:
-        torchs = torch_images_per_s(data, options, given.workers)
-        print(f"{name:6} +{given.latency_ms:g} ms, torch and fsspec: {torchs:6.0f}", flush=True)
+    if arguments.originals:
+        torchs = torch_images_per_s(data, options, arguments.workers)
+        print(f"{name:6} +{arguments.latency_ms:g} ms, torch and fsspec: {torchs:6.0f}", flush=True)
 
 
-def copied(folder: Path, to: Path) -> None:
-    """A folder of class folders, copied to where a server may read it."""
+def copy_folder(folder: Path, to: Path) -> None:
+    """Copy an image folder to a location that the server may read."""
     shutil.copytree(folder, to)
     for path in (to, *to.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
@@ -252,7 +254,7 @@ def main() -> None:
     parser.add_argument("--in-flight", default="1,8,32")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--servers", default="nginx,s3")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     os.environ.update(
         AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY="secret", AWS_DEFAULT_REGION="us-east-1"
     )
@@ -261,20 +263,22 @@ def main() -> None:
         os.chmod(scratch, 0o755)  # nginx reads it as another user
         root = scratch / "www" / "images"
         root.parent.mkdir()
-        if given.originals:
-            copied(given.folder, root)
+        if arguments.originals:
+            copy_folder(arguments.folder, root)
         else:
-            build_cache(given.folder, root, (256,))
-        print(f"busy by others: {psutil.cpu_percent(5.0):.0f}% of the cores", flush=True)
-        print(f"local  {images_per_s(ImageFolder(root), given.workers):6.0f} images/s", flush=True)
-        delay_s = given.latency_ms / 1000
-        if "nginx" in given.servers:
-            with nginx(root.parent, scratch) as port, late(port, delay_s) as near:
-                measure("nginx", f"http://127.0.0.1:{near}/images", {}, given)
-        if "s3" in given.servers:
-            with s3(root) as port, late(port, delay_s) as near:
+            build_cache(arguments.folder, root, (256,))
+        print(f"used by other processes: {psutil.cpu_percent(5.0):.0f}% of the cores", flush=True)
+        print(
+            f"local  {images_per_s(ImageFolder(root), arguments.workers):6.0f} images/s", flush=True
+        )
+        delay_s = arguments.latency_ms / 1000
+        if "nginx" in arguments.servers:
+            with nginx(root.parent, scratch) as port, delayed(port, delay_s) as near:
+                measure("nginx", f"http://127.0.0.1:{near}/images", {}, arguments)
+        if "s3" in arguments.servers:
+            with s3(root) as port, delayed(port, delay_s) as near:
                 options = {"endpoint_url": f"http://127.0.0.1:{near}"}
-                measure("s3", "s3://bucket/images", options, given)
+                measure("s3", "s3://bucket/images", options, arguments)
 
 
 if __name__ == "__main__":

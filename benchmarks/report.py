@@ -1,4 +1,4 @@
-"""What every benchmark says beside its figures: the machine, versions; and how figures are set."""
+"""Shared by the benchmarks: facts about the machine, package versions, results files and tables."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import psutil
 
 from feedline.system import cpu_model, usable_cores
 
-__all__ = ["begun", "machine", "save", "spread", "table", "versions"]
+__all__ = ["machine", "resume_results", "save", "spread", "table", "versions"]
 
 
 def machine() -> dict[str, str | int | float]:
-    """The machine's facts that figures depend on; memory is all that it has, in GiB."""
+    """Facts about the machine that results depend on; memory is the total, in GiB."""
     return {
         "cpu_model": cpu_model(),
         "usable_cores": usable_cores(),
@@ -30,7 +30,7 @@ def machine() -> dict[str, str | int | float]:
 
 
 def versions(names: Sequence[str]) -> dict[str, str]:
-    """The versions of those of the packages that are installed."""
+    """Versions of the installed packages among `names`."""
     results = {}
     for name in names:
         try:
@@ -41,15 +41,15 @@ def versions(names: Sequence[str]) -> dict[str, str]:
 
 
 def save(results: Mapping[str, object], path: Path | None) -> None:
-    """Write figures as JSON, replacing those of before; nowhere where there is no path."""
+    """Write results as JSON, replacing the file; do nothing without a path."""
     if path is not None:
         path.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def begun(
+def resume_results(
     path: Path | None, settings: Mapping[str, object], packages: Sequence[str]
 ) -> dict[str, Any]:
-    """What a file of runs holds already, or a beginning; refuses one of other settings."""
+    """Load a results file of runs, or start a new one; exit if its settings differ."""
     fresh: dict[str, Any] = {
         "machine": machine(),
         "versions": versions(packages),
@@ -60,14 +60,14 @@ def begun(
         return fresh
     results: dict[str, Any] = json.loads(path.read_text())
     for part in ("versions", "settings"):
-        # As JSON gives them back: tuples as lists.
+        # As JSON returns them: tuples as lists.
         if results[part] != json.loads(json.dumps(fresh[part])):
-            raise SystemExit(f"{path} holds runs of other {part}; name another file")
+            raise SystemExit(f"{path} has runs with other {part}; choose another file")
     return results
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:
-    """Median and range: "1.020 (0.991 to 1.034)"; "-" of nothing."""
+    """Median and range: "1.020 (0.991 to 1.034)"; "-" if empty."""
     if not values:
         return "-"
     low, high = min(values), max(values)
@@ -77,7 +77,7 @@ def spread(values: Sequence[float], digits: int = 3) -> str:
 def table(
     rows: Sequence[Sequence[object]], headers: Sequence[str], *, markdown: bool = False
 ) -> str:
-    """A table as text, or as Markdown; columns of numbers, and of ranges, to the right."""
+    """Table as text, or as Markdown; columns of numbers and ranges are right-aligned."""
     cells = [[str(cell) for cell in row] for row in rows]
     columns = [[row[k] for row in cells] for k in range(len(headers))]
     right = [all(map(_numeric, column)) for column in columns]

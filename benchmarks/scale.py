@@ -1,32 +1,32 @@
-"""How feedline's throughput goes with workers, batch size, image size and the size of the index.
-
-Method: one thing is varied at a time, from `--workers`, `--batch-size` and `--size`. For each of
-its values feedline and bare processes that make the same calls (`peers/limit_own.py`: they only
-read, decode, crop and resize) are measured in turn, `--rounds` times, each time in new processes:
-`--lead` seconds use up what was made ahead and warm caches, `--seconds` are counted. Rates are
-medians with their range; shares of bare processes are taken turn by turn. Images: `--files` of the
-folder, linked to make epochs of 10,000. For the index: folders of as many entries, ImageNet's
-1300 a class, all of them hard links to copies with a shorter side of 128 px, at 112 px, whose
-little work leaves an index most room to show; bare processes have no index, and are left out.
-
-Beside the rates stand the figures from which to tell why a curve bends:
-
-    core ms / image     milliseconds of the used cores for an image: cores / rate
-    CPU ms / image      what of that all processes computed, by the kernel's count; much less than
-                        core ms means cores that waited, or were taken by others
-    CPU ms / megapixel  (image size) CPU time that a larger row added, by megapixel of the row,
-                        against the size before
-    CPU ms / batch      (batch size) CPU time of a batch as such: what a smaller batch added,
-                        by batch, against the size before
-    enlarged %          crops that grow, whose pixels are made of two by two of the image
-    scan s, order s     to list the folder once, to draw an epoch's permutation (each epoch's
-                        first batch waits for it)
-
-Caveats: files come from the page cache, read beforehand. More workers than cores take turns. A
-slope is a difference of two noisy figures. The first batch counts from building the loader, with
-its fork server to start and the folder to list. Epochs of 10,000 images hold few large batches.
+"""Measure throughput by number of workers, batch size, image size and size of the index.
 
     python benchmarks/scale.py FOLDER --rounds 5 --json F --plot F.png
+
+Method: one quantity is varied at a time, starting from `--workers`, `--batch-size` and `--size`.
+For each value feedline and bare processes that make the same calls (`peers/limit_own.py`: read,
+decode, crop, resize) are measured alternately for `--rounds` rounds, in new processes: `--lead`
+seconds consume prefetched batches and warm up caches, `--seconds` are measured. Rates are medians
+with ranges; shares of bare processes are computed per turn. Images: `--files` of the folder, linked
+to epochs of 10,000. For the index: folders with that many entries, 1300 per class as in ImageNet,
+all hard links to copies with a shorter side of 128 px, at 112 px, so that the index has the largest
+effect; bare processes have no index and are omitted.
+
+Further columns explain why a curve bends:
+
+    core ms / image     milliseconds of the used cores per image: cores / rate
+    CPU ms / image      CPU time of all processes per image, by the kernel's count; much less than
+                        core ms means that cores waited or were used by other processes
+    CPU ms / megapixel  (image size) CPU time added per megapixel of a larger row, relative to the
+                        previous size
+    CPU ms / batch      (batch size) CPU time added per batch by a smaller batch size, relative to
+                        the previous size
+    enlarged %          crops that are enlarged, each pixel from 2 x 2 pixels of the image
+    scan s, order s     time to list the folder once, and to draw the permutation of an epoch (the
+                        first batch of each epoch waits for it)
+
+Caveats: files are in the page cache. More workers than cores share them. A slope is a difference of
+two noisy figures. The first batch counts from building the loader, including the start of the fork
+server and listing the folder. Epochs of 10,000 images contain few large batches.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ INDEX_PX = 112
 
 @dataclass(frozen=True)
 class Point:
-    """A value of what is varied, the work that it means, and who does it."""
+    """A value of the varied quantity, its work, and the measured peers."""
 
     axis: str
     value: int
@@ -81,7 +81,7 @@ def turn(peer: str, work: Work, options: argparse.Namespace) -> dict[str, float]
             raise RuntimeError(f"{peer}: {result.missing}")
         return {
             "rate": result.rates[0],
-            "cpu_ms": result.cpu_s[0],  # seconds for 1000 images
+            "cpu_ms": result.cpu_s[0],  # seconds per 1000 images
             "pss_mb": result.pss_mb[0],
             "first_batch_s": result.first_batch_s or 0.0,
         }
@@ -90,7 +90,7 @@ def turn(peer: str, work: Work, options: argparse.Namespace) -> dict[str, float]
 
 
 def enlarged(work: Work) -> dict[str, float]:
-    """Of one crop of every image, the percentage that is enlarged."""
+    """Percentage of crops that are enlarged, from one crop of every image."""
     crop, grown = TrainCrop(scale=SCALE, ratio=RATIO), 0
     paths = {Path(path).stat().st_ino: path for path, _ in work.files()}.values()
     for number, path in enumerate(paths):
@@ -105,12 +105,12 @@ def index_costs(work: Work) -> dict[str, float]:
     start = time.perf_counter()
     data = ImageFolder(work.folder)
     listed = time.perf_counter()
-    epoch_order.__wrapped__(len(data), 0, 0, "shuffled")  # not from its cache
+    epoch_order.__wrapped__(len(data), 0, 0, "shuffled")  # bypass the cache
     return {"scan_s": listed - start, "order_s": time.perf_counter() - listed}
 
 
 def points(options: argparse.Namespace, scratch: Path) -> list[Point]:
-    """Everything to be measured; makes the folders."""
+    """All points to measure; creates the folders."""
     few = linked(options.folder.resolve(), options.files, scratch / "few")
 
     def work(**varied: Any) -> Work:
@@ -125,18 +125,18 @@ def points(options: argparse.Namespace, scratch: Path) -> list[Point]:
         }
         return Work(**(fixed | varied))
 
-    made = []
+    all_points = []
     linked(few, EPOCH, scratch / "images")
     for path in few.glob("*/*"):
         path.read_bytes()
-    made += [Point("workers", n, work(workers=n)) for n in options.workers_axis]
-    made += [Point("batch size", n, work(batch_size=n)) for n in options.batch_axis]
-    made += [Point("image size", n, work(size=n), facts=enlarged) for n in options.size_axis]
+    all_points += [Point("workers", n, work(workers=n)) for n in options.workers_axis]
+    all_points += [Point("batch size", n, work(batch_size=n)) for n in options.batch_axis]
+    all_points += [Point("image size", n, work(size=n), facts=enlarged) for n in options.size_axis]
     if options.index_axis:
         small = jpeg_copies(few, COPIES_PX, scratch / "small")
     for n in options.index_axis:
         folder = linked(small, n, scratch / f"index-{n}")
-        made.append(
+        all_points.append(
             Point(
                 "index",
                 n,
@@ -145,21 +145,21 @@ def points(options: argparse.Namespace, scratch: Path) -> list[Point]:
                 index_costs,
             )
         )
-    return made
+    return all_points
 
 
-def measure(made: list[Point], options: argparse.Namespace, found: dict[str, Any]) -> None:
-    """All points, in turn; saves each round."""
-    found["points"] = [{"axis": p.axis, "value": p.value, "turns": []} for p in made]
+def measure(all_points: list[Point], options: argparse.Namespace, results: dict[str, Any]) -> None:
+    """Measure all points alternately; save after each round."""
+    results["points"] = [{"axis": p.axis, "value": p.value, "turns": []} for p in all_points]
     for number in range(options.rounds):
-        for point, entry in zip(made, found["points"], strict=True):
+        for point, entry in zip(all_points, results["points"], strict=True):
             done: dict[str, Any] = {peer: turn(peer, point.work, options) for peer in point.peers}
             entry["turns"].append(done | point.facts(point.work))
             log(
                 f"round {number + 1}, {point.axis} {point.value}: "
                 f"{done['feedline_exact']['rate']:.0f} images/s"
             )
-        save(found, options.json)
+        save(results, options.json)
 
 
 def log(message: str) -> None:
@@ -167,7 +167,7 @@ def log(message: str) -> None:
 
 
 def numbers(text: str) -> list[int]:
-    """Whole numbers, comma separated; may be none."""
+    """Parse comma-separated integers; may be empty."""
     return [int(part) for part in text.split(",") if part]
 
 
@@ -183,8 +183,10 @@ def arguments() -> argparse.Namespace:
         ("size", "64,112,160,224,288,384"),
         ("index", "1000,10000,100000,1300000"),
     ):
-        parser.add_argument(f"--{axis}-axis", type=numbers, default=default, help='"": left out')
-    parser.add_argument("--files", type=int, default=500, help="taken evenly from the folder")
+        parser.add_argument(f"--{axis}-axis", type=numbers, default=default, help='"": skip')
+    parser.add_argument(
+        "--files", type=int, default=500, help="number of images, spread evenly over the folder"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--lead", type=float, default=2.0, help="warm-up seconds per turn, not measured"
@@ -200,16 +202,16 @@ def main() -> None:
     options = arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # clean up, as on Ctrl-C
     fixed = ("workers", "batch_size", "size", "files", "rounds", "lead", "seconds")
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "machine": machine(),
         "versions": versions(PACKAGES),
         "settings": {name: getattr(options, name) for name in fixed},
     }
     with tempfile.TemporaryDirectory(prefix="feedline-scale-", dir=options.under) as scratch:
-        measure(points(options, Path(scratch)), options, found)
-    print(tables(found))
+        measure(points(options, Path(scratch)), options, results)
+    print(tables(results))
     if options.plot:
-        picture(found, options.plot)
+        picture(results, options.plot)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What `scale.py` results, as tables and a picture.
+"""Print the results of `scale.py` as tables, and plot them.
 
 python benchmarks/scale_table.py result.json            Markdown
 python benchmarks/scale_table.py result.json --plot result.png
@@ -18,19 +18,19 @@ from report import spread, table
 __all__ = ["picture", "tables"]
 
 OURS, BARE = "feedline_exact", "limit_own"
-# The axes, and what the horizontal axis of each panel says.
+# Varied quantities, and the axis label of each panel.
 AXES = {
     "workers": "worker processes",
     "batch size": "images in a batch",
     "image size": "side of the images, px",
     "index": "images in the index",
 }
-# What slopes are taken against: the CPU time of an image is thought of as fixed + slope * this.
+# Regressors of the slopes: CPU time per image = fixed + slope * this.
 LEVER = {
     "batch size": ("CPU ms / batch", lambda value: 1 / value),
     "image size": ("CPU ms / megapixel", lambda value: value * value / 1e6),
 }
-# Facts of single axes: the heading, and digits.
+# Columns of single axes: heading and digits.
 FACTS = {
     "enlarged_percent": ("enlarged %", 0),
     "scan_s": ("scan s", 3),
@@ -45,34 +45,34 @@ def points(results: Results, axis: str) -> list[Results]:
 
 
 def figures(point: Results, peer: str, name: str) -> list[float]:
-    """One figure of a peer, of all rounds; none where it did not take part."""
+    """A figure of a peer over all rounds; empty if it was not measured."""
     return [turn[peer][name] for turn in point["turns"] if peer in turn]
 
 
 def cores(results: Results, point: Results) -> int:
-    """How many cores the workers of a point can use."""
+    """Number of cores that the workers of a point can use."""
     workers = point["value"] if point["axis"] == "workers" else results["settings"]["workers"]
     return min(workers, results["machine"]["usable_cores"])
 
 
 def core_ms(results: Results, point: Results) -> float:
-    """Milliseconds of the used cores for an image."""
+    """Milliseconds of the used cores per image."""
     return 1000 * cores(results, point) / median(figures(point, OURS, "rate"))
 
 
 def cpu_ms(point: Results) -> float:
-    """Milliseconds that all processes computed for an image."""
+    """CPU milliseconds of all processes per image."""
     return median(figures(point, OURS, "cpu_ms"))
 
 
 def slopes(measured: list[Results], axis: str) -> list[str]:
-    """Against the value before; the first has none."""
+    """Slopes relative to the previous value; the first has none."""
     _, lever = LEVER[axis]
-    said = ["-"]
+    cells = ["-"]
     for before, after in pairwise(measured):
         more = lever(after["value"]) - lever(before["value"])
-        said.append(f"{(cpu_ms(after) - cpu_ms(before)) / more:.2f}")
-    return said
+        cells.append(f"{(cpu_ms(after) - cpu_ms(before)) / more:.2f}")
+    return cells
 
 
 def axis_table(results: Results, axis: str, markdown: bool) -> str:
@@ -110,12 +110,12 @@ def axis_table(results: Results, axis: str, markdown: bool) -> str:
 
 
 def tables(results: Results, *, markdown: bool = False) -> str:
-    """A table for each axis that was measured."""
+    """One table per measured axis."""
     return "\n".join(axis_table(results, axis, markdown) for axis in AXES if points(results, axis))
 
 
 def picture(results: Results, path: Path) -> None:
-    """Images per second, a panel an axis; bands from the slowest to the fastest turn."""
+    """Plot images per second, one panel per axis; bands show the range over the turns."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -127,7 +127,7 @@ def picture(results: Results, path: Path) -> None:
         measured = points(results, axis)
         panel.set_visible(bool(measured))
         highest = 0.0
-        # Okabe and Ito's palette, which colour-blind readers tell apart; the markers differ, too.
+        # Okabe-Ito palette, distinguishable with colour blindness; the markers differ, too.
         for peer, name, colour, marker in (
             (OURS, "feedline", "#0072B2", "o"),
             (BARE, "bare processes, the same calls", "#E69F00", "s"),

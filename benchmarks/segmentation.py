@@ -1,14 +1,13 @@
-"""torchvision's segmentation preset, as a Dataset is usually written and with feedline.pair.
-
-The preset is that of torchvision's references for base_size=520 and crop_size=480, in v2, with
-RandomCrop's own padding in the place of the references' PadIfSmaller. `recipes.py` measures it, and
+"""Compare torchvision's segmentation preset in a usual Dataset and with feedline.pair.
 
     python benchmarks/segmentation.py FOLDER
 
-compares what both give.
+The preset is that of torchvision's references with base_size=520 and crop_size=480, in v2, with
+RandomCrop's padding instead of PadIfSmaller. `recipes.py` measures its speed; this script compares
+the output.
 
-Masks are made, for photographs that have none: 20 grey levels of a copy that is 24 times smaller,
-enlarged, as indices of a palette.
+Photographs have no masks, so masks are generated: 20 grey levels of a copy 24 times smaller,
+enlarged, as palette indices.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Pairs = list[tuple[str, str]]
 
 
 def preset() -> v2.Compose:
-    """What images and masks are trained with."""
+    """Transform of images and masks for training."""
     dtypes = {tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}
     return v2.Compose(
         [
@@ -55,7 +54,7 @@ def preset() -> v2.Compose:
 
 
 class Usual(Dataset[Any]):
-    """As it is written everywhere: the JPEGs below a folder, with a mask for each."""
+    """JPEGs below a folder with their masks, as usually written."""
 
     def __init__(self, folder: Path) -> None:
         self.pairs, self.transform = masks_of(folder), preset()
@@ -70,7 +69,7 @@ class Usual(Dataset[Any]):
 
 
 class Paired(Usual):
-    """The same with two lines changed."""
+    """The same dataset with `feedline.pair`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -83,7 +82,7 @@ class Paired(Usual):
 
 @functools.cache
 def masks_of(folder: Path) -> Pairs:
-    """Each JPEG below a folder with its mask, which lies in a temporary folder until the end."""
+    """Pair each JPEG below a folder with a generated mask in a temporary folder."""
     results = [
         path for path in sorted(folder.rglob("*")) if path.suffix.lower() in (".jpg", ".jpeg")
     ]
@@ -109,13 +108,13 @@ def _mask(path: Path) -> Image.Image:
 
 
 def main() -> None:
-    """Print how far images are apart after the same seed, in grey levels, and that masks are not.
+    """Print the difference of images in grey levels for the same seed, and compare the masks.
 
     Raises:
         ValueError: a mask differs.
     """
     parser = argparse.ArgumentParser(description=main.__doc__.split("\n")[0])
-    parser.add_argument("folder", type=Path, help="of photographs")
+    parser.add_argument("folder", type=Path, help="folder of JPEGs, searched recursively")
     folder = parser.parse_args().folder
     usual, paired = Usual(folder), Paired(folder)
     scale, means, most = 255 * torch.tensor(STD)[:, None, None], [], 0.0

@@ -1,19 +1,19 @@
-"""What a change of image size costs, and an epoch's edge.
-
-Method: one loader goes through a progressive schedule; the time from each batch handed out to
-the next is taken. In turn with it, `--rounds` times: a loader at the last size alone. Printed,
-as medians and ranges over the rounds: the interval at each switch over the median interval of
-the new size, the longest interval at an epoch's edge over the median of its size, and the time
-of an epoch at the last size in the progressive run over the same epoch alone. Epochs that a
-switch or the start falls into count from their second batch on for the median, and whole for
-the epoch's time. Process ids are compared: none may start or stop.
-
-With `--paced` the progressive run alone is measured, with a step that sleeps: at each size as long
-as the loader needs per batch (the mean of a run without steps), times the given factor. Printed:
-the time that `next` waits, over the step, at switches, at epochs' edges and elsewhere.
+"""Measure the cost of a change of image size, and of an epoch boundary.
 
     python benchmarks/size_switch.py FOLDER --schedule 112x3,160x3,224x3
     python benchmarks/size_switch.py FOLDER --paced 1.0
+
+Method: one loader runs a progressive schedule, alternately with a loader at the last size only, for
+`--rounds` rounds; the interval between consecutive batches is measured. Prints medians and ranges
+over the rounds: the interval at each size change over the median interval of the new size, the
+longest interval at an epoch boundary over the median of its size, and the time of an epoch at the
+last size in the progressive run over the same epoch alone. Epochs with a size change or the start
+of the run count from their second batch for the median, and whole for the time. No process may
+start or stop; process ids are compared.
+
+`--paced FACTOR` only measures the progressive run, with a step that sleeps FACTOR times the
+loader's time per batch at each size (the mean of a run without steps). Prints the wait in `next`
+over the step, at size changes, epoch boundaries and elsewhere.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Intervals = list[tuple[int, list[float]]]
 
 
 def intervals(loader: DataLoader, step_s: float) -> Intervals:
-    """For each epoch its size and the seconds that each batch took to come."""
+    """Size and seconds between batches, for each epoch."""
     epochs: Intervals = []
     last = time.perf_counter()
     for _ in range(loader.epochs or 0):
@@ -75,7 +75,7 @@ def paced(loader: DataLoader, factor: float) -> None:
         before = size
     print("step, ms: " + ", ".join(f"{s} px {1000 * m * factor:.1f}" for s, m in means.items()))
     for name, values in waits.items():
-        if values:  # phases of one epoch have no other edges than switches
+        if values:  # phases of one epoch have no boundaries except size changes
             print(f"wait at {name + ' / step:':25} {spread(values)}, mean {fmean(values):.3f}")
 
 
@@ -86,8 +86,15 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--step-ms", type=float, default=0, help="a step that costs no CPU")
-    parser.add_argument("--paced", type=float, metavar="FACTOR", help="measure waits, see above")
+    parser.add_argument(
+        "--step-ms", type=float, default=0, help="duration of a sleeping step, in milliseconds"
+    )
+    parser.add_argument(
+        "--paced",
+        type=float,
+        metavar="FACTOR",
+        help="measure waits with steps of this many batch times",
+    )
     options = parser.parse_args()
 
     data = ImageFolder(options.folder, TrainCrop(scale=(0.25, 1.0)))
@@ -102,7 +109,7 @@ def main() -> None:
             num_workers=options.workers,
             drop_last=True,
         )
-        next(iter(loader))  # the workers are up
+        next(iter(loader))  # start the workers
         loader.set_epoch(0)
         return loader
 
@@ -117,13 +124,13 @@ def main() -> None:
     for turn in range(options.rounds):
         spent = {}
         for name in ("progressive", "alone") if turn % 2 else ("alone", "progressive"):
-            # The same epochs of the same permutation: the last phase's own.
+            # The same epochs with the same permutation: those of the last phase.
             alone = f"{last.image_size}x{schedule.epochs}"
             with started(options.schedule if name == "progressive" else alone) as loader:
                 pids = loader.worker_pids
                 epochs = intervals(loader, options.step_ms / 1000)
                 assert loader.worker_pids == pids, "a process was started or stopped"
-            # The first epoch of the last phase holds the switch; it counts.
+            # Includes the first epoch of the last phase, with the size change.
             spent[name] = median(sum(times) for _, times in epochs[-last.epochs :])
             for (before, _), (size, times) in itertools.pairwise(epochs):
                 usual = median(t for s, ts in epochs if s == size for t in ts[1:])

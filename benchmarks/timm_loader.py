@@ -1,14 +1,13 @@
-"""timm's `create_loader` and feedline's, with the same arguments: images per second.
+"""Compare timm's `create_loader` with feedline's for the same arguments, in images per second.
 
     python benchmarks/timm_loader.py FOLDER [--rounds N] [--json FILE]
 
 FOLDER/CLASS/*.jpg, read as timm's ImageDataset; 2 workers, batches of 32, 224 px, timm's
-PrefetchLoader on the CPU. The loaders take turns: each is built, one epoch is read (workers start,
-files come into the page cache), then whole epochs are timed for three seconds at least. Reported
-are the median of the rounds and the range of the ratio, and for the evaluation the mean and largest
-difference in pixels, in grey levels of 255.
+PrefetchLoader on the CPU. The loaders alternate: each is built, one epoch is read as a warm-up,
+then whole epochs are timed for at least three seconds. Prints the median of the rounds and the
+range of the ratio, and for evaluation the mean and largest pixel difference in grey levels of 255.
 
-Caveats: the training process only takes batches; other images have other ratios.
+Caveats: the training process only takes batches; the ratio depends on the size of the images.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def build(create: Callable[..., Any], folder: Path, case: str) -> Any:
 
 
 def rate(create: Callable[..., Any], folder: Path, case: str) -> float:
-    """Images per second of whole epochs, after one that is not timed."""
+    """Images per second of whole epochs, after one epoch of warm-up."""
     loader = build(create, folder, case)
     sum(1 for _ in loader)
     begin, images = time.perf_counter(), 0
@@ -61,7 +60,7 @@ def rate(create: Callable[..., Any], folder: Path, case: str) -> float:
 
 
 def difference(folder: Path) -> tuple[float, float]:
-    """Mean and largest difference of an evaluation, in grey levels."""
+    """Mean and largest pixel difference in evaluation, in grey levels."""
     mean, largest = [], 0.0
     std = torch.tensor(timm.data.IMAGENET_DEFAULT_STD).view(3, 1, 1) * 255
     loaders = [build(create, folder, "evaluation") for create in (create_loader, timm_create)]

@@ -1,23 +1,20 @@
-"""What recording a run costs: loaders with the record on and off, in turns.
+"""Measure the overhead of recording a run: loaders with recording on and off, alternately.
 
     python benchmarks/tracing.py [--seconds 1.5] [--rounds 15] [--out FILE]
 
-Cases: raw 128 px pixels as rows at 112 px, where a row takes some 20 us (the worst case there is),
-by two workers, and in this process, where short turns are possible; JPEGs of 500 x 375 px as rows
-at 112 px; a TensorDataset of tiny images, without workers and with two; torch's DataLoader of JPEGs
-under feedline.watch against the bare loader. There is no training step, so all that is measured is
-the loader.
+Cases: raw 128 px pixels as rows at 112 px, at about 20 us per row the worst case, with two workers,
+and in this process, where short turns are possible; JPEGs of 500 x 375 px as rows at 112 px; a
+TensorDataset of tiny images, without workers and with two; torch's DataLoader of JPEGs under
+feedline.watch and without. There is no training step, so only the loader is measured.
 
-Method: both loaders of a case live at the same time and are read in turns of `--seconds`, on, off,
-off, on, and so on; a pair of turns beside one another gives one ratio, on / off, of throughput, and
-one of samples per CPU second of the trainer and its workers. What is printed is the median of the
-ratios and the interval that holds it with 95% confidence (by order statistics, which assume nothing
-about the spread). "Off" is the environment's FEEDLINE_RECORD=0, under which workers note nothing
-either.
+Method: both loaders of a case exist at the same time and are read in turns of `--seconds`: on, off,
+off, on, and so on. Two consecutive turns give the ratio on / off of throughput, and of samples per
+CPU second of the trainer and its workers. Prints the median ratio and its 95% confidence interval
+(order statistics, which assume no distribution). "Off" sets FEEDLINE_RECORD=0, with which workers
+record nothing either.
 
-Caveats: on a busy machine the spread of throughput is wider than what is measured; CPU time is
-steadier, and says the same where the CPU is what bounds a loader. What is off still counts the mean
-step (`loader.timing`), as it always has.
+Caveats: on a busy machine throughput varies more than the effect; CPU time is steadier, and
+equivalent if the CPU is the bottleneck. "Off" still counts the mean step (`loader.timing`).
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ _WARM_S = 1.0
 
 
 class _Pull:
-    """Batches of a loader, pass after pass; a turn goes on where the one before ended."""
+    """Reads batches of a loader, epoch after epoch; a turn continues where the last one ended."""
 
     def __init__(self, loader: Any, batches_of: Callable[[Any], int]) -> None:
         self._loader = loader
@@ -62,14 +59,14 @@ class _Pull:
         self._workers = list(set(psutil.Process().children(recursive=True)) - before)
 
     def rates(self, seconds: float) -> tuple[float, float]:
-        """Samples per second, and per CPU second, over so many seconds."""
-        cpu_s, samples, begun = self._cpu_s(), 0, time.perf_counter()
-        while (now := time.perf_counter()) - begun < seconds:
+        """Samples per second, and per CPU second, over `seconds`."""
+        cpu_s, samples, start_s = self._cpu_s(), 0, time.perf_counter()
+        while (now := time.perf_counter()) - start_s < seconds:
             try:
                 samples += self._samples(next(self._batches))
             except StopIteration:
                 self._batches = iter(self._loader)
-        return samples / (now - begun), samples / max(1e-9, self._cpu_s() - cpu_s)
+        return samples / (now - start_s), samples / max(1e-9, self._cpu_s() - cpu_s)
 
     def _cpu_s(self) -> float:
         """CPU time of this process and the loader's workers."""
@@ -97,7 +94,7 @@ def _jpegs(folder: Path, count: int = 512) -> Path:
 
 
 def cases(folder: Path) -> dict[str, Callable[[bool], Any]]:
-    """How each case's loader is built, recorded or not."""
+    """Builders of the loaders, by case; the argument turns recording on or off."""
     pixels = np.random.default_rng(0).integers(0, 256, (8192, 128, 128, 3), np.uint8)
     raw = feedline.ImageArray(pixels, np.arange(8192) % 10, transform=feedline.TrainCrop())
     tiny = TensorDataset(torch.zeros(50_000, 3, 8, 8, dtype=torch.uint8), torch.zeros(50_000))
@@ -126,7 +123,7 @@ def cases(folder: Path) -> dict[str, Callable[[bool], Any]]:
 
 
 def _median_interval(ratios: list[float]) -> tuple[float, float]:
-    """The interval between order statistics that holds the median with 95% confidence."""
+    """95% confidence interval of the median, by order statistics."""
     ordered, n = sorted(ratios), len(ratios)
     k, below = 0, 0.5**n
     while below + math.comb(n, k + 1) * 0.5**n <= 0.025:
@@ -142,10 +139,10 @@ def _say(ratios: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=1.5, help="of a turn")
+    parser.add_argument("--seconds", type=float, default=1.5, help="seconds per turn")
     parser.add_argument("--rounds", type=int, default=15, help="pairs of turns for each case")
     parser.add_argument("--only", default="", help="run only cases whose name contains this text")
-    parser.add_argument("--out", type=Path, help="a file for all turns, as JSON")
+    parser.add_argument("--out", type=Path, help="write all turns to this JSON file")
     options = parser.parse_args()
     results: dict[str, Any] = {"machine": machine(), "seconds": options.seconds, "cases": {}}
     with tempfile.TemporaryDirectory() as folder:
@@ -160,7 +157,7 @@ def main() -> None:
             turns: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
             for number in range(options.rounds):
                 for on in (True, False) if number % 2 else (False, True):
-                    os.environ[RECORD_SWITCH] = "1" if on else "0"  # for workers of a new pass
+                    os.environ[RECORD_SWITCH] = "1" if on else "0"  # for workers of a new epoch
                     turns[on].append(pulls[on].rates(options.seconds))
             ratios = [
                 [on[k] / off[k] for on, off in zip(turns[True], turns[False], strict=True)]

@@ -1,17 +1,15 @@
-"""`feedline.tune` against a full grid: is what it finds as fast, with how few workers, how soon?
+"""Compare the setting found by `feedline.tune` with a full grid search: speed, workers and time.
 
     python benchmarks/tuning.py FOLDER [--json FILE] [--only NAME] [--rounds 3]
 
-Each workload is a training whose step takes a given time on no core, as on a GPU, or computes on a
-core of the CPU where its name says so, in a process of its own. First `feedline.tune` searches.
-Then every cell of a grid of workers and prefetch gets a loader of its own, built anew, and is
-counted for some seconds behind a warm-up. At last the tuned setting and the grid's best take turns,
-three times over, and the median of the ratios counts.
+Workloads: each is a training in a new process whose step sleeps, as if a GPU computed, or computes
+on a CPU core (named "on a core"). Method: `feedline.tune` searches first. Then every cell of a grid
+of workers and prefetch is measured with a new loader for a few seconds after a warm-up. Finally the
+tuned setting and the best cell are measured alternately three times; the median ratio counts.
 
-With `--rounds` all of that is done so often, and a line for each workload has medians with their
-ranges: one run on a machine that does other things as well says little.
-
-Workers that were needed: the fewest in the grid whose rate is within 3% of the best.
+`--rounds` repeats all of this and prints medians with ranges per workload; a single run on a shared
+machine has little meaning. Columns: "needed" is the smallest number of workers in the grid within
+3% of the best rate; "share" is the tuning time over the grid's time.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from adapting import Computed, Far, Slept, Training
+from adapting import ComputingStep, RemoteSamples, SleepingStep, Training
 from report import machine
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
@@ -47,7 +45,7 @@ _ALIKE = 0.03
 
 
 class Heavy(Dataset[torch.Tensor]):
-    """A transform of the user's own that computes."""
+    """User-defined transform that computes."""
 
     def __len__(self) -> int:
         return 4096
@@ -60,7 +58,7 @@ class Heavy(Dataset[torch.Tensor]):
 
 
 class Uneven(Dataset[torch.Tensor]):
-    """One sample in sixty is waited for twenty times as long."""
+    """One sample in sixty takes twenty times as long."""
 
     def __len__(self) -> int:
         return 1 << 20
@@ -72,7 +70,7 @@ class Uneven(Dataset[torch.Tensor]):
 
 
 class Tiny(Dataset[torch.Tensor]):
-    """Hardly any work."""
+    """Samples that cost almost nothing."""
 
     def __len__(self) -> int:
         return 1 << 16
@@ -82,7 +80,7 @@ class Tiny(Dataset[torch.Tensor]):
 
 
 _Build = Callable[..., Any]
-"""Builds a loader of so many workers, None for as many as it begins with, and that prefetch."""
+"""Builds a loader from a number of workers (None for the initial one) and prefetch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +88,11 @@ class Workload:
     """A training.
 
     Args:
-        build: a loader; of photographs also with pieces of another size.
-        step_ms: a step's time.
-        prefetch: depths of the grid.
-        cores: that the process may use; None for all.
-        computes: the step takes its time on a core.
+        build: builds a loader; for photographs also with another task size.
+        step_ms: duration of a step.
+        prefetch: prefetch values of the grid.
+        cores: number of cores that the process may use; None for all.
+        computes: the step computes on a core.
     """
 
     build: _Build
@@ -105,7 +103,7 @@ class Workload:
 
 
 def workloads(folder: Path, cache: Path) -> dict[str, Workload]:
-    """All, by name."""
+    """All workloads, by name."""
 
     def photographs(root: Path, size: int) -> _Build:
         def build(workers: int | None, prefetch: int, task_ms: float | None = None) -> Any:
@@ -156,7 +154,7 @@ def workloads(folder: Path, cache: Path) -> dict[str, Workload]:
         "the step": Workload(build=photographs(folder, 224), step_ms=120, prefetch=rows),
         "a cache of 128 px": Workload(build=photographs(cache, 112), step_ms=4, prefetch=rows),
         "a transform": Workload(build=samples(Heavy(), 16), step_ms=10, prefetch=whole),
-        "a slow reader": Workload(build=samples(Far(12), 8), step_ms=30, prefetch=whole),
+        "a slow reader": Workload(build=samples(RemoteSamples(12), 8), step_ms=30, prefetch=whole),
         "uneven samples": Workload(build=samples(Uneven(), 8), step_ms=15, prefetch=whole),
         "tiny samples": Workload(build=samples(Tiny(), 64), step_ms=2, prefetch=whole),
         "one core": Workload(build=photographs(folder, 112), step_ms=15, prefetch=rows, cores=1),
@@ -164,25 +162,27 @@ def workloads(folder: Path, cache: Path) -> dict[str, Workload]:
         "a step on a core": Workload(
             build=photographs(folder, 112), step_ms=30, prefetch=rows, computes=True
         ),
-        "torch, a slow reader": Workload(build=torchs(Far(12), 8), step_ms=30, prefetch=whole),
+        "torch, a slow reader": Workload(
+            build=torchs(RemoteSamples(12), 8), step_ms=30, prefetch=whole
+        ),
         "torch, a transform": Workload(build=torchs(Heavy(), 16), step_ms=10, prefetch=whole),
     }
 
 
 @dataclass
 class Row:
-    """What was measured of a workload.
+    """Results of a workload.
 
     Args:
-        name: of it.
-        tuned: what was found,
-        tuned_s: and in how many seconds.
-        reason: that the search gave.
-        grid: steps per second, by "workers x prefetch",
-        grid_s: and in how many seconds all were counted.
-        best: the grid's best,
-        needed: and the fewest workers within 3% of it.
-        ratios: of the tuned setting over the grid's best, turn by turn.
+        name: its name.
+        tuned: setting found by the search.
+        tuned_s: seconds of the search.
+        reason: reason given by the search.
+        grid: steps per second, by "workers x prefetch".
+        grid_s: seconds of the grid search.
+        best: best cell of the grid.
+        needed: smallest number of workers within 3% of the best cell.
+        ratios: tuned setting over the best cell, per turn.
     """
 
     name: str
@@ -197,17 +197,17 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """Of the tuned setting over the best."""
+        """Tuned setting over the best cell."""
         return median(self.ratios)
 
 
-def measured(name: str, folder: Path, cache: Path) -> Row:
-    """Tune, count the grid, and let both take turns."""
+def measure(name: str, folder: Path, cache: Path) -> Row:
+    """Tune, measure the grid, then measure both alternately."""
     work = workloads(folder, cache)[name]
     if work.cores is not None:
         os.sched_setaffinity(0, set(list(os.sched_getaffinity(0))[: work.cores]))
     torch.set_num_threads(1)
-    step = Computed(work.step_ms) if work.computes else Slept(work.step_ms)
+    step = ComputingStep(work.step_ms) if work.computes else SleepingStep(work.step_ms)
 
     def rate(seconds: float, *setting: float | None) -> float:
         with _closing(work.build(*setting)) as loader:
@@ -216,18 +216,18 @@ def measured(name: str, folder: Path, cache: Path) -> Row:
             return training.rate(seconds)
 
     with _closing(work.build(None, work.prefetch[0])) as loader:
-        found: TuningResult = feedline.tune(loader, lambda batch: step())
-    setting = found.setting
+        result: TuningResult = feedline.tune(loader, lambda batch: step())
+    setting = result.setting
     assert setting is not None, "the budget is long enough"
     pieces = () if setting.task_ms is None else (setting.task_ms,)
     tuned = (setting.workers, setting.prefetch, *pieces)
-    row = Row(name, asdict(setting), found.seconds, found.phases[0].reason)
-    begun = time.perf_counter()
+    row = Row(name, asdict(setting), result.seconds, result.phases[0].reason)
+    start_s = time.perf_counter()
     for workers, prefetch in itertools.product(_CREWS, work.prefetch):
         row.grid[f"{workers} x {prefetch}"] = rate(_CELL_S, workers, prefetch)
-    row.grid_s = time.perf_counter() - begun
+    row.grid_s = time.perf_counter() - start_s
     row.best = max(row.grid, key=lambda cell: row.grid[cell])
-    fast = [cell for cell, found in row.grid.items() if found >= (1 - _ALIKE) * row.grid[row.best]]
+    fast = [cell for cell, speed in row.grid.items() if speed >= (1 - _ALIKE) * row.grid[row.best]]
     row.needed = min(int(cell.split(" x ")[0]) for cell in fast)
     best = tuple(int(part) for part in row.best.split(" x "))
     for _ in range(_TURNS):
@@ -237,7 +237,7 @@ def measured(name: str, folder: Path, cache: Path) -> Row:
 
 
 class _closing:
-    """A loader, closed at the end if it is feedline's."""
+    """Context that closes a loader of feedline."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -250,18 +250,18 @@ class _closing:
             self._loader.close()
 
 
-def _told(send: Any, name: str, folder: Path, cache: Path) -> None:
+def _measure_in_process(send: Any, name: str, folder: Path, cache: Path) -> None:
     warnings.simplefilter("ignore")  # torch's advice on the number of workers
-    # Else torch's workers would be spawned, too, and each would import torch anew.
+    # Otherwise torch's workers would be spawned, too, and each would import torch again.
     multiprocessing.set_start_method("fork", force=True)
-    send.send(measured(name, folder, cache))
+    send.send(measure(name, folder, cache))
 
 
-def apart(name: str, folder: Path, cache: Path) -> Row:
-    """The same in a process of its own, whose affinity may be another."""
+def in_new_process(name: str, folder: Path, cache: Path) -> Row:
+    """Measure in a new process, whose CPU affinity may differ."""
     context = multiprocessing.get_context("spawn")
     receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=_told, args=(send, name, folder, cache))
+    process = context.Process(target=_measure_in_process, args=(send, name, folder, cache))
     process.start()
     send.close()
     try:
@@ -272,46 +272,45 @@ def apart(name: str, folder: Path, cache: Path) -> Row:
 
 
 def lines(rows: Iterable[Row]) -> list[str]:
-    """A table."""
-    said = [
+    """The rows as a table."""
+    text = [
         f"{'workload':<22}{'tuned':>12}{'s':>6}{'best':>8}{'needed':>8}{'grid s':>8}{'share':>7}"
         f"{'ratio':>7}  (range)"
     ]
     for row in rows:
         tuned = f"{row.tuned['workers']} x {row.tuned['prefetch']}"
-        said.append(
+        text.append(
             f"{row.name:<22}{tuned:>12}{row.tuned_s:6.1f}{row.best:>8}{row.needed:8}"
             f"{row.grid_s:8.0f}{row.tuned_s / row.grid_s:7.2f}{row.ratio:7.3f}"
             f"  ({min(row.ratios):.3f}-{max(row.ratios):.3f})"
         )
-    return said
+    return text
 
 
 def medians(rows: Sequence[Row]) -> str:
-    """Rounds of one workload, in a line."""
+    """One line for several rounds of a workload."""
 
-    def said(values: list[float], digits: int) -> str:
+    def span(values: list[float], digits: int) -> str:
         low, high = min(values), max(values)
         return f"{median(values):.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
 
-    crews = [float(row.tuned["workers"]) for row in rows]
+    workers = [float(row.tuned["workers"]) for row in rows]
     return (
-        f"{rows[0].name:<22} workers {said(crews, 0)}, needed "
-        f"{said([float(row.needed) for row in rows], 0)}, tuned in "
-        f"{said([row.tuned_s for row in rows], 1)} s, share of the grid's time "
-        f"{said([row.tuned_s / row.grid_s for row in rows], 2)}, of the best "
-        f"{said([ratio for row in rows for ratio in row.ratios], 3)}"
+        f"{rows[0].name:<22} workers {span(workers, 0)}, needed "
+        f"{span([float(row.needed) for row in rows], 0)}, tuned in "
+        f"{span([row.tuned_s for row in rows], 1)} s, share of the grid's time "
+        f"{span([row.tuned_s / row.grid_s for row in rows], 2)}, of the best "
+        f"{span([ratio for row in rows for ratio in row.ratios], 3)}"
     )
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, help="image folder with one sub-folder per class")
     parser.add_argument(
         "--only", default="", help="run only workloads whose name contains this text"
     )
-    parser.add_argument("--rounds", type=int, default=1, help="how often all is done")
+    parser.add_argument("--rounds", type=int, default=1, help="number of repetitions")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     rows: list[Row] = []
@@ -320,15 +319,15 @@ def main() -> None:
         feedline.build_cache(options.folder, cache, sizes=[128])
         for _, name in itertools.product(range(options.rounds), workloads(options.folder, cache)):
             if options.only in name:
-                rows.append(apart(name, options.folder, cache))
+                rows.append(in_new_process(name, options.folder, cache))
                 print(lines(rows[-1:])[1], flush=True)
     print("\n".join(lines(rows)))
     if options.rounds > 1:
         for name in dict.fromkeys(row.name for row in rows):
             print(medians([row for row in rows if row.name == name]))
     if options.json:
-        found = {"machine": machine(), "rows": [asdict(row) for row in rows]}
-        options.json.write_text(json.dumps(found, indent=1))
+        results = {"machine": machine(), "rows": [asdict(row) for row in rows]}
+        options.json.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,22 +1,21 @@
-"""feedline against what users could pick instead, and against the limit of the machine.
+"""Compare feedline with other data loaders, and with the limit of the machine.
 
-Method: every peer runs in a process of its own (`peers/`). At each work they are measured in
-turn, `--rounds` times (A B C A B C): `--lead` seconds use up what was made ahead, `--seconds` are
-counted, then all its processes come to rest before the next one's turn. A first round warms up
-and is left out. Files come from the page cache (`--cache warm`, the default: read once before)
-or are dropped from it before every turn (`--cache dropped`). Time to the first batch counts from
-building the loader, after its imports. Ratios are taken round by round. Works:
+    python benchmarks/versus.py FOLDER --json result.json
+
+Method: every peer runs in its own process (`peers/`). For each task they are measured alternately
+for `--rounds` rounds (A B C A B C): `--lead` seconds consume prefetched batches, `--seconds` are
+measured, then the processes idle before the next turn. A warm-up round is discarded. Files are in
+the page cache (`--cache warm`, default: read beforehand) or dropped from it before every turn
+(`--cache dropped`). The time to the first batch counts from building the loader, after imports.
+Ratios are computed per round. Tasks:
 
     originals                      at 224, 160 and 112 px
     JPEG copies, shorter side 256  at 224, 160 and 112 px
     JPEG copies, shorter side 128  at 112 px
     raw copies, 256 and 128 px     at 224 and 112 px: central squares, one uint8 array in a file
 
-Caveats: one machine's figures; peers' pixels differ (the table's last column says how), and
-those that resize with less care are given the advantage of it. Peers that decode to float32
-do that extra work because their users do.
-
-    python benchmarks/versus.py FOLDER --json result.json
+Caveats: results of one machine; pixels differ between peers (last column), and less exact resizing
+is an advantage. Peers that produce float32 do this extra work because their users do.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ WARM_UP_S = 2.0
 
 @dataclass(frozen=True)
 class Task:
-    """Images of a form, at a size."""
+    """Kind of images, and image size of the batches."""
 
     images: str
     size: int
@@ -68,14 +67,14 @@ TASKS = (
 
 
 class Images:
-    """The forms of the images, made when they are first asked for."""
+    """Kinds of images, created on first use."""
 
     def __init__(self, originals: Path, scratch: Path) -> None:
         self._originals = originals
         self._scratch = scratch
 
     def folder(self, task: Task) -> tuple[str, Path]:
-        """The kind of a task's images and their folder."""
+        """Kind and folder of a task's images."""
         if task.images == "originals":
             return "jpeg", self._originals
         shorter = int(task.images.split()[0])
@@ -87,7 +86,7 @@ class Images:
 
 
 def measure(task: Task, images: Images, scratch: Path, options: argparse.Namespace) -> list[Result]:
-    """All peers at one task, in turn."""
+    """Measure all peers at one task, alternately."""
     kind, folder = images.folder(task)
     work = Work(
         kind=kind,
@@ -125,7 +124,9 @@ def log(task: Task, message: str) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="image folder with one sub-folder per class")
-    parser.add_argument("--peers", default=",".join(PEERS), help="comma separated")
+    parser.add_argument(
+        "--peers", default=",".join(PEERS), help="modules of peers/, comma separated"
+    )
     parser.add_argument("--only", default="", help="run only tasks whose name contains this text")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=64)
@@ -153,7 +154,7 @@ def main() -> None:
         for name in ("workers", "batch_size", "rounds", "seconds", "lead", "repeat", "cache")
     }
     tasks: list[dict[str, Any]] = []
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "machine": machine(),
         "versions": versions(("feedline", "torch", "torchvision", "numpy", "simplejpeg", "pillow")),
         "settings": settings,
@@ -164,14 +165,17 @@ def main() -> None:
         (Path(scratch) / "images").mkdir()
         for task in TASKS:
             if options.only in task.name:
-                results = measure(task, images, Path(scratch), options)
-                done = {"name": task.name, "peers": [asdict(result) for result in results]}
-                tasks.append(done)
-                print(table(done, options.workers), flush=True)
+                peers = measure(task, images, Path(scratch), options)
+                entry = {
+                    "name": task.name,
+                    "peers": [asdict(result) for result in peers],
+                }
+                tasks.append(entry)
+                print(table(entry, options.workers), flush=True)
                 if options.json:
-                    options.json.write_text(json.dumps(found, indent=1) + "\n")
+                    options.json.write_text(json.dumps(results, indent=1) + "\n")
     if options.plot:
-        picture(found, options.plot)
+        picture(results, options.plot)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What `versus.py` results, as tables and a picture.
+"""Print the results of `versus.py` as tables, and plot them.
 
 python benchmarks/versus_table.py result.json --only "originals @224,originals @112"   Markdown
 python benchmarks/versus_table.py result.json --plot docs/versus.png
 
-The picture of the README has three tasks, and no bare processes:
+The plot of the README has three tasks, without bare processes:
 
     python benchmarks/versus_table.py benchmarks/results/versus.json --plot docs/peers.png \\
         --only "originals @224,256 px copies @224,128 px copies @112" --loaders
@@ -38,12 +38,12 @@ HEADERS = [
 
 
 def ratios(ours: dict[str, Any], theirs: dict[str, Any]) -> list[float]:
-    """feedline's rate over a peer's, round by round."""
+    """feedline's rate over a peer's, per round."""
     return [a / b for a, b in zip(ours["rates"], theirs["rates"], strict=True)]
 
 
 def by_rate(peers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that took part: the limit, feedline, then the others, fastest first."""
+    """Peers that could run: the limit, feedline, then the others, fastest first."""
     first = {"limit": 0, "limit_own": 1, OURS: 2}
     part = [peer for peer in peers if peer["rates"]]
     return sorted(part, key=lambda peer: (first.get(peer["peer"], 3), -median(peer["rates"])))
@@ -75,10 +75,10 @@ def table(task: dict[str, Any], cores: int, markdown: bool = False) -> str:
 
 
 def summary(results: dict[str, Any], only: Sequence[str] = (), peers: Sequence[str] = ()) -> str:
-    """A row a loader and a column a task: img/s, and how many times as fast feedline is.
+    """One row per loader and one column per task: images per second and feedline's ratio.
 
     Args:
-        results: of `versus.py`.
+        results: results of `versus.py`.
         only: names of tasks; all if empty.
         peers: keys of loaders; all if empty.
     """
@@ -101,13 +101,13 @@ def summary(results: dict[str, Any], only: Sequence[str] = (), peers: Sequence[s
 
 
 def picture(results: dict[str, Any], path: Path, only: Sequence[str], *, loaders: bool) -> None:
-    """Bars of images per second, a panel a task; whiskers from the slowest to the fastest turn.
+    """Plot images per second, one panel per task; whiskers show the range over the turns.
 
     Args:
-        results: of `versus.py`.
-        path: of the PNG.
+        results: results of `versus.py`.
+        path: the PNG file to write.
         only: names of tasks; all if empty.
-        loaders: leave out bare processes, settings of feedline's and what is done by hand.
+        loaders: omit bare processes, variants of feedline and hand-written code.
     """
     import matplotlib
 
@@ -125,7 +125,7 @@ def picture(results: dict[str, Any], path: Path, only: Sequence[str], *, loaders
         rates = [median(peer["rates"]) for peer in part]
         low = [rate - min(peer["rates"]) for rate, peer in zip(rates, part, strict=True)]
         high = [max(peer["rates"]) - rate for rate, peer in zip(rates, part, strict=True)]
-        # Okabe and Ito's palette, which colour-blind readers tell apart.
+        # Okabe-Ito palette, distinguishable with colour blindness.
         colours = [
             {
                 "limit": "#FFFFFF",
@@ -160,8 +160,10 @@ def main() -> None:
     parser.add_argument("result", type=Path, help="results file of versus.py")
     parser.add_argument("--only", default="", help="names of tasks, comma separated")
     parser.add_argument("--plot", type=Path, help="write a plot to this file")
-    parser.add_argument("--loaders", action="store_true", help="the picture has loaders alone")
-    parser.add_argument("--all", action="store_true", help="all figures, a table a task")
+    parser.add_argument(
+        "--loaders", action="store_true", help="plot only loaders, without bare processes"
+    )
+    parser.add_argument("--all", action="store_true", help="print all figures, one table per task")
     options = parser.parse_args()
     results = json.loads(options.result.read_text())
     only = [name for name in options.only.split(",") if name]

@@ -1,14 +1,15 @@
-"""What-ifs against what is then measured: how far predictions of images/s are off.
+"""Compare what-if predictions of images per second with later measurements.
 
     python benchmarks/what_if.py FOLDER [--json FILE] [--only NAME]
 
-A training is a loop with a step that takes a given time, on no core as on a GPU, or on one. Each of
-its states, a number of workers, a cache or not, a step as many times as fast, is looked at three
-times in turn, and the look of the median rate counts; a look in which programs of others had a
-twentieth of the cores is taken again. From one state alone all states are predicted that differ
-from it in one thing, and compared with what was measured of them. How fast a level of the cache is
-read is measured on a sample, as `feedline tune --what-if cache=...` does. Last come whole
-schedules, a progressive one and one of fixed size, forecast from two steady phases and then run.
+Method: a training is a loop with a step of fixed duration that sleeps, as if a GPU computed, or
+computes on a core. Each of its states (number of workers, cache or none, speed of the step) is
+measured three times alternately, and the measurement with the median rate counts; measurements
+during which other processes used more than 5% of the cores are repeated. From each state alone, all
+states that differ in one setting are predicted and compared with their measurements. The reading
+speed of a cache resolution is measured on a sample, as by `feedline tune --what-if cache=...`. The
+last rows are whole schedules, progressive and of fixed size, predicted from two steady phases and
+then run.
 """
 
 from __future__ import annotations
@@ -51,28 +52,28 @@ from feedline.tuning.tuning_result import TunedPhase
 _CEILING_S, _WARM_S, _LEAST_S, _MOST_S = 0.4, 0.3, 1.2, 1.6
 _ROUNDS, _TRIES = 3, 4
 _REST_S = 60.0
-_OTHERS = 0.05  # of the cores
+_OTHERS = 0.05  # maximum share of the cores used by other processes
 _SIDES = (128, 256)
 
 
 @dataclass(frozen=True)
 class State:
-    """What may be changed of a training."""
+    """Settings of a training that can be changed."""
 
     workers: int = 1
     cache: int | None = None
     gpu: float = 1.0
 
     def change_to(self, other: State) -> str:
-        """The one thing that is changed; "" for none or several."""
-        said = []
+        """Description of the one setting that differs; "" if none or several do."""
+        changes = []
         if other.workers != self.workers:
-            said.append(f"workers={other.workers}")
+            changes.append(f"workers={other.workers}")
         if other.cache != self.cache:
-            said.append(f"cache={other.cache or 'none'}")
+            changes.append(f"cache={other.cache or 'none'}")
         if other.gpu != self.gpu:
-            said.append(f"gpu={other.gpu / self.gpu:g}")
-        return said[0] if len(said) == 1 else ""
+            changes.append(f"gpu={other.gpu / self.gpu:g}")
+        return changes[0] if len(changes) == 1 else ""
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,10 @@ class Workload:
     """A training.
 
     Args:
-        loader: is built with so many workers, over a cache where there is one.
-        step: is done with a batch, so many times as fast.
-        states: in which it is measured.
-        size: of its images in pixels; None where it has none.
+        loader: builds a loader from a number of workers and an optional cache.
+        step: builds a step from a speed-up factor.
+        states: states to measure.
+        size: image size in pixels; None if samples are not images.
     """
 
     loader: Callable[[int, Path | None], Any]
@@ -94,18 +95,18 @@ class Workload:
 
 @dataclass
 class Row:
-    """A prediction.
+    """A prediction and its measurement.
 
     Args:
-        workload: its name.
-        now: the state that was measured.
-        change: what is changed.
-        measured_now: images/s before it,
-        predicted: after it,
-        low, high: at least and at most,
-        measured: and what was measured then.
-        limit: what was said to bound it.
-        needed: what the prediction follows from.
+        workload: name of the workload.
+        now: the state that the prediction starts from.
+        change: the changed setting.
+        measured_now: images per second before the change.
+        predicted: predicted images per second after it.
+        low, high: range of the prediction.
+        measured: measured images per second after the change.
+        limit: predicted bottleneck.
+        needed: measurements that the prediction is based on.
     """
 
     workload: str
@@ -124,19 +125,19 @@ class Row:
         self.ratio = self.predicted / self.measured
 
 
-def slept(ms: float) -> Callable[[float], Callable[[Any], object]]:
-    """A step that takes so long and needs no core."""
+def sleeping_step(ms: float) -> Callable[[float], Callable[[Any], object]]:
+    """A step that sleeps."""
     return lambda gpu: lambda batch: time.sleep(ms / gpu / 1e3)
 
 
-def computed(ms: float) -> Callable[[float], Callable[[Any], object]]:
-    """A step that is on a core for about so long."""
+def computing_step(ms: float) -> Callable[[float], Callable[[Any], object]]:
+    """A step that computes on a core."""
     matrix = torch.randn(256, 256)
     times = []
     for _ in range(200):
-        begun = time.perf_counter()
+        start_s = time.perf_counter()
         matrix @ matrix
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - start_s)
     rounds = ms / 1e3 / statistics.median(times)
 
     def faster(gpu: float) -> Callable[[Any], object]:
@@ -149,8 +150,8 @@ def computed(ms: float) -> Callable[[float], Callable[[Any], object]]:
     return faster
 
 
-class Far(Dataset[torch.Tensor]):
-    """Samples of a server: each is waited for."""
+class RemoteSamples(Dataset[torch.Tensor]):
+    """Samples fetched from a simulated server: each waits."""
 
     def __init__(self, ms: float) -> None:
         self.ms = ms
@@ -164,7 +165,7 @@ class Far(Dataset[torch.Tensor]):
 
 
 class Uneven(Dataset[torch.Tensor]):
-    """Samples of a server that are there at once, but for one in so many."""
+    """Samples without delay, except one in `every`."""
 
     def __init__(self, every: int, ms: float) -> None:
         self.every, self.ms = every, ms
@@ -178,7 +179,7 @@ class Uneven(Dataset[torch.Tensor]):
 
 
 class Transformed(Dataset[torch.Tensor]):
-    """Samples that are in memory, and take a transform of numpy's and torch's."""
+    """Samples in memory with a transform in numpy and torch."""
 
     def __init__(self) -> None:
         self.pixels = torch.randint(0, 256, (64, 3, 160, 160), dtype=torch.uint8)
@@ -194,23 +195,23 @@ class Transformed(Dataset[torch.Tensor]):
 
 
 def tiny() -> Any:
-    """Images of 8 px, by the hundred thousand."""
+    """A large dataset of images of 8 px."""
     pixels = np.random.default_rng(0).integers(0, 256, (1 << 18, 12, 12, 3), np.uint8)
     return feedline.ImageArray(pixels, np.arange(1 << 18) % 10, transform=feedline.TrainCrop())
 
 
-def without_end(folder: Path) -> Any:
-    """The images of a folder, over and over: the end of an epoch is not what is measured."""
+def endless(folder: Path) -> Any:
+    """An image folder repeated, so that epochs do not end during a measurement."""
     images = feedline.ImageFolder(str(folder), transform=feedline.TrainCrop())
     return ImageSample(images, range(len(images)))
 
 
 def workloads(folder: Path, caches: Mapping[int, Path]) -> dict[str, Workload]:
-    """All of them, by name."""
+    """All workloads, by name."""
 
     def images(size: int, own: Path | None = None) -> Callable[[int, Path | None], Any]:
         return lambda workers, cache: feedline.DataLoader(
-            without_end(own or cache or folder),
+            endless(own or cache or folder),
             32,
             image_size=size,
             shuffle=True,
@@ -228,37 +229,44 @@ def workloads(folder: Path, caches: Mapping[int, Path]) -> dict[str, Workload]:
     steps = (*crews, State(2, gpu=0.5), State(2, gpu=2.0))
     return {
         "JPEGs at 224 px, step 8 ms": Workload(
-            images(224), slept(8), (*crews, State(2, 256), State(2, gpu=0.25)), 224
+            images(224), sleeping_step(8), (*crews, State(2, 256), State(2, gpu=0.25)), 224
         ),
         "JPEGs at 112 px, step 4 ms": Workload(
-            images(112), slept(4), (*crews, State(2, 256), State(2, 128), State(1, 128)), 112
+            images(112),
+            sleeping_step(4),
+            (*crews, State(2, 256), State(2, 128), State(1, 128)),
+            112,
         ),
-        "JPEGs at 224 px, step 60 ms": Workload(images(224), slept(60), steps, 224),
+        "JPEGs at 224 px, step 60 ms": Workload(images(224), sleeping_step(60), steps, 224),
         "256 px cache at 224 px, step 10 ms": Workload(
-            images(224, caches[256]), slept(10), steps, 224
+            images(224, caches[256]), sleeping_step(10), steps, 224
         ),
         "128 px cache at 112 px, step 6 ms": Workload(
-            images(112, caches[128]), slept(6), steps, 112
+            images(112, caches[128]), sleeping_step(6), steps, 112
         ),
-        "JPEGs at 224 px, step 20 ms on a core": Workload(images(224), computed(20), steps, 224),
-        "transform in torch, step 10 ms": Workload(of(Transformed(), 16), slept(10), steps),
-        "slow reader, step 20 ms": Workload(of(Far(4.0), 16), slept(20), steps),
+        "JPEGs at 224 px, step 20 ms on a core": Workload(
+            images(224), computing_step(20), steps, 224
+        ),
+        "transform in torch, step 10 ms": Workload(of(Transformed(), 16), sleeping_step(10), steps),
+        "slow reader, step 20 ms": Workload(of(RemoteSamples(4.0), 16), sleeping_step(20), steps),
         "uneven reader, step 20 ms": Workload(
-            of(Uneven(240, 120.0), 16), slept(20), (*steps, State(4))
+            of(Uneven(240, 120.0), 16), sleeping_step(20), (*steps, State(4))
         ),
-        "tiny images, step 3 ms": Workload(of(tiny(), 256, image_size=8), slept(3), steps, 8),
+        "tiny images, step 3 ms": Workload(
+            of(tiny(), 256, image_size=8), sleeping_step(3), steps, 8
+        ),
     }
 
 
-class Others:
-    """What programs of others take of the cores, from now on."""
+class OtherProcesses:
+    """CPU use of other processes since construction."""
 
     def __init__(self) -> None:
-        self._begun_s, self._idle_s, self._own_s = time.monotonic(), _idle_s(), _family_s()
+        self._start_s, self._idle_s, self._own_s = time.monotonic(), _idle_s(), _family_s()
 
     def share(self) -> float:
-        """Of the cores."""
-        cores_s = (time.monotonic() - self._begun_s) * usable_cores()
+        """Share of the cores used by other processes."""
+        cores_s = (time.monotonic() - self._start_s) * usable_cores()
         own_s = sum(used - self._own_s.get(pid, 0.0) for pid, used in _family_s().items())
         return (cores_s - (_idle_s() - self._idle_s) - own_s) / cores_s
 
@@ -269,36 +277,36 @@ def _idle_s() -> float:
 
 
 def _family_s() -> dict[int, float]:
-    """CPU time of this process and of all that descend from it."""
-    head, found = psutil.Process(), {}
+    """CPU time of this process and its descendants, in seconds by process id."""
+    head, cpu_s = psutil.Process(), {}
     for process in (head, *head.children(recursive=True)):
-        with contextlib.suppress(psutil.Error):  # it ended
+        with contextlib.suppress(psutil.Error):  # the process ended
             times = process.cpu_times()
-            found[process.pid] = times.user + times.system
-    return found
+            cpu_s[process.pid] = times.user + times.system
+    return cpu_s
 
 
 def rest() -> None:
-    """Wait until programs of others do nothing much, a minute at most."""
+    """Wait until other processes are nearly idle, at most a minute."""
     until = time.monotonic() + _REST_S
     while time.monotonic() < until:
-        others = Others()
+        others = OtherProcesses()
         time.sleep(0.3)
         if others.share() < _OTHERS:
             return
 
 
-class Measured:
-    """A workload in all of its states.
+class WorkloadMeasurements:
+    """Measurements of a workload in all of its states.
 
     Args:
-        workload: that is measured.
-        caches: by the sides of their levels.
+        workload: the workload.
+        caches: caches by their resolution.
     """
 
     def __init__(self, workload: Workload, caches: Mapping[int, Path]) -> None:
         self.workload = workload
-        self._looks: dict[State, list[Rates]] = {}
+        self._measurements: dict[State, list[Rates]] = {}
         self.disturbed = 0
         with ExitStack() as stack:
             loaders: dict[int | None, Any] = {}
@@ -308,80 +316,80 @@ class Measured:
                         cache = None if state.cache is None else caches[state.cache]
                         loader = workload.loader(state.workers, cache)
                         loaders[state.cache] = stack.enter_context(loader)
-                    self._look(state, loaders[state.cache])
+                    self._measure_undisturbed(state, loaders[state.cache])
 
-    def _look(self, state: State, loader: Any) -> None:
+    def _measure_undisturbed(self, state: State, loader: Any) -> None:
         for _ in range(_TRIES):
             rest()
-            others, found = Others(), self._looked(state, loader)
+            others, rates = OtherProcesses(), self._measure(state, loader)
             if others.share() < _OTHERS:
                 break
             self.disturbed += 1
-        self._looks.setdefault(state, []).append(found)
+        self._measurements.setdefault(state, []).append(rates)
 
     @property
     def states(self) -> dict[State, Rates]:
-        """The look of the median rate at each."""
+        """The measurement with the median rate, by state."""
         return {
             state: sorted(looks, key=lambda look: look.now.step_ms)[len(looks) // 2]
-            for state, looks in self._looks.items()
+            for state, looks in self._measurements.items()
         }
 
-    def _looked(self, state: State, loader: Any) -> Rates:
+    def _measure(self, state: State, loader: Any) -> Rates:
         step = MeteredStep(self.workload.step(state.gpu))
-        ceiling, trial = looked(loader, step, state.workers, self.workload.size)
-        found = feedline_rates(
+        ceiling, trial = run_trial(loader, step, state.workers, self.workload.size)
+        rates = feedline_rates(
             loader,
             TunedPhase.of_trial(trial, size=self.workload.size, batch_size=None, ceiling=ceiling),
             step.cpu_s,
         )
-        assert found is not None, "there is a trial"
-        return replace(found, wanted_px=self.workload.size, level_px=state.cache)
+        assert rates is not None, "a trial was measured"
+        return replace(rates, wanted_px=self.workload.size, level_px=state.cache)
 
     def rows(self, name: str, levels: Mapping[RateKey, float]) -> list[Row]:
-        """All that is predicted, beside what was measured."""
-        found, states = [], self.states
+        """All predictions with their measurements."""
+        rows, states = [], self.states
         for now, rates in states.items():
-            for then, seen in states.items():
+            for then, actual in states.items():
                 if change := now.change_to(then):
-                    (said,) = what_if([rates], Changes.parse(change), levels).phases
+                    (prediction,) = what_if([rates], Changes.parse(change), levels).phases
                     state = f"workers={now.workers}" + (f",cache={now.cache}" if now.cache else "")
                     state += f",gpu={now.gpu:g}" if now.gpu != 1 else ""
-                    found.append(
+                    rows.append(
                         Row(
                             workload=name,
                             now=state,
                             change=change,
-                            measured_now=said.now,
-                            predicted=said.then,
-                            low=said.low,
-                            high=said.high,
-                            measured=seen.per_s(seen.now.step_ms),
-                            limit=said.limit,
+                            measured_now=prediction.now,
+                            predicted=prediction.then,
+                            low=prediction.low,
+                            high=prediction.high,
+                            measured=actual.per_s(actual.now.step_ms),
+                            limit=prediction.limit,
                             needed=asdict(rates.now),
                         )
                     )
-        return found
+        return rows
 
 
-def looked(
+def run_trial(
     loader: Any, step: MeteredStep, workers: int, size: int | None
 ) -> tuple[float, LoaderTrial]:
     """Compute-bound steps per second, and a trial of the loader with a number of workers."""
-    tried = TunableFeedlineLoader(loader)
-    tried.begin(tried.phases[0])
-    setting = replace(tried.start, workers=workers)
+    tunable = TunableFeedlineLoader(loader)
+    tunable.begin(tunable.phases[0])
+    setting = replace(tunable.start, workers=workers)
     try:
-        benchmark = StepBenchmark(tried, step, size)
+        benchmark = StepBenchmark(tunable, step, size)
         benchmark.trial(setting, min_s=_WARM_S, max_s=_WARM_S)
         ceiling = benchmark.ceiling(_CEILING_S)
         return ceiling, benchmark.trial(setting, min_s=_LEAST_S, max_s=_MOST_S)
     finally:
-        tried.close()
+        tunable.close()
 
 
 def progressive(folder: Path) -> list[Row]:
-    """Whole schedules, as forecast from two steady phases and as they then run."""
+    """Whole schedules, predicted from two steady phases and then run."""
 
     def step(batch: Any) -> None:
         time.sleep(0.024 * (batch[0].shape[-1] / 224) ** 2)
@@ -399,29 +407,29 @@ def progressive(folder: Path) -> list[Row]:
     for size in (112, 224):
         with loader(f"{size}x1000") as steady:
             metered = MeteredStep(step)
-            ceiling, trial = looked(steady, metered, 2, size)
-            found = feedline_rates(
+            ceiling, trial = run_trial(steady, metered, 2, size)
+            phase = feedline_rates(
                 steady,
                 TunedPhase.of_trial(trial, size=size, batch_size=None, ceiling=ceiling),
                 metered.cpu_s,
             )
-            assert found is not None, "there is a trial"
-            rates.append(found)
+            assert phase is not None, "a trial was measured"
+            rates.append(phase)
     rows = []
     for schedule in ("112x12,224x8", "224x20"):
         rest()
         with loader(schedule) as whole:
             count = len(whole.dataset)
-            said = forecast(rates, schedule, images=count, workers=2)
-            for batch in whole:  # an epoch in which workers start
+            estimate = forecast(rates, schedule, images=count, workers=2)
+            for batch in whole:  # an epoch of warm-up
                 step(batch)
-            begun = time.perf_counter()
+            start_s = time.perf_counter()
             for _ in range(whole.epochs - 1):
                 for batch in whole:
                     step(batch)
-            seconds = time.perf_counter() - begun
-        assert said.seconds is not None, "the images are counted"
-        predicted_s = said.seconds - count / said.phases[0].then.then
+            seconds = time.perf_counter() - start_s
+        assert estimate.seconds is not None, "the number of images is known"
+        predicted_s = estimate.seconds - count / estimate.phases[0].then.then
         images = (whole.epochs - 1) * count
         per_s = images / predicted_s
         rows.append(
@@ -429,19 +437,18 @@ def progressive(folder: Path) -> list[Row]:
                 workload=f"whole schedule {schedule}",
                 now="workers=2",
                 change="forecast",
-                measured_now=said.phases[0].then.now,
+                measured_now=estimate.phases[0].then.now,
                 predicted=per_s,
                 low=per_s,
                 high=per_s,
                 measured=images / seconds,
-                limit=said.phases[0].limit,
+                limit=estimate.phases[0].limit,
             )
         )
     return rows
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, help="image folder with one sub-folder per class")
     parser.add_argument(
@@ -450,7 +457,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    begun = time.perf_counter()
+    start_s = time.perf_counter()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
         caches = {side: Path(scratch) / str(side) for side in _SIDES}
@@ -465,19 +472,22 @@ def main() -> None:
         ).rates
         for name, workload in workloads(options.folder, caches).items():
             if options.only in name:
-                measured = Measured(workload, caches)
-                rows += _shown(measured.rows(name, levels))
+                measured = WorkloadMeasurements(workload, caches)
+                rows += _print_table(measured.rows(name, levels))
                 if measured.disturbed:
-                    print(f"looks that others disturbed: {measured.disturbed}", flush=True)
+                    print(
+                        f"measurements repeated because of other processes: {measured.disturbed}",
+                        flush=True,
+                    )
         if options.only in "whole schedule":
-            rows += _shown(progressive(options.folder))
+            rows += _print_table(progressive(options.folder))
     off = [abs(row.ratio - 1) for row in rows]
     worst = max(rows, key=lambda row: abs(row.ratio - 1))
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start_s
     print(f"{len(rows)} predictions, median off by {statistics.median(off):.1%}; {seconds:.0f} s")
     print(f"worst: {worst.workload}, {worst.now}, {worst.change}: {worst.ratio:.3f}")
     if options.json:
-        found = {
+        results = {
             "machine": machine(),
             "levels": [
                 {"size": size, "level": level.side if level else None, "images_per_s": rate}
@@ -487,10 +497,10 @@ def main() -> None:
             "worst": asdict(worst),
             "rows": [asdict(row) for row in rows],
         }
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def _shown(rows: list[Row]) -> list[Row]:
+def _print_table(rows: list[Row]) -> list[Row]:
     cells = [
         (
             row.workload,

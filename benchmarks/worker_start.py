@@ -1,12 +1,12 @@
-"""How soon the first batch comes, what a worker weighs, and how fast everything is gone.
-
-Method: one loader is kept open, so that the fork server is up; then, `--rounds` times, a loader
-with `--workers` workers is built and its first batch taken. Memory is the proportional set size
-(PSS, shared pages divided among those who share them) of each worker, from /proc. It is taken
-after the 5th and after the last of `--epochs` epochs. At last a trainer with as many workers is
-killed (SIGKILL), and the time taken until none of its processes is left.
+"""Measure the time to the first batch, memory per worker, and clean-up after a killed trainer.
 
     python benchmarks/worker_start.py FOLDER --workers 8
+
+Method: one loader stays open, so that the fork server is running. Then, `--rounds` times, a loader
+with `--workers` workers is built and its first batch read. Memory is the proportional set size
+(PSS, shared pages divided among their users) of each worker, from /proc, after epoch 5 and after
+the last of `--epochs` epochs. Finally a trainer with the same number of workers is killed
+(SIGKILL), and the time until its last process has ended is measured.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def pss_mb(pids: list[int]) -> list[float]:
     return [psutil.Process(pid).memory_full_info().pss / 1e6 for pid in pids]
 
 
-def killed(folder: str, workers: int) -> float:
-    """Seconds from the death of a trainer to the end of its last process."""
+def kill_trainer(folder: str, workers: int) -> float:
+    """Seconds from killing a trainer to the end of its last process."""
     script = (
         "import sys\nfrom feedline import DataLoader, ImageFolder\n"
         f"loader = DataLoader(ImageFolder({folder!r}), 64, image_size=224, num_workers={workers})\n"
@@ -95,7 +95,7 @@ def main() -> None:
             f"after {options.epochs}; together {sum(early):.0f} MB, {sum(late):.0f} MB"
         )
     keeper.close()
-    ends = [killed(options.folder, options.workers) for _ in range(3)]
+    ends = [kill_trainer(options.folder, options.workers) for _ in range(3)]
     print(f"a killed trainer's processes are gone after {median(ends):.3f} s ({max(ends):.3f})")
 
 

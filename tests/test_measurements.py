@@ -17,7 +17,7 @@ def test_the_tables_are_those_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         measurements = importlib.import_module("measurements")
         page = measurements.PAGE.read_text()
-        assert page == measurements.filled(page)
+        assert page == measurements.fill_tables(page)
     finally:
         for name in ("measurements", "caches_table", "versus_table", "report"):
             sys.modules.pop(name, None)

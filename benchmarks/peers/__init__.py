@@ -1,15 +1,15 @@
-"""What users could pick instead, one file each, and what nobody can beat.
+"""Data loaders that feedline is compared with, one module each, and the upper limit.
 
 A peer is a module with
 
-    NAME      what the table calls it
-    NEEDS     modules that must import, else it is "not installed"
-    PIXELS    what its pixels are, in a few words: which decoder, which resize, which dtype
-    KINDS     kinds of work it does (see `work.Work.kind`)
-    prepare(work)   optional: write a format of its own into work.scratch; not timed
-    batches(work)   an endless iterator of batches, each with `shape`, size `work.size`; or
-    bare(work)      where nothing is handed over: an object whose rate(seconds) gives images and
-                    the seconds they took
+    NAME      name in the table
+    NEEDS     required modules; if one cannot be imported, the peer is "not installed"
+    PIXELS    short description of its pixels: decoder, resize, dtype
+    KINDS     supported kinds of work (see `work.Work.kind`)
+    prepare(work)   optional: write its own format to work.scratch; not timed
+    batches(work)   endless iterator of batches with `shape` and image size `work.size`; or
+    bare(work)      if nothing is handed over: an object whose rate(seconds) returns images and
+                    seconds
 
 All draw a random crop of 25% to 100% of the area with an aspect ratio of 3/4 to 4/3, resize it to
 a square and mirror half of them. Each runs in a process of its own (`serve.py`).

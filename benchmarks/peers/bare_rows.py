@@ -1,8 +1,8 @@
-"""Processes that do the work of a loader's workers alone: the cost of handing batches over.
+"""Processes that only do the work of workers, to measure the cost of handing over batches.
 
-Each process makes tasks of rows repeatedly, as a worker does, with random crops and checksums, in
-its own memory; all together use as much memory as the loader's batches (see
-`feedline.bench.loaders`). No process waits for a batch and nothing is handed over.
+Each process repeatedly makes tasks of rows like a worker, with random crops and checksums, in its
+own memory; together they use as much memory as the loader's batches (see `feedline.bench.loaders`).
+Nothing is handed over.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KINDS = ("jpeg", "cache")
 
 
 class BareRows:
-    """BareProcesses processes, started once; they end with this one."""
+    """BareProcesses, started once; they end with this process."""
 
     def __init__(self, work: Work) -> None:
         self._pool = ProcessPool(work.workers)
@@ -32,7 +32,7 @@ class BareRows:
         )
 
     def rate(self, seconds: float) -> tuple[int, float]:
-        """Images made in about `seconds`, and the seconds that it took."""
+        """Run for about `seconds`; return the images and the seconds."""
         turn = self._bare.turn(seconds)
         return turn.images, turn.seconds
 

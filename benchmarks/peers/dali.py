@@ -1,13 +1,13 @@
-"""NVIDIA DALI on the CPU, in threads: decodes only what the crop needs.
+"""NVIDIA DALI on the CPU, in threads; decodes only the crop.
 
-Tuned as DALI's documentation has it: files mapped, crop and decoding fused, so that much of a JPEG
-outside the crop is skipped, batches made ahead by the default executor and handed to torch without
-a copy. The reader goes round by itself, so that there is no epoch edge, and shuffles within a
-buffer of files. Longer queues, a third thread, the mirror fused with another operator and the
-other antialiased filter made 800 to 885 images a second of photographs at 224 px in one run each,
-which tells none from the others.
+Tuned as in DALI's documentation: files are mapped, decoding and cropping are fused, which skips
+most of a JPEG outside the crop, batches are prefetched by the default executor and passed to torch
+without a copy. The reader repeats without epoch boundaries and shuffles within a buffer of files.
+Longer queues, a third thread, fusing the mirror with another operator and the other antialiased
+filter made 800 to 885 images per second of photographs at 224 px in one run each, too close to
+distinguish them.
 
-Pixels differ little from torchvision's: its resize has the same triangular filter.
+Pixels differ slightly from torchvision's: its resize has the same triangular filter.
 """
 
 from __future__ import annotations

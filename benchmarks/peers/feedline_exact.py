@@ -1,4 +1,4 @@
-"""feedline with torchvision's pixels: what `feedline.DataLoader` gives without a device."""
+"""feedline with torchvision's pixels, the default of `feedline.DataLoader` without a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""feedline with scaled decoding: JPEGs at 1/2, 1/4 or 1/8 where the crop is large enough."""
+"""feedline with scaled decoding: JPEGs at 1/2, 1/4 or 1/8 if the crop is large enough."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""FFCV, in threads: one file that is mapped, and a pipeline compiled for it.
+"""FFCV, in threads: one mapped file and a compiled pipeline.
 
-The file holds the images' own JPEG bytes, or raw pixels for work of kinds "raw" and "npy". FFCV
-itself would decode each JPEG and encode it anew, which changes both its pixels and its size.
+The file holds the images' original JPEG bytes, or raw pixels for work of kinds "raw" and "npy".
+FFCV itself would decode and re-encode each JPEG, which changes pixels and size.
 
-Tuned as FFCV's performance guide has it for data that fit memory: `os_cache`, crop and decoding
-fused, one thread a core, uint8 to the end. The order is random; quasi-random saves reads from a
-disk, which there are none of. The thread pool works on one batch at a time.
+Tuned as in FFCV's performance guide for data that fits in memory: `os_cache`, fused crop and
+decoding, one thread per core, uint8 to the end. The order is random; quasi-random order saves disk
+reads, which do not occur here. The thread pool works on one batch at a time.
 
-Pixels differ from torchvision's: libjpeg-turbo's fast DCT, and OpenCV's area average, which
-becomes bilinear where a crop is enlarged.
+Pixels differ from torchvision's: libjpeg-turbo's fast DCT, and OpenCV's area average, which becomes
+bilinear if a crop is enlarged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def prepare(work: Work) -> None:
     from PIL import Image
 
     class JPEGField(RGBImageField):
-        """Takes a path and stores the file as it is."""
+        """Stores the file at a path unchanged."""
 
         def encode(self, destination: Any, path: str, malloc: Any) -> None:
             with Image.open(path) as image:

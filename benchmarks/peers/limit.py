@@ -1,11 +1,10 @@
-"""The limit: what bare processes reach that only read, decode, crop and resize.
+"""The limit: the rate of bare processes that only read, decode, crop and resize.
 
-As many processes as workers go through the same images again and again with crops that were
-drawn beforehand and the quickest calls that libraries have, to within 0.3 grey levels on average of
-torchvision's pixels, each into a batch of memory of its own that it writes over and over. Nothing
-is drawn, checked, reported or handed on.
+One process per worker repeats the same images with crops drawn beforehand, using the fastest
+library calls within 0.3 grey levels (mean) of torchvision's pixels, each into one batch of memory
+that is reused. Nothing is drawn, checked, reported or handed over.
 
-`limit_own.py` is the same by the calls that feedline makes.
+`limit_own.py` is the same with feedline's own calls.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ NEEDS = ("feedline", "torch", "cv2", "simplejpeg")
 PIXELS = "uint8, torchvision's pixels"
 KINDS = ("jpeg", "raw")
 
-Step = tuple[Any, Any]  # a path or number, the crop as a Box
+Step = tuple[Any, Any]  # path or number, and crop
 _EPOCHS = 8
 
 
 def _sources(work: Work) -> list[tuple[Any, int, int]]:
-    """Every image's path or number, height and width."""
+    """Path or number, height and width of every image."""
     import numpy as np
     import simplejpeg
 
@@ -46,7 +45,7 @@ def _sources(work: Work) -> list[tuple[Any, int, int]]:
 
 
 def _steps(work: Work) -> list[Step]:
-    """Some epochs of shuffled images and their crops."""
+    """Some epochs of shuffled images with their crops."""
     from feedline import TrainCrop
     from feedline.order.seeds import RandomStream
 
@@ -60,7 +59,7 @@ def _steps(work: Work) -> list[Step]:
 
 
 def _order(pipe: Any) -> float | None:
-    """For how long to work, or None at the end."""
+    """Seconds to work, or None at the end."""
     try:
         seconds: float = pipe.recv()
     except EOFError:
@@ -69,7 +68,7 @@ def _order(pipe: Any) -> float | None:
 
 
 def _libraries() -> Callable[[Any, Any, Any], None]:
-    """A part into a row by the quickest that libraries have: OpenCV where it grows, else torch."""
+    """Resize function of the fastest libraries: OpenCV for enlarging, otherwise torch."""
     import cv2
     import torch
 
@@ -129,7 +128,7 @@ def _run(pipe: Any, steps: list[Step], work: Work, own: bool) -> None:
 
 
 class Bare:
-    """Bare processes, started once; they end with this one."""
+    """Bare processes, started once; they end with this process."""
 
     def __init__(self, work: Work, own: bool) -> None:
         context = multiprocessing.get_context("spawn")
@@ -144,11 +143,11 @@ class Bare:
             pipe.recv()
 
     def rate(self, seconds: float) -> tuple[int, float]:
-        """Images made in about `seconds`, and the seconds that it took."""
+        """Run for about `seconds`; return the images and the seconds."""
         for pipe in self._pipes:
             pipe.send(seconds)
         made = [pipe.recv() for pipe in self._pipes]
-        # They end apart: each one's own rate is what it would keep up without end.
+        # Processes end at different times: add up their own rates.
         rate = sum(images / took_s for images, took_s in made)
         took_s = max(took_s for _, took_s in made)
         return round(rate * took_s), took_s

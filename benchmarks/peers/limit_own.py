@@ -1,4 +1,4 @@
-"""The limit moved: bare processes that make feedline's own calls, without feedline around them."""
+"""The limit with feedline's own calls: bare processes without feedline's machinery."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """LitData: chunks of samples, decoded and cropped by processes.
 
-Chunks hold the images' own JPEG bytes and have the size that LitData's documentation shows.
-Decoding and cropping are the calls of the peer "torch uint8, by hand" (`stock.py`), to which
-LitData's own way for JPEG would come as well: compared is the loader. An epoch is what the chunks
-hold, so `prepare` writes the images as often as an epoch has them.
+Chunks hold the images' original JPEG bytes and have the size used in LitData's documentation.
+Decoding and cropping use the calls of the peer "torch uint8, by hand" (`stock.py`), equivalent to
+LitData's own JPEG path, so that the loaders are compared. An epoch is the content of the chunks, so
+`prepare` writes the images once per repetition.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NEEDS = ("torchvision", "torch", "litdata")
 PIXELS = "uint8, torchvision's pixels"
 KINDS = ("jpeg",)
 
-# Else LitData asks the package index for its newest version. It reads this when it is imported.
+# Otherwise LitData queries the package index for its newest version. Read at import.
 os.environ["DISABLE_VERSION_CHECK"] = "1"
 
 
@@ -39,7 +39,7 @@ def prepare(work: Work) -> None:
         work.scratch,
         chunk_bytes="64MB",
         num_workers=work.workers,
-        # It sets this for the whole process, so for the loader's workers, too.
+        # LitData sets this for the whole process, including the loader's workers.
         start_method=multiprocessing.get_start_method(),
         verbose=False,
     )

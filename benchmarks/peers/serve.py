@@ -1,11 +1,11 @@
-"""A peer's process: reads orders, one JSON object a line, and answers with one line each.
+"""Process of a peer: reads requests as JSON lines and answers each with one line.
 
     python -m peers.serve NAME WORK
 
-First it answers {"first_batch_s", "import_s", "shape", "dtype", "pixels", "version"}. An order
-{"lead_s", "seconds"} takes batches for `lead_s`, which uses up what was made ahead, then answers
-{"counting": true}, takes batches for `seconds` more, and answers {"images", "seconds"}. The end of
-its input ends it.
+The first answer is {"first_batch_s", "import_s", "shape", "dtype", "pixels", "version"}. A request
+{"lead_s", "seconds"} reads batches for `lead_s`, which consumes prefetched ones, answers
+{"counting": true}, reads batches for `seconds` more, and answers {"images", "seconds"}. End of
+input ends the process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from peers.work import Work
 
 
 def missing(needs: tuple[str, ...]) -> str:
-    """Why a peer cannot run here, or nothing."""
+    """Reason why a peer cannot run, or ""."""
     for name in needs:
         try:
             importlib.import_module(name)
@@ -33,11 +33,11 @@ def missing(needs: tuple[str, ...]) -> str:
 
 
 def version(needs: tuple[str, ...]) -> str:
-    """The version of the package that makes a peer what it is: the last that it needs."""
+    """Version of the package that defines a peer: the last in NEEDS."""
     name = needs[-1]
     try:
         said = importlib.metadata.version(name.partition(".")[0])
-    except importlib.metadata.PackageNotFoundError:  # the package has another name than its module
+    except importlib.metadata.PackageNotFoundError:  # the package name differs from the module name
         said = getattr(sys.modules[name], "__version__", "")
     return f"{name} {said}".rstrip()
 
@@ -49,7 +49,7 @@ class Turns:
         self._batches = batches
 
     def take(self, seconds: float) -> tuple[int, float]:
-        """Take batches until `seconds` have passed; images and the seconds that it took."""
+        """Read batches for `seconds`; return the images and the seconds."""
         start = now = time.perf_counter()
         images = 0
         while now - start < seconds:
@@ -60,7 +60,7 @@ class Turns:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # libraries may print to stdout
     start = time.perf_counter()
     peer, work = importlib.import_module(f"peers.{sys.argv[1]}"), Work.of(sys.argv[2])
 
@@ -85,7 +85,7 @@ def main() -> None:
         batches = peer.batches(work)
         batch = next(batches)
         first = {"shape": list(batch.shape), "dtype": str(batch.dtype).removeprefix("torch.")}
-        del batch  # a peer may have to do without its memory
+        del batch  # a peer may run without its shared memory
         take = Turns(batches).take
     first_s = time.perf_counter() - start
     answer(

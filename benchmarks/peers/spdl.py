@@ -1,13 +1,13 @@
-"""SPDL, in threads: FFmpeg decodes, crops, resizes and mirrors as one filter graph.
+"""SPDL, in threads: FFmpeg decodes, crops, resizes and mirrors in one filter graph.
 
-Tuned as SPDL's documentation has it: a pipeline whose stages run without Python's lock, as many
-images at a time as threads, gathered into batches with one copy. Its source goes on without end,
-so that there is no epoch edge. The scaler is bilinear, cheaper than its default, bicubic. The
-decoder is SPDL's own: with torchvision's decoder and crop in its place (see `stock.py`) the same
-two threads made 12% and 21% more photographs at 224 px in two runs.
+Tuned as in SPDL's documentation: pipeline stages run without the GIL, one image per thread,
+gathered into batches with one copy. The source is endless, without epoch boundaries. The scaler is
+bilinear, cheaper than the default, bicubic. The decoder is SPDL's own: with torchvision's decoder
+and crop (see `stock.py`) the same two threads made 12% and 21% more photographs at 224 px in two
+runs.
 
-Pixels differ from torchvision's: FFmpeg's own JPEG decoder and scaler, which makes RGB of the
-scaled YUV, so that chroma is scaled at its own resolution.
+Pixels differ from torchvision's: FFmpeg's JPEG decoder and scaler convert to RGB after scaling YUV,
+so chroma is scaled at its own resolution.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS = ("jpeg",)
 
 
 def box(width: int, height: int) -> tuple[int, int, int, int]:
-    """Width, height, left and top of a random crop; the whole image if ten draws do not fit it."""
+    """Width, height, left and top of a random crop; the whole image after ten failed draws."""
     for _ in range(10):
         area = width * height * random.uniform(*SCALE)
         ratio = math.exp(random.uniform(math.log(RATIO[0]), math.log(RATIO[1])))

@@ -1,9 +1,9 @@
-"""From JPEG bytes to a crop with what torchvision ships, at its fastest: for peers to share.
+"""Decoding and cropping JPEG bytes with torchvision's fastest calls, shared by several peers.
 
-The crop is made contiguous with its channels last before it is resized. That copy spares torch's
-antialiased uint8 resize dearer ones: in one process crop and resize of a photograph to 224 px took
-200 us instead of 260. Calls of v2's functions instead of its classes saved another 20 us. Next to
-1.3 ms of decoding both are too little to be seen in the rate of a whole loader.
+The crop is made contiguous, channels last, before it is resized. This copy avoids more expensive
+ones in torch's antialiased uint8 resize: in one process, crop and resize of a photograph to 224 px
+took 200 us instead of 260. v2's functions instead of its classes saved another 20 us. Next to
+1.3 ms of decoding, both are too small to show in the rate of a whole loader.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Crop", "Gather", "decode", "endless"]
 
 
 def decode(data: torch.Tensor) -> torch.Tensor:
-    """A JPEG file's bytes, uint8 (n,), as an RGB image, uint8 (3, height, width)."""
+    """Decode JPEG bytes, uint8 (n,), to RGB, uint8 (3, height, width)."""
     return decode_jpeg(data, ImageReadMode.RGB)
 
 
@@ -31,7 +31,7 @@ class Crop:
     """RandomResizedCrop and RandomHorizontalFlip of a uint8 image (3, height, width).
 
     Args:
-        size: of the square that comes out, in pixels.
+        size: output size, in pixels.
     """
 
     def __init__(self, size: int) -> None:
@@ -46,12 +46,12 @@ class Crop:
 
 
 class Gather:
-    """Makes a batch of samples that a loader read: decodes, crops, collates. For workers.
+    """Collate function for workers: decodes and crops samples, and stacks them.
 
     Args:
-        size: of the square images that come out, in pixels.
-        image: name of a sample's JPEG bytes.
-        label: name of its class number.
+        size: output size, in pixels.
+        image: name of the field with the JPEG bytes.
+        label: name of the field with the class number.
     """
 
     def __init__(self, size: int, image: str, label: str) -> None:
@@ -68,7 +68,7 @@ class Gather:
 
 
 def endless(dataset: Dataset[Any], work: Work, **tuning: Any) -> Iterator[Any]:
-    """The images of a torch DataLoader's batches, epoch after epoch, by workers that stay."""
+    """Images of a torch DataLoader's batches, epoch after epoch, with persistent workers."""
     loader = DataLoader(
         dataset,
         work.batch_size,

@@ -1,7 +1,7 @@
 """MosaicML Streaming: shards of samples, decoded and cropped by processes.
 
-Shards hold the images' own JPEG bytes and are read in place. Decoding and cropping are the calls
-of the peer "torch uint8, by hand" (`stock.py`): compared is the loader.
+Shards hold the images' original JPEG bytes and are read in place. Decoding and cropping use the
+calls of the peer "torch uint8, by hand" (`stock.py`), so that the loaders are compared.
 """
 
 from __future__ import annotations

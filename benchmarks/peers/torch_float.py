@@ -1,7 +1,7 @@
 """torch's DataLoader with torchvision's decoder and v2 transforms to normalised float32.
 
-The form that torchvision's documentation shows: images are tensors from the start, cropped and
-resized as uint8, made float32 last.
+As in torchvision's documentation: images are tensors from the start, cropped and resized as uint8,
+and converted to float32 last.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""torch's DataLoader over torchvision's ImageFolder, Pillow and float32: what most people run."""
+"""torch's DataLoader with torchvision's ImageFolder, Pillow and float32: the most common setup."""
 
 from __future__ import annotations
 

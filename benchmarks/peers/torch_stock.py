@@ -1,8 +1,8 @@
-"""torch's DataLoader with torchvision's decoder and its v2 transforms as they come, in uint8.
+"""torch's DataLoader with torchvision's decoder and unmodified v2 transforms, in uint8.
 
-The fastest form made of stock parts: workers that stay, `decode_image` instead of Pillow, uint8
-to the end, antialiased as Pillow resizes. What functions called by hand add to it is the peer
-"torch uint8, by hand" (`torch_uint8.py`).
+The fastest setup from standard parts: persistent workers, `decode_image` instead of Pillow, uint8
+to the end, antialiased like Pillow. The peer "torch uint8, by hand" (`torch_uint8.py`) calls the
+functions directly.
 """
 
 from __future__ import annotations

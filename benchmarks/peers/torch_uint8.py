@@ -1,14 +1,14 @@
-"""torch's DataLoader, with calls to torchvision written by hand: uint8 batches.
+"""torch's DataLoader with hand-written calls to torchvision: uint8 batches.
 
 torchvision reads and decodes, v2's functions crop and resize as uint8 (see `stock.py`), workers
-persist and make four batches each ahead. torch itself keeps a worker to one thread. Raw images of
-one size are mapped from their file, others read from a file each.
+persist and prefetch four batches each. torch itself limits a worker to one thread. Raw images of
+one size are mapped from their file; others are read from one file each.
 
-Tried besides, on two cores and photographs at 224 px: two batches ahead instead of four, batches
-in any order, `__getitems__`, crops written straight into shared memory instead of collated, v2's
-classes instead of its functions. Their medians of four turns were 996 to 1046 images a second,
-single turns of one form lay up to 17% apart: none is known to be faster. torchcodec's decoder,
-successor to torchvision's, took 1.29 ms a photograph and torchvision's 1.31 ms.
+Also tried, on two cores and photographs at 224 px: prefetching two batches instead of four, batches
+in any order, `__getitems__`, crops written directly into shared memory, and v2's classes instead of
+its functions. Their medians of four turns were 996 to 1046 images per second, and single turns of
+one variant differed by up to 17%: none is known to be faster. torchcodec's decoder, the successor
+of torchvision's, took 1.29 ms per photograph and torchvision's 1.31 ms.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Raw:
 
         from peers.stock import Crop
 
-        # Copy on write, since torch has no tensors that cannot be written to.
+        # Copy on write, because torch has no read-only tensors.
         images = np.load(Path(work.folder) / "images.npy", mmap_mode="c")
         self._images = torch.from_numpy(images).permute(0, 3, 1, 2)
         self._labels = np.load(Path(work.folder) / "labels.npy").tolist()

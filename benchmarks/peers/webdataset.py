@@ -1,11 +1,10 @@
-"""WebDataset: tar shards read in sequence, decoded and cropped by processes.
+"""WebDataset: tar shards read sequentially, decoded and cropped by processes.
 
-Tuned as WebDataset's documentation has it: each worker makes whole batches of shards of its own,
-and `WebLoader` hands them on as they are. Decoding and cropping are the calls of the peer
-"torch uint8, by hand" (`stock.py`), since WebDataset's own handlers go through Pillow: compared is
-the loader. Shards are repeated without end, so that there is no epoch edge, and samples shuffled
-within a buffer. Of a feedline cache, work of kind "cache", its own shards are read, without the
-entries that nobody asks for.
+Tuned as in WebDataset's documentation: each worker makes whole batches from its own shards, and
+`WebLoader` passes them on unchanged. Decoding and cropping use the calls of the peer "torch uint8,
+by hand" (`stock.py`), because WebDataset's own handlers use Pillow, so that the loaders are
+compared. Shards repeat endlessly, without epoch boundaries, and samples are shuffled within a
+buffer. For work of kind "cache", the shards of the feedline cache are read, without unused entries.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def prepare(work: Work) -> None:
 
 
 def samples(work: Work) -> Any:
-    """A WebDataset of samples as they are in the shards, shuffled, without end."""
+    """An endless, shuffled WebDataset of the samples in the shards."""
     from webdataset import WebDataset
 
     folder = work.folder if work.kind == "cache" else work.scratch
@@ -52,7 +51,7 @@ def samples(work: Work) -> Any:
 
 
 def loaded(batched: Any, work: Work) -> Iterator[Any]:
-    """The images of a WebDataset's batches, made by workers."""
+    """Images of a WebDataset's batches, made by workers."""
     from webdataset import WebLoader
 
     for images, _ in WebLoader(batched, batch_size=None, num_workers=work.workers):

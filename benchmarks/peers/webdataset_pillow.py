@@ -1,6 +1,6 @@
-"""WebDataset as its documentation shows it: its own decoder, Pillow, and torchvision's transforms.
+"""WebDataset as in its documentation: its decoder, Pillow, and torchvision's transforms.
 
-uint8 to the end; otherwise as the peer "WebDataset" (`webdataset.py`).
+uint8 to the end; otherwise like the peer "WebDataset" (`webdataset.py`).
 """
 
 from __future__ import annotations

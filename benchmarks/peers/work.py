@@ -1,4 +1,4 @@
-"""What a peer is asked to do."""
+"""Request to a peer."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ RATIO = (3 / 4, 4 / 3)
 
 @dataclass(frozen=True)
 class Work:
-    """Images to crop and resize, on a machine to be used in a given way.
+    """Images to crop and resize, and the resources to use.
 
     Args:
-        kind: "jpeg": `folder` holds one sub-folder of JPEG files a class. "npy": the same, of .npy
-            files, uint8 (height, width, 3) of any size. "raw": it holds images.npy, uint8
+        kind: "jpeg": `folder` holds one sub-folder of JPEG files per class. "npy": the same with
+            .npy files, uint8 (height, width, 3) of any size. "raw": it holds images.npy, uint8
             (n, height, width, 3), and labels.npy, int64 (n,). "cache": it is a feedline cache.
-        folder: where the images are.
-        size: of the batches' images, in pixels.
-        batch_size: images in a batch.
-        workers: processes, or threads where a peer uses those.
-        repeat: so many times the images make an epoch, where a peer can be told so: an epoch
-            of few images would measure how its end is handled.
-        scratch: an empty folder of the peer's own, removed afterwards.
+        folder: folder of the images.
+        size: image size of the batches, in pixels.
+        batch_size: images per batch.
+        workers: number of processes, or of threads for peers that use threads.
+        repeat: repetitions of the images per epoch, if the peer supports it: an epoch of few images
+            would measure how its end is handled.
+        scratch: an empty folder for the peer, removed afterwards.
     """
 
     kind: str
@@ -45,7 +45,7 @@ class Work:
         return json.dumps(asdict(self))
 
     def files(self) -> list[tuple[str, int]]:
-        """Paths and class numbers, as torchvision's ImageFolder finds them, once each."""
+        """Paths and class numbers, as in torchvision's ImageFolder."""
         classes = sorted(path for path in Path(self.folder).iterdir() if path.is_dir())
         return [
             (str(path), label)

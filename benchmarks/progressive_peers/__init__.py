@@ -1,8 +1,8 @@
-"""Ways to change the image size during training, one file each.
+"""Methods of changing the image size during training, one module each.
 
 A contestant is a module with
 
-    batches(work)   an iterator of (images, labels) over the whole schedule: images of shape
+    batches(work)   iterator of (images, labels) over the whole schedule: images of shape
                     (N, 3, size, size), every epoch shuffled and without its last, smaller batch
 
 All draw a random crop of 25% to 100% of the area with an aspect ratio of 3/4 to 4/3, resize it to
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 __all__ = ["CONTESTANTS"]
 
-# Modules, and what the table calls them.
+# Modules and their names in the table.
 CONTESTANTS = {
     "feedline_exact": "feedline",
     "rebuilt_pillow": "torch, rebuilt, Pillow",

@@ -1,4 +1,4 @@
-"""From the steps of a run to the figures of the comparison. Pure."""
+"""Compute the figures of the comparison from the steps of a run. Pure."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from progressive_peers.work import Stage
 
 __all__ = ["Figures", "figures", "planned"]
 
-# A change of size may hold up more than its first batch: each worker's first is awaited.
+# A size change may delay more than its first batch: each worker has a first batch of the new size.
 _NEAR_SWITCH = 8
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One run.
+    """Figures of one run.
 
     Args:
-        first_batch_s: from building the loader to its first batch; in no other figure.
-        total: time from the begin of the first step to the end of the last, over `alone`.
-        alone_s: what all steps would have lasted had none waited for a batch.
-        busy: share of the run's time in which a step was under way.
-        waits: for each phase, the share of its time in which the next step waited for a batch.
-            A phase begins where the one before it ends.
-        switches_s: for each change of size, the longest time from one step's begin to the
-            next's, near it.
+        first_batch_s: from building the loader to its first batch; included in no other figure.
+        total: time from the begin of the first step to the end of the last, over `alone_s`.
+        alone_s: time of all steps without waiting for batches.
+        busy: share of the run's time in which a step was running.
+        waits: for each phase, the share of its time in which the next step waited for a batch. A
+            phase begins where the previous one ends.
+        switches_s: for each size change, the longest time from one step's begin to the next's,
+            near it.
         switches: the same over the median interval of the new size.
     """
 
@@ -42,7 +42,7 @@ class Figures:
 
 
 def planned(stages: Sequence[Stage], images: int) -> list[int]:
-    """How many steps each phase has."""
+    """Number of steps of each phase."""
     return [stage.epochs * (images // stage.batch_size) for stage in stages]
 
 
@@ -53,10 +53,10 @@ def figures(
     stages: Sequence[Stage],
     images: int,
 ) -> Figures:
-    """The figures of a run.
+    """Compute the figures of a run.
 
     Raises:
-        ValueError: the steps are not those of the schedule.
+        ValueError: the steps do not match the schedule.
     """
     counts = planned(stages, images)
     asked = [
@@ -65,7 +65,7 @@ def figures(
         for _ in range(count)
     ]
     if [(step.size, step.rows) for step in steps] != asked:
-        raise ValueError("the batches were not those of the schedule")
+        raise ValueError("the batches do not match the schedule")
     begin = [step.begin_s for step in steps]
     end = [step.end_s for step in steps]
     intervals = [0.0, *(later - earlier for earlier, later in pairwise(begin))]

@@ -1,8 +1,8 @@
 """Steps that train a model: copy of the batch, forward, backward, SGD.
 
-On a GPU a step's begin and end are events in its stream, read when all is over: the host waits for
-the device only to stay at most two steps ahead of it. On the CPU a step is computed at once.
-Events are resolved to 0.06 ms at the end of a run of 1000 s.
+On a GPU, begin and end of a step are events on its stream, read after the run: the host only waits
+for the device to stay at most two steps ahead. On the CPU a step is computed immediately. Events
+have a resolution of 0.06 ms at the end of a run of 1000 s.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STEPS_AHEAD = 2
 
 
 class _Marks(NamedTuple):
-    """One step; CUDA events, or seconds on the CPU."""
+    """Begin and end of one step; CUDA events, or seconds on the CPU."""
 
     size: int
     rows: int
@@ -37,10 +37,10 @@ class ModelSteps:
     """Trains in bfloat16 on a GPU and in float32 on the CPU, channels_last.
 
     Args:
-        name: timm's name of the model.
+        name: timm model name.
         device: "cuda", "cuda:1" or "cpu".
-        shapes: the (size, rows) that will come. Some steps of each are tried beforehand, so that
-            no run pays for choosing kernels; they also tell how long a step takes alone.
+        shapes: the (size, rows) of the run. Each is tried beforehand, so that the run does not
+            include kernel selection; this also measures a step without waiting.
     """
 
     def __init__(self, name: str, device: str, shapes: Iterable[tuple[int, int]]) -> None:
@@ -65,7 +65,7 @@ class ModelSteps:
         first, counted = (10, 30) if self._gpu else (1, 2)
         for _ in range(first + counted):
             self.take(images, labels)
-        steps = self.taken()[first:]
+        steps = self.step_times()[first:]
         self._marks.clear()
         return (steps[-1].end_s - steps[0].begin_s) / counted
 
@@ -91,7 +91,7 @@ class ModelSteps:
         loss.backward()
         self._optimiser.step()
 
-    def taken(self) -> list[Step]:
+    def step_times(self) -> list[Step]:
         if self._gpu:
             torch.cuda.synchronize(self._device)
         return [
@@ -102,7 +102,7 @@ class ModelSteps:
     def _mark(self) -> Any:
         if not self._gpu:
             return time.perf_counter()
-        # A blocking one sleeps while it is waited for, and leaves the core to the workers.
+        # Waiting for a blocking event sleeps, which leaves the core to the workers.
         event = torch.cuda.Event(enable_timing=True, blocking=True)
         event.record(torch.cuda.current_stream(self._device))
         return event

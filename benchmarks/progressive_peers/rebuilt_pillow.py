@@ -1,6 +1,6 @@
-"""A new torch DataLoader at each stage, Pillow and float32: what most people write.
+"""A new torch DataLoader for each stage, Pillow and float32: the most common approach.
 
-The loader's arguments are torch's defaults, so its workers also start anew with each epoch.
+The loader uses torch's defaults, so its workers also restart with each epoch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A new torch DataLoader at each stage, tuned: uint8, and workers that outlive an epoch."""
+"""A new torch DataLoader for each stage, tuned: uint8, and persistent workers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One torch DataLoader whose batch sampler sends the size along with each index, uint8.
+"""One torch DataLoader whose batch sampler sends the image size with each index, uint8.
 
-The workers live through all stages and nothing made ahead is stale. The sampler gives one epoch
-at a time, as torch's do, so workers pause at each epoch's end.
+The workers persist over all stages, and no prefetched batch is stale. As usual in torch, the
+sampler yields one epoch at a time, so workers pause between epochs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Pair = tuple[int, int]
 
 
 class SizedFolder(ImageFolder):
-    """Images and labels by (number, size)."""
+    """Images and labels, indexed by (number, size)."""
 
     def __init__(self, work: Work) -> None:
         super().__init__(work.folder, loader=read)
@@ -35,7 +35,7 @@ class SizedFolder(ImageFolder):
 
 
 class SizedSampler:
-    """Batches of (number, size), one epoch at a time: that of the stage put into `stage`."""
+    """Batches of (number, size) of one epoch, at the size of `stage`."""
 
     def __init__(self, length: int, stage: Stage) -> None:
         self._length = length
@@ -48,7 +48,7 @@ class SizedSampler:
 
 
 def loader_of(work: Work, data: SizedFolder, sampler: Any) -> DataLoader[Any]:
-    """The tuned loader over a sampler of pairs."""
+    """The tuned loader over a sampler of (number, size)."""
     return DataLoader(
         data,
         batch_sampler=sampler,

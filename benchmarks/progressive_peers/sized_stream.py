@@ -1,7 +1,6 @@
-"""As `sized_index`, but all epochs are one iteration, so that workers never pause.
+"""Like `sized_index`, but all epochs are one iteration, so that workers never pause.
 
-As far as torch's DataLoader goes without changing it, at the price that it knows no epochs: none
-can be skipped, repeated or resumed.
+The limit of torch's unmodified DataLoader. It has no epochs that could be skipped or resumed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What a run's batches are given to: something that takes one step after the other, and notes when.
+"""Simulated training steps: consume the batches of a run and record the times.
 
-An accelerator runs behind its program: while it computes one batch, the program fetches the next.
-So the next batch is asked for when a step begins, and the wait for it is exposed only where it
-outlasts that step.
+An accelerator runs asynchronously: while it computes one batch, the program fetches the next. So
+the next batch is requested when a step begins, and its wait only counts if it outlasts that step.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ __all__ = ["PacedSteps", "Step", "Steps"]
 
 
 class Step(NamedTuple):
-    """One step; seconds on one clock."""
+    """Times of one step, in seconds on one clock."""
 
     size: int
     rows: int
@@ -23,26 +22,26 @@ class Step(NamedTuple):
 
 
 class Steps(Protocol):
-    """Takes batches: images of shape (N, 3, size, size) and labels."""
+    """Consumes batches: images of shape (N, 3, size, size) and labels."""
 
     def alone_s(self, size: int, rows: int) -> float:
-        """Seconds of a step that waits for no batch."""
+        """Seconds of a step that does not wait for a batch."""
         ...
 
     def take(self, images: Any, labels: Any) -> None:
-        """Begin a step. Returns when the next batch may be asked for."""
+        """Begin a step. Returns when the next batch may be requested."""
         ...
 
-    def taken(self) -> list[Step]:
-        """All steps, once the last one has ended."""
+    def step_times(self) -> list[Step]:
+        """All steps, after the last one has ended."""
         ...
 
 
 class PacedSteps:
-    """Steps as long as those of an accelerator of given speed, at no cost of CPU.
+    """Steps with the duration of an accelerator of a given speed that use no CPU.
 
     Args:
-        rates: the speed, in images per second at each size.
+        rates: images per second, by size.
     """
 
     def __init__(self, rates: dict[int, float]) -> None:
@@ -58,11 +57,11 @@ class PacedSteps:
         if self._steps:
             free_s = self._steps[-1].end_s
             time.sleep(max(0.0, free_s - begin_s))
-            # Not when the sleep ended: an accelerator does not oversleep.
+            # The planned end, not that of the sleep: an accelerator does not oversleep.
             begin_s = max(begin_s, free_s)
-        self._computed = images, labels  # and the batch before is let go
+        self._computed = images, labels  # releases the previous batch
         size, rows = images.shape[-1], len(images)
         self._steps.append(Step(size, rows, begin_s, begin_s + self.alone_s(size, rows)))
 
-    def taken(self) -> list[Step]:
+    def step_times(self) -> list[Step]:
         return self._steps

@@ -1,7 +1,7 @@
-"""timm's scheduled batch sampler with timm's transforms: Pillow, uint8, workers that live on.
+"""timm's scheduled batch sampler with timm's transforms: Pillow, uint8, persistent workers.
 
-timm moves a window of probabilities over the sizes; here each epoch has the one size that the
-schedule says, so that the work is the same for all.
+timm moves a window of probabilities over the sizes; here each epoch has the one size of the
+schedule, so that the work is the same for all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from progressive_peers.work import RATIO, SCALE, Stage, Work
 
 
 class StageSampler(ScheduledBatchSampler):
-    """timm's sampler, all weight on the stage that an epoch belongs to."""
+    """timm's sampler with all weight on the stage of the epoch."""
 
     def __init__(self, length: int, stages: list[Stage]) -> None:
         self._stages = [number for number, stage in enumerate(stages) for _ in range(stage.epochs)]
@@ -27,11 +27,11 @@ class StageSampler(ScheduledBatchSampler):
         super().__init__(RandomSampler(range(length)), sizes, num_batches=length // sizes[0])
 
     def choice_weights_for_epoch(self, epoch: int) -> torch.Tensor:
-        """1 for the epoch's stage, 0 for all others."""
+        """Weight 1 for the epoch's stage, 0 for the others."""
         return torch.eye(len(self.batch_sizes), dtype=torch.float64)[self._stages[epoch]]
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration."""
+        """Set the epoch of the next iteration."""
         super().set_epoch(epoch)
         self.num_batches = len(self.sampler) // self.batch_sizes[self._stages[epoch]]
 

@@ -1,4 +1,4 @@
-"""Runs, each in a process of its own, and the limit that their speed is a share of."""
+"""Run contestants in processes of their own, and measure the limit that defines their speed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LEAD_S = 0.5
 
 
 def limit(work: Work, seconds: float) -> dict[str, float]:
-    """Images per second of bare processes, by size: those of a schedule, one after the other."""
+    """Images per second of bare processes, by each size of a schedule in turn."""
     rates = {}
     for stage in work.stages:
         bare = Contestant(
@@ -50,9 +50,9 @@ def limit(work: Work, seconds: float) -> dict[str, float]:
 
 
 def run(contestant: str, work: Work, **step: Any) -> dict[str, Any]:
-    """What `drive.py` says of a run, or {"missing": why there was none}.
+    """Run a contestant; return the output of `drive.py`, or {"missing": reason}.
 
-    When this returns or raises, no process of the run is left.
+    When this returns or raises, no process of the run remains.
     """
     order = json.dumps({"work": asdict(work), **step})
     with tempfile.TemporaryFile("w+") as log:
@@ -62,7 +62,7 @@ def run(contestant: str, work: Work, **step: Any) -> dict[str, Any]:
             stderr=log,
             text=True,
             cwd=Path(__file__).parents[1],
-            start_new_session=True,  # to be ended as a whole
+            start_new_session=True,  # so that the whole group can be killed
         )
         try:
             said, _ = process.communicate()

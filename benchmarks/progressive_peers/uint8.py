@@ -1,4 +1,4 @@
-"""The fastest of torchvision's own ways to a row: its JPEG decoder and v2 transforms on uint8."""
+"""torchvision's fastest path to a row: its JPEG decoder and v2 transforms on uint8."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["crop", "read"]
 
 
 def read(path: str) -> torch.Tensor:
-    """An image's pixels, uint8 (3, height, width)."""
+    """Pixels of an image, uint8 (3, height, width)."""
     return decode_image(path, mode="RGB")
 
 
 def crop(size: int) -> Any:
-    """The random crop to a square, mirrored half of the time."""
+    """Random crop to a square, mirrored with probability 0.5."""
     return v2.Compose(
         [
             v2.RandomResizedCrop(size, SCALE, RATIO, antialias=True),

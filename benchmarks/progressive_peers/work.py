@@ -1,4 +1,4 @@
-"""What a contestant is asked to do: a whole run through a schedule of image sizes."""
+"""Request to a contestant: a whole run through a schedule of image sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RATIO = (3 / 4, 4 / 3)
 
 
 class Stage(NamedTuple):
-    """A phase of the schedule; its batch size is always known."""
+    """A phase of the schedule with its batch size."""
 
     size: int
     epochs: int
@@ -26,11 +26,11 @@ class Work:
     """A progressive run.
 
     Args:
-        folder: one sub-folder of JPEG files a class.
-        schedule: the phases, in feedline's text form.
-        batch_size: of the phases that name none.
-        workers: processes that make batches.
-        device: where the step wants its batches; "" where it takes them as they are made.
+        folder: folder with one sub-folder of JPEG files per class.
+        schedule: phases in feedline's text form.
+        batch_size: batch size of phases that have none.
+        workers: number of loader processes.
+        device: device that the step needs its batches on; "" to leave them as loaded.
     """
 
     folder: str
@@ -41,7 +41,7 @@ class Work:
 
     @property
     def stages(self) -> list[Stage]:
-        """The phases in order."""
+        """Phases in order."""
         return [
             Stage(phase.image_size, phase.epochs, phase.batch_size or self.batch_size)
             for phase in Schedule.parse(self.schedule).phases
@@ -49,5 +49,5 @@ class Work:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether batches are to be copied to a GPU."""
+        """Return True if batches must be copied to a GPU."""
         return self.device.startswith("cuda")
