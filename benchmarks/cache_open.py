@@ -39,10 +39,9 @@ from report import machine, save, spread, table, versions
 
 from feedline import DataLoader, ImageFolder, __version__
 from feedline.bench.pool import ProcessPool, ProcessState, Send
-from feedline.sources.cache_index import COLUMNS, ENTRY, digest_of
 from feedline.sources.folder import FolderIndex, folder_store
-from feedline.sources.manifest import INDEX, MANIFEST, Level, Manifest
-from feedline.sources.path_table import path_starts
+from feedline.sources.manifest import COLUMNS, ENTRY, INDEX, MANIFEST, Level, Manifest, digest_of
+from feedline.sources.store import path_starts
 
 PACKAGES = ("feedline", "torch", "torchvision", "numpy", "xxhash")
 SIDES = (128, 192, 256)

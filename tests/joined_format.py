@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from feedline.sources.atomic_write import partial_path, sync_names
 from feedline.sources.cache_format_base import (
     CacheFormat,
     CacheSample,
@@ -15,9 +14,8 @@ from feedline.sources.cache_format_base import (
     ShardWriter,
     register_cache_format,
 )
-from feedline.sources.cache_index import CacheIndex
-from feedline.sources.files import read_part
-from feedline.sources.manifest import Level, Manifest
+from feedline.sources.files import partial_path, read_part, sync_names
+from feedline.sources.manifest import CacheIndex, Level, Manifest
 
 
 class JoinedWriter(ShardWriter):

@@ -4,7 +4,9 @@ Guarantees: the strictest limit applies: CPU affinity, the cgroup's CPU quota an
 and v2), a batch system's share, divided among the training processes of this machine. A limit that
 cannot be read, or is not a number, is ignored.
 Relies on: /proc and /sys/fs/cgroup if they exist, otherwise on psutil. A file for `read_at`,
-`write_at` and `lock_file` is opened with `BINARY`, which only Windows needs.
+`write_at` and `lock_file` is opened with `BINARY`, which only Windows needs. For the page cache, on
+Linux: posix_fadvise(DONTNEED), which drops clean pages that are not mapped; preadv(RWF_NOWAIT),
+which needs no rights beyond reading.
 """
 
 from __future__ import annotations
@@ -36,8 +38,10 @@ __all__ = [
     "affinity_cores",
     "available_memory_bytes",
     "cacheable_memory_bytes",
+    "can_drop_pages",
     "core_limits",
     "cpu_model",
+    "drop_pages",
     "local_processes",
     "lock_file",
     "memory_limits",
@@ -45,6 +49,7 @@ __all__ = [
     "read_at",
     "readable",
     "slashed",
+    "stays_in_memory",
     "throttled_s",
     "unwritten",
     "usable_cores",
@@ -57,6 +62,7 @@ BINARY: int = getattr(os, "O_BINARY", 0)
 
 _LOCKED_BYTE = 1 << 30  # far behind what is written: on Windows others cannot read a locked byte
 _PEEK_EVERY_S = 0.02
+_PROBES = 3
 _ROOT = Path("/")
 _FOR_FILES = 0.8
 
@@ -326,6 +332,37 @@ def lock_file(descriptor: int) -> bool:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
+    return True
+
+
+def can_drop_pages() -> bool:
+    """Return True if this system has the calls of `drop_pages` and `stays_in_memory`."""
+    return hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
+
+
+def drop_pages(file: int, offset: int = 0, length: int = 0) -> None:
+    """Ask the kernel to drop a file's pages from the page cache, which it may decline. A length of
+    0 extends to the end.
+    """
+    os.posix_fadvise(file, offset, length, os.POSIX_FADV_DONTNEED)
+
+
+def stays_in_memory(file: int, offset: int = 0, length: int = 0) -> bool | None:
+    """Drop a part of a file, and return True if its first byte is in memory nevertheless; None if
+    its file system does not support this.
+
+    A probe of a missing page also starts to read it, and a fast disk can deliver it before the
+    probe returns: 7 of 1000 probes of a virtual disk. So the page must be found by several probes,
+    each after dropping it again.
+    """
+    for _ in range(_PROBES):
+        drop_pages(file, offset, length)
+        try:
+            os.preadv(file, [bytearray(1)], offset, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return None
     return True
 
 

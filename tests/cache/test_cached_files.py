@@ -24,8 +24,8 @@ from feedline.errors import ImageError, UsageError
 from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.order.batch_spec import Item
 from feedline.sources.folder import folder_store
-from feedline.sources.path_table import path_starts
 from feedline.sources.remote_cache import open_cache
+from feedline.sources.store import path_starts
 from row_of import made
 
 STEPS = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])

@@ -17,8 +17,7 @@ from caches import photos
 from feedline import DataLoader, ImageFolder, build_cache
 from feedline.cache.verify import verify
 from feedline.errors import DatasetError, ImageError, SampleError
-from feedline.sources.cache_index import digest_of
-from feedline.sources.manifest import MANIFEST
+from feedline.sources.manifest import MANIFEST, digest_of
 from row_of import made
 from slow import slow
 

@@ -15,7 +15,7 @@ import pytest
 from caches import FORMATS, find, flip, made, photos
 from feedline.cache.verify import Verification, verify
 from feedline.errors import DatasetError
-from feedline.sources.archive_files import TarMember, tar_members
+from feedline.sources.archives import TarMember, tar_members
 from feedline.sources.cache_format_base import LevelReader
 from feedline.sources.manifest import MANIFEST
 from feedline.sources.remote_cache import open_cache
@@ -204,7 +204,7 @@ def test_an_index_that_points_nowhere_hides_nothing_else(copied) -> None:
 
 
 def test_an_image_that_does_not_decode_is_found_by_decoding_alone(whole: Path, copied) -> None:
-    from feedline.sources.cache_index import checksum
+    from feedline.sources.manifest import checksum
 
     root = copied("folder")
     broken = root / "16" / "cats" / "000000001-1.jpg"

@@ -10,9 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from feedline.doctor import read_rate
 from feedline.doctor.folder import FoundFile
 from feedline.doctor.read_rate import measure_read_rate
-from feedline.sources import page_cache
+from feedline.system import can_drop_pages, stays_in_memory
 
 LONG_S = 60.0
 
@@ -70,14 +71,14 @@ def test_files_that_are_shorter_than_they_were_end_where_they_end(tmp_path: Path
     assert (found.bytes, found.files, found.files_per_s) == (200, 0, None)
 
 
-needs_calls = pytest.mark.skipif(not page_cache.can_drop(), reason="no such calls here")
+needs_calls = pytest.mark.skipif(not can_drop_pages(), reason="no such calls here")
 
 
 @needs_calls
 def test_files_of_a_disk_are_read_from_the_disk(tmp_path: Path) -> None:
     other, *files = written(tmp_path, [100_000] * 13)
     with open(other.path, "rb") as file:
-        if page_cache.stays_in_memory(file.fileno()) is not False:
+        if stays_in_memory(file.fileno()) is not False:
             pytest.skip("temporary files lie in memory here")
     before = psutil.Process().io_counters().read_bytes
     found = measure_read_rate(files, readers=2, seconds=LONG_S)
@@ -102,7 +103,7 @@ def test_files_in_memory_are_not_taken_for_a_disk(in_memory: Path) -> None:
 
 
 def test_where_no_call_is_it_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_cache, "can_drop", lambda: False)
+    monkeypatch.setattr(read_rate, "can_drop_pages", lambda: False)
     found = measure_read_rate(written(tmp_path, [5000] * 8), readers=2, seconds=LONG_S)
     assert found is not None
     assert found.read_from == "unknown"

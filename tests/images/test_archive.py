@@ -21,7 +21,7 @@ import torch
 from feedline import DataLoader, EvalCrop, ImageFolder
 from feedline.errors import DatasetError, FeedlineError, ImageError, UsageError
 from feedline.order.batch_spec import Item
-from feedline.sources import archive_files, archives
+from feedline.sources import archives
 from slow import slow
 
 NAMES = ["cats/1.jpg", "cats/a-b/2.jpg", "cats/a/3.JPG", "cats/a/4.jpg", "dogs/5.jpg", "dogs/6.jpg"]
@@ -192,9 +192,9 @@ def test_where_the_folder_cannot_be_written_the_users_cache_keeps_it(
     pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = stored(pets, tmp_path / "a.zip")
-    write = archive_files._write_index
+    write = archives._write_index
     monkeypatch.setattr(
-        archive_files,
+        archives,
         "_write_index",
         lambda place, *rest: "caches" in place and write(place, *rest),
     )
@@ -207,10 +207,10 @@ def test_where_the_folder_cannot_be_written_the_users_cache_keeps_it(
 def test_a_place_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     columns = {"blob": np.arange(3)}
-    assert archive_files._write_index(str(tmp_path / "there"), {}, columns)
-    assert not archive_files._write_index(str(tmp_path / "file/below"), {}, columns)
+    assert archives._write_index(str(tmp_path / "there"), {}, columns)
+    assert not archives._write_index(str(tmp_path / "file/below"), {}, columns)
     (tmp_path / "taken").mkdir()
-    assert not archive_files._write_index(str(tmp_path / "taken"), {}, columns)
+    assert not archives._write_index(str(tmp_path / "taken"), {}, columns)
     assert not list(tmp_path.glob("*.partial"))
 
 

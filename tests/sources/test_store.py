@@ -17,7 +17,7 @@ from feedline.images.rows import RowPipeline, without_addresses
 from feedline.order.batch_spec import Field, Item
 from feedline.sources.arrays import ArrayStore
 from feedline.sources.folder import FileStore
-from feedline.sources.path_table import PathTable, path_starts
+from feedline.sources.store import PathTable, path_starts
 from slow import slow
 
 

@@ -4,7 +4,7 @@ Guarantees: reading, resizing and all of `ImageFolder.load` are timed; the rest 
 decoding. The fastest of an image's repetitions is used, as the others were disturbed; the figures
 are means over the images, so they add up. A missing figure comes with its reason.
 
-Relies on: `page_cache` to drop files from memory, and to check that. Folders and inodes stay in
+Relies on: `system` to drop files from memory, and to check that. Folders and inodes stay in
 memory, and maybe the disk's own caches.
 """
 
@@ -27,8 +27,8 @@ from feedline.images.folder import ImageFolder
 from feedline.images.resize import fill
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import mix
-from feedline.sources import page_cache
 from feedline.sources.files import read_file
+from feedline.system import can_drop_pages, drop_pages, stays_in_memory
 
 __all__ = ["StageCosts", "measure_stages"]
 
@@ -122,7 +122,7 @@ def _time_stages(
 
 def _read_cold_ms(folder: ImageFolder, numbers: Sequence[int]) -> tuple[float | None, str]:
     """Milliseconds to read a file from the disk, or None and the reason it is unknown."""
-    if not page_cache.can_drop():
+    if not can_drop_pages():
         return None, f"{sys.platform} cannot drop files from memory"
     if len(numbers) < 2:
         return None, "at least two images are needed"
@@ -146,10 +146,10 @@ def _drop(path: bytes) -> None:
     with open(path, "rb") as file:
         with contextlib.suppress(OSError):
             os.fsync(file)  # data not yet on the disk is not dropped
-        page_cache.drop(file.fileno())
+        drop_pages(file.fileno())
 
 
 def _stays_in_memory(path: bytes) -> bool:
     """Return True if the file's beginning cannot be dropped, or if that is unknown."""
     with open(path, "rb") as file:
-        return page_cache.stays_in_memory(file.fileno()) is not False
+        return stays_in_memory(file.fileno()) is not False

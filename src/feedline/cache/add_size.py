@@ -39,8 +39,7 @@ from feedline.cache.spec import (
     split_into_shards,
 )
 from feedline.errors import DatasetError, UsageError
-from feedline.sources.cache_index import CacheIndex
-from feedline.sources.manifest import Level, Manifest
+from feedline.sources.manifest import CacheIndex, Level, Manifest
 
 __all__ = ["add_size", "refuse_changes"]
 

@@ -43,11 +43,10 @@ from feedline.cache.spec import (
 )
 from feedline.errors import UsageError
 from feedline.images.codec_registry import mode_layout
-from feedline.sources.atomic_write import sync_names
 from feedline.sources.cache_format_base import CACHE_FORMATS
 from feedline.sources.cache_formats import cache_format
-from feedline.sources.cache_index import index_damage
-from feedline.sources.manifest import MANIFEST, Manifest, read_manifest
+from feedline.sources.files import sync_names
+from feedline.sources.manifest import MANIFEST, Manifest, index_damage, read_manifest
 
 __all__ = ["build", "build_cache"]
 

@@ -30,8 +30,8 @@ from feedline.cache.spec import Estimate, ShardRange, Spec, count_samples
 from feedline.engine.defaults import worker_count
 from feedline.errors import FeedlineError, ResourceError, UsageError
 from feedline.loader import DataLoader
-from feedline.sources.atomic_write import PARTIAL, report_disk_errors
 from feedline.sources.cache_formats import cache_format
+from feedline.sources.files import PARTIAL, report_disk_errors
 from feedline.sources.manifest import INDEX, MANIFEST
 
 __all__ = [

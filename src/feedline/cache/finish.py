@@ -22,10 +22,9 @@ from feedline import __version__
 from feedline.cache.shard import Columns, encode_name, read_record
 from feedline.cache.source import CacheSource
 from feedline.cache.spec import ShardRange, Spec
-from feedline.sources.atomic_write import write_atomic
 from feedline.sources.cache_formats import cache_format
-from feedline.sources.cache_index import COLUMNS, CacheIndex
-from feedline.sources.manifest import INDEX, MANIFEST, Level, Manifest
+from feedline.sources.files import write_atomic
+from feedline.sources.manifest import COLUMNS, INDEX, MANIFEST, CacheIndex, Level, Manifest
 from feedline.system import write_through
 
 __all__ = ["current_fingerprint", "finish", "finish_level"]

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from feedline.cache.rates import loader_rate
 from feedline.images.folder import ImageFolder
 from feedline.sources.cache_formats import cache_format
-from feedline.sources.cache_index import load_entries
-from feedline.sources.manifest import Level, Manifest
+from feedline.sources.manifest import Level, Manifest, load_entries
 from feedline.sources.remote_cache import open_location
 from feedline.system import usable_cores
 

@@ -34,10 +34,9 @@ from feedline.cache.source import CacheSource, open_cache_source
 from feedline.cache.spec import Estimate, Spec, count_samples, split_into_shards
 from feedline.cache.verify import Verification, verify
 from feedline.errors import DatasetError
-from feedline.sources.atomic_write import sync_names
 from feedline.sources.cache_formats import cache_format
-from feedline.sources.cache_index import CacheIndex, index_damage
-from feedline.sources.manifest import Manifest
+from feedline.sources.files import sync_names
+from feedline.sources.manifest import CacheIndex, Manifest, index_damage
 from feedline.system import write_through
 
 __all__ = ["Repair", "repair_cache"]

@@ -35,12 +35,11 @@ from feedline.sources.arrays import checked_labels
 from feedline.sources.folder import FileStore, split_hint
 from feedline.sources.manifest import MANIFEST, Manifest
 from feedline.sources.opening import check_no_cache, list_splits, open_originals
-from feedline.sources.path_table import PathTable
 from feedline.sources.remote_files import THREADS
 from feedline.sources.remote_filesystem import is_url, shown
 from feedline.sources.remote_images import is_unreachable
 from feedline.sources.rows import IMAGE_NAMES, LABEL_NAMES, first_of
-from feedline.sources.store import Pixels, SampleStore, check_unique_keys, first_names
+from feedline.sources.store import PathTable, Pixels, SampleStore, check_unique_keys, first_names
 
 __all__ = ["CacheSource", "open_cache_source", "open_source"]
 

@@ -19,7 +19,7 @@ from feedline.cache.level_encoder import LevelEncoder
 from feedline.cache.source import CacheSource
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.images.codec_registry import DEFAULT_MAX_PIXELS
-from feedline.sources.atomic_write import write_atomic
+from feedline.sources.files import write_atomic
 from feedline.sources.manifest import UNFINISHED, Level, read_manifest
 from feedline.sources.remote_filesystem import is_url
 

@@ -22,9 +22,8 @@ from feedline.images.codec_registry import Decoder
 from feedline.loader import DataLoader
 from feedline.sources.cache_format_base import LevelReader
 from feedline.sources.cache_formats import cache_format
-from feedline.sources.cache_index import index_damage
 from feedline.sources.cache_store import CacheLocation
-from feedline.sources.manifest import Manifest
+from feedline.sources.manifest import Manifest, index_damage
 from feedline.sources.remote_cache import open_location
 
 __all__ = [

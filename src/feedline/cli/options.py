@@ -71,7 +71,7 @@ def _writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
         return path
     problem = "it is a folder" if path.is_dir() else ""
     if not problem:
-        from feedline.sources.atomic_write import partial_path  # loads numpy
+        from feedline.sources.files import partial_path  # loads numpy
 
         # os.access is not enough: it says yes to root about every file of /proc.
         partial = partial_path(path)

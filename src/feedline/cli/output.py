@@ -87,7 +87,7 @@ def write_json(path: Path | None, payload: Mapping[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write text as UTF-8 in one step; characters that UTF-8 cannot encode are escaped."""
-    from feedline.sources.atomic_write import write_atomic  # loads numpy
+    from feedline.sources.files import write_atomic  # loads numpy
 
     data = text.encode("utf-8", "backslashreplace")
     if is_replaceable(path):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from feedline.doctor.folder import FoundFile
-from feedline.sources import page_cache
+from feedline.system import can_drop_pages, drop_pages, stays_in_memory
 
 __all__ = ["ReadFrom", "ReadRate", "measure_read_rate"]
 
@@ -147,17 +147,17 @@ def _read(part: _FilePart, buffer: bytearray, end: float) -> int:
 
 
 def _drop(parts: Sequence[_FilePart]) -> None:
-    for part in parts if page_cache.can_drop() else ():
+    for part in parts if can_drop_pages() else ():
         with contextlib.suppress(OSError), open(part.path, "rb", buffering=0) as file:
-            page_cache.drop(file.fileno(), part.offset, part.bytes)
+            drop_pages(file.fileno(), part.offset, part.bytes)
 
 
 def _read_source(probes: Sequence[_FilePart]) -> ReadFrom:
     """Source of reads after files were dropped from memory."""
     found: set[bool | None] = set()
-    for part in probes if page_cache.can_drop() else ():
+    for part in probes if can_drop_pages() else ():
         with contextlib.suppress(OSError), open(part.path, "rb", buffering=0) as file:
-            found.add(page_cache.stays_in_memory(file.fileno(), part.offset, part.bytes))
+            found.add(stays_in_memory(file.fileno(), part.offset, part.bytes))
     if found == {False}:
         return "disk"
     return "memory" if found == {True} else "unknown"

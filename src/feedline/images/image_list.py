@@ -28,9 +28,9 @@ from feedline.images.rows import ImageSource, ImageTransform, RowPipeline, check
 from feedline.sources.column_types import Labels, check_repeats, convert_labels, ordered
 from feedline.sources.folder import IMAGE_EXTENSIONS, FileStore
 from feedline.sources.lmdb_store import LmdbStore, lmdb_samples
-from feedline.sources.path_table import PathTable
 from feedline.sources.remote_images import RemoteStore, local_files_error
 from feedline.sources.rows import RowStore, hf_rows
+from feedline.sources.store import PathTable
 from feedline.sources.tables import (
     Table,
     checked_paths,

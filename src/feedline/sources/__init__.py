@@ -1,10 +1,10 @@
 """Sample stores: bytes and labels of images, wherever they are.
 
-store.py            protocol and base class of all stores
+store.py            protocol and base class of all stores; arrays of paths
 opening.py          opens original images by a path or a URL
 folder.py           folders with one sub-folder per class
-tables.py           lists, CSV and Parquet files, DataFrames; path_table.py their arrays
-archives.py         zip and tar files; archive_files.py their members
+tables.py           lists, CSV and Parquet files, DataFrames
+archives.py         zip and tar files
 webdataset.py       tar shards
 lmdb_store.py       LMDBs
 rows.py             Hugging Face datasets and Parquet files with images
@@ -12,15 +12,12 @@ arrays.py           decoded images
 remote_images.py    image files at URLs
 column_types.py     conversion of labels and of the columns of tables to one array
 cache_store.py      caches of resized copies; remote_cache.py those at URLs
-  manifest.py         files of a cache, and its manifest
-  cache_index.py      columns of its samples
+  manifest.py         files of a cache, its manifest and the columns of its samples
   cache_formats.py    tar, LMDB and plain files; cache_format_base.py interface and registry
   cache_lock.py       one builder at a time
-files.py            safe reading of local files
+files.py            safe reading and atomic writing of local files
 remote_filesystem.py   fsspec filesystem of a URL: requests, retries, errors
   remote_files.py     files of a folder at a URL
   remote_reader.py    ranges of files at URLs, and the images in them
   local_copies.py     copies of remote files on the local disk
-atomic_write.py     writing of files that exist whole or not at all
-page_cache.py       the kernel's page cache
 """

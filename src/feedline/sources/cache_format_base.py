@@ -16,12 +16,15 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from feedline.errors import ImageError
-from feedline.sources.cache_index import CacheIndex, checksum, checksum_seed, load_entries
 from feedline.sources.manifest import (
+    CacheIndex,
     Level,
     Manifest,
+    checksum,
+    checksum_seed,
     level_size,
     level_sizes,
+    load_entries,
     member,
     repair_command,
 )

@@ -25,7 +25,6 @@ from urllib.parse import quote
 import numpy as np
 
 from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
-from feedline.sources.atomic_write import partial_path, sync_files, sync_names, write_atomic
 from feedline.sources.cache_format_base import (
     CACHE_FORMATS,
     CacheFormat,
@@ -36,10 +35,16 @@ from feedline.sources.cache_format_base import (
     ShardWriter,
     register_cache_format,
 )
-from feedline.sources.cache_index import CacheIndex, load_entries
-from feedline.sources.files import open_nonblocking, read_file
+from feedline.sources.files import (
+    open_nonblocking,
+    partial_path,
+    read_file,
+    sync_files,
+    sync_names,
+    write_atomic,
+)
 from feedline.sources.lmdb_store import LMDB_FILE, OpenLmdb, open_lmdb
-from feedline.sources.manifest import Level, Manifest, member, shard_name
+from feedline.sources.manifest import CacheIndex, Level, Manifest, load_entries, member, shard_name
 
 __all__ = ["cache_format", "level_reader"]
 

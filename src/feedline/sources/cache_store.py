@@ -21,10 +21,8 @@ from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.order.batch_spec import Field
 from feedline.sources.cache_format_base import LevelReader
 from feedline.sources.cache_formats import cache_format, level_reader
-from feedline.sources.cache_index import CacheIndex, load_entries
 from feedline.sources.folder import FileStore
-from feedline.sources.manifest import Level, Manifest, read_manifest
-from feedline.sources.path_table import check_index, printable
+from feedline.sources.manifest import CacheIndex, Level, Manifest, load_entries, read_manifest
 from feedline.sources.store import (
     Numbers,
     Pixels,
@@ -32,7 +30,9 @@ from feedline.sources.store import (
     SampleStore,
     SelectedStore,
     all_within,
+    check_index,
     first_names,
+    printable,
 )
 
 __all__ = ["CacheLocation", "CacheStore", "CachedFiles", "cache_within"]

@@ -1,35 +1,54 @@
-"""Safe reading of local files: whole, in parts, and from large files that hold many images.
+"""Safe reading of local files: whole, in parts, and from large files that hold many images; atomic
+writing, and syncing to the disk.
 
 Guarantees: never waits on a pipe or a device, never reads a directory, never reads more than 1 GiB;
 waits for a file on which another process or host holds a lease. `OpenFiles` keeps few files open,
-notices when one has changed, may be used by several threads, and pickles without descriptors.
+notices when one has changed, may be used by several threads, and pickles without descriptors. A
+written file gets its name when it is complete; a synced file survives a power cut.
+
+Relies on: fsync, of a file for its bytes, of a folder for the names in it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import stat
+import uuid
 from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.errors import ImageError
-from feedline.system import BINARY, read_at
+from feedline.errors import ImageError, ResourceError
+from feedline.system import BINARY, read_at, write_through
 
 __all__ = [
+    "PARTIAL",
     "OpenFiles",
     "check_size",
     "open_nonblocking",
+    "partial_path",
     "read_file",
     "read_part",
     "read_small",
+    "report_disk_errors",
     "storage_read",
+    "sync_files",
+    "sync_names",
+    "write_atomic",
 ]
+
+PARTIAL = "*.partial"
+"""Pattern of the names of incomplete files."""
 
 _MAX_BYTES = 1 << 30
 _MAX_OPEN = 256
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 # Without O_NONBLOCK, opening a pipe waits for its writer. No system has all of these.
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
@@ -215,3 +234,56 @@ class OpenFiles:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": OrderedDict()}
+
+
+@contextlib.contextmanager
+def report_disk_errors(root: str) -> Iterator[None]:
+    """Context that converts errors of a full or unwritable disk to a ResourceError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        raise ResourceError(
+            f"cannot write the cache {root!r}: {error}. Finished shards are kept",
+            hint="run the same build again to continue when the disk is writable",
+        ) from error
+
+
+def partial_path(path: Path) -> Path:
+    """Return a unique temporary path for writing a file."""
+    return path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
+
+
+def write_atomic(
+    path: Path,
+    data: bytes | memoryview | np.ndarray[Any, np.dtype[np.uint8]],
+    *,
+    durable: bool = True,
+) -> None:
+    """Write a file atomically; if `durable`, it survives a power cut."""
+    partial = partial_path(path)
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)  # type: ignore[arg-type]  # needed before numpy 2.3
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def sync_names(root: str | Path, paths: Iterable[Path]) -> None:
+    """Sync the names of files below a folder, and of their parent folders."""
+    top, folders = Path(root), {path.parent for path in paths}
+    above = {parent for folder in folders for parent in folder.parents if top in parent.parents}
+    for folder in folders | above | {top}:
+        write_through(folder)
+
+
+def sync_files(root: str | Path, paths: Collection[Path]) -> None:
+    """Sync files below a folder, and their names."""
+    for path in paths:
+        write_through(path)
+    sync_names(root, paths)

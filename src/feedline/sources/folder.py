@@ -20,8 +20,14 @@ import numpy as np
 
 from feedline.errors import DatasetError, UsageError
 from feedline.sources.files import read_file
-from feedline.sources.path_table import PathTable, path_starts
-from feedline.sources.store import IndexedStore, Numbers, first_names, make_stamp
+from feedline.sources.store import (
+    IndexedStore,
+    Numbers,
+    PathTable,
+    first_names,
+    make_stamp,
+    path_starts,
+)
 from feedline.system import slashed
 
 __all__ = [

@@ -28,8 +28,7 @@ from feedline.sources.column_types import (
     ordered,
 )
 from feedline.sources.files import check_size
-from feedline.sources.path_table import PathTable
-from feedline.sources.store import IndexedStore, first_names, spread_evenly
+from feedline.sources.store import IndexedStore, PathTable, first_names, spread_evenly
 
 __all__ = ["LMDB_FILE", "LmdbStore", "OpenLmdb", "lmdb_samples", "open_lmdb"]
 

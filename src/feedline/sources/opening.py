@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from feedline.errors import DatasetError, UsageError
-from feedline.sources.archive_files import COMPRESSED
+from feedline.sources.archives import COMPRESSED
 from feedline.sources.folder import (
     IMAGE_EXTENSIONS,
     folder_store,

@@ -26,7 +26,6 @@ import xxhash
 from feedline.errors import DatasetError, UsageError
 from feedline.sources.cache_format_base import CopyBytes, LevelReader
 from feedline.sources.cache_formats import cache_format
-from feedline.sources.cache_index import COLUMNS, ENTRY, CacheIndex, digest_of, load_column
 from feedline.sources.cache_store import CacheLocation, CacheStore
 from feedline.sources.local_copies import (
     DiskBudget,
@@ -36,11 +35,16 @@ from feedline.sources.local_copies import (
     free_bytes,
 )
 from feedline.sources.manifest import (
+    COLUMNS,
+    ENTRY,
     INDEX,
     MANIFEST,
     MAX_MANIFEST_BYTES,
+    CacheIndex,
     Level,
     Manifest,
+    digest_of,
+    load_column,
     parse_manifest,
     repair_command,
     shard_name,

@@ -30,7 +30,6 @@ from feedline.sources.folder import (
     folder_index,
 )
 from feedline.sources.local_copies import DiskBudget, ImageCopies, copies_folder, disk_budget
-from feedline.sources.path_table import PathTable
 from feedline.sources.remote_files import THREADS, RemoteFolder
 from feedline.sources.remote_filesystem import (
     IMAGE_PATIENCE_S,
@@ -41,7 +40,7 @@ from feedline.sources.remote_filesystem import (
     shown,
 )
 from feedline.sources.remote_reader import ImageFetcher, Range, RemoteReader
-from feedline.sources.store import Numbers, make_stamp
+from feedline.sources.store import Numbers, PathTable, make_stamp
 
 __all__ = ["RemoteStore", "is_unreachable", "local_files_error", "url_folder_store", "url_store"]
 

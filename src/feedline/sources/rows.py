@@ -26,11 +26,11 @@ import numpy as np
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.order.batch_spec import Field
 from feedline.sources.files import read_file
-from feedline.sources.path_table import check_index
 from feedline.sources.remote_files import FileStatus, LocalFolder, RemoteFolder
 from feedline.sources.store import (
     Numbers,
     SampleStore,
+    check_index,
     first_names,
     hash_images,
     label_field,

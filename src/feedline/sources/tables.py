@@ -22,9 +22,9 @@ import numpy as np
 from feedline.errors import DatasetError, UsageError
 from feedline.sources.column_types import convert_texts, ordered
 from feedline.sources.folder import FileStore
-from feedline.sources.path_table import PathTable, common_folder
 from feedline.sources.remote_filesystem import check_local, host_of, is_url, shown
 from feedline.sources.remote_images import url_store
+from feedline.sources.store import PathTable, common_folder
 from feedline.system import slashed
 
 __all__ = [

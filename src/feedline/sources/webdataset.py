@@ -7,7 +7,7 @@ missing one is described. Only headers and labels are read; a local shard is sca
 is saved, and used while the shard is unchanged. A pickle carries no descriptor; several threads may
 read at once.
 
-Relies on: braceexpand and `glob` for names, as webdataset; `archive_files` for the tar format.
+Relies on: braceexpand and `glob` for names, as webdataset; `archives` for the tar format.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.sources.archive_files import (
+from feedline.sources.archives import (
     COMPRESSED,
     TarMember,
     check_name,
@@ -35,15 +35,18 @@ from feedline.sources.archive_files import (
 )
 from feedline.sources.column_types import Labels, convert_labels, convert_texts
 from feedline.sources.files import OpenFiles, check_size
-from feedline.sources.path_table import (
+from feedline.sources.remote_files import LocalFolder, RemoteFolder
+from feedline.sources.store import (
+    IndexedStore,
+    Numbers,
     PathTable,
     check_index,
     common_folder,
+    first_names,
+    make_stamp,
     path_starts,
     printable,
 )
-from feedline.sources.remote_files import LocalFolder, RemoteFolder
-from feedline.sources.store import IndexedStore, Numbers, first_names, make_stamp
 from feedline.system import slashed
 
 __all__ = ["WebDatasetStore", "expand_shards", "webdataset_samples", "webdataset_source"]

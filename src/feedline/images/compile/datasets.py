@@ -19,8 +19,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from feedline.images.compile.library_steps import CompileError, why_modified
 from feedline.sources.folder import FileStore
-from feedline.sources.path_table import PathTable, common_folder, path_starts
-from feedline.sources.store import Numbers
+from feedline.sources.store import Numbers, PathTable, common_folder, path_starts
 from feedline.system import slashed
 
 __all__ = [

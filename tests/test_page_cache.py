@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from feedline.sources import page_cache
+from feedline.system import can_drop_pages, stays_in_memory
 
-pytestmark = pytest.mark.skipif(not page_cache.can_drop(), reason="no such calls here")
+pytestmark = pytest.mark.skipif(not can_drop_pages(), reason="no such calls here")
 
 
 @pytest.fixture
@@ -25,9 +25,9 @@ def on_disk(tmp_path: Path) -> Path:
 
 def test_a_disk_as_quick_as_the_look_is_still_a_disk(on_disk: Path) -> None:
     with open(on_disk, "rb", buffering=0) as file:
-        if page_cache.stays_in_memory(file.fileno()) is not False:
+        if stays_in_memory(file.fileno()) is not False:
             pytest.skip("temporary files lie in memory here")
-        answers = {page_cache.stays_in_memory(file.fileno(), 0, 100_000) for _ in range(2000)}
+        answers = {stays_in_memory(file.fileno(), 0, 100_000) for _ in range(2000)}
     assert answers == {False}
 
 
@@ -37,4 +37,4 @@ def test_what_is_mapped_stays(on_disk: Path) -> None:
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
     ):
         assert len(mapped[:]) == 100_000  # now its pages are in memory, and in use
-        assert page_cache.stays_in_memory(file.fileno()) is not False
+        assert stays_in_memory(file.fileno()) is not False
