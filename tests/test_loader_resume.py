@@ -50,7 +50,7 @@ def rest_of_three_epochs(made: DataLoader) -> list[Seen]:
     return [batch for _ in range(made.epoch, EPOCHS) for batch in read(made)]
 
 
-def test_a_state_saved_at_any_step_gives_the_remainder_on_any_number_of_workers() -> None:
+def test_state_saved_at_any_step_gives_remainder_with_any_number_of_workers() -> None:
     whole: list[Seen] = []
     states: list[tuple[int, dict[str, Any]]] = []
     with loader(2) as first:
@@ -128,7 +128,7 @@ def test_a_size_that_was_set_is_part_of_the_state() -> None:
         assert read(fresh) == planned_epoch(fresh, 2)
 
 
-def test_a_size_for_which_there_is_no_memory_is_refused_and_nothing_changes() -> None:
+def test_size_without_memory_is_rejected_and_changes_nothing() -> None:
     large = loader(max_image_size=40)
     large.set_image_size(40)
     small = loader(max_image_size=12)
@@ -137,7 +137,7 @@ def test_a_size_for_which_there_is_no_memory_is_refused_and_nothing_changes() ->
     assert read(small) == planned_epoch(small, 0)
 
 
-def test_a_state_goes_on_from_four_ranks_to_two_at_the_same_global_batch() -> None:
+def test_state_of_four_ranks_resumes_on_two_with_same_global_batch() -> None:
     def ranks(world: int, batch: int) -> list[DataLoader]:
         return [
             DataLoader(

@@ -93,7 +93,7 @@ def test_time_left_scales_unknown_sizes_by_their_pixels(
     assert "left" not in capfd.readouterr().out
 
 
-def test_validation_costs_a_third_of_training_until_it_was_timed() -> None:
+def test_validation_is_estimated_as_a_third_of_training_until_timed() -> None:
     bar, times = Shown(), iter([0.0, 1.0])
     shown = TrainProgress(bar, clock=lambda: next(times))
     shown.planned(Recipe(schedule="160x1"), images=100, val_images=90, records=[])

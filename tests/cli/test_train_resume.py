@@ -59,7 +59,7 @@ def own(trained: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_run_alone_is_enough_to_go_on(
+def test_resume_needs_only_the_run_folder(
     feedline: Command, trained: Path, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From any folder: its images, its validation, its processes and what it keeps."""
@@ -73,9 +73,7 @@ def test_a_run_alone_is_enough_to_go_on(
     assert (known["workers"], known["device"], known["checkpoint_every"]) == (0, "cpu", 1)
 
 
-def test_what_is_given_stands_before_what_the_run_had_and_is_kept(
-    feedline: Command, own: Path
-) -> None:
+def test_command_line_overrides_settings_of_run_and_is_saved(feedline: Command, own: Path) -> None:
     more = (
         "--schedule",
         "32x3",
@@ -120,7 +118,7 @@ def test_relative_places_are_known_from_elsewhere(
         ("settings", ("--settings PATH",)),
     ],
 )
-def test_a_place_that_is_gone_is_named_with_its_option(
+def test_missing_folder_is_named_with_its_option(
     feedline: Command, own: Path, tmp_path: Path, name: str, words: tuple[str, ...]
 ) -> None:
     gone = tmp_path / "gone" / name
@@ -142,7 +140,7 @@ def test_without_images_and_without_a_run_the_message_names_both(feedline: Comma
     assert "feedline train --resume RUN" in said(ended)
 
 
-def test_the_command_that_a_stopped_run_prints_goes_on(
+def test_printed_resume_command_resumes(
     feedline: Command, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, out = loop.train_step, tmp_path / "a run's folder"

@@ -69,7 +69,7 @@ def drawn(label: int) -> float:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_with_a_target_transform_are_those_of_the_dataset(root: str, workers: int) -> None:
+def test_batches_with_target_transform_match_dataset(root: str, workers: int) -> None:
     dataset = ImageFolder(root, FIXED, target_transform=named)
     with DataLoader(dataset, 3, num_workers=workers) as loader:
         explained = loader.explain()
@@ -93,7 +93,7 @@ def test_a_target_transform_changes_no_pixel(root: str) -> None:
         assert (type(target), target) == (float, float(label))
 
 
-def test_what_a_target_transform_draws_follows_from_the_sample(root: str) -> None:
+def test_random_target_transform_is_determined_by_sample(root: str) -> None:
     dataset = ImageFolder(root, RANDOM, target_transform=drawn)
     state = random.getstate(), torch.get_rng_state()
     first = [label for _, label in samples_of(dataset)]
@@ -242,12 +242,12 @@ OVERRIDDEN: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", OVERRIDDEN)
-def test_a_class_that_overrides_what_matters_is_refused(root: str, case: str) -> None:
+def test_class_with_overridden_methods_is_rejected(root: str, case: str) -> None:
     kind, reason = OVERRIDDEN[case]
     assert re.search(reason, refusal(kind(root, FIXED)))
 
 
-def test_a_class_that_lacks_what_is_read_is_refused(root: str) -> None:
+def test_class_without_required_attributes_is_rejected(root: str) -> None:
     dataset = Plain(root)
     del dataset.target_transform
     assert refusal(dataset) == "This Plain has no target_transform."

@@ -50,7 +50,7 @@ print(torch.get_num_threads())
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="it takes two cores")
-def test_a_number_of_threads_that_is_none_is_passed_over() -> None:
+def test_invalid_thread_count_is_ignored() -> None:
     environ = {name: text for name, text in os.environ.items() if not name.endswith("_THREADS")}
     environ["OMP_NUM_THREADS"] = "many"
     done = subprocess.run(
@@ -92,7 +92,7 @@ def test_opencv_is_judged_by_its_setting_and_not_imported(
 
 @pytest.mark.usefixtures("opencv")
 @pytest.mark.parametrize("given", ["many", "-2"])
-def test_a_setting_of_opencv_that_is_no_number_is_warned_of(given: str) -> None:
+def test_invalid_opencv_setting_warns(given: str) -> None:
     check = check_opencv(FOUR_OF_8, {"OPENCV_FOR_THREADS_NUM": given}, measure=False)
     assert check.status == "warn"
 

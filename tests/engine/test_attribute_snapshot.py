@@ -63,7 +63,7 @@ class Views:
         return [self.transform(image) for _ in range(self.number)]
 
 
-def test_what_is_set_on_a_transform_of_a_users_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attribute_set_on_user_transform_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = Views(nn.Sequential(nn.Identity()), 1)
     views = Views(inner, 2)
     data = Listed([])
@@ -135,7 +135,7 @@ class State:
         raise AssertionError("code of the user's was run")
 
 
-def test_what_is_set_on_an_object_that_a_dataset_holds_differs_and_is_named() -> None:
+def test_attribute_set_on_nested_object_is_detected_and_named() -> None:
     data = Listed(State())
     before = AttributeSnapshot(data)
     assert AttributeSnapshot(data) == before

@@ -136,7 +136,7 @@ def batches_of_rows(
 
 @pytest.mark.parametrize("max_user_batches", [1, 2, 3])
 @pytest.mark.parametrize("setup", [whole_batches, batches_of_rows])
-def test_a_user_who_keeps_every_batch_has_as_many_slots_as_are_spare_and_no_more(
+def test_held_batches_use_all_spare_slots_and_no_more(
     setup: Callable[..., Any], max_user_batches: int
 ) -> None:
     slots, transfer, make = setup(max_user_batches + 2, max_user_batches)

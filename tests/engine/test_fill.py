@@ -51,9 +51,7 @@ def test_a_batch_is_the_same_however_it_is_divided(
     assert whole[1].tolist() == samples
 
 
-def test_a_sample_that_comes_twice_is_drawn_anew_where_places_count_and_else_comes_out_alike() -> (
-    None
-):
+def test_repeated_sample_is_redrawn_if_draws_depend_on_position() -> None:
     for task_rows in (1, 2, 4):
         images = filled([7, 7, 7, 7], task_rows, by_place=True)[0]
         assert len({image.tobytes() for image in images}) == 4

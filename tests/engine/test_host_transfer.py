@@ -34,7 +34,7 @@ def carried(
 
 @pytest.mark.parametrize("failed", [set(), {0, 2}])
 @pytest.mark.usefixtures("unpinned")
-def test_a_pinned_batch_is_no_slot(failed: set[int]) -> None:
+def test_pinned_batch_is_not_a_slot(failed: set[int]) -> None:
     """The device may read it long after it is garbage, when workers write to its slot."""
     slots = WatchedSlots(8)
     transfer = HostTransfer(slots, None, pin=True)

@@ -174,7 +174,7 @@ class Interrupting(RandomSampler):
     ("at", "workers"),
     [*itertools.product((0, 1, 5, 39), (0,)), (5, 2), (39, 2), *slow((0, 2), (1, 2))],
 )
-def test_a_sampler_that_was_interrupted_gives_the_same_again(workers: int, at: int) -> None:
+def test_interrupted_sampler_repeats_its_draws(workers: int, at: int) -> None:
     """Python ends a generator that an exception went through."""
     seen: list[list[list[int]]] = []
     anew = False
@@ -253,7 +253,7 @@ class Asking(RandomSampler):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_that_is_asked_for_in_mid_draw_disturbs_nothing(workers: int) -> None:
+def test_state_requested_during_a_draw_changes_nothing(workers: int) -> None:
     data = Numbers(200)
     torch.manual_seed(3)
     with DataLoader(data, 2, sampler=RandomSampler(data), num_workers=workers) as loader:
@@ -294,9 +294,7 @@ class Unlike(RandomSampler):
             yield (index + Unlike.passes) % 40
 
 
-def test_where_a_broken_pass_is_not_given_again_the_next_batch_says_so_and_a_state_is_given() -> (
-    None
-):
+def test_unrepeatable_interrupted_epoch_raises_on_next_batch_and_keeps_state() -> None:
     Unlike.passes = 0
     data = Numbers(40)
     with DataLoader(data, 2, sampler=Unlike(data)) as loader:
@@ -313,7 +311,7 @@ def test_where_a_broken_pass_is_not_given_again_the_next_batch_says_so_and_a_sta
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_an_interrupt_at_any_line_leaves_the_record_of_later_loaders_as_it_is() -> None:
+def test_interrupt_at_any_line_keeps_record_of_later_loaders() -> None:
     for line in lines(1):
         with DataLoader(Rows(8), 8, image_size=4) as loader:
             batches = iter(loader)

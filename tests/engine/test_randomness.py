@@ -171,7 +171,7 @@ def test_an_iterable_datasets_workers_keep_the_streams_that_worker_init_fn_seeds
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_explain_and_the_log_tell_that_seeds_of_worker_init_fn_are_not_kept(
+def test_explain_and_log_report_ignored_worker_init_seeds(
     tmp_path: Path,
 ) -> None:
     """The log is that of a worker: its handlers came along with the fork."""
@@ -225,7 +225,7 @@ def test_a_sample_that_comes_twice_is_cropped_twice() -> None:
     assert len({image.numpy().tobytes() for image in found[0]}) == 8
 
 
-def test_within_one_another_each_gives_back_what_it_found() -> None:
+def test_nested_contexts_restore_state() -> None:
     before = fingerprint()
     with seeded(1):
         within = fingerprint()

@@ -77,7 +77,7 @@ def test_it_is_one_for_tensors_too(workers: int) -> None:
         next(iter(loader))
 
 
-def test_a_size_may_be_asked_for_by_one_sample_or_by_collate_fn() -> None:
+def test_size_can_be_requested_by_sample_or_collate_fn() -> None:
     some = Made(8, lambda index: feedline.image_size() if index % 4 == 0 else 8)
     assert len(list(DataLoader(some, 4, image_size=8))) == 2
     made = DataLoader(Drawing(), 4, image_size=8, collate_fn=collate_at_size)
@@ -225,7 +225,7 @@ def test_other_keys_than_whole_numbers_go_to_the_dataset() -> None:
 
 
 @pytest.mark.usefixtures("_as_before")
-def test_one_that_fails_is_named_or_left_out() -> None:
+def test_failing_sample_is_named_or_skipped() -> None:
     batch = drawn([3, 7, 4])
     with pytest.raises(ValueError, match="broken") as caught:
         fetcher(Anything(), list, samples=Numbers()).fetch_in_process(batch)
@@ -240,7 +240,7 @@ def test_one_that_fails_is_named_or_left_out() -> None:
 
 
 @pytest.mark.usefixtures("_as_before")
-def test_a_dataset_that_worker_init_fn_changes_makes_its_own_samples() -> None:
+def test_dataset_changed_by_worker_init_fn_uses_sample_engine() -> None:
     data = Made(9, lambda index: index)
 
     def change(worker: int) -> None:

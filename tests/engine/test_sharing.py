@@ -107,7 +107,7 @@ def test_a_replacement_of_a_worker_shares_the_same_memory(method: str, strategy:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_multiprocessing_shares_is_shared(method: str) -> None:
+def test_multiprocessing_objects_are_shared(method: str) -> None:
     context = multiprocessing.get_context(method)
     memory = SharedMemory(create=True, size=8)
     try:
@@ -220,7 +220,7 @@ def test_more_tensors_than_there_are_descriptors_for_are_copied_with_a_warning(
         assert torch.cat(list(loader)).tolist() == list(range(1, 301))
 
 
-def test_a_lock_of_another_start_method_is_named() -> None:
+def test_lock_of_another_start_method_is_named() -> None:
     data = Listed([])
     data.lock = multiprocessing.get_context("fork").Lock()  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match=r"^dataset\.lock .*fork context"):

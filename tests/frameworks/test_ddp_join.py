@@ -107,7 +107,7 @@ if __name__ == "__main__":
 
 @pytest.mark.timeout(180)
 @pytest.mark.slow
-def test_two_ranks_get_what_torchs_class_gives_and_every_sample_of_a_seed() -> None:
+def test_two_ranks_match_torch_dataloader_and_see_every_sample() -> None:
     found = said_by_ranks(SCRIPT, timeout_s=170)
     for same, _ in found:
         for case, (theirs, ours) in same.items():

@@ -171,7 +171,7 @@ SLOW = ("evaluation", "no workers", "workers' seeds", "naflex, evaluation", "ran
         *slow(*(each for each in SLOW if each not in UNCOVERED)),
     ],
 )
-def test_create_loader_of_the_integration_gives_what_timms_gives(case: str) -> None:
+def test_create_loader_matches_timm(case: str) -> None:
     found = []
     for timms in (timm.data, integration):
         torch.manual_seed(1)
@@ -183,9 +183,7 @@ def test_create_loader_of_the_integration_gives_what_timms_gives(case: str) -> N
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("case", [*(each for each in CASES if each not in SLOW), *slow(*SLOW)])
-def test_timms_loaders_give_what_they_give_of_torchs_class(
-    case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timm_loaders_match_torch_dataloader(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for kind in (DataLoader, feedline.DataLoader):
         torch.manual_seed(1)

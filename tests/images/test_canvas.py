@@ -36,7 +36,7 @@ def moved(rng: np.random.Generator, filter: str) -> tuple[Axis, np.ndarray]:
 
 
 @pytest.mark.parametrize("filter", ["nearest", "nearest-exact"])
-def test_moves_in_any_order_are_those_one_after_another(filter):
+def test_sequence_of_moves_matches_stepwise_result(filter):
     rng = np.random.default_rng(0)
     for _ in range(2000):
         axis, where = moved(rng, filter)
@@ -85,7 +85,7 @@ def test_a_window_is_that_of_the_resized_whole_to_the_bit(filter, mode):
     assert read_less > 20
 
 
-def test_mirrors_and_pads_of_an_image_are_those_of_its_pixels():
+def test_flips_and_pads_match_pixel_operations():
     rng = np.random.default_rng(2)
     image = rng.integers(0, 256, (30, 40, 3), np.uint8)
     canvas = Canvas.of(30, 40).crop(5, 7, 20, 30).mirror().turn_over().pad(1, 2, 3, 4)
@@ -101,7 +101,7 @@ def test_mirrors_and_pads_of_an_image_are_those_of_its_pixels():
     assert (shown[0, :2] == -5).all()
 
 
-def test_what_was_padded_alone_shows_nothing_of_the_image():
+def test_padding_alone_shows_no_image():
     canvas = Canvas.of(5, 5).pad(10, 10, 10, 10).crop(0, 0, 4, 6)
     assert canvas.is_empty
     made = image_on(canvas, lambda part: pytest.fail("read"), "bilinear", "pillow", (1, 1, 1))

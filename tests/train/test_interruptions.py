@@ -84,7 +84,7 @@ INTERRUPTED = [
 ]
 
 
-def test_the_steps_are_those_that_matter() -> None:
+def test_interruption_steps_cover_critical_steps() -> None:
     assert last_steps(2) == ([4, 8, 13, 16, 19, 22], [8, 13, 16, 22])
     on_ranks = {step for step, _ in ON_RANKS}
     assert len(on_ranks) == 20
@@ -108,7 +108,7 @@ def uninterrupted(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory, fork
 
 
 @pytest.mark.parametrize(("step", "way"), INTERRUPTED)
-def test_a_run_goes_on_to_the_same_weights(
+def test_resumed_run_ends_with_same_weights(
     tiny_set: Path,
     uninterrupted: Path,
     forked: Forks,
@@ -171,7 +171,7 @@ def uninterrupted_ranks(
     ("step", "way"),
     [pytest.param(*case, marks=pytest.mark.slow) for case in ON_RANKS],
 )
-def test_two_ranks_go_on_together_to_the_same_weights(
+def test_two_resumed_ranks_end_with_same_weights(
     shared: Path,
     uninterrupted_ranks: Path,
     forked: Forks,

@@ -76,7 +76,7 @@ def test_whatever_kernels_choose_the_largest_is_found(
     assert len(search.trials) <= 16
 
 
-def test_a_size_that_fails_bounds_what_fits_even_if_a_larger_one_ran() -> None:
+def test_failed_size_bounds_larger_ones_even_if_they_ran() -> None:
     search = BatchSearch(usable_bytes=100, start=64, max_rows=64)
     search.add(BatchTrial(rows=64, peak_bytes=90, fits=True))
     assert search.next() is None
@@ -85,7 +85,7 @@ def test_a_size_that_fails_bounds_what_fits_even_if_a_larger_one_ran() -> None:
     assert (search.next() or 64) < 32
 
 
-def test_what_did_not_hold_becomes_smaller_and_ends_at_0() -> None:
+def test_failing_size_shrinks_to_zero() -> None:
     sizes = [1000]
     while sizes[-1]:
         sizes.append(next_smaller(sizes[-1]))

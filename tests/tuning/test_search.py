@@ -126,7 +126,7 @@ def test_batches_that_come_unevenly_are_made_further_ahead(
     assert len(search.trials) <= 9
 
 
-def test_what_is_even_is_not_made_further_ahead() -> None:
+def test_even_batches_are_not_prefetched_deeper() -> None:
     training = Simulated(own_ms=10.0, cpu_ms=200.0, cores=8, workers=1)
     choices = SearchSpace(prefetch=(4, 8), pieces_ms=(12.5,))
     search = Search(
@@ -138,7 +138,7 @@ def test_what_is_even_is_not_made_further_ahead() -> None:
     assert {(each.prefetch, each.task_ms) for each in search.trials} == {(2, 50.0)}
 
 
-def test_batches_are_pinned_where_that_is_faster() -> None:
+def test_batches_are_pinned_if_faster() -> None:
     for quicker in (True, False):
         training = Simulated(own_ms=50.0, cpu_ms=20.0, cores=8, workers=1)
         search = Search(

@@ -61,7 +61,7 @@ def test_data_for_free_leaves_the_step(clock: Clock) -> None:
     assert "not known to be files" in found.notes[0]
 
 
-def test_what_is_slower_out_of_memory_is_fetching(
+def test_slower_reads_beyond_memory_count_as_fetching(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = Loader(clock, batch_s=2.0, cold_s=6.0)
