@@ -1,4 +1,4 @@
-"""Adding a level from a source that is, or is no longer, what the cache was made of."""
+"""Adding a level from the source of a cache, or from a source that changed since."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Caches that are built: what they hold, and what cannot be built."""
+"""Cache builds: contents, and unsupported sources."""
 
 from __future__ import annotations
 

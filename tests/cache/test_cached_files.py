@@ -1,4 +1,4 @@
-"""A cache beside a folder: each file gets its own copy, whatever the order and the names."""
+"""A cache of a folder: each file is matched with its copies, in any order and with any names."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ lmdb = pytest.importorskip("lmdb")
 
 
 def counted(odd_photos: Path, root: Path, **options: Any) -> tuple[Any, int]:
-    """What a build made, and how many images of it were made by this one."""
+    """Build a cache; return it with the number of images that this build made."""
     seen: list[build_shards.BuildState] = []
     made = build_cache(odd_photos, root, (16, 24), workers=2, progress=seen.append, **options)
     return made, seen[-1].new_images if seen else 0
@@ -76,7 +76,7 @@ def test_copies_of_unchanged_images_are_taken_over(
 
 
 def build_in_a_process(*arguments: Any) -> multiprocessing.process.BaseProcess:
-    """A build in a process of its own, forked: what it needs is imported here already."""
+    """Build in a forked process, which needs no new imports."""
     process = multiprocessing.get_context("fork").Process(target=_alone, args=arguments)
     process.start()
     return process

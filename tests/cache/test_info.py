@@ -1,4 +1,4 @@
-"""What is said of a cache."""
+"""Output of `feedline cache info`."""
 
 from __future__ import annotations
 

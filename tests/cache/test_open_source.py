@@ -1,4 +1,4 @@
-"""What a user names becomes the source that it is, or is refused."""
+"""Paths and URLs given by the user are opened as the right source, or rejected."""
 
 from __future__ import annotations
 

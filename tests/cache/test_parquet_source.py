@@ -24,7 +24,7 @@ IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def metadata(classes: Any, column: str = "label") -> dict[str, str]:
-    """What Hugging Face's datasets notes in the schema."""
+    """Schema metadata as written by Hugging Face datasets."""
     feature = {"names": classes, "_type": "ClassLabel"}
     return {"huggingface": json.dumps({"info": {"features": {column: feature}}})}
 

@@ -1,7 +1,7 @@
-"""What is on the disk when a record says that a unit is done: all of it, whenever the power goes.
+"""Durability: when a record marks a unit as done, all of it is on disk, even after a power cut.
 
-No power is cut here. The calls that bring files to the disk are noted, and their order is looked at
-in the moment in which a record, or the manifest, gets its name.
+No power is cut. The calls that flush files are recorded, and their order is checked when a record
+or the manifest gets its name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Caches that a Ray cluster builds: the same to the byte as on one machine, whoever dies.
+"""Caches built on a Ray cluster: identical to a local build, also if nodes die.
 
-The cluster is three nodes on this machine, of one CPU each.
+The cluster has three nodes with one CPU each, on this machine.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the nodes make what the builder is handed."""
+    """Folder in which the nodes write shards before they transfer them."""
     return tmp_path_factory.mktemp("scratch")
 
 
@@ -161,7 +161,7 @@ def add_node(cluster: Any, scratch: Path) -> Any:
 
 @pytest.fixture
 def away(tmp_path: Path) -> Iterator[Callable[[Path], str]]:
-    """The path of a folder by which this process alone reaches it, as on a disk of its own."""
+    """Path of a folder that only this process sees, like a disk of its own."""
     opened: list[int] = []
 
     def path(folder: Path) -> str:
@@ -178,10 +178,10 @@ def made_on_ray(source: Any, root: Any, format: Any = "webdataset", **options: A
 
 
 def gated(gate: Path) -> Any:
-    """A dataset of 80 pictures, whose samples from 32 on a node can only read once a gate is there.
+    """A dataset whose samples from 32 on can only be read on a node once a gate file exists.
 
-    It notes in files beside the gate which node has come to it in which unit. It is pickled by
-    value, as a class of a script is.
+    Nodes record in files next to the gate which unit they have reached. The class is pickled by
+    value, like a class of a script.
     """
     images, builder = pictures(), os.getpid()
 

@@ -1,4 +1,4 @@
-"""Caches behind a loader: levels by phase, the same crops, torchvision's pipelines, damage."""
+"""Caches in a loader: levels by phase, equal crops, torchvision's pipelines, damage."""
 
 from __future__ import annotations
 

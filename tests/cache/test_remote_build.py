@@ -56,13 +56,13 @@ def bucket(server: object) -> Bucket:
 
 @pytest.fixture(scope="module")
 def train(server: object, source: Path) -> str:
-    """The photographs in the store; the tests leave them as they are."""
+    """Photographs in the store; tests must not change them."""
     return Bucket(server).fill("train", source)
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """80 photographs of 2 classes, some of them deeper, so that their order is told."""
+    """80 photographs of 2 classes, some in nested folders, so that order matters."""
     root = photos(tmp_path_factory.mktemp("many") / "photos", PER_CLASS)
     for name in ("a-b", "a", "a.b/c"):
         (root / "cats" / name).mkdir(parents=True)
@@ -84,7 +84,7 @@ def far(source: Any, root: Any, **options: Any) -> Manifest:
 
 
 def assert_same(found: dict[str, bytes], expected: dict[str, bytes], *, stamps: bool) -> None:
-    """Two caches are the same, but for where their source lies and what tells that it changes."""
+    """Assert that two caches are equal except for the location and version of their source."""
     apart = {MANIFEST} | ({STAMPS} if stamps else set())
     assert {name: data for name, data in found.items() if name not in apart} == {
         name: data for name, data in expected.items() if name not in apart

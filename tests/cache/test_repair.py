@@ -1,4 +1,4 @@
-"""Repairing caches: afterwards every byte is what the first build wrote."""
+"""Repaired caches are identical to the first build."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def copied(whole: Callable[[str], Path], tmp_path: Path) -> Copied:
 
 
 def file_of(root: Path, sample: int, side: int) -> tuple[Path, int]:
-    """The file that holds a copy, and where in it."""
+    """File of a copy, and its position in it."""
     store = open_cache(root)
     data = bytes(store.read(sample, side))
     store.close()

@@ -1,4 +1,4 @@
-"""Verifying caches: whatever is damaged is told, all of it and nothing else."""
+"""Verifying caches reports all damage, and nothing else."""
 
 from __future__ import annotations
 

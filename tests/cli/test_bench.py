@@ -1,4 +1,4 @@
-"""`feedline bench`: small runs, every wrong use said in one message, and nothing left behind."""
+"""`feedline bench`: small runs, usage errors, and clean-up."""
 
 from __future__ import annotations
 

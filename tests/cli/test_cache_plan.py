@@ -1,4 +1,4 @@
-"""`feedline cache plan`: what it prints and writes, what it refuses, what Ctrl-C leaves."""
+"""`feedline cache plan`: output, rejected input, and Ctrl-C."""
 
 from __future__ import annotations
 

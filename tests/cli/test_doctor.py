@@ -1,4 +1,4 @@
-"""`feedline doctor`: what it prints and writes, how it ends, and on what screens."""
+"""`feedline doctor`: output, exit status, and terminals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINE = re.compile(rf"(\S) ({WORDS}) +([a-z-]+) +(\S.*)")
 
 
 def environment(**changes: str | None) -> dict[str, str]:
-    """This process's, with changes; None takes a variable out."""
+    """Environment of this process with changes; None removes a variable."""
     taken = ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS", "OMP_NUM_THREADS")
     kept = {name: text for name, text in os.environ.items() if name not in taken}
     return {**kept, **{name: text for name, text in changes.items() if text is not None}}
@@ -67,7 +67,7 @@ def test_each_check_is_a_line_with_a_sign_and_a_word(tiny_set: Path, tmp_path: P
 
 
 def test_no_fault_is_status_0_and_a_fault_is_1(tiny_set: Path, tmp_path: Path) -> None:
-    """Of two runs that differ in one thing: a limit, which one of them holds the process to."""
+    """Two runs that only differ in a limit on the process."""
     counts = []
     for limit in ("2048", "512"):
         target = tmp_path / "doctor.json"
@@ -119,7 +119,7 @@ def test_json_may_go_to_the_screen() -> None:
 
 
 def on_a_terminal(**changes: str | None) -> str:
-    """What the command prints on a terminal of its own."""
+    """Output of the command on a pseudo-terminal."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         COMMAND, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True,

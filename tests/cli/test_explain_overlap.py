@@ -1,4 +1,4 @@
-"""`feedline explain-overlap`: what it measures is what it shows, and it leaves nothing behind."""
+"""`feedline explain-overlap` shows what it measured, and leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ Judge = Callable[..., None]
 
 
 def recorded(rate: float = 1000.0, steps: int = 400) -> Run:
-    """A run whose steps take as long as this rate says, by a clock that is told and not read."""
+    """A run with steps at this rate, on a simulated clock."""
     recorder = Recorder()
     recorder.register_loader(Loader(kind="torch", name="DataLoader", dataset="a.Set", samples=3200))
     now = time.monotonic_ns()
@@ -55,7 +55,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch) -> Judge:
-    """Let rules come to a verdict, whatever the run: what follows from one is tried here."""
+    """Replace the verdict of the rules, to test what follows from it."""
 
     def judge(bound: str, wait_pct: float | None, rule: str = "a-rule") -> None:
         def diagnose(run: Run, *_: object) -> Diagnosis:

@@ -1,4 +1,4 @@
-"""`feedline train --resume RUN`: what was said of a run is known again, and may be said anew."""
+"""`feedline train --resume RUN`: settings of a run are restored, and can be overridden."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def trained(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own(trained: Path, tmp_path: Path) -> Path:
-    """A copy of the run in a folder of its own; its images are still where they were."""
+    """A copy of the run in another folder; its images stay in place."""
     shutil.copytree(trained / "run", tmp_path / "run")
     return tmp_path / "run"
 
@@ -62,7 +62,7 @@ def own(trained: Path, tmp_path: Path) -> Path:
 def test_resume_needs_only_the_run_folder(
     feedline: Command, trained: Path, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From any folder: its images, its validation, its processes and what it keeps."""
+    """From any working directory: images, validation, processes and checkpoints are restored."""
     monkeypatch.chdir(own.parent)
     ended = feedline("train", "--resume", own, "--schedule", "32x2,48x2")
     assert ended.status == 0, ended.err

@@ -1,4 +1,4 @@
-"""`feedline tune --batch-size auto`, where there is no GPU: the estimate, and what is refused."""
+"""`feedline tune --batch-size auto` without a GPU: the estimate, and rejected input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`feedline tune --what-if`, on images made here."""
+"""`feedline tune --what-if` with generated images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is not recognised, each with its reason; recognising never raises."""
+"""Unrecognised pipelines are reported with a reason; recognition never raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`feedline.compile`: what a pipeline gives, of paths, bytes and images."""
+"""`feedline.compile`: results for paths, bytes and images."""
 
 from __future__ import annotations
 

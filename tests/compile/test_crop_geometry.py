@@ -17,7 +17,7 @@ SIZES = [(90, 120), (131, 97), (33, 33), (201, 40), (57, 300)]
 
 
 def coordinates(height, width):
-    """An image that says where each pixel is."""
+    """An image whose pixels encode their position."""
     y, x = np.mgrid[0:height, 0:width]
     return np.stack([y, x, y + x], axis=2).clip(0, 255).astype(np.uint8)
 

@@ -1,6 +1,6 @@
-"""`feedline.pair`: what a v2 pipeline gives of an image and its mask, after the same seed.
+"""`feedline.pair`: results of v2 pipelines for an image and its mask with the same seed.
 
-As draws are the pipeline's own, the results of the same seed are compared, and no distributions.
+Draws are those of the pipeline, so results of equal seeds are compared instead of distributions.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def pairs(tmp_path_factory):
 
 
 def seeded(seed, make, *arguments):
-    """What is made after a seed, and the random state that is left."""
+    """Result of a call after seeding, and the random state afterwards."""
     torch.manual_seed(seed)
     return make(*arguments), torch.get_rng_state()
 

@@ -1,4 +1,4 @@
-"""`feedline.pair`: what it takes, what goes along with an image, and what is no pair."""
+"""`feedline.pair`: accepted inputs, other targets, and invalid pairs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def boxes_of(height, width, kind="XYXY"):
 
 
 def target_of(height, width):
-    """What a detection dataset gives for an image."""
+    """Target of an image in a detection dataset."""
     rng = np.random.default_rng(0)
     masks = torch.from_numpy(rng.integers(0, 2, (2, height, width), np.uint8))
     target = {
@@ -72,7 +72,7 @@ def target_of(height, width):
 
 
 def assert_equal(ours, theirs):
-    """Whether two structures hold the same, tv_tensors with what they are of."""
+    """Assert that two structures are equal, including the types of tv_tensors."""
     assert type(ours) is type(theirs)
     if isinstance(ours, dict):
         assert ours.keys() == theirs.keys()
@@ -112,7 +112,7 @@ def test_boxes_points_and_masks_are_moved_as_torchvision_moves_them(first, pairs
 
 
 class Caption(tv_tensors.TVTensor):
-    """Of a user's own, and of no image's size."""
+    """A user-defined target without an image size."""
 
 
 def test_a_tensor_of_a_class_of_a_users_passes_as_in_torchvision(pairs):

@@ -1,4 +1,4 @@
-"""`feedline.pair`: what is not surely understood runs as it is, and `explain()` says why."""
+"""`feedline.pair`: unknown steps run unchanged, and `explain()` gives the reason."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def pairs(tmp_path_factory):
 
 
 class Narrower(v2.RandomCrop):
-    """A crop of a user's."""
+    """A user-defined crop."""
 
     def make_params(self, flat_inputs):
         return {**super().make_params(flat_inputs), "left": 0}
 
 
 class Whole(v2.Compose):
-    """A Compose of a user's, which might do anything."""
+    """A user-defined subclass of Compose with unknown behaviour."""
 
 
 def own(image, mask):
@@ -36,7 +36,7 @@ def own(image, mask):
 
 
 def assert_as_it_is(pipeline, pairs):
-    """Nothing is fused, and it gives what the pipeline gives."""
+    """Assert that nothing is fused, and that the result is that of the pipeline."""
     joint = feedline.pair(pipeline)
     assert joint.explain().startswith("unchanged   all: ")
     for seed in range(2):

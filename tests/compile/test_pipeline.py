@@ -285,7 +285,7 @@ def test_the_identity_of_a_transform_is_the_same_in_another_process(root):
 
 
 class Recognising(Dataset):
-    """Recognises a dataset wherever a sample is asked for."""
+    """Recognises a dataset whenever a sample is requested."""
 
     def __init__(self, dataset):
         self.dataset = dataset

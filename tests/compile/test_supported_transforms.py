@@ -1,4 +1,4 @@
-"""Steps that are done on pixels: what the steps themselves give of the same random numbers."""
+"""Replaced transforms: equal to the original ones for the same random numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipelines of timm's `create_transform`, against timm's own."""
+"""Pipelines of timm's `create_transform`, compared with timm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that run as they are, after the fast ones: what they get, and their random numbers."""
+"""Steps that run unchanged after fused ones: their input and their random numbers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ POINTWISE = {"ToTensor", "Normalize", "ToDtype", "PILToTensor", "ConvertImageDty
 
 
 class Seen:
-    """Notes what it gets and gives a tensor."""
+    """Records its input and returns a tensor."""
 
     def __init__(self):
         self.values = []

@@ -1,4 +1,4 @@
-"""`feedline.views`: several pipelines of one image, which is decoded once."""
+"""`feedline.views`: several pipelines for one image, which is decoded once."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_unfused_views_receive_image_in_order(pictures):
 
 
 class Counter:
-    """Keeps state, and sees every image of Pillow's once, in order."""
+    """Keeps state, and sees every Pillow image once, in order."""
 
     def __init__(self):
         self.seen = []

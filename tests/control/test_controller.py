@@ -1,4 +1,4 @@
-"""The control of a crew, against a training that is simulated on a clock of its own."""
+"""The controller of workers, with trainings simulated on their own clock."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_phase_that_was_seen_is_prepared_as_it_was() -> None:
 
 
 def test_changed_workload_is_measured_again() -> None:
-    """What was found holds for the work that it was found with: here files move to a slow disk."""
+    """Findings only hold for their workload: here files move to a slow disk."""
     training = Simulated(own_ms=20.0, cpu_ms=18.0, cores=8, workers=4).run(60)
     few = training.workers
     training.cpu_ms = 90.0

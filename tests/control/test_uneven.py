@@ -102,7 +102,7 @@ def test_useless_change_is_undone_and_not_repeated(noise: float) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_pieces_that_do_not_help_are_as_they_were(seed: int) -> None:
-    """Of rows that all take the same, with two workers: waiting is for something else."""
+    """Rows take equal time, with two workers: waits have another cause."""
     training = Stepped(
         own_ms=400.0,
         copy_ms=60.0,
@@ -153,7 +153,7 @@ def window(**changes: object) -> StepWindow:
 
 
 def first_change(limits: WorkerLimits, **changes: object) -> SettingChange | None:
-    """Of many such windows."""
+    """First change after many such windows."""
     controller = Controller(limits)
     for _ in range(20):
         if decision := controller.observe(window(**changes)):

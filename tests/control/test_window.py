@@ -1,4 +1,4 @@
-"""What a window says of the work of its tasks."""
+"""CPU and wall time of tasks in a window."""
 
 from __future__ import annotations
 

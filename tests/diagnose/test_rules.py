@@ -1,4 +1,4 @@
-"""Each rule names what it is for, and is silent where its neighbour should speak."""
+"""Each rule reports its bottleneck, and stays silent for similar ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_workers_that_are_at_work_all_the_time_are_too_few() -> None:
 
 
 def paused(wait: float) -> Pass:
-    """Two steps of a hundred take 2 s longer: the training evaluates itself, and saves."""
+    """Two of a hundred steps take 2 s longer: the training evaluates and saves."""
     passed = one_pass(wait=wait, compute=10.0)
     passed.compute = times(10.0, 98)
     passed.compute += times(2010.0, 2)
@@ -677,7 +677,7 @@ def test_uncompiled_transform_is_reported_first_with_reason() -> None:
 def test_no_advice_is_given_that_the_loader_would_refuse(
     loader: dict[str, Any], cache: bool, device: bool
 ) -> None:
-    """Where an argument is refused, what is advised says so, or what to change first."""
+    """If the loader would reject an argument, the advice says so or names the prerequisite."""
     floats = one_pass(wait=30.0, bytes=101 * 40_000_000, float_bytes=101 * 40_000_000)
     run = a_run(floats, work=320.0, loader=loader, **LARGE)
     for rule, accepted, name in (

@@ -1,4 +1,4 @@
-"""What a check is, whatever was found."""
+"""Properties of a check, independent of its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of the data, from what it is to whether memory holds it."""
+"""Checks of the data folder: type, speed, and whether it fits into memory."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class NVMLError(Exception):
-    """As the package's own."""
+    """Like the error of the NVML package."""
 
     def __init__(self, text: str, value: int = 18) -> None:
         super().__init__(text)
@@ -59,7 +59,7 @@ class NVMLError(Exception):
 
 @pytest.fixture
 def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """What stands for the package: it answers with these, or fails at this call."""
+    """A stand-in for the NVML package that returns these values, or fails at this call."""
 
     def install(
         fails_at: str = "", code: int = 18, *, memory: bool = True, texts: type = str

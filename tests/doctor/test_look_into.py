@@ -14,7 +14,7 @@ LONG_S = 60.0
 
 
 def fill(root: Path, layout: dict[str, int], ending: str = ".jpg", size: int = 10) -> None:
-    """Folders with so many files each."""
+    """Create folders with this many files each."""
     for name, count in layout.items():
         (root / name).mkdir(parents=True, exist_ok=True)
         for number in range(count):

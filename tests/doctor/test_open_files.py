@@ -1,4 +1,4 @@
-"""How many files may be open: limits that the kernel holds a process to."""
+"""Limits on the number of open files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading some files for a moment: what is read, from where, and when it ends."""
+"""Measuring the read rate: files read, their source, and the time limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG_S = 60.0
 
 
 def written(folder: Path, sizes: list[int]) -> list[FoundFile]:
-    """Files of these sizes, which are on the disk."""
+    """Write files of these sizes to disk."""
     files = []
     for number, size in enumerate(sizes):
         path = folder / f"{number}.bin"

@@ -1,4 +1,4 @@
-"""The decoder, the compiled parts, torch and the other libraries, as they are installed."""
+"""Installed software: decoder, compiled parts, torch and other libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many threads libraries start beside the workers."""
+"""Threads that libraries start in addition to the workers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_invalid_thread_count_is_ignored() -> None:
 
 @pytest.fixture
 def opencv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A module of OpenCV's name and with the one function that is asked."""
+    """A stand-in for OpenCV with the one function that is used."""
     (tmp_path / "cv2.py").write_text("def getNumThreads():\n    return 16\n")
     monkeypatch.delitem(sys.modules, "cv2", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
