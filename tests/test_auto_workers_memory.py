@@ -1,4 +1,4 @@
-"""What `num_workers="auto"` and `feedline doctor` begin with where memory is scarce: one rule."""
+"""`num_workers="auto"` and `feedline doctor` use the same rule if memory is scarce."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def batches(loader: Any, seed: int = 3) -> list[Any]:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether two batches are the same, whatever they are made of."""
+    """Return True if two batches are equal, for any type."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     return len(one) == len(other) and all(map(equal, one, other))
@@ -250,7 +250,7 @@ def test_broken_file_is_named(paths: list[str], tmp_path: Path) -> None:
 
 
 def test_views_of_the_same_size_have_the_pixels_of_the_whole_image(paths: list[str]) -> None:
-    """What is read once for all views is what each would read by itself."""
+    """One read for all views equals one read per view."""
     both = feedline.views(usual_pipeline(32), usual_pipeline(16))
     alone = [feedline.compile(usual_pipeline(size)) for size in (32, 16)]
     for path in paths:

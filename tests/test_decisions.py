@@ -1,4 +1,4 @@
-"""Whose code makes a batch, and that no outcome means something else than was asked for."""
+"""Choice of the engine; no choice changes the meaning of a request."""
 
 from __future__ import annotations
 
@@ -310,7 +310,7 @@ class Repeated:
 
 
 class MultiEpochs(DataLoader[Any]):
-    """One iteration for all epochs."""
+    """One iterator for all epochs."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What is said of rows that could not be made: in the order of the batch."""
+"""Reports of rows that failed are in the order of the batch."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SIZES = [2, 7, 1, 3, 30, 4, 31, 2]
 
 
 class Uneven:
-    """Batches of several sizes; says of their size what it is told to."""
+    """Batches of several sizes, with the reported batch size as given."""
 
     def __init__(self, length: int, sizes: list[int] = SIZES, **attributes: object) -> None:
         self.length, self.sizes = length, sizes

@@ -111,7 +111,7 @@ class Repeat:
 
 
 class Infinite(DataLoader[Any]):
-    """One iterator for all epochs, begun when the loader is built."""
+    """One iterator for all epochs, created with the loader."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -1,4 +1,4 @@
-"""What comes out of a loader with real workers."""
+"""Batches of a loader with real workers."""
 
 from __future__ import annotations
 

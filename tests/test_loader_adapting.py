@@ -1,4 +1,4 @@
-"""A crew that changes by itself while a loader works: batches stay the same to the byte."""
+"""Online adaptation of workers: batches stay identical."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Change = int | tuple[What, float]
 
 
 class Script:
-    """Decides as written, a look after the other; keeps what it was told."""
+    """A controller with scripted decisions; records its input."""
 
     def __init__(self, *changes: Change) -> None:
         self._changes = iter(changes)
@@ -75,7 +75,7 @@ class Script:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look at the crew after each second step."""
+    """Call the controller after every second step."""
     monkeypatch.setattr(adaptation, "_MIN_NS", 0)
     monkeypatch.setattr(adaptation, "_MIN_STEPS", 2)
 
@@ -93,7 +93,7 @@ def scripted(loader: DataLoader[Any], *changes: Change) -> Script:
 
 
 def read(loader: DataLoader[Any], passes: int = 1) -> Iterator[Any]:
-    """Batches; a change of the crew is done before the next is asked for."""
+    """Read batches; changes of the workers are finished before the next one."""
     for _ in range(passes):
         for batch in loader:
             yield batch.clone() if isinstance(batch, torch.Tensor) else [x.clone() for x in batch]
@@ -238,7 +238,7 @@ def test_a_switch_keeps_depth_and_pieces(kind: str) -> None:
 def test_a_depth_is_found_for_batches_that_come_unevenly(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of which one in ten takes ten times as long, with workers that are enough for the mean."""
+    """One batch in ten takes ten times as long; workers suffice on average."""
     monkeypatch.setattr(adaptation, "_MIN_NS", 50_000_000)
     monkeypatch.setattr(adaptation, "usable_cores", lambda: 8)
     data = Numbers(_MOST, lambda number: 0.01 if number % 10 else 0.1)

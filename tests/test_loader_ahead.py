@@ -46,7 +46,7 @@ class AheadTransfer(HostTransfer):
 
 @pytest.fixture(autouse=True)
 def always_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every loader takes the next batch ahead, at every step."""
+    """Make every loader prefetch the next batch at every step."""
     monkeypatch.setattr("feedline.loader.start_engine.HostTransfer", AheadTransfer)
     monkeypatch.setattr(Feed, "ready", lambda feed: bool(feed.num_in_flight))
 

@@ -1,4 +1,4 @@
-"""What a loader is told and cannot use: each error says what was asked and what was found."""
+"""Invalid arguments of a loader: each error names the expected and the given value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of a loader, and what comes back from a pickle: others, of the same arguments."""
+"""Copied and unpickled loaders: independent, with the same arguments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Numbers(IterableDataset[int]):
 
 
 class Named(DataLoader[Any]):
-    """A subclass with a constructor and attributes of its own."""
+    """A subclass with its own constructor and attributes."""
 
     def __init__(self, name: str, **options: Any) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""Caches that fill themselves: what is read when, and what becomes of a filler that dies."""
+"""Caches filled during training: which images are read, and how failures are handled."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a cache of the photos is like when it is full."""
+    """State of a full cache of the photos."""
     root = tmp_path_factory.mktemp("caches") / "finished"
     build_cache(photos, root, (64,), workers=2)
     return root
@@ -71,7 +71,7 @@ def end_fillers() -> None:
 
 
 def epochs(loader: Any, count: int) -> list[torch.Tensor]:
-    """The images of so many epochs, a tensor each."""
+    """Images of several epochs, one tensor each."""
     return [torch.cat([images.clone() for images, _ in loader]) for _ in range(count)]
 
 

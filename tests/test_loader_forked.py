@@ -1,4 +1,4 @@
-"""A loader that a forked process inherits goes on there, with workers of its own."""
+"""A loader inherited by a forked process continues there with its own workers."""
 
 from __future__ import annotations
 

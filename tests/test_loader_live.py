@@ -1,4 +1,4 @@
-"""What is set on a loader at work: batches are the same to the byte, and it takes effect."""
+"""Settings changed while a loader runs take effect, and batches stay identical."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_whole_batches_are_the_same_whatever_is_set_at_whatever_moment(
 
 
 def test_held_batches_are_unchanged() -> None:
-    """Of slots that came later, too."""
+    """Also batches of slots that were added later."""
     chance = random.Random(3)
     with whole(0) as still, whole(2) as loader:
         expected = list(still)

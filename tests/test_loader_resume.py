@@ -1,4 +1,4 @@
-"""A loader's state: saved at any moment, it goes on with exactly the remainder."""
+"""A loader's state, saved at any moment, resumes with exactly the remaining batches."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def through_json(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def rest_of_three_epochs(made: DataLoader) -> list[Seen]:
-    """From the loader's position to the end, as a training script would go on."""
+    """From the loader's position to the end, like a training script."""
     return [batch for _ in range(made.epoch, EPOCHS) for batch in read(made)]
 
 
@@ -194,7 +194,7 @@ def test_a_state_of_another_run_is_refused_and_nothing_changes(
 
 
 class Used(RuleBasedStateMachine):
-    """A loader with workers, used in any order, against what the order says must come."""
+    """A loader with workers, used in any order, compared with the expected order."""
 
     made: DataLoader
 

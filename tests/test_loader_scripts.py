@@ -1,4 +1,4 @@
-"""Loaders in a user's own script, and what they leave alone in the process that runs it."""
+"""Loaders in user scripts, and side effects on their process."""
 
 from __future__ import annotations
 

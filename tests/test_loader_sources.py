@@ -1,4 +1,4 @@
-"""Sources of feedline's own with transforms of torchvision's, under both libraries' loaders."""
+"""feedline's sources with torchvision's transforms, in both libraries' loaders."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_decoding_is_as_the_source_says(tmp_path: Path) -> None:
 
 
 def steps_before() -> v1.Compose:
-    """Not recognised."""
+    """A transform that is not recognised."""
     return v1.Compose([v1.ColorJitter(0.4), v1.RandomCrop(24), v1.ToTensor()])
 
 

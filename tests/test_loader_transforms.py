@@ -1,4 +1,4 @@
-"""Functions of a user's on whole batches, on their device: `pixel_transform`, `batch_transform`."""
+"""User-defined functions on whole batches on their device: `pixel_transform`, `batch_transform`."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ SIZES = (16, 24)
 
 
 def train(size: int) -> Any:
-    """The transform of an older script, as it is written for each size."""
+    """The transform of an older script, created for each size."""
     crop = [v1.RandomResizedCrop(size), v1.RandomHorizontalFlip()]
     return v1.Compose([*crop, v1.ToTensor(), v1.Normalize(MEAN, STD)])
 
@@ -43,7 +43,7 @@ def evaluate(size: int) -> Any:
 
 
 def stronger(size: int) -> Any:
-    """Of which everything changes with the size, but what a batch is made of."""
+    """A transform whose parameters all change with the size, with the same output."""
     erased = [v2.RandomErasing(p=1.0)] if size > 20 else []
     crop = v2.RandomResizedCrop(size, scale=(8 / size, 1.0))
     values = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
@@ -59,7 +59,7 @@ def two_views(size: int) -> Any:
 
 
 class Shifted:
-    """A step of a user's own."""
+    """A user-defined transform."""
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
         return image + feedline.image_size()
@@ -303,7 +303,7 @@ def test_an_error_of_the_function_comes_at_the_size_that_it_is_raised_for(root: 
 
 
 class Photos(Dataset[Any]):
-    """A dataset of a user's own."""
+    """A user-defined dataset."""
 
     def __init__(self, transform: Callable[[Any], Any]) -> None:
         self.transform = transform
@@ -333,7 +333,7 @@ def test_user_defined_dataset_uses_sample_engine() -> None:
 
 
 def opened(path: str) -> Any:
-    """A loader of images of a user's own."""
+    """A user-defined image loader."""
     return Image.open(path).convert("RGB")
 
 

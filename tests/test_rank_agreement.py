@@ -1,4 +1,4 @@
-"""Ranks that share a loader's samples out and differ: each of them is told, and none hangs."""
+"""Ranks of one loader with different arguments: each rank gets an error, and none hangs."""
 
 from __future__ import annotations
 

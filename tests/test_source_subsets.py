@@ -1,4 +1,4 @@
-"""Subsets of torch's, of feedline sources: what they choose, made as the source makes it."""
+"""torch's Subset of feedline sources: selected samples equal those of the source."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHOSEN = [7, 2, 2, -1, 0, 11, 5]
 
 
 class Reversing(Subset[Any]):
-    """A user's own, which may do anything."""
+    """A user-defined subset with unknown behaviour."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return super().__getitems__([len(self) - 1 - index for index in indices])
@@ -146,7 +146,7 @@ def test_attributes_set_on_source_are_used(workers: int, jpeg_folder: Path) -> N
 
 
 class Given:
-    """A `worker_init_fn` that notes what it sees, and sets another transform."""
+    """A `worker_init_fn` that records its input, and sets another transform."""
 
     def __call__(self, worker: int) -> None:
         info = torch.utils.data.get_worker_info()
@@ -166,7 +166,7 @@ def test_a_worker_init_fn_sees_the_subset(jpeg_folder: Path) -> None:
 
 
 class Named(ImageFolder):
-    """A user's source, which may do anything."""
+    """A user-defined source with unknown behaviour."""
 
     def name(self, sample: int) -> str:
         return f"mine {super().name(sample)}"
@@ -181,7 +181,7 @@ def test_source_with_own_methods_is_not_unwrapped(jpeg_folder: Path) -> None:
 
 
 class Wrapping:
-    """A source of a user's own, which is none of feedline's classes."""
+    """A user-defined source that is not derived from feedline's."""
 
     def __init__(self, source: Any) -> None:
         self.source = source

@@ -1,4 +1,4 @@
-"""What this process may use, read from trees and environments made up for each test."""
+"""Cores and memory available to a process, from simulated file trees and environments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ V2 = "/sys/fs/cgroup"
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Make a machine of so many cores, so much free memory, and these files, and no other."""
+    """Simulate a machine with these cores, free memory and files only."""
     for name in ("SLURM_CPUS_PER_TASK", "SLURM_NTASKS_PER_NODE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)

@@ -1,4 +1,4 @@
-"""Datasets that are not feedline's own, behind its loader: who makes their batches, what comes."""
+"""User-defined datasets in feedline's loader: engines and batches."""
 
 from __future__ import annotations
 
@@ -105,12 +105,12 @@ def test_fused_and_unfused_steps_are_reported(folder: Path) -> None:
 
 
 def seed_worker(worker: int) -> None:
-    """As PyTorch's notes on reproducibility have it."""
+    """As in PyTorch's notes on reproducibility."""
     np.random.seed(torch.initial_seed() % 2**32)
 
 
 class Among:
-    """A step that asks who runs it, and has been told something by a worker_init_fn."""
+    """A transform that queries the worker, and was configured by a worker_init_fn."""
 
     told = 0.0
 
@@ -297,7 +297,7 @@ class Fill:
 
 
 class Rows:
-    """A batch sampler that gives what it was given, and says how large a batch may be."""
+    """A batch sampler with given batches and a reported batch size."""
 
     def __init__(self, batches: list[Any], batch_size: int) -> None:
         self.batches, self.batch_size = batches, batch_size

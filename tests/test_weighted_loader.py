@@ -1,4 +1,4 @@
-"""`weights=`: one draw by weight, on any number of ranks and workers, and what is said without."""
+"""`weights=`: one weighted draw for any number of ranks and workers, and errors."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Trainings without processes, on a clock of their own.
+"""Simulated trainings without processes, on a simulated clock.
 
-`Simulated` is a training of even batches, by formulas: a step is as long as the longest of its own
-time, a batch's work over the workers, and the work on cores of all over the cores; windows vary as
-those of a real machine do. `Stepped` goes from step to step, with batches of any work: pieces, or
-whole batches, in order, by workers that are free, as the engine hands them out.
+`Simulated` models a training of equal batches with formulas: a step takes the longest of its own
+time, a batch's work divided by the workers, and all CPU work divided by the cores; windows vary
+like those of a real machine. `Stepped` simulates every step, with batches of any work: tasks or
+whole batches, in order, by free workers, like the engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was set on a dataset is compared; what is deeper inside, or not set, is not."""
+"""Attributes set on a dataset are compared; nested or unset ones are not."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_another_key_of_a_dict_differs_though_its_value_is_the_same() -> None:
 
 
 class Views:
-    """A transform of a user's."""
+    """A user-defined transform."""
 
     def __init__(self, transform: Any, number: int) -> None:
         self.transform, self.number = transform, number
@@ -125,7 +125,7 @@ def test_another_index_of_a_subset_differs(indices: Any) -> None:
 
 
 class State:
-    """An object of a user's that is neither a dataset nor a transform."""
+    """A user-defined object that is neither a dataset nor a transform."""
 
     def __init__(self) -> None:
         self.epoch, self.names, self._cache = 0, ["a"], 0

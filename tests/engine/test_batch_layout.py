@@ -1,4 +1,4 @@
-"""What is laid into memory comes back as it was: structure, types, dtypes, shapes and values."""
+"""Values laid out in memory are restored: structure, types, dtypes, shapes and content."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DTYPES = [
 
 
 def through(value: Any, memory_bytes: int = 0) -> Any:
-    """Lay a value into memory of some size, and load it from where it then lies."""
+    """Lay a value out in memory of a given size, and load it from there."""
     space = BatchAllocator(np.empty(memory_bytes, np.uint8))
     shell = write_batch(value, space)
     if space.fits:
@@ -87,7 +87,7 @@ def test_any_value_comes_back_as_it_was(value: Any, memory_bytes: int) -> None:
 
 
 def _loose(value: Any) -> Any:
-    """As `plain`, without the strides: of a tensor with gaps the gaps are not kept."""
+    """Like `plain` without strides, because gaps of a tensor are not preserved."""
     if isinstance(value, torch.Tensor):
         kind, dtype, shape, _, *rest = plain(value)
         return kind, dtype, shape, rest
@@ -131,7 +131,7 @@ class Tagged(torch.Tensor):
 
 
 class Own(torch.Tensor):
-    """A subclass with a way of its own to keep its state."""
+    """A subclass with its own pickling of state."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"of": "own"}

@@ -37,7 +37,7 @@ def refused(dataset: object, collate_fn: Any = default_collate, rows: int = 7) -
 
 
 def both(make: Any, **given: Any) -> tuple[list[Any], list[Any]]:
-    """What torch and feedline give of a dataset, or what they raise."""
+    """Results, or exceptions, of torch and feedline for a dataset."""
     found: list[list[Any]] = []
     given = {"batch_size": 7, "shuffle": True} | given
     for kind in (TorchDataLoader, feedline.DataLoader):

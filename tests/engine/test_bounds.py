@@ -42,9 +42,9 @@ if __name__ == "__main__":
 
 
 def mapped(name: str) -> set[str]:
-    """The inodes of the files of that name that this process maps.
+    """Inodes of files with this name that this process maps.
 
-    Memory of an earlier test may be given back at any time, so none is counted.
+    Memory of an earlier test may be released at any time, so it is not counted.
     """
     lines = Path("/proc/self/maps").read_text().splitlines()
     return {line.split()[4] for line in lines if name in line}

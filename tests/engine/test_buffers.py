@@ -92,7 +92,7 @@ def test_a_slot_that_children_held_stays_exported_to_its_user() -> None:
 def whole_batches(
     slots: int, max_user_batches: int
 ) -> tuple[BatchBuffers, DeviceTransfer, Callable[[], InFlightBatch]]:
-    """Slots, their transfer, and what makes a whole batch in the next slot."""
+    """Slots, their transfer, and a function that writes a whole batch to the next slot."""
     growing = WholeBatchBuffers(slots)
     batches = planned(PLAN)
 
@@ -117,7 +117,7 @@ def whole_batches(
 def batches_of_rows(
     slots: int, max_user_batches: int
 ) -> tuple[BatchBuffers, DeviceTransfer, Callable[[], InFlightBatch]]:
-    """Slots of rows, which keep two for the workers, their transfer, and what fills the next."""
+    """Slots of rows, two for the workers, their transfer, and a function that fills the next."""
     assert max_user_batches == slots - 2
     fields = Rows(80).fields(4)[1:]
     nbytes = batch_bytes(fields, 8)

@@ -48,7 +48,7 @@ class Own(Dataset[Any]):
 
 
 def epoch_of(loader: Any) -> list[float]:
-    """What an epoch gives, the same for each sample; without the process that made it."""
+    """Result of an epoch, equal for each sample, without the id of its process."""
     rows = torch.cat(list(loader)).tolist()
     assert all(row[:-1] == rows[0][:-1] for row in rows)
     return list(map(float, rows[0][:-1]))

@@ -1,4 +1,4 @@
-"""Batches on a CUDA device, where there is one: same results, safe to keep, overlapped."""
+"""Batches on a CUDA device, if available: equal results, safe to hold, overlapped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def loader(device: str = "cuda", **options: Any) -> DataLoader:
 
 
 def epochs(made: DataLoader, count: int = 4) -> list[Batch]:
-    """All batches of some epochs, kept."""
+    """All batches of some epochs."""
     return [(images, labels) for _ in range(count) for images, labels in made]
 
 
@@ -207,7 +207,7 @@ def test_an_ordinary_dataset_is_pinned_as_torch_does_it(workers: int) -> None:
 
 
 def test_a_pinned_batch_may_be_let_go_before_its_copy_has_run() -> None:
-    """As torch's: its memory is not used again while the device still has to read it."""
+    """Like in torch, its memory is not reused while the device still has to read it."""
     options = {**OPTIONS, "pin_memory": True, "prefetch": 1}
     moved = []
     with DataLoader(Rows(100), 16, **options) as made:

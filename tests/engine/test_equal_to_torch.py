@@ -1,4 +1,4 @@
-"""What arrives is what torch's own DataLoader gives, for the same dataset and arguments."""
+"""Batches equal those of torch's DataLoader for the same dataset and arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from slow import slow
 
 
 def both(dataset: Any, epochs: int = 1, **options: Any) -> tuple[list[Any], list[Any]]:
-    """What torch and feedline give; `options` may be functions that make an argument anew."""
+    """Results of torch and feedline; `options` may be functions that create an argument."""
     found = []
     for kind in (TorchDataLoader, DataLoader):
         torch.manual_seed(7)

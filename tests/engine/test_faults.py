@@ -1,4 +1,4 @@
-"""What goes wrong in a dataset arrives with its cause, and what dies costs no batch."""
+"""Errors in a dataset arrive with their cause, and killed workers cost no batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's rows: the same however a batch is divided, each reported where it failed."""
+"""Rows of a worker: independent of the division into tasks, with failures located exactly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE_PX = 4
 
 
 def filled(samples: list[int], task_rows: int, *, by_place: bool) -> list[NDArray[np.generic]]:
-    """A batch's arrays, made in tasks of at most so many rows."""
+    """Arrays of a batch, made in tasks of at most this many rows."""
     source = Rows(1000)
     nbytes = batch_bytes(source.fields(SIZE_PX), len(samples))
     block = np.zeros(nbytes, np.uint8)
@@ -78,7 +78,7 @@ def test_a_failure_names_its_row_of_the_batch_and_the_heartbeat_table_its_row_of
 
 
 class Prepared(Rows):
-    """Says in which order it was called, and fails when it prepares."""
+    """Records the order of calls, and fails in `prepare`."""
 
     def __init__(self) -> None:
         super().__init__(1000)

@@ -1,4 +1,4 @@
-"""Transforms that draw from generators of their own: the seed of the batch decides there, too."""
+"""Transforms with their own random generators are seeded per batch, too."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BATCH = 3
 
 
 class Jitter:
-    """A transform with a generator of its own."""
+    """A transform with its own generator."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(0)
@@ -50,7 +50,7 @@ class Slotted:
 
 
 class Steps:
-    """As torchvision's Compose."""
+    """Like torchvision's Compose."""
 
     def __init__(self, *transforms: Callable[[Any], Any]) -> None:
         self.transforms = list(transforms)
@@ -352,7 +352,7 @@ def test_all_that_is_drawn_from_follows_from_the_seed_alone() -> None:
 
 
 class Flips(Dataset[Any]):
-    """Says which of two flips albumentations does."""
+    """Returns which of two flips albumentations applied."""
 
     def __init__(self) -> None:
         albumentations = pytest.importorskip("albumentations")

@@ -27,7 +27,7 @@ LIMIT_S = 3.5
 
 
 class Workers:
-    """Workers as `HangDetector` sees them: what each is on is set by hand."""
+    """Workers as seen by `HangDetector`, with tasks set by hand."""
 
     def __init__(self) -> None:
         self.rows: dict[int, CurrentRow] = {}

@@ -12,7 +12,7 @@ from feedline.engine.normalise import Normalise
 
 @pytest.fixture
 def unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies for `pin` in ordinary memory: page-locked memory takes a device."""
+    """Replace pinned memory by ordinary memory: page-locking needs a device."""
     monkeypatch.setattr(
         "feedline.engine.device_transfer.copy_to_pinned",
         lambda array: torch.from_numpy(array.copy()),

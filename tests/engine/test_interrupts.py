@@ -1,7 +1,7 @@
-"""Ctrl-C at any line of feedline's own: which batches come afterwards.
+"""Ctrl-C at any line of feedline's code: which batches follow.
 
-Python hears signals between calls. After the last call in `record_delivery`, an interrupt is like
-one in the user's next line: the batch was handed out.
+Python handles signals between calls. After the last call in `record_delivery`, an interrupt is like
+one in the user's next line: the batch was delivered.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Numbers(Dataset[int]):
 
 
 def interrupted(call: Callable[[], Any], line: int) -> tuple[Any, str | None]:
-    """What a call gives, or the function of feedline's in whose line it was interrupted."""
+    """Result of a call, or the function of feedline in whose line it was interrupted."""
     where, left = None, line
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -212,9 +212,9 @@ class Drawing(Numbers):
 
 
 def test_an_interrupt_at_any_line_leaves_the_random_states_alone() -> None:
-    """A generator of numpy's that was put aside would otherwise never come back.
+    """A saved numpy generator would otherwise never be restored.
 
-    Nor is the request of the batch left behind, of which `feedline.image_size` would tell.
+    The batch request must also be cleared, because `feedline.image_size` would report it.
     """
     data = Drawing(4000)
     global_one = np.random.get_bit_generator()  # type: ignore[attr-defined]
@@ -282,7 +282,7 @@ def test_a_step_that_is_set_on_a_broken_pass_is_come_to() -> None:
 
 
 class Unlike(RandomSampler):
-    """Gives another order each time, whatever torch's random state is."""
+    """Yields another order each time, regardless of torch's random state."""
 
     passes = 0
 

@@ -1,4 +1,4 @@
-"""An IterableDataset, on torch's engine: what goes wrong in it, and where it goes on from then."""
+"""IterableDataset on torch's engine: errors, and the position after them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class WithFaults(IterableDataset[int]):
 
 
 class FailsOnce(IterableDataset[int]):
-    """A disk that is away once, when it comes to a number, after it was told to be."""
+    """A disk that fails once at a given number, after it was told to."""
 
     away = False
 
@@ -66,7 +66,7 @@ class Epochs(IterableDataset[int]):
 
 
 def steps(batches: Any) -> Iterator[Any]:
-    """What each step comes to: a batch, or what was raised."""
+    """Result of each step: a batch or an exception."""
     while True:
         try:
             yield next(batches).tolist()

@@ -1,4 +1,4 @@
-"""Batches that a user keeps are never written over, however they are kept."""
+"""Batches held by the user are never overwritten."""
 
 from __future__ import annotations
 

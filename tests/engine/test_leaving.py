@@ -1,4 +1,4 @@
-"""What a program leaves behind, however it ends, and what many epochs cost: nothing."""
+"""Ends of a program, and many epochs, leave nothing behind."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_an_exception_or_an_exit_in_the_loop_ends_everything(
 
 
 class Garbage:
-    """Says so when it is collected, in whichever process."""
+    """Reports its garbage collection, in any process."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.me = path, self
@@ -191,7 +191,7 @@ def start_program() -> int:
 
 
 class Leaving(Kept):
-    """Its worker starts a process, which lives on when the worker is gone; tells which."""
+    """Its worker starts a process that outlives it, and reports its id."""
 
     def __getitem__(self, index: int) -> int:
         return self.value()  # type: ignore[no-any-return]

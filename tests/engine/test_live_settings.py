@@ -1,4 +1,4 @@
-"""Settings that change in mid-epoch change no byte, and take effect."""
+"""Settings changed within an epoch take effect and change no byte."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_depth_and_task_time_change_no_byte_without_workers(
 
 
 def free_slots(feed: Feed) -> int:
-    """How many slots no batch is in."""
+    """Number of slots without a batch."""
     free = []
     while (slot := feed.slots.acquire()) is not None:
         free.append(slot)

@@ -1,4 +1,4 @@
-"""The arithmetic of normalisation, and what it refuses."""
+"""Normalisation: arithmetic and rejected arguments."""
 
 from __future__ import annotations
 

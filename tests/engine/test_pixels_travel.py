@@ -44,12 +44,12 @@ class Prompt(ModelDevice):
 
 
 class Sent(list[torch.dtype]):
-    """Of which dtype the images were that travelled."""
+    """dtypes of the transferred images."""
 
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
-    """A model of a device stands for "cuda"."""
+    """Replace "cuda" by a simulated device."""
     seen = Sent()
 
     class Watched(Prompt):

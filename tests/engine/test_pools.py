@@ -67,7 +67,7 @@ def kill_worker(loader: DataLoader) -> None:
 
 
 class PoolTests:
-    """Tests of a pool. Each test builds one loader, as workers may take seconds to start."""
+    """Tests of a pool. Each test builds one loader, because workers may take seconds to start."""
 
     options: ClassVar[dict[str, Any]] = {}
     pickles: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""What random transforms draw: other numbers for every batch, rank, epoch and place."""
+"""Draws of random transforms differ by batch, rank, epoch and position."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slow import slow
 
 
 class Random(Dataset[Any]):
-    """Gives a number of each generator."""
+    """Returns a number of each generator."""
 
     def __len__(self) -> int:
         return 12
@@ -34,7 +34,7 @@ class Random(Dataset[Any]):
 
 
 class Own(Random):
-    """Draws from a generator of its own, too."""
+    """Also draws from its own generator."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(0)
@@ -44,7 +44,7 @@ class Own(Random):
 
 
 class Seeds(Dataset[Any]):
-    """Gives the seeds that its worker began with, less the worker's number."""
+    """Returns the initial seeds of its worker minus the worker id."""
 
     began: tuple[int, int] = (0, 0)
 
@@ -56,7 +56,7 @@ class Seeds(Dataset[Any]):
 
 
 class Streamed(IterableDataset[Any]):
-    """Gives a few draws of its worker's stream."""
+    """Returns some draws of its worker's stream."""
 
     def __iter__(self) -> Iterator[Any]:
         yield from ((float(np.random.rand()), random.random()) for _ in range(3))
@@ -69,14 +69,14 @@ def keep_seeds(worker: int) -> None:
 
 
 def seed_worker(worker: int) -> None:
-    """As PyTorch's notes on reproducibility have it."""
+    """As in PyTorch's notes on reproducibility."""
     seed = torch.initial_seed() % 2**32
     np.random.seed(seed)
     random.seed(seed)
 
 
 def seed_as_lightning(worker: int) -> None:
-    """As `pl_worker_init_function` does."""
+    """Like `pl_worker_init_function`."""
     sequence = np.random.SeedSequence([torch.initial_seed() - worker, worker, 0])
     np.random.seed(sequence.generate_state(4))
     torch_sequence, python_sequence = sequence.spawn(2)
@@ -86,7 +86,7 @@ def seed_as_lightning(worker: int) -> None:
 
 
 def seed_as_timm(worker: int) -> None:
-    """As timm's `_worker_init` does."""
+    """Like timm's `_worker_init`."""
     info = get_worker_info()
     assert info is not None
     np.random.seed(info.seed % (2**32 - 1))

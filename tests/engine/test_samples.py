@@ -1,4 +1,4 @@
-"""Samples at the requested size and strength: refused where nothing asked, or made as rows are."""
+"""Samples at the requested size and strength: rejected if unused, or made like rows."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_strength_reaches_the_dataset_and_collate_fn(workers: int) -> None:
 
 
 class Noting:
-    """Passes samples on, and notes what was asked for."""
+    """Passes samples on, and records requests."""
 
     def __init__(self, samples: SampleMaker) -> None:
         self._samples = samples
@@ -132,7 +132,7 @@ def folder(tmp_path: Path) -> ImageFolder:
 
 @pytest.fixture
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a worker changes in its process."""
+    """Restore what a worker changes in its process."""
     monkeypatch.setenv(RECORD_SWITCH, "0")  # libraries' functions as they are
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     yield

@@ -1,4 +1,4 @@
-"""What a user reads when a script ends, or is written so that it cannot run."""
+"""Messages when a script ends, or cannot run as written."""
 
 from __future__ import annotations
 

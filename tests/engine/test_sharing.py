@@ -26,7 +26,7 @@ METHODS = ["forkserver", *slow("spawn", "fork")]
 
 @pytest.fixture(params=["file_descriptor", "file_system"])
 def strategy(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each of torch's ways of sharing tensors."""
+    """Each of torch's sharing strategies."""
     usual = torch.multiprocessing.get_sharing_strategy()
     torch.multiprocessing.set_sharing_strategy(request.param)
     yield request.param
@@ -144,7 +144,7 @@ def test_a_shared_epoch_is_in_all_batches_of_the_epoch(method: str, kept: dict[s
 
 
 class Used(Dataset[Any]):
-    """Puts what it reads from a manager's list into a queue, and checks its process."""
+    """Reads a manager's list, puts it into a queue, and checks its process."""
 
     def __init__(self, method: str, listed: Any) -> None:
         self.queue = multiprocessing.get_context(method).Queue()

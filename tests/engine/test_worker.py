@@ -27,7 +27,7 @@ _HELD = struct.Struct("<q")
 
 
 class Witness(socket.socket):
-    """Adds to each message what stands on a worker's line as it is sent."""
+    """Adds a worker's line of the heartbeat table to each message when it is sent."""
 
     line: np.ndarray
 

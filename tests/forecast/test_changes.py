@@ -1,4 +1,4 @@
-"""What may be written for a what-if, and what may not."""
+"""Valid and invalid what-if changes."""
 
 from __future__ import annotations
 

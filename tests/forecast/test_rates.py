@@ -1,4 +1,4 @@
-"""What was seen of a crew, as a point that predictions begin at."""
+"""Measured rates as the starting point of predictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loader that Accelerate prepares, saves and restores as it is."""
+"""Loaders that Accelerate prepares, saves and restores."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_repeated_rows_are_removed_at_the_end(length: int, world_size: int, rema
 
 
 class Told(Dataset[int]):
-    """Is told the epoch."""
+    """Receives the epoch."""
 
     epoch = -1
 
@@ -191,7 +191,7 @@ def accelerator_of(**config: Any) -> Any:
 
 
 def theirs_and_ours(make: Callable[[], Any], dataset: Any, **options: Any) -> tuple[list[Any], ...]:
-    """Two epochs of what Accelerate gives of torch's class, of feedline's, and by `prepare`."""
+    """Two epochs in Accelerate with torch's class, with feedline's, and with `prepare`."""
     found = []
     for kind, put in (
         (TorchDataLoader, lambda accelerator, loader: accelerator.prepare(loader)),

@@ -1,4 +1,4 @@
-"""What Accelerate knows of an epoch of feedline's, and what it leaves out of one, as with torch."""
+"""Epochs of feedline in Accelerate: the position, and skipped batches, like with torch."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class SaysNothing(Sampler[Any]):
 
 
 class Turning(Sampler[int]):
-    """Follows an epoch that it keeps under a name of its own."""
+    """A sampler with an epoch attribute of another name."""
 
     turn = 0
 

@@ -1,5 +1,6 @@
-"""torch's DDP with uneven ranks, FSDP and FSDP2 on two processes: the batches of torch's class, and
-with a seed equally many batches for each rank and every sample."""
+"""torch's DDP with uneven ranks, FSDP and FSDP2 on two processes: batches equal those of torch's
+class, and with a seed each rank has the same number of batches and every sample occurs.
+"""
 
 from __future__ import annotations
 

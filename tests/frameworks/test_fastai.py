@@ -36,7 +36,7 @@ def test_learner_matches_torch_dataloader(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_fastai_patches_of_pillow_and_torch_keep_pipelines_fused() -> None:
-    """In a process of its own: the import changes classes of Pillow's and torch's."""
+    """In a new process, because the import changes classes of Pillow and torch."""
     script = """
 import warnings
 warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Ignite: engines run over feedline's loaders as over torch's, and go on where they were."""
+"""Ignite: engines run with feedline's loaders like with torch's, and resume."""
 
 from __future__ import annotations
 

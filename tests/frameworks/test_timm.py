@@ -1,4 +1,4 @@
-"""timm: its loaders, built of feedline's class, give the very batches that torch's class gives."""
+"""timm's loaders yield the same batches with feedline's class as with torch's."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Stream(IterableDataset[Any]):
 
 
 def built_of(kind: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """timm's module of loaders as it is where `kind` has the place of torch's class."""
+    """timm's loader module with `kind` instead of torch's class."""
     monkeypatch.setattr(torch.utils.data, "DataLoader", kind)
     spec = importlib.util.find_spec("timm.data.loader")
     assert spec is not None
@@ -81,7 +81,7 @@ def plain(part: Any) -> Any:
 
 
 def epochs(loader: Any, *, pixels: bool = True) -> list[Any]:
-    """What timm's training loop sees of three epochs."""
+    """Three epochs as seen by timm's training loop."""
     found: list[Any] = [] if isinstance(loader.dataset, IterableDataset) else [len(loader)]
     for epoch in range(3):
         for part in (loader.dataset, loader.batch_sampler, loader.sampler):

@@ -1,5 +1,6 @@
-"""transformers' Trainer gets the batches of torch's class, and the rest after a resume: with
-feedline's class swapped in or in the loaders of a user's Trainer, on one process and on two."""
+"""transformers' Trainer: batches equal those of torch's class, and a resume continues with the
+rest, with feedline's class swapped in or in a user-defined Trainer, on one process and on two.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ STEPS = 4
 
 
 class Loader:
-    """Gives its places as batches, and notes when it is sent elsewhere."""
+    """Yields its positions as batches, and records when it is repositioned."""
 
     def __init__(self) -> None:
         self.dataset, self.order = range(STEPS * 8), "of any kind"

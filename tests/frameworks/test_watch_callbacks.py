@@ -1,4 +1,4 @@
-"""Runs recorded within Lightning and Accelerate, in a process of their own."""
+"""Runs recorded in Lightning and Accelerate, in a process of their own."""
 
 from __future__ import annotations
 

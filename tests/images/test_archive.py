@@ -1,4 +1,4 @@
-"""Folders of images in zip and tar files, read where they lie."""
+"""Image folders in zip and tar files, read in place."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = ["cats/1.jpg", "cats/a-b/2.jpg", "cats/a/3.JPG", "cats/a/4.jpg", "dogs/5
 
 @pytest.fixture
 def pets(jpeg_folder: Path, tmp_path: Path) -> Path:
-    """The folder that archives are made of: images with other files beside them."""
+    """The folder that archives are made of: images and other files."""
     root = tmp_path / "pets"
     files = sorted(jpeg_folder.glob("*/*.jpg"))
     for name, file in zip(NAMES, files, strict=False):
@@ -243,7 +243,7 @@ def test_invalid_archive_is_rejected(pets: Path, tmp_path: Path) -> None:
 
 
 def tar_header(kind: bytes, size: int) -> bytes:
-    """A header whose length is written as a number of 11 bytes, which may be below 0."""
+    """A header whose length is written as an 11-byte number, which may be negative."""
     info = tarfile.TarInfo("cats/1.jpg")
     info.type = kind
     head = bytearray(info.tobuf(tarfile.USTAR_FORMAT))

@@ -13,7 +13,7 @@ FILLED = -1
 
 
 def moved(rng: np.random.Generator, filter: str) -> tuple[Axis, np.ndarray]:
-    """An axis after random moves, and which source pixel is where after the same moves."""
+    """An axis after random moves, and the source pixel at each position after the same moves."""
     pixels = int(rng.integers(1, 40))
     axis, where = Axis.of(pixels), np.arange(pixels)
     resized = padded = False
@@ -47,7 +47,7 @@ def test_sequence_of_moves_matches_stepwise_result(filter):
 
 
 def canvases(rng: np.random.Generator, filter: str):
-    """Windows of resized images of all sorts, and what each is of: height, width, the whole's."""
+    """Windows of resized images, each with height, width and the whole image."""
     for _ in range(60):
         height, width = rng.integers(2, 70, 2).tolist()
         tall, wide = (int(rng.integers(max(1, side // 6), 90)) for side in (height, width))
@@ -59,7 +59,7 @@ def canvases(rng: np.random.Generator, filter: str):
 
 
 class Read:
-    """Gives parts of an image, and notes them."""
+    """Returns regions of an image, and records them."""
 
     def __init__(self, image):
         self.image, self.parts = image, []

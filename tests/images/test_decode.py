@@ -1,4 +1,4 @@
-"""Decoding: Pillow's pixels for what is whole, an ImageError for what is not."""
+"""Decoding: Pillow's pixels for valid images, an ImageError for others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def encoded(image, kind, **options):
 
 
 def reference(data):
-    """What torchvision's pil_loader gives."""
+    """Result of torchvision's pil_loader."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))

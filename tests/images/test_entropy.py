@@ -44,7 +44,7 @@ def by_libjpeg(data, part=None, by=1):
 
 
 def scan_at(data):
-    """Where the codes begin, and where they end."""
+    """Start and end of the entropy-coded data."""
     at = data.index(b"\xff\xda")
     return at + 2 + int.from_bytes(data[at + 2 : at + 4], "big"), len(data) - 2
 
@@ -55,7 +55,7 @@ def restarted(blocks=2, **options):
 
 
 def segments(data):
-    """What lies before the codes, and the codes of each segment, without markers."""
+    """Data before the entropy-coded data, and the codes of each segment without markers."""
     first, last = scan_at(data)
     parts, start = [], first
     for at in range(first, last):

@@ -38,7 +38,7 @@ def written(path: Path, entries: Mapping[bytes, bytes], **options: Any) -> Path:
 
 @pytest.fixture
 def numbered(tmp_path: Path, images: list[bytes]) -> Path:
-    """As sets for text recognition are written: images and texts by number, from 1 on."""
+    """Layout of text recognition datasets: images and texts numbered from 1."""
     entries = {b"image-%09d" % k: image for k, image in enumerate(images, 1)}
     entries |= {b"label-%09d" % k: [b"cat", b"dog"][k > 6] for k in range(1, 13)}
     return written(tmp_path / "numbered", entries | {b"num-samples": b"12"})
@@ -46,7 +46,7 @@ def numbered(tmp_path: Path, images: list[bytes]) -> Path:
 
 @pytest.fixture
 def keyed(tmp_path: Path, images: list[bytes]) -> Path:
-    """As LSUN is written: images by keys that say nothing."""
+    """Layout of LSUN: images with random keys."""
     entries = {f"{k * 7919:08x}".encode(): image for k, image in enumerate(images)}
     return written(tmp_path / "keyed", entries)
 

@@ -1,4 +1,4 @@
-"""Pixels other than RGB, uint8: one value of a source, kept from the file to the batch."""
+"""Pixels other than uint8 RGB: a property of the source, kept from file to batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of raw pixels that are made together: each is as it is made alone, or is left."""
+"""Raw rows made together: each equals a row made alone, or is not handled."""
 
 from __future__ import annotations
 

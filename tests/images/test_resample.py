@@ -120,7 +120,7 @@ def test_a_row_need_not_be_square(task, tall, wide):
 
 
 def down_first(image, part, whole, corner, size, flip):
-    """The transposed of what torch makes of the transposed image; the mirroring is kept apart."""
+    """Transpose of torch's result for the transposed image; mirroring is separate."""
     turned = [pair[::-1] for pair in (part[:2], part[2:], whole, corner)]
     made = torchs(image.transpose(1, 0, 2), (*turned[0], *turned[1]), *turned[2:], size, False)
     return made.transpose(1, 0, 2)[:, ::-1] if flip else made.transpose(1, 0, 2)

@@ -1,4 +1,4 @@
-"""Lists of images in tar shards of WebDataset, read where they lie."""
+"""Image lists in WebDataset tar shards, read in place."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class PositionModel(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 12))
     def look_ahead(self, count: int) -> None:
-        """What lies ahead can be given out at any time; that does not move the position."""
+        """Preview of later batches, which does not move the position."""
         seen = list(islice(self.position.upcoming(), count))
         self.restart_prefetch()
         places = [(batch.epoch, batch.step) for batch in seen]

@@ -1,4 +1,4 @@
-"""The room that copies of another machine's files take: bounded, and nothing else is touched."""
+"""Disk space of copies of remote files: bounded, and other files are untouched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that fail, lie or go away: never another picture, never an endless wait, and mended."""
+"""Failing, wrong or unreachable servers: never a wrong image or an endless wait, with recovery."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def remote(server: RangeServer, tmp_path: Path) -> ImageFolder:
 
 
 class Clock:
-    """Stands still but for pauses, of which none takes time.
+    """A clock that only advances in pauses, which take no real time.
 
     Attributes:
-        pauses: each of them, in seconds.
-        passed_s: what has passed beside these.
+        pauses: each pause, in seconds.
+        passed_s: time passed in addition.
         then: called in a pause.
     """
 

@@ -1,4 +1,4 @@
-"""Folders at URLs: what is listed, what is tried again, and what an error says."""
+"""Folders at URLs: listing, retries, and errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def server(tmp_path: Path) -> Iterator[RangeServer]:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses between tries, none of which takes time."""
+    """Pauses between attempts, without waiting."""
     made: list[float] = []
 
     class Clock:
@@ -142,7 +142,7 @@ def test_a_folder_is_walked_as_on_a_disk(tmp_path: Path) -> None:
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Lists folders, and breaks off where one is deep."""
+    """Lists folders, and disconnects at a deep one."""
 
     def log_message(self, *_: Any) -> None:
         pass

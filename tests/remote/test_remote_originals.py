@@ -1,4 +1,4 @@
-"""Original images at URLs: the batches of a folder here, fetched once, mended and bounded."""
+"""Original images at URLs: batches equal those of a local folder, fetched once, with recovery."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def kept(local: Path) -> list[Path]:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses between tries, none of which takes time."""
+    """Pauses between attempts, without waiting."""
     made: list[float] = []
 
     class Clock:

@@ -1,4 +1,4 @@
-"""Two runs are compared where they can be, and refused by name where they cannot."""
+"""Comparable runs are compared; others are rejected with the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WOBBLE = (0.98, 1.02, 1.0, 0.97, 1.03)
 
 
 def facts(rate: float = 1000.0, **changed: object) -> ReportData:
-    """A run at this rate, which varies by some percent."""
+    """A run at this rate, which varies by a few percent."""
     made = build_report(
         Run(
             machine=MACHINE,

@@ -1,4 +1,4 @@
-"""One model of facts, from a run and its verdict, in which nothing unknown becomes a number."""
+"""Facts from a run and its verdict; unknown values never become numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was learnt, read from a run's figures and drawn: whatever the figures are."""
+"""Training figures of a run, read and plotted for any values."""
 
 from __future__ import annotations
 

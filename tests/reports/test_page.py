@@ -19,7 +19,7 @@ NASTY = "</title></style><script>alert(1)</script><img src=x onerror=alert(1)>\"
 
 
 class Elements(HTMLParser):
-    """The elements of a page, with their attributes; fails where they do not nest."""
+    """Elements of a page with their attributes; fails if they are not nested properly."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

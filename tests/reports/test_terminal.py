@@ -1,4 +1,4 @@
-"""A report in a terminal: what is not known is said so, and names control nothing."""
+"""Terminal report: unknown values are marked, and control characters in names are escaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A state goes on with exactly the rest, random draws included, or is refused by name."""
+"""A state resumes with exactly the remaining batches, including draws, or is rejected."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_drawing_with_replacement_is_not_drawing_without(step: int) -> None:
 
 
 class Lending(Stateful):
-    """Gives its state as it keeps it, and goes on to change it."""
+    """Returns its internal state without a copy, and then changes it."""
 
     def __init__(self, length: int, seed: int) -> None:
         self.kept: dict[str, Any] = {}
@@ -423,7 +423,7 @@ def test_a_refused_state_leaves_a_sampler_at_its_epoch() -> None:
 
 
 class Turning:
-    """A sampler that draws from a generator, and turns what it drew by its epoch."""
+    """A sampler that draws from a generator and rotates the result by its epoch."""
 
     def __init__(self) -> None:
         self.generator = generator(4)
@@ -514,7 +514,7 @@ def test_epochs_after_restored_one_are_unchanged() -> None:
 
 
 class CountingOn(RandomSampler):
-    """Shuffles by its own epoch, which it counts on at the end of each pass."""
+    """Shuffles by its own epoch, which it increments after each pass."""
 
     epoch = 0
 
@@ -546,7 +546,7 @@ def test_sampler_with_own_epoch_counter_is_not_restarted(workers: int) -> None:
 def test_states_are_unaffected_by_draws_between_iter_and_first_batch(
     order: str, workers: int
 ) -> None:
-    """As another shuffled loader beside it does, in a zip."""
+    """Like another shuffled loader in a zip."""
 
     def two() -> list[DataLoader[Any]]:
         shared, data = generator(9), list(range(23))
@@ -596,7 +596,7 @@ def test_asking_for_a_state_before_the_first_batch_draws_nothing() -> None:
 
 
 class BatchByBatch:
-    """A batch sampler that draws each batch from torch's random state when it is asked for it."""
+    """A batch sampler that draws each batch lazily from torch's random state."""
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
@@ -660,7 +660,7 @@ class Split(Enum):
 
 @dataclass
 class Place:
-    """Where a sample is cut out."""
+    """Crop position of a sample."""
 
     box: Any
     note: Any = field(default=None, compare=False)
@@ -716,7 +716,7 @@ def test_whole_numbers_have_the_digest_that_they_always_had() -> None:
 
 
 class PlainDraws(Dataset[Any]):
-    """A draw of Python's and one of numpy's for each sample."""
+    """Draws from Python's and numpy's generators for each sample."""
 
     def __len__(self) -> int:
         return 6

@@ -1,4 +1,4 @@
-"""Which shards a user means: braces, wildcards, and what is not there."""
+"""Shard names: braces, wildcards, and missing files."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from slow import slow
 
 
 class ZipStore:
-    """The files of an archive, labelled by float boxes: what a user may add."""
+    """Files of an archive labelled with float boxes: a user-defined store."""
 
     label_field = Field("label", "float32", (4,))
 

@@ -1,4 +1,4 @@
-"""What is seen of a batch: size, bytes, form, and nothing that is not there."""
+"""Recorded facts of a batch: size, bytes and form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel counts of processes, from a /proc of the tests' own and from the real one."""
+"""Kernel counters of processes, from a simulated /proc and the real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recorder is told of batches, and tells of a run that adds up."""
+"""A recorder receives batches and returns a consistent run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOADER = Loader(kind="other", name="tests")
 
 
 class Told:
-    """A pass that is told of on a clock of its own, begun when the recorder was."""
+    """An epoch recorded on a simulated clock that started with the recorder."""
 
     def __init__(self, recorder: Recorder, loader: Loader = LOADER, **options: Any) -> None:
         self.recorder = recorder
@@ -106,7 +106,7 @@ def test_a_step_belongs_to_the_size_of_the_batch_that_it_computes_with() -> None
 
 @pytest.mark.parametrize("late", [0, 1, 4])
 def test_steps_that_are_measured_late_go_to_their_own_size(late: int) -> None:
-    """`late`: how many batches later than it ended a step is told of; 0 is just before its end."""
+    """`late`: number of batches by which a step is reported late; 0 is just before its end."""
     recorder = Recorder()
     told = Told(recorder, timed_elsewhere=True)
     sizes = [64, 64, 64, 96, 96, 96, 64]

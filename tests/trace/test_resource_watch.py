@@ -1,4 +1,4 @@
-"""What a run uses of the machine: the device by NVIDIA's library, the quota by the kernel."""
+"""Resources used by a run: the device from NVML, the quota from the kernel."""
 
 from __future__ import annotations
 

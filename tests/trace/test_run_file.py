@@ -1,4 +1,4 @@
-"""A run as a file: what is written is read, and anything else is refused by name."""
+"""Run files: a written run can be read, and anything else is rejected with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker notes in its page, the trainer reads."""
+"""Stage timings written by a worker are read by the trainer."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_a_save_that_fails_leaves_the_earlier_checkpoint_and_nothing_else(
 
 
 def test_full_disk_is_named_with_sizes(tmp_path: Path) -> None:
-    """Where torch's own writer meets the end of a file system, for real: of 64 KiB."""
+    """torch's writer on a real file system of 64 KiB."""
     code = f"""
 import os, resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))

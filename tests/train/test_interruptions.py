@@ -1,7 +1,7 @@
-"""A run with phases of every kind, interrupted at drawn steps, ends with the same weights always.
+"""A run with phases of every kind, interrupted at random steps, ends with the same weights.
 
-Every step is interrupted in every way; the steps behind which a phase ends, and those before and
-behind these, are always among them.
+Every selected step is interrupted in every way. The last step of each phase and its neighbours are
+always selected.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def last_steps(ranks: int) -> tuple[list[int], list[int]]:
 
 
 def drawn_steps(ranks: int, count: int) -> list[int]:
-    """So many steps: those around each edge of a phase, and others."""
+    """This many steps: those around each end of a phase, and random ones."""
     *edges, last = last_steps(ranks)[1]
     near = {edge + k for edge in edges for k in (-1, 0, 1)}
     others = sorted(set(range(1, last + 1)) - near)

@@ -33,7 +33,7 @@ class _Full(torch.nn.Module):
 
 @pytest.fixture(scope="module", autouse=True)
 def _full_models() -> None:
-    """Register models with timm, which is imported for these tests alone; see `needs`."""
+    """Register models with timm, which is only imported for these tests; see `needs`."""
     import timm
 
     timm.models.register_model(feedline_test_full_in_training)

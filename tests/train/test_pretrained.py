@@ -1,4 +1,4 @@
-"""Weights to begin with, and what of a model stays as it is."""
+"""Pretrained weights, and the parts of a model that are not loaded."""
 
 from __future__ import annotations
 

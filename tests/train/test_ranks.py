@@ -1,4 +1,4 @@
-"""Trainings on several processes of one machine, that go on on another number of them."""
+"""Trainings on several processes of one machine that resume on another number of processes."""
 
 from __future__ import annotations
 

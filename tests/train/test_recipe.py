@@ -1,4 +1,4 @@
-"""The recipe checks itself, fills itself in, and says what another recipe has otherwise."""
+"""A recipe validates itself, fills in defaults, and lists differences from another recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs: they learn, keep their accounts, and go on exactly where they were stopped."""
+"""Whole runs: they learn, record their history, and resume exactly."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_the_rate_is_one_curve_over_phases_of_other_batch_sizes(
 
 @pytest.fixture(scope="module", autouse=True)
 def _dropout_model() -> None:
-    """Register a model with timm, which is imported for these tests alone; see `needs`."""
+    """Register a model with timm, which is only imported for these tests; see `needs`."""
     import timm
 
     timm.models.register_model(feedline_test_dropout)

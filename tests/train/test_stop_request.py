@@ -17,7 +17,7 @@ needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="no such sign
 
 @needs_signals
 def test_stop_is_recorded_while_main_thread_runs_no_python() -> None:
-    """A lock of the C library, which no signal interrupts, stands for a long backward pass."""
+    """A lock of the C library, which signals do not interrupt, simulates a long backward pass."""
     libc = ctypes.CDLL(None)
     lock = ctypes.create_string_buffer(64)
     assert libc.pthread_mutex_init(lock, None) == 0
@@ -80,7 +80,7 @@ def test_outside_the_main_thread_nothing_is_noted() -> None:
 
 
 class Interrupted:
-    """Gets a second Ctrl-C where Python loses what its handler raises."""
+    """Receives a second Ctrl-C at a point where Python loses the handler's exception."""
 
     def __del__(self) -> None:
         signal.raise_signal(signal.SIGINT)

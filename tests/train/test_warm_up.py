@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 class Seen(nn.Module):
-    """A model with statistics and draws, which notes what it was given."""
+    """A model with batch statistics and draws that records its input."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Images made in another way: recommended where they are faster, and never taken by themselves."""
+"""Alternative image sources: recommended if faster, and never applied automatically."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ SIZES = [*range(1, 8), *range(8, 20_000, 8)]
 def searched(
     taken: Callable[[int], float], room: int, start: int, most: int = 4096, breaks: float = 1.1
 ) -> BatchSearch:
-    """A search that is done; trials break off where more than `breaks` of the room is taken."""
+    """A finished search; trials fail above `breaks` of the memory."""
     search = BatchSearch(usable_bytes=room, start=start, max_rows=most)
     while (rows := search.next()) is not None:
         assert rows not in search.trials
@@ -66,7 +66,7 @@ def test_whatever_kernels_choose_the_largest_is_found(
     most: int,
     breaks: float,
 ) -> None:
-    """From some sizes on kernels take more workspace, by leaps."""
+    """From some sizes on kernels use more workspace, in jumps."""
 
     def taken(rows: int) -> float:
         return fixed + rows * per_image + sum(more for since, more in steps if rows >= since)

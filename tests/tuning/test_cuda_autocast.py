@@ -22,7 +22,7 @@ from slow import slow
 def kept_bytes(
     model: nn.Module, device: str, autocast: AbstractContextManager[object]
 ) -> Counter[torch.dtype]:
-    """What autograd keeps of a forward pass, each storage once, by type."""
+    """Bytes saved by autograd in a forward pass, each storage once, by type."""
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
@@ -46,7 +46,7 @@ def kept_bytes(
 
 @contextmanager
 def real_autocast() -> Iterator[None]:
-    """torch.autocast("cuda"), which switches itself off where there is no GPU."""
+    """torch.autocast("cuda"), which disables itself without a GPU."""
     torch.set_autocast_enabled("cuda", True)
     torch.set_autocast_dtype("cuda", torch.bfloat16)
     torch.autocast_increment_nesting()

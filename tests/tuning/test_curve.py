@@ -1,4 +1,4 @@
-"""The picture of what was tried."""
+"""Plot of the tried settings."""
 
 from __future__ import annotations
 

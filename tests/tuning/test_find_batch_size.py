@@ -1,4 +1,4 @@
-"""`feedline.find_batch_size`: what it is asked, refuses and says; and on a GPU what it finds."""
+"""`feedline.find_batch_size`: arguments, errors, and results on a GPU."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def tried(
 
 
 def peak_of_a_training(rows: int, size: int) -> int:
-    """Bytes of the same training, by a loop of its own."""
+    """Peak bytes of the same training in a loop of its own."""
     model = small_model()
     memory = BoundedMemory(1 << 40)
     # In a trial, copies of parameters and buffers lie in the host's memory, which here is the same.
@@ -289,7 +289,7 @@ def test_memory_that_is_out_on_the_way_is_searched_around() -> None:
 
 
 class Leaping(BoundedMemory):
-    """Memory that says too little of small batches, so that what is foreseen is too large."""
+    """Memory that under-reports small batches, so that extrapolation is too optimistic."""
 
     def peak_bytes(self) -> int:
         return (

@@ -1,4 +1,4 @@
-"""What a real search leaves behind to predict from."""
+"""Predictions from the measurements of a real search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training steps change is put back."""
+"""Changes made by training steps are undone."""
 
 from __future__ import annotations
 

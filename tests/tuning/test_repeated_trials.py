@@ -1,4 +1,4 @@
-"""Settings that take turns at the end of a search, over trainings that are simulated."""
+"""Alternating trials at the end of a search, with simulated trainings."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tuning.uneven import Uneven
 
 @dataclass(kw_only=True)
 class Crowded(Simulated):
-    """Workers on all cores leave none to the loop, and steps take longer.
+    """Workers on all cores slow down the training loop.
 
     Args:
-        slower: times, with all cores taken.
+        slower: factor of the step time if all cores are used.
     """
 
     slower: float = 1.09
@@ -112,7 +112,7 @@ def test_waiting_work_needs_no_core() -> None:
 
 
 def test_no_crew_is_tried_that_would_have_to_be_faster_than_it_is_large() -> None:
-    """Of four that are needed, three; two have told how fast they could be at best."""
+    """Three workers instead of four needed; two trials have shown the best possible rate."""
     training = Simulated(own_ms=25.0, cpu_ms=0.0, blocked_ms=100.0, cores=2, workers=1, noise=0.003)
     training_of_few = Search(WorkerLimits(cores=2), LoaderSetting(workers=2, prefetch=2), 40.0)
     while (setting := training_of_few.next()) is not None:
@@ -122,7 +122,7 @@ def test_no_crew_is_tried_that_would_have_to_be_faster_than_it_is_large() -> Non
 
 
 def test_more_ahead_that_was_in_vain_is_not_tried_with_more_workers() -> None:
-    """Of batches that are uneven, but steps wait for something else."""
+    """Batches are uneven, but steps wait for something else."""
 
     class InVain(Uneven):
         def window(self, workers: int, factor: int):  # type: ignore[no-untyped-def]

@@ -28,7 +28,7 @@ class Batch(NamedTuple):
 
 
 class Ready:
-    """A loader that has each batch at once, and workers for as many as it is allowed."""
+    """A loader that always has a batch ready, with any number of workers."""
 
     start = LoaderSetting(workers=2, prefetch=2)
     search_space = SearchSpace()
@@ -62,7 +62,7 @@ class Ready:
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time in seconds, which passes where a test says so."""
+    """Simulated time in seconds, advanced by tests."""
     clock = [1000.0]
     clocks = ("monotonic", "perf_counter", "thread_time", "process_time_ns")
     time = SimpleNamespace(**dict.fromkeys(clocks, lambda: clock[0]))

@@ -1,4 +1,4 @@
-"""The bytes of a training step, against what the CPU's allocator says of the same step."""
+"""Estimated bytes of a training step, compared with the CPU allocator's count of the same step."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def small_model() -> nn.Module:
 def measured(
     model: nn.Module, optimizer: torch.optim.Optimizer, autocast: Autocast, rows: int, size: int
 ) -> int:
-    """The peak that torch's allocator counts in a step, but for what convolutions take within.
+    """Peak of torch's allocator in a step, without buffers inside convolutions.
 
-    That depends on the processor: without AVX-512 their backward pass may unfold the images.
+    Those depend on the processor: without AVX-512 their backward pass may unfold the images.
     """
     step, make = (
         training_step(model, optimizer, functional.cross_entropy, autocast),
@@ -63,7 +63,7 @@ def measured(
 
 
 def _changes(event: Any) -> list[tuple[int, int, int]]:
-    """When memory grew or shrank in an event and all within it, by how many bytes, and where."""
+    """Times, bytes and places at which memory grew or shrank in an event."""
     if event.name == "[memory]":
         block = event.extra_fields
         return [(event.start_time_ns, block.alloc_size, block.ptr)]

@@ -202,7 +202,7 @@ def test_loaders_whose_crew_cannot_change_are_refused() -> None:
 
 
 def test_settings_of_workers_that_end_with_each_epoch_stay() -> None:
-    """Unplanned epochs of a user's dataset have workers of their own, which are set anew."""
+    """Unplanned epochs of a user-defined dataset have new workers, which are configured again."""
     with DataLoader(Short(), 8, num_workers=2) as loader:
         own = TunableFeedlineLoader(loader)
         own.change(LoaderSetting(workers=1, prefetch=6))

@@ -42,7 +42,7 @@ class Stream(IterableDataset[torch.Tensor]):
 
 
 class Named(DataLoader[Any]):
-    """A subclass stays what it is."""
+    """A subclass that must be preserved."""
 
     built = 0
 

@@ -1,4 +1,4 @@
-"""Where a run goes while it goes on: files, timeline, callback, panel."""
+"""Outputs of a running run: files, timeline, callback, panel."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_timeline_has_steps_and_the_tasks_of_each_worker(tmp_path: Path) -> No
 
 
 class Steps:
-    """A recorder that is told of steps on a clock of its own, with a worker."""
+    """A recorder of steps on a simulated clock, with one worker."""
 
     def __init__(self) -> None:
         self.recorder = Recorder()

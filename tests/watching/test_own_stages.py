@@ -1,4 +1,4 @@
-"""What feedline's own loaders record of their workers, for each kind of batches."""
+"""Records of workers of feedline's loaders, for each engine."""
 
 from __future__ import annotations
 

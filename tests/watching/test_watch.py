@@ -1,4 +1,4 @@
-"""feedline.watch around loaders of all kinds: the same batches, and a record that says what was."""
+"""feedline.watch with loaders of all kinds: equal batches, and a correct record."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.own_fork_server
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
-    """Each test has a run of its own."""
+    """Start each test with a new run."""
     watching._recorders.clear()
     yield
     watching._recorders.clear()
@@ -51,7 +51,7 @@ def only(watched: WatchedLoader[Any]) -> Pass:
 
 
 class Counting(IterableDataset[int]):
-    """So many numbers in each worker."""
+    """This many numbers in each worker."""
 
     def __init__(self, length: int, raises: int = -1) -> None:
         self.length, self.raises = length, raises
@@ -61,7 +61,7 @@ class Counting(IterableDataset[int]):
 
 
 class Stubborn:
-    """An iterator that goes on after it has raised."""
+    """An iterator that continues after it has raised."""
 
     def __init__(self, length: int, raises: int) -> None:
         self.at, self.length, self.raises = -1, length, raises
@@ -86,7 +86,7 @@ class Together(Drawing):
 
 
 class InPairs:
-    """A batch sampler of a user's own."""
+    """A user-defined batch sampler."""
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter([[0, 5], [3, 3], [7, 1]])
@@ -96,7 +96,7 @@ class InPairs:
 
 
 class Mine(DataLoader[Any]):
-    """A loader of a user's own, whose iterator is a generator."""
+    """A user-defined loader whose iterator is a generator."""
 
     def __iter__(self) -> Any:
         for batch in super().__iter__():
