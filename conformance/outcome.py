@@ -1,4 +1,4 @@
-"""Compare the outcomes of a run with the list of known deviations."""
+"""Judges the outcomes of a run against the list of what is known to differ."""
 
 from __future__ import annotations
 
@@ -14,34 +14,25 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = [
-    "KINDS",
-    "NEEDED_SHARE",
-    "Entry",
-    "EvaluatedTest",
-    "InvalidDeviations",
-    "Verdict",
-    "evaluate",
-    "read_entries",
-]
+__all__ = ["KINDS", "NEEDED_SHARE", "BadList", "Entry", "Judged", "Verdict", "judged", "listed"]
 
 DEVIATION, NOT_APPLICABLE = "deviation", "not applicable"
 KINDS = (DEVIATION, NOT_APPLICABLE)
 NEEDED_SHARE = 0.97
 
 
-class InvalidDeviations(Exception):
+class BadList(Exception):
     """The list of deviations cannot be used."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A known deviation of some tests.
+    """What is known of some tests.
 
     Args:
-        test: fnmatch pattern of file::class::name.
+        test: a pattern of file::class::name, as fnmatch has it.
         kind: "deviation" (counts as not passed) or "not applicable" (does not count).
-        reason: the reason, in a sentence.
+        reason: why, in a sentence.
     """
 
     test: str
@@ -50,13 +41,13 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class EvaluatedTest:
-    """A test's outcome and its verdict.
+class Judged:
+    """A test's outcome and what it counts as.
 
     Args:
-        outcome: outcome of the test.
+        outcome: how it went.
         verdict: "passed", "skipped", "deviation", "not applicable" or "unexpected".
-        entry: matching entry of the list.
+        entry: what the list says of it.
     """
 
     outcome: Outcome
@@ -66,69 +57,69 @@ class EvaluatedTest:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of a run.
+    """What a run comes to.
 
     Args:
-        tests: all tests with their verdicts.
+        tests: each judged.
         unmatched: entries that match no test of the run.
     """
 
-    tests: list[EvaluatedTest]
+    tests: list[Judged]
     unmatched: list[Entry]
 
-    def of(self, verdict: str) -> list[EvaluatedTest]:
-        """Tests with a verdict."""
+    def of(self, verdict: str) -> list[Judged]:
+        """The tests with a verdict."""
         return [test for test in self.tests if test.verdict == verdict]
 
     @property
-    def better(self) -> list[EvaluatedTest]:
+    def better(self) -> list[Judged]:
         """Tests that pass although they are listed."""
         return [test for test in self.tests if test.outcome.result == "passed" and test.entry]
 
     @property
     def passed(self) -> int:
-        """Number of applicable tests that passed."""
+        """How many of the applicable tests passed."""
         return len(self.of("passed"))
 
     @property
     def applicable(self) -> int:
-        """Number of tests that count: all except skipped and not applicable ones."""
+        """How many tests count: all but the skipped and the not applicable."""
         return self.passed + len(self.of(DEVIATION)) + len(self.of("unexpected"))
 
     @property
     def share(self) -> float:
-        """Share of the applicable tests that passed."""
+        """The share passed of the applicable."""
         return self.passed / self.applicable if self.applicable else 0.0
 
     @property
     def good(self) -> bool:
-        """True if no test failed unexpectedly and enough passed."""
+        """Whether nothing failed unexpectedly and enough passed."""
         return not self.of("unexpected") and self.share >= NEEDED_SHARE
 
 
-def read_entries(path: Path) -> list[Entry]:
-    """Read a list of deviations.
+def listed(path: Path) -> list[Entry]:
+    """The entries of a list.
 
     Raises:
-        InvalidDeviations: the list is malformed.
+        BadList: it is not as it should be.
     """
     try:
         entries = [Entry(**entry) for entry in tomllib.loads(path.read_text())["entry"]]
     except (OSError, KeyError, TypeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidDeviations(f"{path}: {error}") from error
+        raise BadList(f"{path}: {error}") from error
     for entry in entries:
         if entry.kind not in KINDS or not entry.reason.strip():
-            raise InvalidDeviations(f"{path}: {entry.test} needs a reason and a kind in {KINDS}")
+            raise BadList(f"{path}: {entry.test} needs a reason and a kind, one of {KINDS}")
     return entries
 
 
-def evaluate(outcomes: list[Outcome], entries: list[Entry]) -> Verdict:
-    """Evaluate each outcome with the first entry that matches its test."""
+def judged(outcomes: list[Outcome], entries: list[Entry]) -> Verdict:
+    """Each outcome judged by the first entry that matches its test."""
     tests, used = [], set()
     for outcome in outcomes:
         entry = next((e for e in entries if fnmatchcase(outcome.test, e.test)), None)
         used.add(entry)
-        tests.append(EvaluatedTest(outcome, _verdict(outcome, entry), entry))
+        tests.append(Judged(outcome, _verdict(outcome, entry), entry))
     return Verdict(tests, [entry for entry in entries if entry not in used])
 
 

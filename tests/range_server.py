@@ -16,11 +16,11 @@ __all__ = ["Answer", "Fault", "RangeServer"]
 
 
 class Answer(BaseHTTPRequestHandler):
-    """Answer to a range request, or a fault.
+    """Answers a request for a part of a file, unless a fault does.
 
     Attributes:
-        whole: content of the file.
-        first, stop: requested bytes.
+        whole: the file.
+        first, stop: which bytes of it were asked for.
     """
 
     protocol_version = "HTTP/1.1"
@@ -38,29 +38,29 @@ class Answer(BaseHTTPRequestHandler):
                 self.give(404, b"")
                 return
             self.whole = path.read_bytes()
-            wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"])
+            wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "bytes=0-"))
             last = int(wanted[2] or len(self.whole))
             self.first, self.stop = int(wanted[1]), min(last + 1, len(self.whole))
             if self.first >= len(self.whole):
                 self.give(416, b"")
             elif owner.fault is None or not owner.fault(self):
-                self.give(206, self.part)
+                self.give(206 if "Range" in self.headers else 200, self.part)
         finally:
             with owner.lock:
                 owner.in_flight -= 1
 
     @property
     def part(self) -> bytes:
-        """Requested bytes."""
+        """What was asked for."""
         return self.whole[self.first : self.stop]
 
     def give(self, status: int, body: bytes, length: int | None = None) -> None:
-        """Send a response.
+        """Answer.
 
         Args:
-            status: HTTP status.
-            body: content.
-            length: reported length, if it differs.
+            status: of HTTP.
+            body: what is sent.
+            length: what is said of its length, if something else.
         """
         self.send_response(status)
         self.send_header("Content-Length", str(len(body) if length is None else length))
@@ -104,7 +104,7 @@ class _Server(ThreadingHTTPServer):
     owner: RangeServer
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that disconnect."""
+        """A client that went away is none of this server's concern."""
 
 
 class RangeServer:
@@ -114,10 +114,10 @@ class RangeServer:
         root: the folder.
 
     Attributes:
-        fault: responds instead of the server.
-        requests: path and Range of each request.
-        in_flight, most_in_flight: current and largest number of concurrent requests.
-        sent_bytes: bytes sent by a fault, if it counts them.
+        fault: answers in the place of the server.
+        requests: the path and the Range of each request.
+        in_flight, most_in_flight: how many there are at this moment, and were at any.
+        sent_bytes: what a fault has sent, where it counts that.
     """
 
     def __init__(self, root: Path) -> None:
@@ -135,7 +135,7 @@ class RangeServer:
         return f"http://127.0.0.1:{self.port}"
 
     def asked(self, ending: str) -> int:
-        """Number of requests for files with such names."""
+        """How many requests there were for files of such names."""
         return sum(path.endswith(ending) for path, _ in self.requests)
 
     def start(self) -> None:

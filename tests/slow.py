@@ -1,4 +1,4 @@
-"""Parameters of slow test variants that add little: `make test` skips them.
+"""Variants of a test that take long and add little: `make test` leaves them out.
 
 `make test-all`, or pytest called directly, runs them too.
 """

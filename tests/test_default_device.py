@@ -1,4 +1,4 @@
-"""torch.set_default_device affects tensors created by the user, not by feedline."""
+"""torch.set_default_device is for what a user's code creates, not for what feedline does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Numbers(IterableDataset[Any]):
 
 
 def boxes(index: int) -> dict[str, Any]:
-    """Boxes, some empty, which are pickled differently."""
+    """Of some samples empty, which pickle in another way."""
     return {
         "boxes": torch.zeros(index % 2, 4, device="cpu"),
         "wide": torch.zeros(2, 4, device="cpu").T[:, :1],

@@ -1,4 +1,4 @@
-"""feedline without Linux-only names: macOS and Windows."""
+"""feedline where names of Linux are missing: on macOS, and on Windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Page cache: files on disk can be dropped, mapped files stay."""
+"""Whether files stay in memory: those of a disk do not, those that somebody has mapped do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BatchBuffers hold every batch that may be requested."""
+"""BatchBuffers that hold every batch that may be asked for."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The planted bottlenecks, one module per topic."""
+"""What is planted, a file a group."""

@@ -1,4 +1,4 @@
-"""Bottlenecks between the workers and the training step."""
+"""From a worker's hands into the step's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from situation import CORES, Outcome, paced, situation, train
 
 
 def listed(samples: Any) -> Any:
-    """Build a batch number by number, like code written for single samples."""
+    """Make a batch number by number, as code does that was written for one sample."""
     images = [[float(value) for value in image.flatten().tolist()] for image, _ in samples]
     return torch.tensor(images), torch.tensor([label for _, label in samples])
 
@@ -41,12 +41,12 @@ class _Boxes(Dataset):
 
 
 def unstacked(samples: Any) -> Any:
-    """Return the samples unchanged."""
+    """Samples as they are."""
     return samples
 
 
 def stacked(samples: Any) -> Any:
-    """Stack all tensors into one."""
+    """One tensor of them all."""
     return torch.stack([torch.stack(each) for each in samples])
 
 
@@ -105,7 +105,7 @@ def one_sample_a_batch(fixed: bool) -> Outcome:
 
 
 def _shared_memory_of(megabytes: int) -> bool:
-    """Mount a private /dev/shm for this process and its children; return False if not permitted."""
+    """Give this process and its children a /dev/shm of their own; False where that may not be."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)

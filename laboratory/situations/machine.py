@@ -1,4 +1,4 @@
-"""Bottlenecks of the machine: restricted cores, and threads that compete for them."""
+"""The machine: cores that may not be used, and threads that fight for those that may."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def one_core_of_feedline(fixed: bool) -> Outcome:
 
 
 class _Convolved:
-    """A transform that computes with torch."""
+    """A step of a dataset that computes with torch."""
 
     def __call__(self, pixels: Any) -> Any:
         image = torch.from_numpy(pixels).permute(2, 0, 1)[None].to(torch.float32)
@@ -85,7 +85,7 @@ def _others() -> None:
 
 @contextlib.contextmanager
 def _programs(count: int) -> Iterator[None]:
-    """Run `count` other programs."""
+    """Run this many other programs."""
     context = multiprocessing.get_context("fork")
     others = [context.Process(target=_others, daemon=True) for _ in range(count)]
     for each in others:

@@ -1,4 +1,4 @@
-"""Bottlenecks in the training step."""
+"""The step itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost of one image, by stage."""
+"""What one image costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leftovers of an earlier build when a cache is rebuilt from fewer images."""
+"""What is left of an earlier build when a cache is built anew of fewer images."""
 
 from __future__ import annotations
 

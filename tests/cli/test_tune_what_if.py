@@ -1,4 +1,4 @@
-"""`feedline tune --what-if` with generated images."""
+"""`feedline tune --what-if`, on images made here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_every_what_if_and_schedule_is_predicted(
+def test_each_what_if_is_predicted_and_so_is_the_schedule(
     feedline: Command, folder: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "tuned.json"
@@ -49,7 +49,7 @@ def test_every_what_if_and_schedule_is_predicted(
 
 
 @pytest.mark.parametrize("text", ["", "workers=0", "gpu=nan", "workers=1,workers=2", "disk=1"])
-def test_invalid_what_if_is_reported_before_measuring(
+def test_what_is_not_understood_is_said_before_anything_is_measured(
     feedline: Command, folder: Path, text: str
 ) -> None:
     arguments = ["tune", str(folder), "--step-ms", "20", "--what-if", text]
@@ -84,7 +84,7 @@ own = lambda: [float(k) for k in range(256)]
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_trials")
-def test_what_if_works_for_loader_from_function(
+def test_what_a_function_gives_has_what_ifs_too(
     feedline: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "feedline_what_if_code.py").write_text(CODE)
@@ -106,7 +106,7 @@ def test_what_if_works_for_loader_from_function(
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_unmeasured_what_if_is_reported_as_not_predicted(
+def test_what_was_not_measured_is_said_not_to_be_predicted(
     feedline: Command, folder: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "tuned.json"
@@ -121,7 +121,7 @@ def test_unmeasured_what_if_is_reported_as_not_predicted(
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_failed_measurement_of_copies_is_reported(
+def test_copies_are_announced_and_what_lacks_them_is_said(
     feedline: Command, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: Any, **more: Any) -> Any:

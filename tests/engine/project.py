@@ -1,4 +1,4 @@
-"""A user's code: functions whose result depends on other objects, in every possible form."""
+"""A user's own code: functions of a value that go by what is elsewhere, in every way there is."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Scaled(Kept):
 
 
 class Further(Scaled):
-    """Depends on an attribute of its base class."""
+    """What it goes by is its base's."""
 
 
 class Asking(Kept):
-    """A dataset whose samples are results of a function."""
+    """A sample is what a function gives."""
 
     def __getitem__(self, index: int) -> Any:
         return self.value(1), super().__getitem__(index)[1]
@@ -177,7 +177,7 @@ class Troublesome(abc.ABC, Kept):
 
 
 class Slow:
-    """An object that pickles slowly."""
+    """Takes its time to pickle."""
 
     def __init__(self, event: threading.Event) -> None:
         self.event = event

@@ -1,4 +1,4 @@
-"""Ends of a program leave nothing behind."""
+"""How a program ends, and what it may leave behind: nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Durations in bins: the loss of precision is bounded."""
+"""Durations in bins: what is lost is bounded, and nothing else is."""
 
 from __future__ import annotations
 

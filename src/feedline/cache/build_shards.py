@@ -171,14 +171,14 @@ def build_shards(
     progress(BuildState(expected, done, 0, pool.count()))
     shards = ShardDataset(source, spec, todo, destination.transfer(pool.is_remote), existing)
     with contextlib.ExitStack() as opened:
-        merger = None
+        merge = None
         if (format := cache_format(spec.format)).merged_file:
             sizes = [2 * size for size in expected.level_bytes]
-            merger = opened.enter_context(format.merger(spec.root, spec.levels, sizes))
+            merge = opened.enter_context(format.merger(spec.root, spec.levels, sizes))
         for built in opened.enter_context(pool.build(shards)):
             destination.store_files(built.files)
-            if merger is not None:
-                merger.put(built.number)
+            if merge is not None:
+                merge(built.number)
             images += built.images
             progress(BuildState(expected, done + images, images, pool.count()))
 

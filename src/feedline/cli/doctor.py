@@ -77,12 +77,13 @@ def _check_machine(folder: str | None, measure: bool, json: Path | None) -> None
     from feedline import __version__
     from feedline.doctor.check import found_fault, run_with_deadline
     from feedline.doctor.examine import CHECK_IDS, examine
-    from feedline.sources.folder import splits_below
+    from feedline.sources.opening import list_splits
+    from feedline.sources.remote_filesystem import is_url
 
     width = max(map(len, CHECK_IDS))
-    if folder is not None:
+    if folder is not None and not is_url(folder):
         named, splits = folder, list[str]()  # empty if the disk does not answer in time
-        run_with_deadline(lambda: splits.extend(splits_below(named)))
+        run_with_deadline(lambda: splits.extend(list_splits(named)))
         folder = use_folder(named, posixpath.join(named, *splits[:1]))
     found = examine(folder, measure=measure, tell=lambda check: _print_check(check, width))
     seconds = time.monotonic() - started

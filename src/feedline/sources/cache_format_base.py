@@ -10,7 +10,8 @@ each read.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -37,7 +38,6 @@ __all__ = [
     "CacheSample",
     "CopyBytes",
     "LevelReader",
-    "ShardMerger",
     "ShardWriter",
     "register_cache_format",
 ]
@@ -79,20 +79,6 @@ class ShardWriter:
 
     def finish(self) -> int:
         """Put the shard on the disk under its final name. Return its size in bytes."""
-        raise NotImplementedError
-
-
-class ShardMerger:
-    """Merger of finished shards into the containers of all resolutions; a context manager."""
-
-    def __enter__(self) -> ShardMerger:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the containers."""
-
-    def put(self, shard: int) -> None:
-        """Add a shard, completely or not at all, and remove its own files."""
         raise NotImplementedError
 
 
@@ -210,8 +196,12 @@ class CacheFormat:
     supports_remote = False
     """True if shards are files that are uploaded one by one and read by ranges."""
 
-    def merger(self, root: str, levels: Sequence[Level], map_bytes: Sequence[int]) -> ShardMerger:
-        """Merger of shards into the containers; `map_bytes` are their expected sizes."""
+    def merger(
+        self, root: str, levels: Sequence[Level], map_bytes: Sequence[int]
+    ) -> AbstractContextManager[Callable[[int], None]]:
+        """Context with a function that adds a finished shard to the containers of all resolutions,
+        completely or not at all, and removes its own files; `map_bytes` are their expected sizes.
+        """
         raise NotImplementedError
 
     def has_shard(self, root: str, level: Level, shard: int, size: int) -> bool:

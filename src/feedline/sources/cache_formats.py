@@ -17,7 +17,7 @@ import re
 import sys
 import tarfile
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -31,7 +31,6 @@ from feedline.sources.cache_format_base import (
     CacheSample,
     CopyBytes,
     LevelReader,
-    ShardMerger,
     ShardWriter,
     register_cache_format,
 )
@@ -245,8 +244,8 @@ class _LmdbReader(LevelReader):
         self._opened = None
 
 
-class _LmdbMerger(ShardMerger):
-    """Adds the entries of tar shards to one LMDB per resolution."""
+class _LmdbMerger:
+    """Adds the entries of tar shards to one LMDB per resolution; a context manager."""
 
     def __init__(self, root: str, levels: Sequence[Level], map_bytes: Sequence[int]) -> None:
         try:
@@ -263,12 +262,14 @@ class _LmdbMerger(ShardMerger):
             folder.mkdir(exist_ok=True)
             self._open.append(lmdb.open(str(folder), map_size=max(size, _MIN_MAP_BYTES)))
 
+    def __enter__(self) -> Callable[[int], None]:
+        return self.put
+
     def __exit__(self, *_: object) -> None:
         for folder, environment in zip(self._folders, self._open, strict=True):
             _close_lmdb(environment, folder)
 
     def put(self, shard: int) -> None:
-        """Add a shard's entries, and remove its tar files."""
         parts = [folder / shard_name(shard) for folder in self._folders]
         try:
             for part, environment in zip(parts, self._open, strict=True):
@@ -315,7 +316,7 @@ class LmdbFormat(TarFormat):
     package = "lmdb"
     supports_remote = False
 
-    def merger(self, root: str, levels: Sequence[Level], map_bytes: Sequence[int]) -> ShardMerger:
+    def merger(self, root: str, levels: Sequence[Level], map_bytes: Sequence[int]) -> _LmdbMerger:
         return _LmdbMerger(root, levels, map_bytes)
 
     def has_shard(self, root: str, level: Level, shard: int, size: int) -> bool:

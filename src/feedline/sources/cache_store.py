@@ -22,7 +22,7 @@ from feedline.order.batch_spec import Field
 from feedline.sources.cache_format_base import LevelReader
 from feedline.sources.cache_formats import cache_format, level_reader
 from feedline.sources.folder import FileStore
-from feedline.sources.manifest import CacheIndex, Level, Manifest, load_entries, read_manifest
+from feedline.sources.manifest import CacheIndex, Level, Manifest, read_manifest
 from feedline.sources.store import (
     Numbers,
     Pixels,
@@ -96,7 +96,6 @@ class CacheStore(SampleStore):
         self.index = self.location.index(self.manifest)
         self.labels = self.index.labels  # memory-mapped
         self._readers: dict[int, LevelReader] = {}  # by the required side
-        self._checked: set[Level] = set()  # whose index is intact
 
     @property
     def root(self) -> str:
@@ -156,31 +155,24 @@ class CacheStore(SampleStore):
         return reader.raw_copies(samples) if all_within(samples, len(self)) else None
 
     def _reader_for(self, side: int) -> LevelReader:
-        reader = self._readers.get(side)
-        if reader is None:
-            reader = self._readers[side] = self.reader(self.level_for(side))
-        return reader
+        if side not in self._readers:
+            self._readers[side] = self.reader(self.level_for(side))
+        return self._readers[side]
 
     def describe_resolution(self, side: int) -> str:
         """Resolution that serves images of this side. A damaged index is a DatasetError, an error
         of all samples, so none is skipped.
         """
-        level = self.level_for(side)
-        if level not in self._checked:  # mapping it for each batch would take 80 us
-            load_entries(self.index.root, level, len(self))
-            self._checked.add(level)
-        return str(level)
+        return str(self._reader_for(side).level)
 
     def original_size(self, sample: int) -> tuple[int, int]:
         height, width = self.index.sizes[sample].tolist()
         return height, width
 
     def name(self, sample: int) -> str:
-        """Name of the sample in the source."""
         return self.index.name(sample)
 
     def fingerprint(self) -> str:
-        """Short hash of the names, their order and the labels."""
         return self.manifest.fingerprint
 
     def describe_copies(self) -> str:
@@ -211,7 +203,6 @@ class CachedFiles(SampleStore):
         self.cache.close()
 
     def reload(self, sample: int, refused: bytes) -> bytes | None:
-        """Fetch a skipped file again, if it is remote."""
         return self.files.reload(sample, refused) if self._row(sample) is None else None
 
     def prepare(self, samples: Sequence[int], side: int) -> None:
@@ -237,11 +228,9 @@ class CachedFiles(SampleStore):
         return None if row is None else self.cache.original_size(row)
 
     def name(self, sample: int) -> str:
-        """Path of a file."""
         return self.files.name(sample)
 
     def fingerprint(self) -> str:
-        """Short hash of the files' paths, their order and labels."""
         return self.files.fingerprint()
 
     def describe_copies(self) -> str:

@@ -150,7 +150,6 @@ def _array(values: Sequence[Any], describe: Describe) -> Array | None:
 
 
 def _numbers(array: Array, describe: Describe) -> Array:
-    """Convert numbers to int64 or float32."""
     if 0 in array.shape[1:]:
         raise UsageError(f"labels of shape {array.shape} are empty: an axis has length 0")
     if array.dtype.kind == "f":
@@ -170,7 +169,6 @@ def _numbers(array: Array, describe: Describe) -> Array:
 
 
 def _class_indices(values: Sequence[str], classes: list[str] | None, describe: Describe) -> Labels:
-    """Convert class names to class indices."""
     if "" in values:
         sample = list(values).index("")
         raise UsageError(f"{describe(sample)} has no label (''): add one, or remove the sample")
@@ -222,7 +220,6 @@ def _checked_classes(classes: Any) -> list[str]:
 
 
 def _check_indices(array: Array, names: list[str], describe: Describe) -> None:
-    """Check that numbers are class indices."""
     if array.ndim > 1 or array.dtype != np.int64:
         raise UsageError(
             f"cannot be used with labels of {array.dtype} and shape {array.shape}: only whole "

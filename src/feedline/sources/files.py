@@ -28,6 +28,7 @@ from feedline.errors import ImageError, ResourceError
 from feedline.system import BINARY, read_at, write_through
 
 __all__ = [
+    "MAX_FILE_BYTES",
     "PARTIAL",
     "OpenFiles",
     "check_size",
@@ -46,7 +47,9 @@ __all__ = [
 PARTIAL = "*.partial"
 """Pattern of the names of incomplete files."""
 
-_MAX_BYTES = 1 << 30
+MAX_FILE_BYTES = 1 << 30
+"""Maximum length of a whole file, or of an image in one."""
+
 _MAX_OPEN = 256
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
@@ -82,8 +85,8 @@ storage_read = StorageRead()
 
 def check_size(size: int) -> None:
     """Raise an ImageError if an image is above 1 GiB. The message does not name it."""
-    if size > _MAX_BYTES:
-        raise ImageError(f"it has {size} bytes, above the limit of {_MAX_BYTES}")
+    if size > MAX_FILE_BYTES:
+        raise ImageError(f"it has {size} bytes, above the limit of {MAX_FILE_BYTES}")
 
 
 def open_nonblocking(path: str | bytes, flags: int) -> int:
@@ -229,7 +232,6 @@ class OpenFiles:
         return opened
 
     def close(self) -> None:
-        """Close all files."""
         self._open.clear()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -45,7 +45,6 @@ __all__ = [
     "no_images",
     "scan_folder",
     "split_hint",
-    "splits_below",
     "splits_in",
     "splits_of",
     "table_hint",
@@ -101,7 +100,6 @@ class FileStore(IndexedStore, Generic[Paths]):
         return self.folder + self.paths.name(sample)
 
     def name(self, sample: int) -> str:
-        """Absolute path of a sample's file for messages, with undecodable bytes escaped."""
         return self.path(sample).decode("utf-8", "backslashreplace")
 
     def key(self, sample: int) -> str:
@@ -211,17 +209,8 @@ def folder_index(
 
 
 def _class_names(root: str, endings: tuple[str, ...]) -> list[str]:
-    classes = []
-    image = ""
-    try:
-        with os.scandir(root) as entries:
-            for entry in entries:
-                if _is_folder(entry):
-                    classes.append(entry.name)
-                elif not image and entry.name.lower().endswith(endings):
-                    image = entry.name
-    except OSError as error:
-        _raise_unlisted(error)
+    _, classes, files = next(os.walk(root, onerror=_raise_unlisted))
+    image = next((name for name in files if name.lower().endswith(endings)), "")
     check_classes(root, classes, image)
     return sorted(classes)
 
@@ -259,7 +248,6 @@ def _walk(top: str, root: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _raise_unlisted(error: OSError) -> NoReturn:
-    """Raise the error of a folder that cannot be listed."""
     folder = error.filename
     if isinstance(error, FileNotFoundError):
         raise DatasetError(
@@ -289,13 +277,6 @@ def table_hint(path: str) -> str:
         f". For a table of paths and labels use feedline.ImageList.{make}({path!r}, ...) in "
         "Python, with feedline.DataLoader and feedline.build_cache"
     )
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # os.walk treats it as a file, too
-        return False
 
 
 def _leads_back(path: str, root: str) -> bool:
@@ -368,19 +349,6 @@ def splits_in(folders: Collection[str], look: Callable[[str], Listing]) -> list[
     if any(map(divided, splits)) or not any(map(may_be_class, others)):
         return [TRAIN_NAME, *splits]
     return []
-
-
-def splits_below(root: str | os.PathLike[str]) -> list[str]:
-    """Return the names of the split folders in a local folder; see `splits_in`."""
-
-    def look(folder: str | os.PathLike[str]) -> Listing:
-        try:
-            _, folders, files = next(os.walk(folder))
-        except StopIteration:  # it cannot be listed
-            return [], []
-        return folders, files
-
-    return splits_in(look(root)[0], lambda name: look(os.path.join(root, name)))
 
 
 def splits_of(index: FolderIndex) -> list[str]:

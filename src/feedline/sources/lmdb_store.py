@@ -136,7 +136,6 @@ class LmdbStore(IndexedStore):
         return bytes(value)
 
     def name(self, sample: int) -> str:
-        """Path of the LMDB, and the key of a sample in it."""
         return f"{self.path}/{_as_text(self.paths.name(sample))}"
 
     def __repr__(self) -> str:

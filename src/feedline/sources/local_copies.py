@@ -266,7 +266,6 @@ class ImageCopies(LocalCopies):
             self.write(*_slot(number), header + data)
 
     def erase_image(self, number: int) -> None:
-        """Remove an image."""
         self.erase(*_slot(number), _HEADER.size)
 
 

@@ -361,8 +361,8 @@ class CacheIndex:
 
     def __init__(self, root: str, manifest: Manifest) -> None:
         self.root = root
-        samples, (dtype, shape) = manifest.samples, manifest.label
-        self.labels = load_column(root, "labels", samples, dtype, shape)
+        samples = manifest.samples
+        self.labels = load_column(root, "labels", samples, *manifest.label)
         self.keys = load_column(root, "keys", samples, *COLUMNS["keys"])
         self.sizes = load_column(root, "sizes", samples, *COLUMNS["sizes"])
         self.stamps = load_column(root, "stamps", samples, *COLUMNS["stamps"])

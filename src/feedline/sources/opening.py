@@ -9,7 +9,6 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from feedline.errors import DatasetError, UsageError
 from feedline.sources.archives import COMPRESSED
@@ -17,7 +16,6 @@ from feedline.sources.folder import (
     IMAGE_EXTENSIONS,
     folder_store,
     scan_folder,
-    splits_below,
     splits_in,
 )
 from feedline.sources.manifest import MANIFEST
@@ -28,23 +26,18 @@ from feedline.sources.rows import ParquetStore
 from feedline.sources.store import SampleStore, first_names
 from feedline.sources.webdataset import webdataset_source
 
-__all__ = ["Originals", "check_no_cache", "list_splits", "open_originals"]
+__all__ = ["check_no_cache", "list_splits", "open_originals"]
 
 _KINDS = {".tar": "tar", ".parquet": "parquet", ".arrow": "arrow"}
 
 
-class Originals(NamedTuple):
-    """Original images, their path, URL or description, and class names by index."""
-
-    store: SampleStore
-    where: str
-    classes: Sequence[str] | None
-
-
-def open_originals(path: str | os.PathLike[str]) -> Originals:
+def open_originals(
+    path: str | os.PathLike[str],
+) -> tuple[SampleStore, str, Sequence[str] | None]:
     """Open original images at a path, or a URL supported by fsspec, such as "s3://bucket/train": a
     folder of class folders; one with tar shards of WebDataset or Parquet files at any depth; one
-    such file, or a pattern such as "data/train-*.parquet".
+    such file, or a pattern such as "data/train-*.parquet". Return their store, their path or URL,
+    and class names by index.
     """
     folder: LocalFolder | RemoteFolder
     if is_url(path):
@@ -67,10 +60,10 @@ def open_originals(path: str | os.PathLike[str]) -> Originals:
         )
     if kind == "tar":
         shards, classes = webdataset_source(folder, names)
-        return Originals(shards, where, classes)
+        return shards, where, classes
     if kind == "parquet":
         rows = ParquetStore(folder, names)
-        return Originals(rows, where, rows.classes)
+        return rows, where, rows.classes
     if kind == "arrow":
         raise DatasetError(
             f"{where!r} holds Arrow files (save_to_disk of Hugging Face's datasets), which are not "
@@ -90,19 +83,19 @@ def open_originals(path: str | os.PathLike[str]) -> Originals:
         )
     if isinstance(folder, RemoteFolder):
         images = url_folder_store(folder.url, IMAGE_EXTENSIONS)
-        return Originals(images, where, images.paths.classes)
+        return images, where, images.paths.classes
     index = scan_folder(where)
-    return Originals(folder_store(where, index), where, index.classes)
+    return folder_store(where, index), where, index.classes
 
 
 def list_splits(path: str | os.PathLike[str]) -> list[str]:
     """Return the names of the split folders below a path or URL, "train" first; [] if none."""
-    if not is_url(path):
-        return splits_below(os.path.expanduser(path))
-    there = RemoteFolder(os.fspath(path))
-    if _kind(there.url) or glob.has_magic(there.url):
-        return []
-    return splits_in(there.listed()[0], there.listed)
+    folder: LocalFolder | RemoteFolder = LocalFolder(os.path.expanduser(os.fspath(path)))
+    if is_url(path):
+        folder = RemoteFolder(os.fspath(path))
+        if _kind(folder.url) or glob.has_magic(folder.url):
+            return []
+    return splits_in(folder.listed()[0], folder.listed)
 
 
 def check_no_cache(where: str, *, is_cache: bool) -> None:
@@ -124,7 +117,6 @@ def _kind(name: str) -> str:
 
 
 def _kind_of_files(where: str, files: Sequence[str]) -> str:
-    """Kind of some files; "" if unknown."""
     kinds = sorted({_kind(file) for file in files})
     if len(kinds) > 1:
         raise DatasetError(f"{where!r} matches files of several kinds, {first_names(files)}")

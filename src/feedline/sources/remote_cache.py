@@ -24,9 +24,10 @@ import numpy as np
 import xxhash
 
 from feedline.errors import DatasetError, UsageError
-from feedline.sources.cache_format_base import CopyBytes, LevelReader
+from feedline.sources.cache_format_base import NPY_HEADER_BYTES, CopyBytes, LevelReader
 from feedline.sources.cache_formats import cache_format
 from feedline.sources.cache_store import CacheLocation, CacheStore
+from feedline.sources.files import MAX_FILE_BYTES
 from feedline.sources.local_copies import (
     DiskBudget,
     LocalCopies,
@@ -51,7 +52,6 @@ from feedline.sources.manifest import (
 )
 from feedline.sources.remote_filesystem import (
     INDEX_PATIENCE_S,
-    MAX_FILE_BYTES,
     NoCacheError,
     RemoteError,
     check_local,
@@ -62,7 +62,6 @@ from feedline.sources.remote_reader import BLOCK_BYTES, ImageFetcher, Range, Rem
 
 __all__ = ["open_cache", "open_location"]
 
-_HEADER_BYTES = 128
 _MAX_HEADER_BYTES = 4096
 _BASE = ("labels", "names", *COLUMNS)
 
@@ -158,7 +157,7 @@ class _RemoteLocation(CacheLocation):
             os.makedirs(folder, 0o700, exist_ok=True)
             os.makedirs(os.path.join(folder, INDEX), exist_ok=True)
             for name, rows, dtype, shape in _columns(manifest, folder):
-                size = rows * np.dtype(dtype).itemsize * math.prod(shape) + _HEADER_BYTES
+                size = rows * np.dtype(dtype).itemsize * math.prod(shape) + NPY_HEADER_BYTES
                 self._fetch_column(folder, name, size, manifest.digests.get(name))
         except RemoteError as error:
             raise DatasetError.of(error, f"the cache {self} cannot be read") from error

@@ -17,8 +17,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import xxhash
 
-from feedline.errors import DatasetError, ImageError
-from feedline.sources.files import check_size
+from feedline.errors import DatasetError
 from feedline.sources.remote_filesystem import FOLDER_PATIENCE_S, Filesystem, RemoteError
 from feedline.system import slashed
 
@@ -53,16 +52,19 @@ class LocalFolder:
         self._folder = folder
 
     def path(self, name: str) -> str:
-        """Path of a file."""
         return os.path.join(self._folder, name)
 
     def has(self, name: str) -> bool:
-        """Return True if a file exists."""
         return os.path.exists(self.path(name))
 
-    def walk(self) -> Iterator[tuple[str, list[str], list[str]]]:
-        """Yield like os.walk."""
-        return os.walk(self._folder)
+    def walk(self, below: str = "") -> Iterator[tuple[str, list[str], list[str]]]:
+        """Yield like os.walk, which ignores folders that cannot be listed."""
+        return os.walk(self.path(below))
+
+    def listed(self, below: str = "") -> tuple[list[str], list[str]]:
+        """Names of the folders and files in a folder; "" is this one."""
+        _, folders, files = next(self.walk(below), ("", [], []))
+        return folders, files
 
     def files(self) -> Iterator[str]:
         """Yield the names of all files, at any depth."""
@@ -103,7 +105,6 @@ class LocalFolder:
             ) from error
 
     def map(self, call: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Call a function for one item after another."""
         return map(call, items)
 
 
@@ -185,11 +186,9 @@ class RemoteFolder(Filesystem):
         return there, [posixpath.relpath(path, folder) for path in paths]
 
     def has(self, name: str) -> bool:
-        """Return True if a file exists."""
         return self._call("checked", name, lambda there, path: bool(there.isfile(path)))
 
     def status(self, name: str) -> FileStatus:
-        """State of a file."""
         info = self._call("checked", name, lambda there, path: there.info(path))
         return FileStatus(int(info["size"]), _version(info))
 
@@ -210,35 +209,10 @@ class RemoteFolder(Filesystem):
                 why = self.describe(error)
                 raise RemoteError(f"{self.path(name)!r} cannot be read: {why}") from error
 
-    def read(self, name: str, first: int | None = None, stop: int | None = None) -> bytes:
-        """Read a file, or a part of it; raises FileNotFoundError if it is missing."""
-        data = self._call(
-            "read",
-            name,
-            lambda there, path: there.cat_file(path, start=first, end=stop),
-            reraise=(FileNotFoundError,),
-        )
-        return bytes(data)
-
-    def part(self, name: str, first: int, length: int) -> bytes:
-        """Read bytes of a file; raises an ImageError if only this file is unavailable."""
-        check_size(length)
-        try:
-            data = self.read(name, first, first + length) if length else b""
-        except FileNotFoundError:
-            raise ImageError("its file is missing: removed since the source was listed?") from None
-        if len(data) > length:
-            raise DatasetError(
-                f"requested {length} bytes of {self.path(name)!r}, got {len(data)}: its server "
-                "does not support range requests",
-                hint="copy the files to a disk, or to an object store",
-            )
-        if len(data) < length:
-            raise ImageError(
-                f"got {len(data)} of {length} bytes of its file: truncated since the source was "
-                "listed?"
-            )
-        return data
+    def read(self, name: str) -> bytes:
+        """Read a file; raises FileNotFoundError if it is missing."""
+        missing = (FileNotFoundError,)
+        return bytes(self._call("read", name, lambda at, path: at.cat_file(path), reraise=missing))
 
     def create(self, name: str, data: bytes) -> None:
         """Write a new file. FileExistsError: it exists, possibly with these bytes, if the response

@@ -25,12 +25,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from feedline.errors import DatasetError, UsageError
+from feedline.sources.files import MAX_FILE_BYTES
 
 __all__ = [
     "FOLDER_PATIENCE_S",
     "IMAGE_PATIENCE_S",
     "INDEX_PATIENCE_S",
-    "MAX_FILE_BYTES",
     "AlteredError",
     "Filesystem",
     "NoCacheError",
@@ -43,9 +43,6 @@ __all__ = [
     "shown",
     "was_url",
 ]
-
-MAX_FILE_BYTES = 1 << 30
-"""Maximum length of a whole file."""
 
 _REQUESTS = 32
 """Requests of each process at a time, unless the options contain another "batch_size"."""

@@ -80,7 +80,6 @@ class RemoteStore(ImageFetcher, FileStore[Paths]):
         self._reader.close()
 
     def select(self, numbers: Numbers) -> RemoteStore[Any]:
-        """Select images by index, in this order."""
         files = super().select(numbers)
         status = None if self._status is None else self._status[numbers]
         return RemoteStore(files.paths, files.folder, self._reader, self._budget, status)

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from feedline.errors import ImageError, UsageError
+from feedline.sources.files import MAX_FILE_BYTES
 from feedline.sources.remote_filesystem import (
     IMAGE_PATIENCE_S,
-    MAX_FILE_BYTES,
     AlteredError,
     Filesystem,
     RangeError,
@@ -152,19 +152,24 @@ async def _fetch_concurrently(
     """Fetch ranges of files with many requests at a time."""
     many, one, left = asyncio.Semaphore(requests), asyncio.Semaphore(1), max_bytes
 
-    async def fetch(there: Any, each: Range) -> bytes | None:
+    async def fetch(there: Any, each: Range) -> Answer:
         nonlocal left
         path, is_async = there._strip_protocol(each.url), there.async_impl
-        async with many if is_async else one:  # others need not be safe for threads
-            if left <= 0:
-                return None
-            if is_async:
-                data = bytes(await there._cat_file(path, start=each.first, end=each.stop))
-            else:
-                start = each.first or None
-                data = await asyncio.to_thread(there.cat_file, path, start=start, end=each.stop)
-            left -= len(data)
-            return bytes(data)
+        try:
+            async with many if is_async else one:  # others need not be safe for threads
+                if left <= 0:
+                    return None
+                if is_async:
+                    data = await there._cat_file(path, start=each.first, end=each.stop)
+                else:
+                    start = each.first or None
+                    data = await asyncio.to_thread(there.cat_file, path, start=start, end=each.stop)
+                left -= len(data)
+                return bytes(data)
+        except asyncio.CancelledError:
+            return ConnectionError("the request was cancelled")
+        except Exception as error:
+            return error
 
     tasks = [asyncio.ensure_future(fetch(*pair)) for pair in zip(filesystems, ranges, strict=True)]
     _, late = await asyncio.wait(tasks, timeout=deadline_s)
@@ -173,16 +178,7 @@ async def _fetch_concurrently(
     if late:
         await asyncio.wait(late, timeout=_CANCEL_S)
     too_late = TimeoutError(f"no response within {deadline_s:g} s")
-    return [too_late if task in late else _outcome(task) for task in tasks]
-
-
-def _outcome(task: asyncio.Task[bytes | None]) -> Answer:
-    try:
-        return task.result()
-    except asyncio.CancelledError:
-        return ConnectionError("the request was cancelled")
-    except Exception as error:
-        return error
+    return [too_late if task in late else task.result() for task in tasks]
 
 
 def _checked(each: Range, answer: Answer, may_end: bool) -> Answer:

@@ -233,7 +233,6 @@ class ParquetStore(SampleStore):
         return data
 
     def _images(self, group: int) -> Any:
-        """Images of a row group."""
         _, file, number = self._groups[group].tolist()
         try:
             with _open_parquet(self._folder, self._files[file]) as parquet:

@@ -249,7 +249,6 @@ class IndexedStore(SampleStore):
         self.label_field = label_field(paths.labels)
 
     def fingerprint(self) -> str:
-        """Short hash of the names, their order and the labels; reads no images."""
         return self.paths.fingerprint()
 
 
@@ -286,18 +285,15 @@ class SelectedStore(SampleStore):
         self.store.prepare(self.numbers[np.asarray(samples, np.int64)].tolist(), side)
 
     def reload(self, sample: int, refused: bytes) -> bytes | None:
-        """Fetch a remote image again; None if it is unchanged or local."""
         return self.store.reload(self._number(sample), refused)
 
     def read(self, sample: int, side: int) -> bytes | Pixels:
         return self.store.read(self._number(sample), side)
 
     def raw_copies(self, samples: Numbers, side: int) -> RawCopies | None:
-        raw_copies = getattr(self.store, "raw_copies", None)
-        if raw_copies is None or not all_within(samples, len(self)):
+        if not all_within(samples, len(self)):
             return None
-        copies: RawCopies | None = raw_copies(self.numbers[samples], side)
-        return copies
+        return self.store.raw_copies(self.numbers[samples], side)
 
     def original_size(self, sample: int) -> tuple[int, int] | None:
         return self.store.original_size(self._number(sample))
@@ -306,7 +302,6 @@ class SelectedStore(SampleStore):
         return self.store.label(self._number(sample))
 
     def name(self, sample: int) -> str:
-        """The store's name of the sample."""
         return self.store.name(self._number(sample))
 
     def fingerprint(self) -> str:

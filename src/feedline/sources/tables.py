@@ -260,7 +260,7 @@ def path_store(
         raise UsageError(f"must be a folder, got {root!r:.200}", argument="root")
     if is_url(root) or any("://" in name and is_url(name) for name in names):
         folder, names = _below_url(names, root)
-        store = url_store(_path_table(names, labels), folder, **remote)
+        store = url_store(PathTable.of(list(map(os.fsencode, names)), labels), folder, **remote)
         return shown(folder.rstrip("/")), store
     check_local(names[0], **remote)
     base = os.getcwd() if root is None else os.path.expanduser(os.fspath(root))
@@ -274,12 +274,8 @@ def path_store(
             folder = "" if os.path.splitdrive(names[0])[0] else os.sep
         names = [name[len(folder) :] for name in names]
     where = folder.rstrip(os.sep) or os.sep
-    table = _path_table(list(map(slashed, names)), labels)
+    table = PathTable.of([os.fsencode(slashed(name)) for name in names], labels)
     return where, FileStore(table, os.fsencode(folder))
-
-
-def _path_table(names: list[str], labels: np.ndarray[Any, Any]) -> PathTable:
-    return PathTable.of(list(map(os.fsencode, names)), labels)
 
 
 def _below_url(names: list[str], root: Any) -> tuple[str, list[str]]:

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from feedline.errors import DatasetError, UsageError
+from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.sources.archives import (
     COMPRESSED,
     TarMember,
@@ -36,6 +36,8 @@ from feedline.sources.archives import (
 from feedline.sources.column_types import Labels, convert_labels, convert_texts
 from feedline.sources.files import OpenFiles, check_size
 from feedline.sources.remote_files import LocalFolder, RemoteFolder
+from feedline.sources.remote_filesystem import FOLDER_PATIENCE_S, RangeError, RemoteError
+from feedline.sources.remote_reader import Range, RemoteReader
 from feedline.sources.store import (
     IndexedStore,
     Numbers,
@@ -152,6 +154,7 @@ class WebDatasetStore(IndexedStore):
         self._folder, self._shards = folder, shards
         self._entries, self._status = entries, status
         self._files = OpenFiles("shard", "ImageList")
+        self._reader = RemoteReader([folder.url]) if isinstance(folder, RemoteFolder) else None
 
     @property
     def folder(self) -> str:
@@ -160,14 +163,22 @@ class WebDatasetStore(IndexedStore):
 
     def close(self) -> None:
         self._files.close()
+        if self._reader is not None:
+            self._reader.close()
 
     def read(self, sample: int, side: int) -> bytes:
         check_index(sample, len(self))
         shard, first, length = self._entries[sample].tolist()
-        name = self._shards[shard]
-        if isinstance(self._folder, RemoteFolder):
-            return self._folder.part(name, first, length)
         check_size(length)
+        name = self._shards[shard]
+        if self._reader is not None and isinstance(self._folder, RemoteFolder):
+            part = Range(f"{self._folder.url}/{name}", first, length)
+            try:
+                return self._reader.read(part, patience_s=FOLDER_PATIENCE_S) if length else b""
+            except RemoteError as error:
+                if error.is_missing_file and not isinstance(error.__cause__, RangeError):
+                    raise ImageError.of(error) from error
+                raise
         size, changed_ns = self._status[shard].tolist()
         return self._files.read(self._folder.path(name), (size, changed_ns), first, length)
 

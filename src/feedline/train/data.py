@@ -19,7 +19,8 @@ from feedline.errors import DatasetError, StateError
 from feedline.images.crops import EvalCrop, TrainCrop
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
-from feedline.sources.folder import TRAIN_NAME, VAL_NAMES, splits_below, table_hint
+from feedline.sources.folder import TRAIN_NAME, VAL_NAMES, table_hint
+from feedline.sources.opening import list_splits
 from feedline.sources.remote_filesystem import was_url
 from feedline.train.augment import BatchAugmentation
 from feedline.train.config import differences, read_config
@@ -72,7 +73,7 @@ def find_splits(root: Path, *, val: Path | None = None) -> Splits:
         )
     train, note = root, ""
     others = [root / name for name in VAL_NAMES if _has_folders(root / name)]
-    if TRAIN_NAME in splits_below(root) and _has_folders(root / TRAIN_NAME):
+    if TRAIN_NAME in list_splits(root) and _has_folders(root / TRAIN_NAME):
         train = root / TRAIN_NAME
         if val is None and others:
             val, *unused = others
