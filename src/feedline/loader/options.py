@@ -183,7 +183,10 @@ class Options(Arguments):
         changes: dict[str, Any] = {
             "shuffle": shuffle,
             "seed": seed,
-            "num_workers": worker_count(num_workers, _batches_bytes(arguments, phases, prefetch)),
+            # As in torch, its constructor refuses negative numbers, and the pool too large ones.
+            "num_workers": int(num_workers)
+            if is_integer(num_workers) and not row_source
+            else worker_count(num_workers, _batches_bytes(arguments, phases, prefetch)),
             "prefetch_factor": factor_or_default(arguments.prefetch_factor),
             "schedule": schedule,
             "weights": _weights(arguments.weights),
@@ -268,7 +271,11 @@ _CHECKS: dict[str, _Check] = {
         lambda value: not isinstance(value, str) or window_size(value) is not None,
         'True, False, None or "window:N", e.g. "window:16384"',
     ),
-    "timeout": (lambda value: isinstance(value, int | float) and value >= 0, "at least 0 seconds"),
+    # torch's constructor refuses negative numbers.
+    "timeout": (
+        lambda value: isinstance(value, int | float) and value == value,
+        "a number of seconds",
+    ),
     "prefetch_factor": (
         lambda value: is_integer(value) and 1 <= value <= 1024,
         "None or a whole number from 1 to 1024 (batches each worker makes ahead)",
