@@ -1,11 +1,11 @@
-# Two commands on a fresh machine with Python, pip and make:
-#   make demo   installs feedline and shows it on generated images: a resized cache, progressive
-#               training, the bottleneck, the report as an HTML page
-#   make test   installs the test packages too, lints, type-checks and runs the tests
-# and   make test-all   also runs the tests marked slow
-#       make docs       builds the documentation as a site
-#       make test-sanitized, make fuzz TIME=60, make test-arm
-#                       test the native code: under sanitizers, with random arguments, on aarch64
+# On a fresh machine with Python, pip and make:
+#   make demo       install feedline and run it on generated images: resized cache, progressive
+#                   training, bottleneck, HTML report
+#   make test       install the test packages, lint, type-check and run the tests
+#   make test-all   also run the tests marked slow
+#   make docs       build the documentation site
+#   make test-sanitized, make fuzz TIME=60, make test-arm
+#                   test the native code with sanitizers, with random arguments, on aarch64
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -20,23 +20,23 @@ DEMO_TRAINING := --model resnet18 --schedule "64x2,96x2,160x2" --batch-size 16
 
 .PHONY: demo test test-all test-sanitized test-arm fuzz lint docs bench-peers clean
 
-# Each demo starts a new run. `feedline report` exits with 1 if it has a recommendation, which is no
-# failure here.
+# Each demo starts a new run. `feedline report` exits with 1 if it has a recommendation, which is not
+# an error here.
 demo: $(DEMO)
-	@echo; echo "1 of 4: photographs"
+	@echo; echo "1 of 4: generate images"
 	@$(BIN)/feedline demo-data demo-data
-	@echo; echo "2 of 4: a cache of smaller copies"
+	@echo; echo "2 of 4: build a cache of resized copies"
 	@$(BIN)/feedline cache build demo-data/train demo-cache --sizes $(DEMO_SIZES)
-	@echo; echo "3 of 4: a training whose images grow; each phase reads the smallest copies that serve it"
+	@echo; echo "3 of 4: train with progressive image sizes; each phase reads the smallest sufficient copies"
 	@$(BIN)/feedline train demo-data --cache demo-cache --out $(DEMO_RUN) $(DEMO_TRAINING)
-	@echo; echo "4 of 4: what bound it"
+	@echo; echo "4 of 4: report the bottleneck"
 	@$(BIN)/feedline report $(DEMO_RUN) --html $(DEMO_RUN)/report.html > $(DEMO_RUN)/report.txt \
 		|| [ $$? -ne 2 ]
 	@sed '/^Phases$$/,$$d' $(DEMO_RUN)/report.txt
-	@echo "the report as a page: $(DEMO_RUN)/report.html"
+	@echo "HTML report: $(DEMO_RUN)/report.html"
 
 # More test processes than cores: many tests wait for worker processes. tests/conftest.py orders them.
-# Compiled modules are kept, as the tests start some hundred processes.
+# Bytecode is cached, because the tests start several hundred processes.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 test: lint
@@ -83,7 +83,7 @@ test-arm: $(READY)
 docs: $(READY)
 	$(BIN)/python -m mkdocs build --strict
 
-# A second environment, with the loaders that feedline is compared with.
+# Create a second environment with the data loaders that feedline is compared with.
 bench-peers:
 	$(PYTHON) -m venv $(PEERS)
 	benchmarks/install_peers.sh $(PEERS)/bin/python

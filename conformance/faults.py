@@ -1,16 +1,15 @@
-"""Put single faults into a copy of feedline and see whether the tests notice.
+"""Mutation tests: put known faults into a copy of feedline and check that the tests notice them.
 
     python conformance/faults.py [--only NAME]... [--json FILE] [--list | --check]
 
 Each fault in `faults.toml` replaces one piece of text in one file and names the tests that should
-fail with it. The faults are put in one at a time, in a temporary copy of `src` and `tests`; the
-named tests run there, and the fault is taken out again. C files are compiled anew.
+fail with it. Faults are tried one at a time in a temporary copy of `src` and `tests`; C files are
+recompiled.
 
-Guarantees: the checkout is only read. A fault whose text does not occur exactly once is an error,
-and so is a named test that fails without any fault: then its failing would say nothing.
-Relies on: the packages of `pip install -e ".[dev]"`, a C compiler
-and setuptools for faults in C files.
-Ends with status 0 if every fault was seen, 1 if one went unseen, 2 if one could not be tried.
+Guarantees: the checkout is only read. It is an error if the text of a fault does not occur exactly
+once, or if a named test fails without the fault.
+Relies on: the packages of `pip install -e ".[dev]"`, a C compiler, and setuptools for C files.
+Exit status: 0 if every fault was seen, 1 if one went unseen, 2 if one could not be tried.
 """
 
 from __future__ import annotations
@@ -36,27 +35,27 @@ else:
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-_TESTS_PASSED, _TESTS_FAILED = 0, 1  # exit statuses of pytest; all others are no verdict
-_TEST_S = 60  # one test
-_LIMIT_S = 300.0  # all tests of a fault
-_ALL_S = 1800.0  # those of all faults, without any
+_TESTS_PASSED, _TESTS_FAILED = 0, 1  # exit statuses of pytest; any other is an error
+_TEST_S = 60  # time limit of one test
+_LIMIT_S = 300.0  # of all tests of a fault
+_ALL_S = 1800.0  # of the tests of all faults, run without a fault
 
 
 class FaultError(Exception):
-    """A fault that cannot be tried; says why."""
+    """A fault cannot be tried; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """One fault.
+    """A known fault.
 
     Args:
-        name: unique.
-        why: what goes wrong for a user.
-        file: the file it is put into, relative to the root of the repository.
+        name: unique name.
+        why: effect on a user.
+        file: file to change, relative to the root of the repository.
         old: text that occurs in the file exactly once.
-        new: what stands there instead.
-        tests: test files, or single tests as pytest names them; one of them should fail.
+        new: replacement.
+        tests: test files or test ids of pytest; at least one should fail.
     """
 
     name: str
@@ -67,14 +66,16 @@ class Fault:
     tests: tuple[str, ...]
 
     def faulty_text(self, root: Path) -> str:
-        """The file's text with the fault in it.
+        """Text of the file with the fault.
 
         Raises:
-            FaultError: `old` does not occur exactly once, or nothing would change.
+            FaultError: `old` does not occur exactly once, or equals `new`.
         """
         text = (root / self.file).read_text()
         if (found := text.count(self.old)) != 1:
-            raise FaultError(f"{self.file} holds the text to replace {found} times, not once")
+            raise FaultError(
+                f"{self.file}: expected the text to replace once, found it {found} times"
+            )
         if self.old == self.new:
             raise FaultError("the old text and the new are the same")
         return text.replace(self.old, self.new)
@@ -82,7 +83,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What came of a fault: "seen", "unseen" or "error"; the first test that failed, or why."""
+    """Result of a fault: "seen", "unseen" or "error", with the failed test or the reason."""
 
     name: str
     outcome: str
@@ -91,21 +92,21 @@ class Outcome:
 
 
 def read_faults(path: Path) -> list[Fault]:
-    """The faults of a file.
+    """Read a file of faults.
 
     Raises:
-        FaultError: two have one name.
+        FaultError: a name occurs twice.
     """
     entries = tomllib.loads(path.read_text())["fault"]
     faults = [Fault(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries]
     names = [fault.name for fault in faults]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise FaultError(f"{path.name}: more than one fault is called {', '.join(twice)}")
+        raise FaultError(f"{path.name}: duplicate fault names: {', '.join(twice)}")
     return faults
 
 
 def copy_tree(root: Path, to: Path) -> None:
-    """Copy what the tests need, compiled modules included."""
+    """Copy the files that the tests need, including compiled modules."""
     without = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in ("src", "tests"):
         shutil.copytree(root / name, to / name, ignore=without)
@@ -117,26 +118,26 @@ def compile_parts(root: Path) -> None:
     """Compile the C files of a copy in place.
 
     Raises:
-        FaultError: they do not compile.
+        FaultError: compilation failed.
     """
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    if done.returncode or "failed" in done.stderr:  # the parts are optional to setuptools
-        raise FaultError(f"the C files do not compile: {done.stderr[-500:]}")
+    result = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    if result.returncode or "failed" in result.stderr:  # to setuptools the extensions are optional
+        raise FaultError(f"the C files do not compile: {result.stderr[-500:]}")
 
 
 def run_tests(
     root: Path, tests: Sequence[str], *options: str, limit_s: float = _LIMIT_S
 ) -> tuple[int | None, str]:
-    """Run tests of a copy: pytest's exit status, None if it hung, and its output."""
-    # No bytecode: a fault may leave a file's size and second of change as they were.
+    """Run tests of a copy; return pytest's exit status (None if it hung) and output."""
+    # No bytecode: a fault may not change the size of a file, nor its modification time in seconds.
     environment = {
         **os.environ,
         "PYTHONPATH": str(root / "src"),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     command = [sys.executable, "-m", "pytest", "--tb=line", "-rfE", *options]
-    # A file: a child that a failed test leaves behind would keep a pipe open.
+    # Not a pipe: a child process left by a failed test would keep it open.
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
             [*command, *tests],
@@ -157,15 +158,15 @@ def run_tests(
 
 
 def failures(output: str) -> str:
-    """The tests that failed, from pytest's output; its end if it names none."""
+    """Failed tests from pytest's output; its last lines if it names none."""
     lines = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     names = [line.partition(" ")[2].partition(" - ")[0] for line in lines]
     return ", ".join(names) or output.strip()[-500:]
 
 
 def try_fault(fault: Fault, root: Path) -> Outcome:
-    """Put a fault into the copy at `root`, run its tests, and take it out again."""
-    began, path = time.monotonic(), root / fault.file
+    """Apply a fault to the copy at `root`, run its tests, and revert it."""
+    start_s, path = time.monotonic(), root / fault.file
     try:
         faulty = fault.faulty_text(root)
     except (FaultError, OSError) as error:
@@ -192,12 +193,12 @@ def try_fault(fault: Fault, root: Path) -> Outcome:
         outcome, detail = "unseen", ", ".join(fault.tests)
     else:
         outcome, detail = "error", f"pytest ended with {status}: {failures(output)}"
-    seconds = round(time.monotonic() - began, 1)
+    seconds = round(time.monotonic() - start_s, 1)
     return Outcome(name=fault.name, outcome=outcome, detail=detail, seconds=seconds)
 
 
-def text_is_there(fault: Fault) -> bool:
-    """Return True if a fault's text occurs once in the checkout; else print why not."""
+def check_text(fault: Fault) -> bool:
+    """Return True if the text of the fault occurs once in the checkout; else print the reason."""
     try:
         fault.faulty_text(ROOT)
     except (FaultError, OSError) as error:
@@ -207,10 +208,10 @@ def text_is_there(fault: Fault) -> bool:
 
 
 def check_sound(root: Path, faults: Sequence[Fault]) -> None:
-    """Run the named tests without any fault.
+    """Run the named tests without a fault.
 
     Raises:
-        FaultError: one fails, or they run other code than the copy's.
+        FaultError: a test fails, or the tests import code from outside the copy.
     """
     where = subprocess.run(
         [sys.executable, "-c", "import feedline; print(feedline.__file__)"],
@@ -221,9 +222,9 @@ def check_sound(root: Path, faults: Sequence[Fault]) -> None:
         check=True,
     ).stdout.strip()
     if not Path(where).is_relative_to(root):
-        raise FaultError(f"the tests would run {where}, not the copy in {root}")
+        raise FaultError(f"the tests would import {where} instead of the copy in {root}")
     tests = sorted({test for fault in faults for test in fault.tests})
-    # As `make test` runs them, with its time limits: they share the machine.
+    # In parallel like `make test`, with its time limits.
     options = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")
     status, output = run_tests(root, tests, *options, limit_s=_ALL_S)
     if status != _TESTS_PASSED:
@@ -231,25 +232,29 @@ def check_sound(root: Path, faults: Sequence[Fault]) -> None:
 
 
 def main() -> int:
-    """Try the faults, print a line for each; the exit status."""
+    """Try the faults and print a line for each; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", action="append", metavar="NAME", help="these faults alone")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes to FILE")
-    parser.add_argument("--list", action="store_true", help="name the faults and try none")
     parser.add_argument(
-        "--check", action="store_true", help="check that each fault's text is in its file; try none"
+        "--only", action="append", metavar="NAME", help="try only this fault; may be repeated"
     )
-    chosen = parser.parse_args()
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes to FILE")
+    parser.add_argument("--list", action="store_true", help="list the faults and exit")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="check that the text of each fault occurs in its file, and exit",
+    )
+    options = parser.parse_args()
     faults = read_faults(HERE / "faults.toml")
-    if unknown := set(chosen.only or ()) - {fault.name for fault in faults}:
-        parser.error(f"no fault is called {', '.join(sorted(unknown))}; --list names them")
-    faults = [fault for fault in faults if chosen.only is None or fault.name in chosen.only]
-    if chosen.list:
+    if unknown := set(options.only or ()) - {fault.name for fault in faults}:
+        parser.error(f"unknown faults: {', '.join(sorted(unknown))}. Use --list to see all")
+    faults = [fault for fault in faults if options.only is None or fault.name in options.only]
+    if options.list:
         for fault in faults:
             print(f"{fault.name}: {fault.why}")
         return 0
-    if chosen.check:
-        return int(sum(not text_is_there(fault) for fault in faults) > 0)
+    if options.check:
+        return int(sum(not check_text(fault) for fault in faults) > 0)
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="feedline-faults-") as folder:
         root = Path(folder).resolve()
@@ -267,9 +272,9 @@ def main() -> int:
         kind: sum(each.outcome == kind for each in outcomes) for kind in ("seen", "unseen", "error")
     }
     print(", ".join(f"{count} {kind}" for kind, count in counts.items()))
-    if chosen.json is not None:
+    if options.json is not None:
         record = {"counts": counts, "faults": [asdict(outcome) for outcome in outcomes]}
-        chosen.json.write_text(json.dumps(record, indent=2) + "\n")
+        options.json.write_text(json.dumps(record, indent=2) + "\n")
     return 2 if counts["error"] else int(counts["unseen"] > 0)
 
 

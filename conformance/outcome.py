@@ -1,4 +1,4 @@
-"""Judges the outcomes of a run against the list of what is known to differ."""
+"""Compare the outcomes of a run with the list of known deviations."""
 
 from __future__ import annotations
 
@@ -14,25 +14,34 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["KINDS", "NEEDED_SHARE", "BadList", "Entry", "Judged", "Verdict", "judged", "listed"]
+__all__ = [
+    "KINDS",
+    "NEEDED_SHARE",
+    "Entry",
+    "EvaluatedTest",
+    "InvalidDeviations",
+    "Verdict",
+    "evaluate",
+    "read_entries",
+]
 
 DEVIATION, NOT_APPLICABLE = "deviation", "not applicable"
 KINDS = (DEVIATION, NOT_APPLICABLE)
 NEEDED_SHARE = 0.97
 
 
-class BadList(Exception):
+class InvalidDeviations(Exception):
     """The list of deviations cannot be used."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of some tests.
+    """A known deviation of some tests.
 
     Args:
-        test: a pattern of file::class::name, as fnmatch has it.
+        test: fnmatch pattern of file::class::name.
         kind: "deviation" (counts as not passed) or "not applicable" (does not count).
-        reason: why, in a sentence.
+        reason: the reason, in a sentence.
     """
 
     test: str
@@ -41,13 +50,13 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A test's outcome and what it counts as.
+class EvaluatedTest:
+    """A test's outcome and its verdict.
 
     Args:
-        outcome: how it went.
+        outcome: outcome of the test.
         verdict: "passed", "skipped", "deviation", "not applicable" or "unexpected".
-        entry: what the list says of it.
+        entry: matching entry of the list.
     """
 
     outcome: Outcome
@@ -57,69 +66,69 @@ class Judged:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a run comes to.
+    """Result of a run.
 
     Args:
-        tests: each judged.
+        tests: all tests with their verdicts.
         unmatched: entries that match no test of the run.
     """
 
-    tests: list[Judged]
+    tests: list[EvaluatedTest]
     unmatched: list[Entry]
 
-    def of(self, verdict: str) -> list[Judged]:
-        """The tests with a verdict."""
+    def of(self, verdict: str) -> list[EvaluatedTest]:
+        """Tests with a verdict."""
         return [test for test in self.tests if test.verdict == verdict]
 
     @property
-    def better(self) -> list[Judged]:
+    def better(self) -> list[EvaluatedTest]:
         """Tests that pass although they are listed."""
         return [test for test in self.tests if test.outcome.result == "passed" and test.entry]
 
     @property
     def passed(self) -> int:
-        """How many of the applicable tests passed."""
+        """Number of applicable tests that passed."""
         return len(self.of("passed"))
 
     @property
     def applicable(self) -> int:
-        """How many tests count: all but the skipped and the not applicable."""
+        """Number of tests that count: all except skipped and not applicable ones."""
         return self.passed + len(self.of(DEVIATION)) + len(self.of("unexpected"))
 
     @property
     def share(self) -> float:
-        """The share passed of the applicable."""
+        """Share of the applicable tests that passed."""
         return self.passed / self.applicable if self.applicable else 0.0
 
     @property
     def good(self) -> bool:
-        """Whether nothing failed unexpectedly and enough passed."""
+        """True if no test failed unexpectedly and enough passed."""
         return not self.of("unexpected") and self.share >= NEEDED_SHARE
 
 
-def listed(path: Path) -> list[Entry]:
-    """The entries of a list.
+def read_entries(path: Path) -> list[Entry]:
+    """Read a list of deviations.
 
     Raises:
-        BadList: it is not as it should be.
+        InvalidDeviations: the list is malformed.
     """
     try:
         entries = [Entry(**entry) for entry in tomllib.loads(path.read_text())["entry"]]
     except (OSError, KeyError, TypeError, tomllib.TOMLDecodeError) as error:
-        raise BadList(f"{path}: {error}") from error
+        raise InvalidDeviations(f"{path}: {error}") from error
     for entry in entries:
         if entry.kind not in KINDS or not entry.reason.strip():
-            raise BadList(f"{path}: {entry.test} needs a reason and a kind, one of {KINDS}")
+            raise InvalidDeviations(f"{path}: {entry.test} needs a reason and a kind in {KINDS}")
     return entries
 
 
-def judged(outcomes: list[Outcome], entries: list[Entry]) -> Verdict:
-    """Each outcome judged by the first entry that matches its test."""
+def evaluate(outcomes: list[Outcome], entries: list[Entry]) -> Verdict:
+    """Evaluate each outcome with the first entry that matches its test."""
     tests, used = [], set()
     for outcome in outcomes:
         entry = next((e for e in entries if fnmatchcase(outcome.test, e.test)), None)
         used.add(entry)
-        tests.append(Judged(outcome, _verdict(outcome, entry), entry))
+        tests.append(EvaluatedTest(outcome, _verdict(outcome, entry), entry))
     return Verdict(tests, [entry for entry in entries if entry not in used])
 
 

@@ -1,14 +1,14 @@
-"""What is changed in the copy of a suite, and why.
+"""Changes to the copy of the suite, with reasons.
 
-Each patch names a text that must be in the suite exactly once. When it is not, the suite has
-changed and the run stops: a patch is never skipped in silence.
+Each patch replaces a text that must occur in the suite exactly once. If it does not, the suite has
+changed and the run stops; no patch is skipped silently.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Patch", "SuiteChanged", "applied", "patches"]
+__all__ = ["Patch", "SuiteChanged", "apply_patch", "patches"]
 
 
 class SuiteChanged(Exception):
@@ -17,13 +17,13 @@ class SuiteChanged(Exception):
 
 @dataclass(frozen=True)
 class Patch:
-    """A text of a suite's file and what replaces it.
+    """A replacement in a file of the suite.
 
     Args:
-        file: the file's name.
-        why: what the patch is for.
-        old: the text, there exactly once.
-        new: what replaces it.
+        file: name of the file.
+        why: purpose of the patch, as an infinitive.
+        old: text that occurs exactly once.
+        new: replacement.
     """
 
     file: str
@@ -159,17 +159,17 @@ def patches(heals: bool) -> list[Patch]:
     """All patches, in order.
 
     Args:
-        heals: whether a killed worker is to be replaced; else the loader is to raise.
+        heals: expect a killed worker to be replaced; otherwise expect the loader to raise.
     """
     always = [_LOADER_KILL, _WORKER_KILL, _MARK, _NONE_LEFT, _FROZEN]
     return [*always, _HEALS, _KEEP, _WHOLE] if heals else always
 
 
-def applied(text: str, patch: Patch) -> str:
-    """The text, patched.
+def apply_patch(text: str, patch: Patch) -> str:
+    """Apply a patch to a text.
 
     Raises:
-        SuiteChanged: the text to be replaced is not there exactly once.
+        SuiteChanged: the text does not occur exactly once.
     """
     count = text.count(patch.old)
     if count != 1:

@@ -1,7 +1,7 @@
-"""Holds a DataLoader against the tests of torchdata's StatefulDataLoader.
+"""Run the tests of torchdata's StatefulDataLoader on a DataLoader class.
 
-The suite is copied to a temporary folder, the class is swapped, pytest runs the copy, and the
-outcome is compared with deviations.toml. torchdata is not needed.
+The suite is copied to a temporary folder with the class swapped, run with pytest, and the outcomes
+are compared with deviations.toml. torchdata is not needed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from outcome import BadList, Verdict, judged, listed
+from outcome import InvalidDeviations, Verdict, evaluate, read_entries
 from patches import SuiteChanged
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from running import BadLoader, about, missing, run
-from suite import NoSuite, copied, found
+from running import LoaderImportError, about, missing_packages, run
+from suite import SuiteNotFound, copy_suite, find_suite
 from table import show
 
 _LIST = Path(__file__).parent / "deviations.toml"
@@ -37,8 +37,8 @@ example:
   python conformance/run.py ptdata/test/stateful_dataloader \\
       --loader torch.utils.data:DataLoader --worker-kill raises
 
-exit status: 0 no test failed unexpectedly and at least 97% of the applicable passed; 1 otherwise;
-2 wrong use.
+exit status: 0 if no test failed unexpectedly and at least 97% of the applicable ones passed;
+otherwise 1; 2 for wrong use.
 """
 
 
@@ -46,27 +46,29 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=_EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("suite", type=Path, metavar="SUITE_FOLDER", help="where the tests lie")
+    parser.add_argument("suite", type=Path, metavar="SUITE_FOLDER", help="folder of the tests")
     parser.add_argument(
         "--loader",
         default="feedline:DataLoader",
         metavar="MODULE:CLASS",
-        help="the class under test (default: %(default)s)",
+        help="class to test (default: %(default)s)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write each outcome there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all outcomes to FILE")
     parser.add_argument(
         "-n", type=int, default=2, metavar="WORKERS", dest="workers",
-        help="processes that run tests, by pytest-xdist; 0 for none (default: %(default)s)",
+        help="pytest-xdist processes; 0 for none (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("-k", default="", metavar="EXPR", dest="keyword", help="as pytest's -k")
+    parser.add_argument(
+        "-k", default="", metavar="EXPR", dest="keyword", help="select tests, like pytest -k"
+    )
     parser.add_argument(
         "--timeout", type=float, default=300, metavar="SECONDS",
-        help="limit of a test; test_proper_exit gets six times as long (default: %(default)s)",
+        help="time limit per test, six times as long for test_proper_exit (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--worker-kill", choices=("heals", "raises"), default="heals",
-        help="what is expected when a worker is killed: that another takes its place and the "
-        "epoch ends whole, or that the loader raises as torch's does (default: %(default)s)",
+        help="expected result of killing a worker: heals, a new worker replaces it, the epoch is "
+        "complete; raises, the loader raises an error like torch's (default: %(default)s)",
     )  # fmt: skip
     return parser.parse_args()
 
@@ -77,7 +79,7 @@ def _wrong(message: str) -> NoReturn:
 
 
 def main() -> int:
-    """Runs a suite and says what came of it."""
+    """Run the suite and print the result; return the exit status."""
     arguments = _arguments()
     _check(arguments)
     for number in _ENDINGS:
@@ -89,14 +91,14 @@ def main() -> int:
         ) as folder:
             return _run(arguments, Path(folder).resolve())
     except KeyboardInterrupt:
-        print("run.py: interrupted; nothing is left running", file=sys.stderr)
+        print("run.py: interrupted; all processes have ended", file=sys.stderr)
         return 130
-    except (NoSuite, SuiteChanged, BadLoader, BadList) as error:
+    except (SuiteNotFound, SuiteChanged, LoaderImportError, InvalidDeviations) as error:
         _wrong(str(error))
 
 
 def _interrupt(*_: Any) -> None:
-    for number in _ENDINGS:  # a second one would cut the cleaning short
+    for number in _ENDINGS:  # a second one would interrupt the clean-up
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
@@ -104,19 +106,24 @@ def _interrupt(*_: Any) -> None:
 def _check(arguments: argparse.Namespace) -> None:
     module, _, name = arguments.loader.partition(":")
     if not module or not name.isidentifier():
-        _wrong(f"--loader takes module:Class, such as feedline:DataLoader; got {arguments.loader}")
-    if lacking := missing():
-        _wrong(f"the suites need more: pip install {' '.join(lacking)}")
+        _wrong(
+            f"--loader: expected module:Class such as feedline:DataLoader, got {arguments.loader}"
+        )
+    if packages := missing_packages():
+        _wrong(f"missing packages: pip install {' '.join(packages)}")
     if arguments.workers and not importlib.util.find_spec("xdist"):
-        print("run.py: one test at a time; for more, pip install pytest-xdist", file=sys.stderr)
+        print(
+            "run.py: running one test at a time; to run several, pip install pytest-xdist",
+            file=sys.stderr,
+        )
         arguments.workers = 0
     if arguments.json and not arguments.json.parent.is_dir():
-        _wrong(f"--json: there is no folder {arguments.json.parent}")
+        _wrong(f"--json: no such folder: {arguments.json.parent}")
 
 
 def _run(arguments: argparse.Namespace, folder: Path) -> int:
-    entries = listed(_LIST)
-    copied(found(arguments.suite), folder, arguments.worker_kill == "heals")
+    entries = read_entries(_LIST)
+    copy_suite(find_suite(arguments.suite), folder, arguments.worker_kill == "heals")
     subject = about(folder, arguments.loader)
     console = Console()
     console.print(f"{subject['class']} ({subject['file']})", highlight=False, soft_wrap=True)
@@ -132,7 +139,7 @@ def _run(arguments: argparse.Namespace, folder: Path) -> int:
         )
     if not report.outcomes and report.status == 5:
         _wrong(f"no test matches -k {arguments.keyword!r}")
-    verdict = judged(report.outcomes, entries)
+    verdict = evaluate(report.outcomes, entries)
     if arguments.json:
         arguments.json.write_text(json.dumps(_record(subject, verdict), indent=1) + "\n")
     broken = report.status not in (0, 1) or not report.outcomes
@@ -174,13 +181,13 @@ def _progress() -> Iterator[Any]:
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None, failed=0)
-        told = 0
+        printed_at = 0
 
         def progress(done: int, total: int, failed: int) -> None:
-            nonlocal told
+            nonlocal printed_at
             bar.update(task, completed=done, total=total, failed=failed)
-            if not console.is_terminal and done >= told + _EVERY:
-                told = done
+            if not console.is_terminal and done >= printed_at + _EVERY:
+                printed_at = done
                 print(f"{done} of {total} tests, {failed} failed", file=sys.stderr, flush=True)
 
         yield progress

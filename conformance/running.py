@@ -1,7 +1,7 @@
-"""One run of a copied suite by pytest, in a process group of its own.
+"""Run a copied suite with pytest in a process group of its own.
 
-Guarantees: however it ends, Ctrl-C included, no process of it is left. Each carries the folder's
-path in its environment, by which those that outlive their parents are found.
+Guarantees: when the run ends, Ctrl-C included, no process of it remains. Each process carries the
+path of the folder in its environment, by which orphans are found.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["BadLoader", "Outcome", "Report", "about", "missing", "run"]
+__all__ = ["LoaderImportError", "Outcome", "Report", "about", "missing_packages", "run"]
 
 _MARK = "CONFORMANCE_RUN"
 _PATIENCE = 20.0  # seconds
@@ -38,20 +38,20 @@ print(json.dumps({"class": f"{class_.__module__}.{class_.__qualname__}",
 """
 
 
-class BadLoader(Exception):
+class LoaderImportError(Exception):
     """The class under test cannot be imported."""
 
 
 @dataclass
 class Outcome:
-    """How one test went.
+    """Outcome of a test.
 
     Args:
         test: file::class::name.
-        result: "passed", "failed", "skipped", or "no result" where its process died.
-        message: what failed in short, or why it was skipped.
-        detail: the traceback of a failure.
-        seconds: how long it took, its setup and teardown included.
+        result: "passed", "failed", "skipped", or "no result" if its process died.
+        message: short error, or reason for skipping.
+        detail: traceback of a failure.
+        seconds: duration, including setup and teardown.
     """
 
     test: str
@@ -61,8 +61,8 @@ class Outcome:
     seconds: float = 0.0
     finished: bool = field(default=False, repr=False)
 
-    def take(self, line: dict) -> None:
-        """Takes in the report of a part of the test."""
+    def add_report(self, line: dict) -> None:
+        """Add the report of a phase of the test."""
         self.seconds = round(self.seconds + line["seconds"], 2)
         self.finished = self.finished or line["when"] == "teardown"
         if line["outcome"] == "failed":
@@ -75,12 +75,12 @@ class Outcome:
 
 @dataclass
 class Report:
-    """What came of a run.
+    """Result of a run.
 
     Args:
-        outcomes: one a test, in the order they were collected.
+        outcomes: one per test, in order of collection.
         status: pytest's exit status.
-        log: what pytest said.
+        log: pytest's output.
     """
 
     outcomes: list[Outcome]
@@ -88,8 +88,8 @@ class Report:
     log: str
 
 
-def missing() -> list[str]:
-    """The packages that the suites need and this Python lacks."""
+def missing_packages() -> list[str]:
+    """Packages that the suites need and that are not installed."""
     return [name for module, name in _NEEDED.items() if not importlib.util.find_spec(module)]
 
 
@@ -97,9 +97,11 @@ def _environment(folder: Path, loader: str) -> dict[str, str]:
     paths = [
         str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(":") if path
     ]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
+    }
     return {
-        **kept,
+        **inherited,
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTORCH_TEST_WITH_SLOW": "1",  # test_proper_exit is marked slow
@@ -111,17 +113,17 @@ def _environment(folder: Path, loader: str) -> dict[str, str]:
 
 
 def about(folder: Path, loader: str) -> dict[str, str]:
-    """What is under test: the class and its file, and the versions of torch and Python.
+    """Facts about the class under test: its file, and the versions of torch and Python.
 
     Raises:
-        BadLoader: it cannot be imported.
+        LoaderImportError: the class cannot be imported.
     """
     environment = _environment(folder, loader)
     command = [sys.executable, "-c", _ABOUT]
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
     if done.returncode:
-        said = done.stderr.strip().splitlines() or ["nothing was said"]
-        raise BadLoader(f"cannot import {loader}: {said[-1]}")
+        lines = done.stderr.strip().splitlines() or ["no output"]
+        raise LoaderImportError(f"cannot import {loader}: {lines[-1]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -133,15 +135,15 @@ def run(
     limit: float,
     progress: Callable[[int, int, int], None],
 ) -> Report:
-    """Runs a copied suite.
+    """Run a copied suite.
 
     Args:
         folder: the copy.
         loader: the class under test, "module:Class".
         workers: processes of pytest-xdist; 0 for none.
-        keyword: pytest's -k, or nothing.
-        limit: seconds a test may take.
-        progress: is told how many tests ended, of how many, and how many of these failed.
+        keyword: pytest's -k, or "".
+        limit: time limit per test, in seconds.
+        progress: called with the number of finished tests, of all tests, and of failed tests.
     """
     command = [sys.executable, "-m", "pytest", "-q", "-p", "conformance_plugin"]
     command += ["-p", "no:cacheprovider", "--tb=short", "-c", "pytest.ini"]
@@ -164,7 +166,7 @@ def run(
             for test in line.get("collected", ()):
                 outcomes.setdefault(test, Outcome(test))
             if "test" in line:
-                outcomes.setdefault(line["test"], Outcome(line["test"])).take(line)
+                outcomes.setdefault(line["test"], Outcome(line["test"])).add_report(line)
             done = [outcome for outcome in outcomes.values() if outcome.finished]
             progress(len(done), len(outcomes), sum(o.result == "failed" for o in done))
     finally:
@@ -187,7 +189,7 @@ def _lines(path: Path, process: subprocess.Popen) -> Iterator[dict]:
 
 
 def _end(process: subprocess.Popen, folder: Path) -> None:
-    """Kills what is left, multiprocessing's trackers last: they remove what the others shared."""
+    """Kill remaining processes, multiprocessing's trackers last: they remove shared resources."""
     start = time.monotonic()
     while (left := _marked(folder)) and (past := time.monotonic() - start) < _PATIENCE:
         others = [one for one in left if not _is_tracker(one)]

@@ -1,4 +1,4 @@
-"""Which tests of data loading the frameworks have, and where feedline's class goes in them."""
+"""Tests of data loading in frameworks, and the places where feedline's class is swapped in."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class Suite:
     """Tests of a framework, in the folder `tests` of its repository.
 
     Args:
-        root: the folder of the copy that imports are looked for in.
-        tests: the files that are run, in which the class is swapped.
-        scripts: programs that are run on several processes each, in which it is swapped.
-        processes: their numbers.
-        calls: functions that these programs are to leave out, as they hang with torch's class on
-            a machine without CUDA, or test something else with packages that do not fit.
-        modules: of the framework itself, whose name `DataLoader` is bound to the class.
+        root: folder of the copy to import from.
+        tests: test files to run, in which the class is swapped.
+        scripts: programs to run on several processes each, in which the class is swapped.
+        processes: numbers of processes.
+        calls: functions that these programs must skip, because they hang with torch's class on a
+            machine without CUDA, or fail for other reasons.
+        modules: modules of the framework whose name `DataLoader` is bound to the class.
     """
 
     root: str = "."
@@ -47,7 +47,7 @@ SUITES = {
             f"{_SCRIPTS}/test_script.py",
         ),
         calls=(
-            "test_can_join_uneven_inputs",  # on the CPU Accelerate does not join: it hangs
+            "test_can_join_uneven_inputs",  # hangs, because Accelerate does not join on the CPU
             "test_join_can_override_even_batches",
             "test_join_can_override_for_mixed_type_dataloaders",
             "test_join_raises_warning_for_iterable_when_overriding_even_batches",

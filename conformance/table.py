@@ -1,11 +1,11 @@
-"""What a run came to, for people."""
+"""Print the result of a run as tables."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from outcome import NEEDED_SHARE, Judged, Verdict
+from outcome import NEEDED_SHARE, EvaluatedTest, Verdict
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -13,17 +13,17 @@ from suite import FILES
 
 __all__ = ["show"]
 
-_REPEAT = "To execute this test, run"  # from here on torch's TestCase tells how to repeat it
+_REPEAT = "To execute this test, run"  # torch's TestCase continues with how to repeat it
 _COLUMNS = ("passed", "skipped", "deviation", "not applicable", "unexpected")
 
 
 def show(console: Console, verdict: Verdict, whole: bool) -> None:
-    """Prints the counts by file, the tests that did not pass and why, and the share passed.
+    """Print the counts by file, the tests that did not pass with reasons, and the share passed.
 
     Args:
-        console: where to.
-        verdict: what to print.
-        whole: whether all tests were run, so that an entry that matches none is worth a word.
+        console: output.
+        verdict: result to print.
+        whole: all tests were run, so that entries without a matching test are reported.
     """
     _by_reason(console, "Skipped", verdict.of("skipped"), lambda test: test.outcome.message)
     _by_reason(console, "Not applicable", verdict.of("not applicable"), _reason)
@@ -56,14 +56,17 @@ def _counts(verdict: Verdict) -> Table:
 
 
 def _by_reason(
-    console: Console, title: str, tests: Iterable[Judged], reason: Callable[[Judged], str]
+    console: Console,
+    title: str,
+    tests: Iterable[EvaluatedTest],
+    reason: Callable[[EvaluatedTest], str],
 ) -> None:
     groups = defaultdict(list)
     for test in tests:
         groups[reason(test)].append(test.outcome.test)
     if not groups:
         return
-    table = Table("tests", "why", title=title, show_lines=True)
+    table = Table("tests", "reason", title=title, show_lines=True)
     table.columns[0].no_wrap = True
     for why, names in groups.items():
         table.add_row(escape(_by_class(names)), escape(why))
@@ -78,13 +81,13 @@ def _by_class(names: Iterable[str]) -> str:
     return "\n".join("\n".join([above, *tests]) for above, tests in classes.items())
 
 
-def _reason(test: Judged) -> str:
+def _reason(test: EvaluatedTest) -> str:
     return test.entry.reason if test.entry else ""
 
 
-def _failure(test: Judged) -> str:
+def _failure(test: EvaluatedTest) -> str:
     if test.outcome.result == "no result":
-        return "its process died before there was a result"
-    said = test.outcome.message.partition(_REPEAT)[0]
-    lines = [line for line in said.splitlines() if line.strip()]
+        return "its process died before it reported a result"
+    message = test.outcome.message.partition(_REPEAT)[0]
+    lines = [line for line in message.splitlines() if line.strip()]
     return "\n".join(lines[:3])

@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: save_state and load_state keep the loader's place in the epoch.
+"""Hugging Face Accelerate: save_state and load_state save and restore the loader's position.
 
 feedline's `prepare` returns the same loader. Needs `pip install accelerate`.
 """
@@ -16,11 +16,11 @@ from torch.utils.data import Dataset
 import feedline
 from feedline.integrations.accelerate import prepare
 
-EPOCHS, STOPPED = 2, 17  # of 12 steps each
+EPOCHS, SAVE_STEP = 2, 17  # 12 steps per epoch
 
 
 class Pictures(Dataset[Any]):
-    """Made-up pictures, labelled by the quadrant that is bright; with each sample's number."""
+    """Generated images, labelled by their bright quadrant, with the number of each sample."""
 
     def __len__(self) -> int:
         return 96
@@ -34,9 +34,9 @@ class Pictures(Dataset[Any]):
 
 
 def train(folder: str, *, resume: bool) -> list[list[int]]:
-    """Train, saving after STOPPED steps, or from there on; the samples of each step."""
+    """Train and save after SAVE_STEP steps, or resume; return the samples of each step."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    accelerator.free_memory()  # of an earlier call
+    accelerator.free_memory()  # release the objects of an earlier call
     net = nn.Sequential(
         nn.Conv2d(3, 8, 3, stride=2),
         nn.ReLU(),
@@ -44,11 +44,11 @@ def train(folder: str, *, resume: bool) -> list[list[int]]:
         nn.Flatten(),
         nn.Linear(32, 4),
     )
-    # After the Accelerator: then the loader knows the processes it shares its samples among.
+    # Created after the Accelerator, so that the loader knows the other processes.
     loader = feedline.DataLoader(Pictures(), batch_size=8, shuffle=True, num_workers=2, seed=1)
     net, optimizer = accelerator.prepare(net, torch.optim.Adam(net.parameters(), lr=0.01))
     prepared = prepare(accelerator, loader)
-    assert prepared is loader, "Accelerate made another loader"
+    assert prepared is loader, "Accelerate replaced the loader"
     if resume:
         accelerator.load_state(folder)
     seen: list[list[int]] = []
@@ -59,19 +59,19 @@ def train(folder: str, *, resume: bool) -> list[list[int]]:
                 optimizer.step()
                 optimizer.zero_grad()
             seen.append(accelerator.gather_for_metrics(numbers).tolist())
-            if not resume and len(seen) == STOPPED:
+            if not resume and len(seen) == SAVE_STEP:
                 accelerator.save_state(folder)
-        assert accelerator.sync_gradients, "the epoch's last batch ends an accumulation"
+        assert accelerator.sync_gradients, "the last batch of an epoch ends an accumulation"
     return seen
 
 
 def main() -> None:
-    """Train once, then again from the state in the middle of the second epoch."""
+    """Train once, then resume from the state in the middle of the second epoch."""
     with tempfile.TemporaryDirectory() as folder:
         whole = train(folder, resume=False)
         rest = train(folder, resume=True)
-    assert rest == whole[STOPPED:], (rest, whole[STOPPED:])
-    print(f"accelerate: went on after step {STOPPED} with the {len(rest)} batches that were left")
+    assert rest == whole[SAVE_STEP:], (rest, whole[SAVE_STEP:])
+    print(f"accelerate: resumed after step {SAVE_STEP} with the remaining {len(rest)} batches")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Plain torch over two processes: each takes its share of every batch, and both resume.
+"""Plain PyTorch on two processes: each reads its share of every batch, and both resume.
 
-The loader learns its rank from torch.distributed, so no DistributedSampler is needed. Run it as
-it is, or as `torchrun --nproc-per-node 2 examples/ddp_torchrun.py`.
+The loader gets its rank from torch.distributed, so no DistributedSampler is needed. Run it directly
+or with `torchrun --nproc-per-node 2 examples/ddp_torchrun.py`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch.utils.data import Dataset
 
 import feedline
 
-EPOCHS, STOPPED = 2, 9  # of 6 steps each
+EPOCHS, SAVE_STEP = 2, 9  # 6 steps per epoch
 
 
 class Pictures(Dataset[Any]):
-    """Made-up pictures, labelled by the quadrant that is bright; with each sample's number."""
+    """Generated images, labelled by their bright quadrant, with the number of each sample."""
 
     def __len__(self) -> int:
         return 96
@@ -39,7 +39,7 @@ class Pictures(Dataset[Any]):
 
 
 def train(file: Path, *, resume: bool) -> list[list[int]]:
-    """Train, saving after STOPPED steps, or from there on; this rank's samples of each step."""
+    """Train and save after SAVE_STEP steps, or resume; return this rank's samples of each step."""
     loader = feedline.DataLoader(Pictures(), batch_size=8, shuffle=True, num_workers=1, seed=1)
     net = nn.Sequential(
         nn.Conv2d(3, 8, 3, stride=2),
@@ -63,7 +63,7 @@ def train(file: Path, *, resume: bool) -> list[list[int]]:
             nn.functional.cross_entropy(model(images), labels).backward()
             optimizer.step()
             seen.append(numbers.tolist())
-            if not resume and len(seen) == STOPPED:
+            if not resume and len(seen) == SAVE_STEP:
                 if dist.get_rank() == 0:  # the loader's state is the same on every rank
                     torch.save(
                         {
@@ -78,26 +78,26 @@ def train(file: Path, *, resume: bool) -> list[list[int]]:
 
 
 def over_all_ranks(seen: list[list[int]]) -> list[list[int]]:
-    """The samples of each step, of all ranks together."""
+    """Samples of each step, of all ranks together."""
     shares: list[list[list[int]]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(shares, seen)
     return [sorted(chain(*step)) for step in zip(*shares, strict=True)]
 
 
 def main() -> None:
-    """Train once, then again from the checkpoint in the middle of the second epoch."""
+    """Train once, then resume from the checkpoint in the middle of the second epoch."""
     dist.init_process_group("gloo")
     with tempfile.TemporaryDirectory() as folder:
         places = [folder]
-        dist.broadcast_object_list(places)  # the first rank's
+        dist.broadcast_object_list(places)  # rank 0
         file = Path(places[0]) / "checkpoint.pt"
         whole, rest = train(file, resume=False), train(file, resume=True)
-        assert rest == whole[STOPPED:], (rest, whole[STOPPED:])
+        assert rest == whole[SAVE_STEP:], (rest, whole[SAVE_STEP:])
         steps = over_all_ranks(whole)
     for epoch in (steps[:6], steps[6:]):
         assert sorted(chain(*epoch)) == list(range(96)), epoch
     if dist.get_rank() == 0:
-        print(f"ddp: went on after step {STOPPED} with the {len(rest)} batches that were left")
+        print(f"ddp: resumed after step {SAVE_STEP} with the remaining {len(rest)} batches")
     dist.destroy_process_group()
 
 

@@ -1,6 +1,6 @@
-"""fastai: a Learner on feedline's loaders that goes on in the middle of an epoch.
+"""fastai: a Learner on feedline's loaders that resumes in the middle of an epoch.
 
-fastai takes torch's loaders as they are. It saves no loader's state, so a callback does. Needs
+fastai accepts PyTorch loaders. It does not save a loader's state, so a callback does. Needs
 `pip install fastai`.
 """
 
@@ -20,11 +20,11 @@ from torch.utils.data import Dataset
 
 import feedline
 
-EPOCHS, STOPPED = 2, 17  # of 12 steps each
+EPOCHS, SAVE_STEP = 2, 17  # 12 steps per epoch
 
 
 class Pictures(Dataset[Any]):
-    """Made-up pictures, labelled by the quadrant that is bright; with each sample's number."""
+    """Generated images, labelled by their bright quadrant, with the number of each sample."""
 
     def __len__(self) -> int:
         return 96
@@ -37,8 +37,8 @@ class Pictures(Dataset[Any]):
         return image, label, number
 
 
-class Place(Callback):
-    """Saves model and loader after some steps, and notes which samples each step saw."""
+class SavePosition(Callback):
+    """Callback: save model and loader after some steps, and record the samples of each step."""
 
     def __init__(self, stop_after: int | None = None) -> None:
         self.stop_after = stop_after
@@ -56,12 +56,12 @@ class Place(Callback):
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, numbers: Tensor) -> Tensor:
-    """The loss; a sample's number is no part of it."""
+    """The loss; ignores the sample's number."""
     return nn.functional.cross_entropy(logits, labels)
 
 
 def fit(folder: Path, stop_after: int | None = None, *, resume: bool = False) -> list[list[int]]:
-    """Train as far as asked, or from where it was saved on; the samples of each step."""
+    """Train to the end or to `stop_after`, optionally resuming; return the samples of each step."""
     train = feedline.DataLoader(Pictures(), batch_size=8, shuffle=True, num_workers=2, seed=1)
     valid = feedline.DataLoader(Pictures(), batch_size=8)
     loaders = DataLoaders(train, valid, device=torch.device("cpu"))
@@ -73,7 +73,7 @@ def fit(folder: Path, stop_after: int | None = None, *, resume: bool = False) ->
         nn.Flatten(),
         nn.Linear(32, 4),
     )
-    place = Place(stop_after)
+    place = SavePosition(stop_after)
     learner = Learner(loaders, net, loss_func=cross_entropy, cbs=place, path=folder)
     start = 0
     if resume:
@@ -86,14 +86,14 @@ def fit(folder: Path, stop_after: int | None = None, *, resume: bool = False) ->
 
 
 def main() -> None:
-    """Train as a whole, then up to the middle of the second epoch, then the rest."""
+    """Train to the end, then to the middle of the second epoch, then resume."""
     with tempfile.TemporaryDirectory() as name:
         whole = fit(Path(name))
-        first = fit(Path(name), STOPPED)
+        first = fit(Path(name), SAVE_STEP)
         rest = fit(Path(name), resume=True)
-    assert first == whole[:STOPPED], (first, whole[:STOPPED])
-    assert rest == whole[STOPPED:], (rest, whole[STOPPED:])
-    print(f"fastai: went on after step {STOPPED} with the {len(rest)} batches that were left")
+    assert first == whole[:SAVE_STEP], (first, whole[:SAVE_STEP])
+    assert rest == whole[SAVE_STEP:], (rest, whole[SAVE_STEP:])
+    print(f"fastai: resumed after step {SAVE_STEP} with the remaining {len(rest)} batches")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """transformers.Trainer: resume_from_checkpoint continues with the next batch.
 
-The Trainer skips batches by building another loader from the dataset and batch sampler of its
-loader. With Stepwise, feedline's workers make the batches of that loader too, except skipped ones.
+The Trainer skips batches by building a new loader from the dataset and batch sampler of its loader.
+With Stepwise, feedline's workers also make the batches of that loader, except the skipped ones.
 Needs `pip install transformers accelerate`.
 """
 
@@ -18,11 +18,11 @@ from torch.utils.data import DataLoader, Dataset
 import feedline
 from feedline.integrations.transformers import Stepwise
 
-EPOCHS, STOPPED = 2, 17  # of 12 steps each
+EPOCHS, SAVE_STEP = 2, 17  # 12 steps per epoch
 
 
 class Pictures(Dataset[Any]):
-    """Made-up pictures, labelled by the quadrant that is bright; with each sample's number."""
+    """Generated images, labelled by their bright quadrant, with the number of each sample."""
 
     def __len__(self) -> int:
         return 96
@@ -36,7 +36,7 @@ class Pictures(Dataset[Any]):
 
 
 class Net(nn.Module):
-    """A tiny network that notes which samples it saw."""
+    """A tiny network that records the samples it sees."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Net(nn.Module):
 
 
 class Trainer(transformers.Trainer):
-    """A Trainer that is fed by feedline."""
+    """A Trainer that uses feedline's loader."""
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         loader = feedline.DataLoader(
@@ -70,12 +70,12 @@ class Trainer(transformers.Trainer):
 
 
 def train(folder: str, checkpoint: str | None = None) -> list[list[int]]:
-    """Train, from a checkpoint if there is one; the samples of each step."""
+    """Train, optionally from a checkpoint; return the samples of each step."""
     arguments = transformers.TrainingArguments(
         folder,
         num_train_epochs=EPOCHS,
         per_device_train_batch_size=8,
-        save_steps=STOPPED,
+        save_steps=SAVE_STEP,
         use_cpu=True,
         logging_strategy="no",
         report_to="none",
@@ -89,12 +89,12 @@ def train(folder: str, checkpoint: str | None = None) -> list[list[int]]:
 
 
 def main() -> None:
-    """Train once, then again from the checkpoint in the middle of the second epoch."""
+    """Train once, then resume from the checkpoint in the middle of the second epoch."""
     with tempfile.TemporaryDirectory() as folder:
         whole = train(folder)
-        rest = train(folder, checkpoint=f"{folder}/checkpoint-{STOPPED}")
-    assert rest == whole[STOPPED:], (rest, whole[STOPPED:])
-    print(f"transformers: went on after step {STOPPED} with the {len(rest)} batches that were left")
+        rest = train(folder, checkpoint=f"{folder}/checkpoint-{SAVE_STEP}")
+    assert rest == whole[SAVE_STEP:], (rest, whole[SAVE_STEP:])
+    print(f"transformers: resumed after step {SAVE_STEP} with the remaining {len(rest)} batches")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""PyTorch Lightning: a run that stopped in the middle of an epoch goes on with the rest of it.
+"""PyTorch Lightning: a run stopped in the middle of an epoch resumes with the remaining batches.
 
-Lightning saves and restores the state of any loader that has one. Needs `pip install lightning`.
+Lightning saves and restores the state of a loader that has one. Needs `pip install lightning`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch.utils.data import Dataset
 
 import feedline
 
-EPOCHS, STOPPED = 2, 17  # of 12 steps each
+EPOCHS, SAVE_STEP = 2, 17  # 12 steps per epoch
 
 
 class Pictures(Dataset[Any]):
-    """Made-up pictures, labelled by the quadrant that is bright; with each sample's number."""
+    """Generated images, labelled by their bright quadrant, with the number of each sample."""
 
     def __len__(self) -> int:
         return 96
@@ -35,7 +35,7 @@ class Pictures(Dataset[Any]):
 
 
 class Learner(lightning.LightningModule):
-    """A tiny network that notes which samples it saw."""
+    """A tiny network that records the samples it sees."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,14 +58,14 @@ class Learner(lightning.LightningModule):
 
 
 def fit(folder: Path, checkpoint: Path | None = None) -> list[list[int]]:
-    """Train, from a checkpoint if there is one; the samples of each step."""
+    """Train, optionally from a checkpoint; return the samples of each step."""
     loader = feedline.DataLoader(Pictures(), batch_size=8, shuffle=True, num_workers=2, seed=1)
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=1,
         max_epochs=EPOCHS,
         callbacks=ModelCheckpoint(
-            folder, filename="{step}", every_n_train_steps=STOPPED, save_top_k=-1
+            folder, filename="{step}", every_n_train_steps=SAVE_STEP, save_top_k=-1
         ),
         logger=False,
         enable_progress_bar=False,
@@ -73,17 +73,17 @@ def fit(folder: Path, checkpoint: Path | None = None) -> list[list[int]]:
     )
     learner = Learner()
     trainer.fit(learner, loader, ckpt_path=checkpoint)
-    assert trainer.train_dataloader is loader, "Lightning took another loader"
+    assert trainer.train_dataloader is loader, "Lightning replaced the loader"
     return learner.seen
 
 
 def main() -> None:
-    """Train once, then again from the checkpoint in the middle of the second epoch."""
+    """Train once, then resume from the checkpoint in the middle of the second epoch."""
     with tempfile.TemporaryDirectory() as folder:
         whole = fit(Path(folder))
-        rest = fit(Path(folder) / "again", checkpoint=Path(folder) / f"step={STOPPED}.ckpt")
-    assert rest == whole[STOPPED:], (rest, whole[STOPPED:])
-    print(f"lightning: went on after step {STOPPED} with the {len(rest)} batches that were left")
+        rest = fit(Path(folder) / "again", checkpoint=Path(folder) / f"step={SAVE_STEP}.ckpt")
+    assert rest == whole[SAVE_STEP:], (rest, whole[SAVE_STEP:])
+    print(f"lightning: resumed after step {SAVE_STEP} with the remaining {len(rest)} batches")
 
 
 if __name__ == "__main__":

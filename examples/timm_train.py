@@ -1,7 +1,7 @@
-"""A loop in the style of timm's own train.py, with a loader that resumes within an epoch.
+"""A training loop like timm's train.py, with a loader that resumes within an epoch.
 
-Where a GPU is used, give the loader `device="cuda"` rather than wrap it in timm's
-PrefetchLoader: that one holds a batch back, so that the loader's state is one batch ahead.
+On a GPU, pass `device="cuda"` to the loader instead of wrapping it in timm's PrefetchLoader, which
+holds back a batch, so that the loader's state would be one batch ahead.
 Needs `pip install timm`.
 """
 
@@ -21,11 +21,11 @@ from torch.utils.data import Dataset
 
 import feedline
 
-EPOCHS, STOPPED = 2, 17  # of 12 steps each
+EPOCHS, SAVE_STEP = 2, 17  # 12 steps per epoch
 
 
 class Pictures(Dataset[Any]):
-    """Made-up pictures, labelled by the quadrant that is bright; with each sample's number."""
+    """Generated images, labelled by their bright quadrant, with the number of each sample."""
 
     def __len__(self) -> int:
         return 96
@@ -39,7 +39,7 @@ class Pictures(Dataset[Any]):
 
 
 def train(file: Path, *, resume: bool) -> list[list[int]]:
-    """Train, saving after STOPPED steps, or from there on; the samples of each step."""
+    """Train and save after SAVE_STEP steps, or resume; return the samples of each step."""
     loader = feedline.DataLoader(Pictures(), batch_size=8, shuffle=True, num_workers=2, seed=1)
     model = timm.create_model("test_resnet", num_classes=4)
     optimizer = timm.optim.create_optimizer_v2(model, opt="sgd", lr=0.01)
@@ -66,7 +66,7 @@ def train(file: Path, *, resume: bool) -> list[list[int]]:
             optimizer.step()
             losses.update(loss.item(), len(images))
             seen.append(numbers.tolist())
-            if not resume and len(seen) == STOPPED:
+            if not resume and len(seen) == SAVE_STEP:
                 torch.save(
                     {
                         "state_dict": timm.utils.get_state_dict(model),
@@ -80,13 +80,13 @@ def train(file: Path, *, resume: bool) -> list[list[int]]:
 
 
 def main() -> None:
-    """Train once, then again from the checkpoint in the middle of the second epoch."""
+    """Train once, then resume from the checkpoint in the middle of the second epoch."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "checkpoint.pth.tar"
         whole = train(file, resume=False)
         rest = train(file, resume=True)
-    assert rest == whole[STOPPED:], (rest, whole[STOPPED:])
-    print(f"timm: went on after step {STOPPED} with the {len(rest)} batches that were left")
+    assert rest == whole[SAVE_STEP:], (rest, whole[SAVE_STEP:])
+    print(f"timm: resumed after step {SAVE_STEP} with the remaining {len(rest)} batches")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Images for the laboratory, made when they are wanted first, into a folder of their own."""
+"""Images for the laboratory, created on first use in a folder of their own."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ FOLDER = Path()
 
 
 def photos() -> Path:
-    """JPEGs of 500 x 375 px in a folder for each class."""
-    return _made("photos", PHOTOS)
+    """JPEGs of 500 x 375 px, one sub-folder per class."""
+    return _create("photos", PHOTOS)
 
 
 def large() -> Path:
     """JPEGs of 1600 x 1200 px."""
-    return _made("large", LARGE)
+    return _create("large", LARGE)
 
 
 def small() -> Path:
-    """The large ones at a shorter side of 128 px."""
-    _made("large", LARGE)
+    """The large images with a shorter side of 128 px."""
+    _create("large", LARGE)
     return FOLDER / "small"
 
 
 def use(folder: Path) -> None:
-    """Let the images be those in a folder."""
+    """Set the folder of the images."""
     global FOLDER
     FOLDER = folder
 
 
-def _made(kind: str, count: int) -> Path:
-    """The folder of a kind, whose images are made when they are wanted first."""
-    done = FOLDER / f"{kind}.made"
-    if not done.exists():
+def _create(kind: str, count: int) -> Path:
+    """Folder of a kind of images, which are created on first use."""
+    marker = FOLDER / f"{kind}.made"
+    if not marker.exists():
         with ProcessPoolExecutor() as pool:
             list(pool.map(_make, [(FOLDER, k, kind) for k in range(count)], chunksize=8))
-        done.touch()
+        marker.touch()
     return FOLDER / kind
 
 

@@ -1,4 +1,4 @@
-"""Writes the laboratory's figures into the pages of the rules.
+"""Write the laboratory's results into the pages of the rules.
 
     python laboratory/pages.py FILE        FILE from `laboratory/run.py --json FILE`
 
@@ -19,14 +19,14 @@ _MEASURED = re.compile(r"(?<=\*\*Measured\*\*\n\n).*", re.S)
 
 
 def main(file: Path) -> None:
-    """Write the figures of a run."""
-    found = json.loads(file.read_text())
-    machine = found["machine"]
-    named = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}"
+    """Write the results of a run."""
+    results = json.loads(file.read_text())
+    machine = results["machine"]
+    text = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}"
     index = PAGES / "README.md"
-    index.write_text(_MACHINE.sub(lambda _: named, index.read_text()))
+    index.write_text(_MACHINE.sub(lambda _: text, index.read_text()))
     for page in PAGES.glob("*.md"):
-        rows = [row for row in found["rows"] if row["planted"] == page.stem]
+        rows = [row for row in results["rows"] if row["planted"] == page.stem]
         if rows:
             lines = "".join(_line(row) for row in rows)
             page.write_text(_MEASURED.sub(lambda _, lines=lines: lines, page.read_text()))

@@ -1,15 +1,15 @@
-"""Plants bottlenecks, lets a diagnosis name them, applies the fix, and compares the gain.
+"""Plant bottlenecks, check that the diagnosis names them, apply the fix and compare the gain.
 
     python laboratory/run.py                      all situations, in about ten minutes
-    python laboratory/run.py --only slow,one-in   those whose name begins like this
+    python laboratory/run.py --only slow,one-in   situations whose name begins with one of these
     python laboratory/run.py --json FILE          the table as JSON, for docs/rules
 
-Method: each run is a process of its own, forked from one that has torch loaded. As planted and
-with the fix applied take turns, so that a machine that becomes slower slows both; with --rounds N
-they do so N times, and the gain is that of the medians. The gain that is compared is the first
-finding's. Each run waits for idle cores, and is done again where programs of others took many.
-Caveats: the step is mostly a pause, as a device's would be, so that a machine without a GPU can do
-this; what a GPU alone shows (host-bound, unpinned-copy) is planted nowhere.
+Method: each run is a new process, forked from one that has torch loaded. Runs with the bottleneck
+and with the fix alternate, so that a machine that becomes slower affects both; `--rounds N` repeats
+them N times, and the gain is that of the medians. It is compared with the gain predicted by the
+first finding. Each run waits for idle cores, and is repeated if other processes used many.
+Caveats: the step is mostly a pause, like a device's, so that no GPU is needed; bottlenecks that
+only a GPU shows (host-bound, unpinned-copy) are not planted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import psutil
 import torch
-import torchvision  # noqa: F401  # loaded once, for all that are forked
+import torchvision  # noqa: F401  # loaded once, for all forked processes
 
 import images
 from feedline.diagnose.diagnose import diagnose
@@ -43,40 +43,52 @@ from situation import CORES, SITUATIONS, Situation
 from situations import compute_bound, handing, machine, making, step, storage, workers  # noqa: F401
 
 _LIMIT_S = 120.0
-_IDLE_PCT = 25.0  # of the cores in use by others
-_DISTURBED = 1.3  # times as long as the work would take alone
+_IDLE_PCT = 25.0  # of the cores used by other processes
+_DISTURBED = 1.3  # ratio to the time of the work alone
 
 
 def main() -> int:
-    """Run them, and print a table."""
+    """Run the situations and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", default="", help="those that begin like this, or this")
-    parser.add_argument("--json", type=Path, help="write the table into a file")
-    parser.add_argument("--rounds", type=int, default=1, help="runs of each kind (default 1)")
-    parser.add_argument("--verbose", action="store_true", help="all findings, with their evidence")
-    parser.add_argument("--named-only", action="store_true", help="apply no fix")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="run only situations whose name begins with one of these, comma separated",
+    )
+    parser.add_argument("--json", type=Path, help="write the table to this file")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="runs with and without the fix (default 1)"
+    )
+    parser.add_argument(
+        "--verbose", action="store_true", help="print all findings with their evidence"
+    )
+    parser.add_argument(
+        "--named-only", action="store_true", help="only compare the named rule; apply no fix"
+    )
     parser.add_argument(
         "--patience", type=float, default=20.0, help="seconds to wait for idle cores (default 20)"
     )
-    parser.add_argument("--images", type=Path, help="a folder to keep the images in")
+    parser.add_argument(
+        "--images", type=Path, help="folder in which the images are kept between runs"
+    )
     args = parser.parse_args()
     names = tuple(args.only.split(","))
-    chosen = [each for each in SITUATIONS if each.name.startswith(names)]
-    if not chosen:
+    selected = [each for each in SITUATIONS if each.name.startswith(names)]
+    if not selected:
         print(f"no situation begins with {args.only!r}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="feedline-laboratory-") as temporary:
         where = args.images or Path(temporary)
         images.use(where)
         rows, broken = [], 0
-        for each in chosen:
+        for each in selected:
             if not each.needs():
-                print(f"{each.name:28} not planted: this machine does not allow it", flush=True)
+                print(f"{each.name:28} skipped: not possible on this machine", flush=True)
                 continue
             try:
                 rows.append(row(each, args.rounds, args.named_only, args.verbose, args.patience))
             except RuntimeError as error:
-                print(f"{each.name:28} broke off: {error}", flush=True)
+                print(f"{each.name:28} failed: {error}", flush=True)
                 broken += 1
                 continue
             print(line(rows[-1]), flush=True)
@@ -94,18 +106,20 @@ def main() -> int:
 def row(
     each: Situation, rounds: int, named_only: bool, verbose: bool, patience: float
 ) -> dict[str, Any]:
-    """Run a situation, as planted and mended in turns."""
+    """Run a situation with the bottleneck and with the fix, alternately."""
     fixed = each.predicts and not named_only and each.planted != "compute-bound"
-    planted, mended = [], []
+    planted_runs, fixed_runs = [], []
     for _ in range(rounds):
-        planted.append(quietly(each, False, patience))
+        planted_runs.append(run_undisturbed(each, False, patience))
         if fixed:
-            mended.append(quietly(each, True, patience))
-    now = statistics.median(run["per_sample_ms"] for run in planted)
-    middle = min(planted, key=lambda run: abs(run["per_sample_ms"] - now))
+            fixed_runs.append(run_undisturbed(each, True, patience))
+    now = statistics.median(run["per_sample_ms"] for run in planted_runs)
+    middle = min(planted_runs, key=lambda run: abs(run["per_sample_ms"] - now))
     if verbose:
-        print(f"--- {each.name}: {each.what}\n{middle['said']}")
-    gain = now / statistics.median(run["per_sample_ms"] for run in mended) if mended else None
+        print(f"--- {each.name}: {each.what}\n{middle['findings']}")
+    gain = (
+        now / statistics.median(run["per_sample_ms"] for run in fixed_runs) if fixed_runs else None
+    )
     named, predicted = middle["named"], middle["predicted"]
     near = gain is None or predicted is None or abs(predicted / gain - 1) <= 0.15
     return {
@@ -123,7 +137,7 @@ def row(
         "near": near,
         "bound": middle["bound"],
         "wait_pct": middle["wait_pct"],
-        "crowding": max(run["crowding"] for run in planted + mended),
+        "crowding": max(run["crowding"] for run in planted_runs + fixed_runs),
     }
 
 
@@ -135,18 +149,18 @@ def line(row: dict[str, Any]) -> str:
     )
     marks = ("" if row["right"] else "  NOT NAMED") + ("" if row["near"] else "  FAR")
     if row["crowding"] > _DISTURBED and row["planted"] != "busy-machine":
-        marks += f"  (disturbed by others, {row['crowding']:.1f})"
+        marks += f"  (disturbed by other processes, {row['crowding']:.1f})"
     return f"{row['name']:28}{row['over']:9}{row['planted']:18}{row['named']:18}{gains}{marks}"
 
 
-def quietly(each: Situation, fixed: bool, patience: float) -> dict[str, Any]:
-    """One run that others have not disturbed, or the least disturbed of three."""
+def run_undisturbed(each: Situation, fixed: bool, patience: float) -> dict[str, Any]:
+    """One run without other load, or the least disturbed of three."""
     best: dict[str, Any] | None = None
     for _ in range(3 if patience else 1):
         deadline_s = time.monotonic() + patience
         while psutil.cpu_percent(0.5) > _IDLE_PCT and time.monotonic() < deadline_s:
             pass
-        run = apart(each, fixed)
+        run = run_in_process(each, fixed)
         if best is None or run["crowding"] < best["crowding"]:
             best = run
         if best["crowding"] <= _DISTURBED or each.planted == "busy-machine":
@@ -155,26 +169,28 @@ def quietly(each: Situation, fixed: bool, patience: float) -> dict[str, Any]:
     return best
 
 
-def apart(each: Situation, fixed: bool) -> dict[str, Any]:
-    """One run, in a process of its own."""
-    said: dict[str, Any] = {"error": f"took longer than {_LIMIT_S:.0f} s"}
+def run_in_process(each: Situation, fixed: bool) -> dict[str, Any]:
+    """One run in a new process."""
+    result: dict[str, Any] = {"error": f"took longer than {_LIMIT_S:.0f} s"}
     here, there = multiprocessing.get_context("fork").Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_run, args=(each, fixed, there))
     process.start()
     there.close()
     try:
         if here.poll(_LIMIT_S):
-            said = here.recv()
+            result = here.recv()
     except EOFError:
-        said = {"error": "the process ended without a word"}
+        result = {"error": "the process ended without a result"}
     finally:
-        process.join(5 if "error" not in said else 0)
+        process.join(5 if "error" not in result else 0)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with all that it has left behind
+            os.killpg(process.pid, signal.SIGKILL)  # including its descendants
         process.join()
-    if "error" in said:
-        raise RuntimeError(f"{each.name}, {'mended' if fixed else 'as planted'}: {said['error']}")
-    return said
+    if "error" in result:
+        raise RuntimeError(
+            f"{each.name}, {'with the fix' if fixed else 'with the bottleneck'}: {result['error']}"
+        )
+    return result
 
 
 def _run(each: Situation, fixed: bool, there: Any) -> None:
@@ -182,7 +198,7 @@ def _run(each: Situation, fixed: bool, there: Any) -> None:
     os.environ.pop("OMP_NUM_THREADS", None)
     torch.manual_seed(0)
     try:
-        begun_s = time.perf_counter()
+        start_s = time.perf_counter()
         outcome = each.loop(fixed)
         verdict = diagnose(outcome.run)
         facts = summarise_run(outcome.run, Thresholds())
@@ -198,15 +214,15 @@ def _run(each: Situation, fixed: bool, there: Any) -> None:
                 "wait_pct": verdict.wait_pct,
                 "crowding": max(facts.crowding, facts.lanes.crowding if facts.lanes else 1.0),
                 "per_sample_ms": 1000 * outcome.seconds / max(1, outcome.samples),
-                "took_s": time.perf_counter() - begun_s,
-                "said": "\n".join(_said(finding) for finding in verdict.findings),
+                "took_s": time.perf_counter() - start_s,
+                "findings": "\n".join(_finding_text(finding) for finding in verdict.findings),
             }
         )
     except BaseException:
         there.send({"error": traceback.format_exc()})
 
 
-def _said(finding: Finding) -> str:
+def _finding_text(finding: Finding) -> str:
     gain = finding.gain
     times = f" {gain.predicted:.2f} ({gain.low:.2f} to {gain.high:.2f})" if gain else ""
     return f"  {finding.rule}{times}: {finding.cause} [{finding.evidence}] {finding.fix}"

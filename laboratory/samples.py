@@ -1,4 +1,4 @@
-"""Datasets of the laboratory: honest ones, and some with a flaw that can be switched off."""
+"""Datasets of the laboratory: normal ones, and some with a flaw that can be switched off."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from situation import burn
 
 
 def folder(path: Path, transform: Callable[[Any], Any]) -> ImageFolder:
-    """torchvision's own."""
+    """torchvision's ImageFolder."""
     return ImageFolder(str(path), transform)
 
 
 def usual(size: int, *more: Callable[[Any], Any]) -> transforms.Compose:
-    """The transform of most trainings, with the steps `more` before the image becomes a tensor.
+    """Transform of most trainings, with the steps `more` before the conversion to a tensor.
 
-    It gives pixels: what floats cost is another situation.
+    Produces uint8: the cost of floats is another situation.
     """
     return transforms.Compose(
         [
@@ -39,7 +39,7 @@ def usual(size: int, *more: Callable[[Any], Any]) -> transforms.Compose:
 
 
 class Repeated(Dataset):
-    """A dataset several times over, so that an epoch is long enough."""
+    """A dataset repeated to a given length, so that an epoch is long enough."""
 
     def __init__(self, dataset: Any, length: int) -> None:
         self.dataset, self.length = dataset, length
@@ -53,7 +53,7 @@ class Repeated(Dataset):
 
 
 class Throttled(io.BytesIO):
-    """A file whose bytes come from far away: each read waits for its share."""
+    """A file on slow storage: each read waits for latency and bandwidth."""
 
     def __init__(self, path: str, latency_s: float, bytes_per_s: float) -> None:
         super().__init__(Path(path).read_bytes())
@@ -63,7 +63,7 @@ class Throttled(io.BytesIO):
     def read(self, size: int | None = -1) -> bytes:
         data = super().read(size)
         end = self.tell()
-        if end > self._paid:  # what was fetched once is there
+        if end > self._paid:  # data that was read before is not charged again
             fetched = max(end - self._paid, 1 << 16)
             time.sleep(self._latency_s + fetched / self._bytes_per_s)
             self._paid += fetched
@@ -71,7 +71,7 @@ class Throttled(io.BytesIO):
 
 
 class FarFolder(ImageFolder):
-    """An image folder on a throttled storage."""
+    """An image folder on throttled storage."""
 
     def __init__(self, path: Path, transform: Any, *, far: bool) -> None:
         super().__init__(str(path), transform)
@@ -86,7 +86,7 @@ class FarFolder(ImageFolder):
 
 
 class Computed(Dataset):
-    """Samples that a dataset's own code computes: so many ms on a core, some bytes."""
+    """Samples computed by the dataset's own code: milliseconds on a core, and a size in bytes."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Computed(Dataset):
 
 
 class Arrays(Dataset):
-    """Images in memory, through a transform that is given."""
+    """Images in memory with a transform."""
 
     def __init__(self, length: int, size: int, transform: Callable[[Any], Any]) -> None:
         self.pixels = np.random.default_rng(0).integers(0, 255, (16, size, size, 3), np.uint8)

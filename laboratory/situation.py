@@ -1,8 +1,8 @@
-"""A situation: a training loop with one thing wrong, or nothing, and the same with that mended.
+"""A situation: a training loop with one bottleneck or none, and the same loop with the fix applied.
 
-The loop is the same in all of them: it asks a watched loader for batches and does a step for each.
-What is measured is the time for a sample from the first batch on, by a clock of the laboratory's
-own; the start of the first pass is left out, as a diagnosis leaves it out.
+The loop is always the same: it requests batches from a watched loader and runs a step for each. The
+time per sample is measured from the first batch on with the laboratory's own clock; like a
+diagnosis, it excludes the start of the first epoch.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from feedline.trace.run import Run
 
 CORES = usable_cores()
 
-_BLOCK = bytes(1 << 15)  # hashed in some 20 us
+_BLOCK = bytes(1 << 15)  # hashed in about 20 us
 
 Step = Callable[[Any], None]
 
 
 @dataclass
 class Outcome:
-    """What one run of a loop gave."""
+    """Result of one run of a loop."""
 
     run: Run
     seconds: float
@@ -35,17 +35,17 @@ class Outcome:
 
 @dataclass
 class Situation:
-    """One planted bottleneck.
+    """A planted bottleneck.
 
     Args:
-        name: of the function that plants it.
-        planted: the rule that must be named first.
+        name: name of the function that plants it.
+        planted: rule that must be named first.
         over: "torch" or "feedline".
-        what: in words, what is wrong and what the fix is.
-        loop: runs it, as planted or with the fix applied.
-        predicts: whether the gain of the fix applied is the one that is predicted; else only the
-            name is compared.
-        needs: a question that must be answered with yes for it to be planted here.
+        what: description of the bottleneck and the fix.
+        loop: runs the loop, with the bottleneck or with the fix applied.
+        predicts: the gain of the fix must match the predicted gain; otherwise only the rule is
+            compared.
+        needs: returns True if the situation is possible on this machine.
     """
 
     name: str
@@ -63,7 +63,7 @@ SITUATIONS: list[Situation] = []
 def situation(
     planted: str, over: str, *, predicts: bool = True, needs: Callable[[], bool] = lambda: True
 ) -> Callable[[Callable[[bool], Outcome]], Callable[[bool], Outcome]]:
-    """Register a loop; its docstring says what is planted."""
+    """Register a loop; its docstring describes the bottleneck."""
 
     def register(loop: Callable[[bool], Outcome]) -> Callable[[bool], Outcome]:
         name, what = loop.__name__.replace("_", "-"), (loop.__doc__ or "").strip()
@@ -80,28 +80,28 @@ def train(
     epochs: int = 1,
     at_most: int | None = None,
 ) -> Outcome:
-    """A training loop.
+    """Run a training loop.
 
     Args:
-        loader: gives batches; or what builds a loader for an epoch.
-        step: is called with each batch.
+        loader: yields batches; or a function that builds a loader for an epoch.
+        step: called with each batch.
         epochs: passes over the loader.
-        at_most: batches of an epoch.
+        at_most: maximum number of batches per epoch.
     """
     watched = None if callable(loader) else feedline.watch(loader)
-    begun_s, samples = 0.0, 0
+    start_s, samples = 0.0, 0
     for epoch in range(epochs):
         if callable(loader):
             watched = feedline.watch(loader(epoch))
         assert watched is not None
         for number, batch in enumerate(watched):
-            if not begun_s:
-                begun_s = time.perf_counter()
+            if not start_s:
+                start_s = time.perf_counter()
             step(batch)
             samples += _length(batch)
             if number + 1 == at_most:
                 break
-    seconds = time.perf_counter() - begun_s if begun_s else 0.0
+    seconds = time.perf_counter() - start_s if start_s else 0.0
     assert watched is not None
     return Outcome(watched.run, seconds, samples)
 
@@ -116,7 +116,7 @@ def _length(batch: Any) -> int:
 
 
 def paced(ms: float) -> Step:
-    """A step that takes so long on a device: the host waits for it, on no core."""
+    """A step of fixed duration on a device: the host waits without using a core."""
 
     def step(batch: Any) -> None:
         time.sleep(ms / 1000)
@@ -125,7 +125,7 @@ def paced(ms: float) -> Step:
 
 
 def burn(ms: float) -> None:
-    """Be on a core for so long, mostly without the interpreter, as code that decodes is."""
+    """Use a core for `ms`, mostly without holding the GIL, like code that decodes."""
     end_ns = time.thread_time_ns() + int(1e6 * ms)
     while time.thread_time_ns() < end_ns:
         hashlib.sha1(_BLOCK, usedforsecurity=False)

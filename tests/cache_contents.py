@@ -1,4 +1,4 @@
-"""What is in a cache, seen from outside."""
+"""Public content of a cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["everything", "shown"]
 
 
 def everything(root: Path) -> dict[str, bytes]:
-    """All files of a cache; an LMDB by its entries, which pages may hold in any order."""
+    """All files of a cache; of an LMDB the entries, because their pages may differ in order."""
     found = {}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()

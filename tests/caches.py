@@ -19,7 +19,7 @@ STOPPED = 99  # the exit status of a script that stops in the middle
 
 
 def photos(root: Path, count: int = 6) -> Path:
-    """root/CLASS/N.jpg: 2 classes of so many JPEGs, 40 px high and wider, smooth, all different."""
+    """Create root/CLASS/N.jpg: 2 classes of smooth, distinct JPEGs, 40 px high."""
     for label, name in enumerate(("cats", "dogs")):
         (root / name).mkdir(parents=True)
         for number in range(count):
@@ -68,17 +68,17 @@ def flip(path: Path, at: int) -> None:
 
 
 def find(path: Path, image: bytes) -> int:
-    """Where in a file an image lies."""
+    """Position of an image in a file."""
     at = path.read_bytes().find(image)
     assert at >= 0
     return at
 
 
 def stopping(call: str) -> list[str]:
-    """The command of a script that calls something and is killed after one unit of three or more.
+    """Command of a script that is killed after one of at least three units.
 
     Args:
-        call: Python, in which `progress` is what stops it.
+        call: Python code in which `progress` is the function that stops it.
     """
     script = (
         "import os\n"

@@ -69,7 +69,7 @@ def jpeg_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def quick_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trials of a tuning take a fraction of a second each: what is found is less sure, no more."""
+    """Shorten tuning trials to a fraction of a second; results are less certain."""
     from feedline.tuning import alternative, arguments, tune  # loads torch
 
     for module in (tune, alternative):
@@ -95,10 +95,10 @@ _KEEPER = _Keeper()
 
 @pytest.fixture(autouse=True)
 def kept_fork_server(request: pytest.FixtureRequest) -> None:
-    """One fork server serves the loaders of many tests, as it serves all loaders of a program.
+    """Share one fork server between the loaders of many tests.
 
-    Otherwise each starts its own, which imports torch anew. Tests that look at the server itself,
-    or at what a loader leaves behind, are marked `own_fork_server`.
+    Otherwise each loader would start its own, which imports torch again. Tests that inspect the
+    server, or what a loader leaves behind, are marked `own_fork_server`.
     """
     from feedline.engine import pool_linux
 

@@ -30,13 +30,13 @@ MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
 def usual_pipeline(size: int = 32) -> v1.Compose:
-    """What is evaluated with: nothing is drawn."""
+    """An evaluation transform, without draws."""
     steps = [v1.Resize(size * 5 // 4), v1.CenterCrop(size), v1.ToTensor(), v1.Normalize(MEAN, STD)]
     return v1.Compose(steps)
 
 
 def random_pipeline(size: int = 32, *more: object) -> v2.Compose:
-    """What is trained with; `more` comes before the conversion to floats."""
+    """A training transform; `more` comes before the conversion to floats."""
     return v2.Compose(
         [
             *(v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), *more),
@@ -46,7 +46,7 @@ def random_pipeline(size: int = 32, *more: object) -> v2.Compose:
 
 
 def own_step(picture: Image.Image) -> Image.Image:
-    """A step of a user's, that draws from torch's state and numpy's."""
+    """A user-defined transform that draws from torch's and numpy's state."""
     shift = int(torch.randint(0, 9, ())) + int(np.random.randint(0, 9))
     return picture.point(lambda value: min(255, value + shift))
 
@@ -59,13 +59,13 @@ def encoded(picture: Image.Image, format: str = "JPEG", **options: object) -> by
 
 
 def opened(path: Path) -> Image.Image:
-    """What torchvision's loader makes of a file."""
+    """Open a file like torchvision's loader."""
     with path.open("rb") as file:
         return Image.open(file).convert("RGB")
 
 
 def write_pictures(folder: Path) -> dict[str, Path]:
-    """Files of every kind that a set of pictures may hold, by what is odd about each."""
+    """Write image files of every kind, by their peculiarity."""
     exif = Image.Exif()
     exif[0x0112] = 6
     deep = Image.fromarray(np.arange(70 * 60, dtype=np.uint16).reshape(60, 70) * 15)

@@ -1,4 +1,4 @@
-"""JPEGs of every kind, and what is to come out of them."""
+"""JPEGs of every kind with the expected result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading loaders of `Rows`, and what each of their batches must be."""
+"""Read loaders of `Rows`, and compute the expected batches."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read(batches: Iterable[tuple[torch.Tensor, ...]]) -> list[Seen]:
 
 
 def planned(order: Order, epoch: int, step: int, size: int | None = None) -> Seen:
-    """What a batch must be, made here without an engine; `size` overrides the schedule's."""
+    """Expected content of a batch, computed without an engine; `size` overrides the schedule's."""
     batch = order.batch(epoch, step)
     side = size or batch.image_size
     items = [
@@ -60,6 +60,6 @@ def planned(order: Order, epoch: int, step: int, size: int | None = None) -> See
 
 
 def planned_epoch(loader: DataLoader, epoch: int) -> list[Seen]:
-    """What a loader's epoch must be, at the schedule's size."""
+    """Expected content of an epoch, at the schedule's size."""
     order = loader.order
     return [planned(order, epoch, step) for step in range(order.steps(epoch))]

@@ -1,7 +1,7 @@
-"""The standard library as feedline's own modules find it on macOS or Windows: with names missing.
+"""The standard library as seen by feedline on macOS or Windows: with names missing.
 
-Only what modules of feedline import changes: the standard library and torch go on as on Linux. So
-this finds calls that another platform does not have, and not what its system does in the others.
+Only imports of feedline's modules change; the standard library and torch behave as on Linux. This
+finds calls that do not exist on another platform, not differences in their behaviour.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _UNIX_MODULES = ("fcntl", "grp", "pwd", "resource", "termios", "tty")
 
 
 class _Lacking(ModuleType):
-    """A module without some of its names, and with others in place of its own."""
+    """A module without some of its names, and with replacements for others."""
 
     def __init__(self, module: ModuleType, lacking: str, instead: dict[str, Any]) -> None:
         super().__init__(module.__name__)

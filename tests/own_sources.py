@@ -1,4 +1,4 @@
-"""Every kind of source of feedline's own over the same images, and pipelines for them."""
+"""Every kind of feedline's sources with the same images, and pipelines for them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def colours(size: int = 24) -> v1.Compose:
 
 
 def policy() -> v2.Compose:
-    """A step that runs as it is."""
+    """A transform that is not fused."""
     return v2.Compose(
         [v2.RandomResizedCrop(24), v2.RandAugment(), v2.ToImage(), v2.ToDtype(torch.float32, True)]
     )

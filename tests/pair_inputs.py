@@ -1,4 +1,4 @@
-"""Images with masks in files, and pipelines of torchvision's v2 for both."""
+"""Images with mask files, and torchvision v2 pipelines for both."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def preset(crop: int = 48, *more: Any) -> v2.Compose:
 
 
 def usual(pipeline: Any, path: Any, mask: Any) -> Any:
-    """What a Dataset as it is usually written gives."""
+    """Sample of a Dataset as usually written."""
     return pipeline(Image.open(path).convert("RGB"), tv_tensors.Mask(Image.open(mask)))
 
 

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 
 def eventually(holds: Callable[[], bool], within_s: float = 30.0) -> bool:
-    """Whether something comes to hold. The deadline only bounds a failure."""
+    """Return True once a condition holds. The deadline only bounds a failure."""
     deadline = time.monotonic() + within_s
     while not holds():
         if time.monotonic() > deadline:
@@ -28,9 +28,9 @@ def eventually(holds: Callable[[], bool], within_s: float = 30.0) -> bool:
 
 
 def all_workers(loader: DataLoader, workers: int) -> list[int]:
-    """The process ids of so many workers, each known. Epochs are read until they are.
+    """Process ids of this many workers, after reading enough epochs to know them all.
 
-    The fork server tells the number of a worker some time after the fork.
+    The fork server reports the id of a worker some time after the fork.
     """
     for _ in range(1000):
         if len(pids := loader.worker_pids) == workers:
@@ -48,20 +48,20 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def own_family() -> set[psutil.Process]:
-    """What descends from this process, of whatever test: its end may come at any time."""
+    """Descendants of this process, including those of other tests, which may end at any time."""
     return set(descendants(os.getpid()))
 
 
 def newcomers(before: set[psutil.Process]) -> list[psutil.Process]:
-    """What runs of this process's family and was not there before.
+    """New running descendants of this process.
 
-    multiprocessing's resource tracker does not count: once started it stays, as is meant.
+    multiprocessing's resource tracker does not count: it is meant to stay once started.
     """
     return [each for each in own_family() - before if _runs(each) and not _tracks(each)]
 
 
 def descriptors() -> set[tuple[str, str]]:
-    """Which descriptors are open here, and of what; those of earlier tests may close any time."""
+    """Open file descriptors with their targets; those of earlier tests may close at any time."""
     found = set()
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # that of the listing
@@ -88,7 +88,7 @@ def _tracks(process: psutil.Process) -> bool:
 
 
 def shared_memory(processes: list[psutil.Process]) -> set[Path]:
-    """The files of multiprocessing's shared memory that processes map, which still have a name."""
+    """Files of multiprocessing's shared memory that processes map and that still have a name."""
     paths: set[Path] = set()
     for process in processes:
         with contextlib.suppress(psutil.Error):  # it has ended
@@ -99,7 +99,7 @@ def shared_memory(processes: list[psutil.Process]) -> set[Path]:
 def start_script(
     text: str, folder: Path, *, prefix: tuple[str, ...] = (), **options: object
 ) -> subprocess.Popen[str]:
-    """Run a script in a process group of its own, with the tests' datasets at hand."""
+    """Run a script in its own process group, with the tests' datasets importable."""
     script = folder / "script.py"
     script.write_text(text)
     sources = [str(HERE), str(HERE / "engine"), str(HERE / "dataset")]
@@ -116,7 +116,7 @@ def start_script(
 
 
 def running(script: subprocess.Popen[str], *, least: int = 2) -> list[psutil.Process]:
-    """Wait until a script says that it is; its processes, of which there are so many at least."""
+    """Wait until a script reports that it runs; return its processes, at least this many."""
     assert script.stdout is not None
     line = script.stdout.readline()
     if line.strip() != "running":

@@ -1,8 +1,8 @@
-"""Valid baseline JPEGs of random codes, and damage to them.
+"""Valid baseline JPEGs with random codes, and damage to them.
 
-Encoders write few samplings, tables of one shape and no more than likely coefficients. These have
-any sampling, any tree of codes up to 16 bits, values of up to 15 bits, tables that are shared or
-apart, and restart intervals that divide no row. What they show is noise.
+Encoders only write few samplings, tables of one shape and likely coefficients. These files have any
+sampling, any code tree up to 16 bits, values up to 15 bits, shared or separate tables, and restart
+intervals that do not divide a row. They show noise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SURPLUS = b"\xff", b"\xff\xff", b"\x55", b"\xff\xd0", b"\xff\xff\0"
 
 
 def random_jpeg(dice: np.random.Generator) -> bytes:
-    """A JPEG of up to 4 x 4 MCUs that a decoder has to take."""
+    """A JPEG of up to 4 x 4 MCUs that a decoder must accept."""
     sampling = _sampling(dice)
     single = len(sampling) == 1
     wide, tall = (1, 1) if single else np.max(sampling, axis=0)  # in blocks
@@ -80,7 +80,7 @@ def damaged(data: bytes, dice: np.random.Generator) -> bytes:
 
 
 def _sampling(dice: np.random.Generator) -> list[tuple[int, int]]:
-    """How many blocks across and down each component has in an MCU; no more than 10 in all."""
+    """Blocks across and down of each component in an MCU, at most 10 in total."""
     while True:
         most = dice.integers(1, 5, 2).tolist()
         if dice.random() < 0.2:
@@ -133,7 +133,7 @@ def _block(dice: np.random.Generator, dc: _Codes, ac: _Codes) -> str:
 
 
 def _packed(bits: str) -> bytes:
-    """Bits to bytes, filled up by ones, with a zero behind each 0xFF."""
+    """Pack bits to bytes, padded with ones, with a zero after each 0xFF."""
     bits += "1" * (-len(bits) % 8)
     return int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\0")
 

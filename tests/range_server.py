@@ -16,11 +16,11 @@ __all__ = ["Answer", "Fault", "RangeServer"]
 
 
 class Answer(BaseHTTPRequestHandler):
-    """Answers a request for a part of a file, unless a fault does.
+    """Answer to a range request, or a fault.
 
     Attributes:
-        whole: the file.
-        first, stop: which bytes of it were asked for.
+        whole: content of the file.
+        first, stop: requested bytes.
     """
 
     protocol_version = "HTTP/1.1"
@@ -51,16 +51,16 @@ class Answer(BaseHTTPRequestHandler):
 
     @property
     def part(self) -> bytes:
-        """What was asked for."""
+        """Requested bytes."""
         return self.whole[self.first : self.stop]
 
     def give(self, status: int, body: bytes, length: int | None = None) -> None:
-        """Answer.
+        """Send a response.
 
         Args:
-            status: of HTTP.
-            body: what is sent.
-            length: what is said of its length, if something else.
+            status: HTTP status.
+            body: content.
+            length: reported length, if it differs.
         """
         self.send_response(status)
         self.send_header("Content-Length", str(len(body) if length is None else length))
@@ -104,7 +104,7 @@ class _Server(ThreadingHTTPServer):
     owner: RangeServer
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is none of this server's concern."""
+        """Ignore clients that disconnect."""
 
 
 class RangeServer:
@@ -114,10 +114,10 @@ class RangeServer:
         root: the folder.
 
     Attributes:
-        fault: answers in the place of the server.
-        requests: the path and the Range of each request.
-        in_flight, most_in_flight: how many there are at this moment, and were at any.
-        sent_bytes: what a fault has sent, where it counts that.
+        fault: responds instead of the server.
+        requests: path and Range of each request.
+        in_flight, most_in_flight: current and largest number of concurrent requests.
+        sent_bytes: bytes sent by a fault, if it counts them.
     """
 
     def __init__(self, root: Path) -> None:
@@ -135,7 +135,7 @@ class RangeServer:
         return f"http://127.0.0.1:{self.port}"
 
     def asked(self, ending: str) -> int:
-        """How many requests there were for files of such names."""
+        """Number of requests for files with such names."""
         return sum(path.endswith(ending) for path, _ in self.requests)
 
     def start(self) -> None:

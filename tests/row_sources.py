@@ -15,7 +15,7 @@ __all__ = ["Breaking", "Rows", "row_pixels"]
 
 
 def row_pixels(item: Item) -> NDArray[np.uint8]:
-    """What `Rows` makes of an item: shape (size, size, 3); every bit of the item counts."""
+    """Pixels of `Rows` for an item, shape (size, size, 3); they depend on every bit of the item."""
     text = f"{item.sample},{item.image_size},{item.seed},{item.strength}"
     word = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") | 1
     size = item.image_size
@@ -47,7 +47,7 @@ class Rows:
 
 
 class Breaking(Rows):
-    """As `Rows`, but the samples in `broken` raise ValueError."""
+    """Like `Rows`, but the samples in `broken` raise ValueError."""
 
     def __init__(self, length: int, broken: Collection[int]) -> None:
         super().__init__(length)

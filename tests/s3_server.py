@@ -1,4 +1,4 @@
-"""A server on the loopback interface that speaks S3, and what is in it."""
+"""A local S3 server and its content."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CREDENTIALS = {
 
 
 class Bucket:
-    """A folder of its own in the bucket of a server."""
+    """A folder in the bucket of a server."""
 
     def __init__(self, server: Any) -> None:
         self.url = f"s3://{server.bucket}/{secrets.token_hex(8)}"
@@ -48,7 +48,7 @@ class Bucket:
 
 @contextlib.contextmanager
 def serving() -> Iterator[Any]:
-    """A server with a bucket, to which the environment leads whoever looks for S3."""
+    """Start a server with a bucket, and set the environment of S3 clients."""
     s3fs, moto_server = pytest.importorskip("s3fs"), pytest.importorskip("moto.server")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

@@ -47,14 +47,14 @@ class Drawing(Dataset[Any]):
 
 
 class Sized(Drawing):
-    """As `Drawing`, and the image size that is asked for."""
+    """Like `Drawing`, with the requested image size."""
 
     def __getitem__(self, index: int) -> Any:
         return image_size(), super().__getitem__(index)
 
 
 class Slow(Dataset[Any]):
-    """A sample is its index, a hundred times; takes a while."""
+    """A sample is its index, repeated; takes a while."""
 
     def __init__(self, length: int, seconds: float) -> None:
         self.length, self.seconds = length, seconds
@@ -68,7 +68,7 @@ class Slow(Dataset[Any]):
 
 
 class Kept(Dataset[Any]):
-    """What it holds in an attribute, and who it is that gives it."""
+    """Returns an attribute and its process id."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -81,14 +81,14 @@ class Kept(Dataset[Any]):
 
 
 class Closed(Kept):
-    """One that does not pickle."""
+    """A dataset that cannot be pickled."""
 
     def __reduce__(self) -> Any:
         raise TypeError("this stays here")
 
 
 class Harmful(Dataset[Any]):
-    """One sample ends its worker: each time, or once where `once` is a folder."""
+    """A sample that kills its worker: always, or once if `once` is a folder."""
 
     def __init__(self, way: str, sample: int, once: Path | None = None) -> None:
         self.way, self.sample, self.once = way, sample, once
@@ -116,7 +116,7 @@ class Harmful(Dataset[Any]):
 
 
 class Stateful:
-    """A sampler that says where it stands; a permutation an epoch."""
+    """A sampler with a state; one permutation per epoch."""
 
     def __init__(self, length: int, seed: int) -> None:
         self.length, self.seed = length, seed
@@ -143,7 +143,7 @@ class Stateful:
 
 
 class Drawn(Stateful):
-    """A sampler that draws each number when it is asked for, and keeps its generator's state."""
+    """A sampler that draws lazily, and saves its generator's state."""
 
     def __init__(self, length: int, seed: int) -> None:
         super().__init__(length, seed)
@@ -165,7 +165,7 @@ class Drawn(Stateful):
 
 
 class Unrepeatable:
-    """A sampler that draws from Python's random state, which nobody notes."""
+    """A sampler that draws from Python's random state, which is not tracked."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -197,7 +197,7 @@ def worker_of_batch(samples: list[Any]) -> list[Any]:
 
 
 def plain(value: Any) -> Any:
-    """A batch as what can be compared: tensors and arrays with type, dtype, strides, values."""
+    """A batch in comparable form: tensors and arrays with type, dtype, strides and values."""
     if isinstance(value, torch.Tensor):
         return _tensor(value)
     if isinstance(value, (np.ndarray, np.generic)):

@@ -1,4 +1,4 @@
-"""Variants of a test that take long and add little: `make test` leaves them out.
+"""Parameters of slow test variants that add little: `make test` skips them.
 
 `make test-all`, or pytest called directly, runs them too.
 """

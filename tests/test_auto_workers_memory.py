@@ -1,4 +1,4 @@
-"""What `num_workers="auto"` and `feedline doctor` begin with where memory is scarce: one rule."""
+"""`num_workers="auto"` and `feedline doctor` use the same rule if memory is scarce."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_images_that_are_larger_leave_less_to_workers() -> None:
     assert workers_at(image_size=224, prefetch=6) == 3
 
 
-def test_doctor_says_the_same() -> None:
+def test_doctor_reports_same_number() -> None:
     limits = CoreLimits(machine=16, affinity=16, quota=float("inf"), allotted=None, processes=1)
     slots = BATCH_SLOTS * slot_bytes()
     workers = auto_workers(16, available_bytes=1024 * MB, batches_bytes=slots)

@@ -35,14 +35,14 @@ def batches(loader: Any, seed: int = 3) -> list[Any]:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether two batches are the same, whatever they are made of."""
+    """Return True if two batches are equal, for any type."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     return len(one) == len(other) and all(map(equal, one, other))
 
 
 @pytest.mark.parametrize("views", [False, True])
-def test_torchs_workers_give_each_sample_its_own_draws(paths: list[str], views: bool) -> None:
+def test_torch_workers_draw_independently_per_sample(paths: list[str], views: bool) -> None:
     pipeline = random_pipeline(32, own_step)
     transform = feedline.views(pipeline, LOCAL) if views else feedline.compile(pipeline)
     data = Pictures([paths[0]] * 8, transform)
@@ -87,7 +87,7 @@ def test_a_resumed_epoch_has_the_batches_that_were_left(paths: list[str]) -> Non
         assert all(map(equal, head + list(other), whole))
 
 
-def test_an_image_size_that_is_asked_for_is_followed(paths: list[str]) -> None:
+def test_requested_image_size_is_used(paths: list[str]) -> None:
     data = Pictures(paths, feedline.compile(random_pipeline(32)))
     views = Pictures(paths, feedline.views(GLOBAL, LOCAL))
     with feedline.DataLoader(data, 2, schedule="16x1,24x1", num_workers=1) as loader:
@@ -129,7 +129,7 @@ def test_a_strength_is_followed_by_random_crops_and_an_error_elsewhere(paths: li
     ],
     ids=lambda step: type(step).__name__,
 )
-def test_a_step_behind_that_has_a_size_of_its_own_follows_no_other(
+def test_later_step_with_fixed_size_rejects_other_sizes(
     root: Path, paths: list[str], behind: Any
 ) -> None:
     pipeline = v2.Compose([v2.Resize((32, 32)), v2.Lambda(own_step), behind, v2.ToImage()])
@@ -184,7 +184,7 @@ def test_a_folder_with_a_compiled_transform_is_that_with_the_transform(
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_a_folder_that_gives_paths_works_under_torchs_loader(root: Path, compiled: bool) -> None:
+def test_folder_of_paths_works_with_torch_dataloader(root: Path, compiled: bool) -> None:
     transform = feedline.compile(usual_pipeline()) if compiled else feedline.views(GLOBAL)
     data = ImageFolder(str(root), transform, loader=str)
     for images, labels in TorchDataLoader(data, 4):
@@ -192,7 +192,7 @@ def test_a_folder_that_gives_paths_works_under_torchs_loader(root: Path, compile
         assert labels.dtype == torch.int64
 
 
-def test_a_folder_that_gives_paths_needs_what_reads_them(root: Path) -> None:
+def test_folder_of_paths_requires_a_reading_transform(root: Path) -> None:
     data = ImageFolder(str(root), usual_pipeline(), loader=str)
     with feedline.DataLoader(data, 4, num_workers=0) as loader:
         assert "The loader str is not torchvision's own." in loader.explain()
@@ -226,7 +226,7 @@ def test_views_of_a_folder_follow_a_schedule(root: Path) -> None:
                 assert tuple(view.shape[-1] for view in views) == sides
 
 
-def test_views_of_a_folder_that_are_not_all_recognised_run_in_the_dataset(root: Path) -> None:
+def test_partly_recognised_views_run_in_dataset(root: Path) -> None:
     unknown = v2.Compose([v2.RandomRotation(5), v2.Resize((8, 8)), v2.ToImage()])
     data = ImageFolder(str(root), feedline.views(GLOBAL, unknown))
     with feedline.DataLoader(data, 3, num_workers=1, seed=1) as loader:
@@ -236,7 +236,7 @@ def test_views_of_a_folder_that_are_not_all_recognised_run_in_the_dataset(root: 
             assert len(labels) == len(one)
 
 
-def test_a_bad_file_is_named(paths: list[str], tmp_path: Path) -> None:
+def test_broken_file_is_named(paths: list[str], tmp_path: Path) -> None:
     bad = tmp_path / "bad.jpg"
     bad.write_bytes(b"nothing")
     data = Pictures([*paths[:3], str(bad)], feedline.compile(usual_pipeline()))
@@ -250,7 +250,7 @@ def test_a_bad_file_is_named(paths: list[str], tmp_path: Path) -> None:
 
 
 def test_views_of_the_same_size_have_the_pixels_of_the_whole_image(paths: list[str]) -> None:
-    """What is read once for all views is what each would read by itself."""
+    """One read for all views equals one read per view."""
     both = feedline.views(usual_pipeline(32), usual_pipeline(16))
     alone = [feedline.compile(usual_pipeline(size)) for size in (32, 16)]
     for path in paths:

@@ -1,4 +1,4 @@
-"""Whose code makes a batch, and that no outcome means something else than was asked for."""
+"""Choice of the engine; no choice changes the meaning of a request."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_size_that_nothing_asks_for_is_an_error_at_the_first_batch(
         next(iter(loader))
 
 
-def test_a_size_that_is_set_later_has_to_be_asked_for_too() -> None:
+def test_size_set_later_must_be_requested_by_dataset() -> None:
     with DataLoader(Unaware(), 4) as loader:
         batches = iter(loader)
         assert next(batches).shape[-1] == 24
@@ -135,7 +135,7 @@ def test_a_size_that_is_set_later_has_to_be_asked_for_too() -> None:
         rows.set_image_size(8)
 
 
-def test_a_strength_that_nothing_heeds_is_an_error(folder: ImageFolder) -> None:
+def test_unused_strength_raises(folder: ImageFolder) -> None:
     weak = [feedline.Phase(image_size=8, epochs=1, strength=0.5)]
     central = [transforms.Resize(24), transforms.CenterCrop(24), transforms.ToTensor()]
     data = ImageFolder(folder.root, transforms.Compose(central))
@@ -213,7 +213,7 @@ def test_a_schedule_means_training(folder: ImageFolder, monkeypatch: pytest.Monk
 # Decided once
 
 
-def test_a_decision_is_said_once_and_taken_again_when_something_is_set(
+def test_engine_choice_is_logged_once_and_repeated_after_changes(
     folder: ImageFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = ImageFolder(folder.root, transforms.Compose(list(STEPS)))
@@ -254,7 +254,7 @@ class Scaled(Dataset[Any]):
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_living_workers_take_up_what_was_set_at_the_next_iteration(wrapped: bool) -> None:
+def test_running_workers_apply_settings_at_next_iteration(wrapped: bool) -> None:
     data = Scaled()
     dataset: Any = Subset(data, [0, 1, 2, 3]) if wrapped else data
     with DataLoader(dataset, 4, num_workers=1, persistent_workers=True) as loader:
@@ -279,7 +279,7 @@ def test_workers_that_run_a_users_code_end_with_the_epoch() -> None:
         assert not loader.worker_pids
 
 
-def test_times_are_kept_when_workers_start_again() -> None:
+def test_timings_are_kept_when_workers_restart() -> None:
     with DataLoader(Scaled(), 1, num_workers=1) as loader:
         timing = loader.timing
         for epoch in range(1, 4):
@@ -310,7 +310,7 @@ class Repeated:
 
 
 class MultiEpochs(DataLoader[Any]):
-    """One iteration for all epochs."""
+    """One iterator for all epochs."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -337,7 +337,7 @@ def test_a_batch_sampler_that_is_put_in_its_place_is_drawn_from(options: dict[st
     loader.close()
 
 
-def test_samplers_are_told_by_torchs_names() -> None:
+def test_samplers_have_torch_names() -> None:
     said = DataLoader(list(range(8)), 4, shuffle=True).explain()
     assert "BatchSampler of RandomSampler" in said
     assert "none: batches are made in this process" in said

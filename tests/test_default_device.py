@@ -1,4 +1,4 @@
-"""torch.set_default_device is for what a user's code creates, not for what feedline does."""
+"""torch.set_default_device affects tensors created by the user, not by feedline."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Numbers(IterableDataset[Any]):
 
 
 def boxes(index: int) -> dict[str, Any]:
-    """Of some samples empty, which pickle in another way."""
+    """Boxes, some empty, which are pickled differently."""
     return {
         "boxes": torch.zeros(index % 2, 4, device="cpu"),
         "wide": torch.zeros(2, 4, device="cpu").T[:, :1],

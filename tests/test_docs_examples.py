@@ -108,7 +108,7 @@ def old_lmdb(path: str, files: list[Path]) -> None:
 
 
 def exported(file: str) -> None:
-    """What `feedline export` writes."""
+    """Output of `feedline export`."""
     from feedline.train.model import TrainedModel, create_model, export_safetensors
 
     name, classes = "test_resnet.r160_in1k", ["cat", "dog"]
@@ -118,7 +118,7 @@ def exported(file: str) -> None:
 
 
 def small_world() -> dict[str, Any]:
-    """What the blocks of a page may name without having made it: a model and its step."""
+    """Names that the code blocks of a page use without defining them: a model and its step."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 8, 7, 4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 1000)

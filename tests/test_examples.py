@@ -58,6 +58,6 @@ def test_an_example_resumes(name: str, tmp_path: Path) -> None:
         timeout=400,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    said = r"\w+: went on after step \d+ with the \d+ batches that were left\n"
-    assert re.fullmatch(said, done.stdout), done.stdout + done.stderr
+    expected = r"\w+: resumed after step \d+ with the remaining \d+ batches\n"
+    assert re.fullmatch(expected, done.stdout), done.stdout + done.stderr
     assert not list(tmp_path.iterdir()), "an example leaves files behind"

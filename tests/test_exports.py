@@ -29,7 +29,7 @@ assert {name for name in sys.modules if name.startswith("feedline")} == {"feedli
 
 
 @pytest.mark.parametrize("name", feedline.__all__)
-def test_every_public_name_resolves_and_is_kept(name: str) -> None:
+def test_every_public_name_resolves_and_is_cached(name: str) -> None:
     value = getattr(feedline, name)
     assert vars(feedline)[name] is value
     if name != "__version__":

@@ -1,4 +1,4 @@
-"""What is said of rows that could not be made: in the order of the batch."""
+"""Reports of rows that failed are in the order of the batch."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ def test_samples_are_skipped_in_the_order_of_the_batch_however_reports_came(
 
 
 @pytest.mark.parametrize(("on_error", "rows"), [("raise", [3, 1, 4]), ("skip", [3, 2, 1, 4, 0])])
-def test_an_error_names_the_first_sample_of_the_batch_and_gives_the_slot_back(
-    on_error: str, rows: list[int]
-) -> None:
+def test_error_names_first_failing_sample_and_releases_slot(on_error: str, rows: list[int]) -> None:
     slots = BatchBuffers(1)
     slot = slots.acquire()
     assert slot is not None

@@ -26,7 +26,7 @@ SIZES = [2, 7, 1, 3, 30, 4, 31, 2]
 
 
 class Uneven:
-    """Batches of several sizes; says of their size what it is told to."""
+    """Batches of several sizes, with the reported batch size as given."""
 
     def __init__(self, length: int, sizes: list[int] = SIZES, **attributes: object) -> None:
         self.length, self.sizes = length, sizes
@@ -69,7 +69,7 @@ ATTRIBUTES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("attributes", ATTRIBUTES, ids=str)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_batches_may_have_any_size_whatever_the_batch_sampler_says_of_it(
+def test_batches_have_any_size_regardless_of_batch_sampler_attributes(
     attributes: dict[str, Any], workers: int, jpeg_folder: Path
 ) -> None:
     data = folder(jpeg_folder)
@@ -104,7 +104,7 @@ def test_whole_batches_may_have_any_size(
 
 
 @pytest.mark.parametrize("start", ["forkserver", *slow("fork", "spawn")])
-def test_batches_kept_by_the_user_and_states_outlive_larger_slots(start: str) -> None:
+def test_held_batches_and_states_survive_larger_slots(start: str) -> None:
     before = own_family()
     options: dict[str, Any] = {"image_size": 4, "seed": 3, "num_workers": 1}
     largest = Uneven(50, batch_size=31)
@@ -158,7 +158,7 @@ def test_a_size_set_in_mid_epoch_comes_with_the_next_batch_and_with_the_same_set
         assert (loader.num_workers, loader.prefetch) == (2, 1)
 
 
-def test_a_size_for_which_the_machine_has_no_memory_is_refused_and_smaller_ones_go_on() -> None:
+def test_size_without_memory_is_rejected_and_smaller_ones_continue() -> None:
     with DataLoader(Rows(60000), 30000, image_size=1, num_workers=0) as loader:
         loader.set_image_size(16384)  # terabytes
         batches = iter(loader)
@@ -199,7 +199,7 @@ def test_true_and_false_are_the_indices_1_and_0(workers: int, jpeg_folder: Path)
         assert labels(loader) == [[1, 0], [3, 1], [0, 0, 1]]
 
 
-def test_numpys_booleans_are_no_indices_of_a_folder_as_with_torch(jpeg_folder: Path) -> None:
+def test_numpy_booleans_are_not_indices_like_in_torch(jpeg_folder: Path) -> None:
     batches = [[np.bool_(True), np.bool_(False)]]
     data = folder(jpeg_folder)
     with pytest.raises(TypeError):

@@ -111,7 +111,7 @@ class Repeat:
 
 
 class Infinite(DataLoader[Any]):
-    """One iterator for all epochs, begun when the loader is built."""
+    """One iterator for all epochs, created with the loader."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -138,7 +138,7 @@ class Scaled(Made):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_iterator_begun_after_shutdown_sees_what_was_set_on_the_dataset(workers: int) -> None:
+def test_iterator_after_shutdown_sees_changes_of_dataset(workers: int) -> None:
     data = Scaled(8, number)
     loader = Infinite(data, 4, shuffle=True, num_workers=workers)
     for _ in range(2):
@@ -155,7 +155,7 @@ def worker_and_pid(index: int) -> torch.Tensor:
     return torch.tensor([info.id, os.getpid()])
 
 
-def test_workers_are_listed_by_their_id_also_those_that_made_no_batch() -> None:
+def test_workers_are_listed_by_id_including_idle_ones() -> None:
     loader = DataLoader(Made(1, worker_and_pid), 1, num_workers=2)
     batches: Any = iter(loader)
     seen = torch.cat(list(batches)).tolist()
@@ -206,7 +206,7 @@ def test_an_iterator_can_be_reset_for_another_pass(workers: int) -> None:
 
 
 @pytest.mark.parametrize("build", [of_rows, of_dataset])
-def test_the_iterator_that_a_loader_keeps_is_torchs_where_workers_persist(build: Build) -> None:
+def test_persistent_workers_keep_iterator_like_torch(build: Build) -> None:
     with build() as loader:
         list(loader)
         assert loader._iterator is None

@@ -1,4 +1,4 @@
-"""What comes out of a loader with real workers."""
+"""Batches of a loader with real workers."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_a_new_size_holds_from_the_very_next_batch_and_loses_no_sample(shared: D
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_whoever_changes_the_size_many_times_at_once_gets_the_last(method: str) -> None:
+def test_last_of_concurrent_size_changes_wins(method: str) -> None:
     with DataLoader(
         Rows(23),
         5,
@@ -183,7 +183,7 @@ def test_a_size_outlives_the_epoch_it_was_set_in(shared: DataLoader) -> None:
     assert {batch.side for batch in read(shared)} == {8}
 
 
-def test_a_size_above_what_memory_was_allocated_for_says_what_to_do(shared: DataLoader) -> None:
+def test_size_above_allocated_memory_raises_with_hint(shared: DataLoader) -> None:
     shared.set_image_size(16)
     with pytest.raises(UsageError, match=r"size 17 .*max_image_size=16.*max_image_size=17"):
         shared.set_image_size(17)
@@ -234,7 +234,7 @@ def test_memory_is_known_before_the_first_batch_and_grows_with_the_most_that_may
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("prefetch", [1, 4])
-def test_kept_batches_stay_as_they_were_even_after_closing(workers: int, prefetch: int) -> None:
+def test_held_batches_are_unchanged_after_close(workers: int, prefetch: int) -> None:
     with DataLoader(Rows(23), 4, schedule="8x2", num_workers=workers, prefetch=prefetch) as loader:
         expected = planned_epoch(loader, 0) + planned_epoch(loader, 1)
         kept = [batch for _ in range(2) for batch in loader]
@@ -290,7 +290,7 @@ def test_an_epoch_left_at_its_last_batch_is_followed_by_the_next_whole_one(
     assert read(shared) == planned_epoch(shared, 21)
 
 
-def test_set_epoch_decides_what_the_next_iteration_runs(shared: DataLoader) -> None:
+def test_set_epoch_selects_next_epoch(shared: DataLoader) -> None:
     for epoch in (5, 6, 0, 40, 40):
         shared.set_epoch(epoch)
         assert shared.epoch == epoch
@@ -298,7 +298,7 @@ def test_set_epoch_decides_what_the_next_iteration_runs(shared: DataLoader) -> N
     assert shared.epoch == 41
 
 
-def test_set_epoch_leaves_the_iteration_under_way_its_own_batches(shared: DataLoader) -> None:
+def test_set_epoch_does_not_affect_running_iteration(shared: DataLoader) -> None:
     shared.set_epoch(50)
     iteration = iter(shared)
     next(iteration)
@@ -307,7 +307,7 @@ def test_set_epoch_leaves_the_iteration_under_way_its_own_batches(shared: DataLo
     assert read(shared) == planned_epoch(shared, 50)
 
 
-def test_an_iteration_goes_on_by_itself_when_another_begins(shared: DataLoader) -> None:
+def test_earlier_iteration_continues_when_another_starts(shared: DataLoader) -> None:
     shared.set_epoch(60)
     first = iter(shared)
     got = [seen(next(first))]
@@ -363,7 +363,7 @@ def test_an_iteration_that_ended_stays_ended(shared: DataLoader) -> None:
     assert next(iteration, None) is None
 
 
-def test_beyond_its_end_a_schedule_goes_on_as_in_its_last_phase() -> None:
+def test_schedule_repeats_last_phase_after_its_end() -> None:
     with DataLoader(Rows(10), 4, schedule="8x1,6x1@5", num_workers=2) as loader:
         assert loader.epochs == 2
         for epoch in range(5):
@@ -391,7 +391,7 @@ def test_len_is_of_the_epoch_under_way_and_then_of_the_next() -> None:
     )
 
 
-def test_what_was_planned_for_a_batch_can_be_seen_beside_it() -> None:
+def test_batch_spec_is_available_with_batch() -> None:
     loader = DataLoader(Rows(10), 4, schedule="8x1,6x1@5", num_workers=0)
     assert loader.batch is None
     assert loader.phase.image_size == 8
@@ -427,7 +427,7 @@ def test_closing_twice_does_nothing_the_second_time() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_closed_loader_says_so_whatever_it_is_asked(workers: int) -> None:
+def test_closed_loader_raises_on_any_use(workers: int) -> None:
     with DataLoader(Rows(10), 4, image_size=4, num_workers=workers, shuffle=True, seed=0) as loader:
         state = loader.state_dict()
         iteration = iter(loader)
@@ -523,7 +523,7 @@ def test_a_batch_that_is_broken_as_a_whole_is_an_error_even_with_skip() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_failing_sample_is_named_with_the_workers_own_traceback_each_time(workers: int) -> None:
+def test_failing_sample_is_named_with_worker_traceback(workers: int) -> None:
     with DataLoader(
         Breaking(12, {7}), 3, image_size=4, num_workers=workers, shuffle=False, seed=0
     ) as loader:
@@ -562,7 +562,7 @@ def test_a_broken_image_is_an_image_error_that_names_its_file(jpeg_folder: Path)
 # Words
 
 
-def test_explain_says_what_will_run() -> None:
+def test_explain_describes_engine() -> None:
     loader = DataLoader(
         Rows(23), 4, schedule="8x2@5,12x3", num_workers=0, seed=9, rank=1, world_size=2, prefetch=3
     )
@@ -586,7 +586,7 @@ def test_explain_says_what_will_run() -> None:
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (0, 3), (2, 3)])
-def test_the_sampler_that_is_shown_is_as_long_as_what_it_gives(rank: int, world_size: int) -> None:
+def test_sampler_has_length_of_its_output(rank: int, world_size: int) -> None:
     options: dict[str, Any] = {"image_size": 8, "seed": 0, "num_workers": 0}
     with DataLoader(Rows(11), 4, rank=rank, world_size=world_size, **options) as loader:
         sampler: Any = loader.sampler

@@ -1,4 +1,4 @@
-"""A crew that changes by itself while a loader works: batches stay the same to the byte."""
+"""Online adaptation of workers: batches stay identical."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Change = int | tuple[What, float]
 
 
 class Script:
-    """Decides as written, a look after the other; keeps what it was told."""
+    """A controller with scripted decisions; records its input."""
 
     def __init__(self, *changes: Change) -> None:
         self._changes = iter(changes)
@@ -75,7 +75,7 @@ class Script:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look at the crew after each second step."""
+    """Call the controller after every second step."""
     monkeypatch.setattr(adaptation, "_MIN_NS", 0)
     monkeypatch.setattr(adaptation, "_MIN_STEPS", 2)
 
@@ -93,7 +93,7 @@ def scripted(loader: DataLoader[Any], *changes: Change) -> Script:
 
 
 def read(loader: DataLoader[Any], passes: int = 1) -> Iterator[Any]:
-    """Batches; a change of the crew is done before the next is asked for."""
+    """Read batches; changes of the workers are finished before the next one."""
     for _ in range(passes):
         for batch in loader:
             yield batch.clone() if isinstance(batch, torch.Tensor) else [x.clone() for x in batch]
@@ -178,7 +178,7 @@ def test_batches_are_the_same_with_any_depth_and_pieces(kind: str) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_what_was_found_lives_on_with_other_workers_and_is_no_copys() -> None:
+def test_findings_survive_other_workers_but_not_copies() -> None:
     with DataLoader(Numbers(256), 8, num_workers=1) as loader:
         scripted(loader, ("prefetch", 12))
         assert sum(1 for _ in read(loader)) == 32
@@ -195,7 +195,7 @@ def test_what_was_found_lives_on_with_other_workers_and_is_no_copys() -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_what_was_done_while_it_was_off_is_in_no_window() -> None:
+def test_time_while_adapting_was_off_is_not_in_window() -> None:
     with DataLoader(Numbers(256), 8, num_workers=1, shuffle=True, seed=3) as loader:
         script = scripted(loader)
         assert sum(1 for _ in read(loader)) == 32
@@ -238,7 +238,7 @@ def test_a_switch_keeps_depth_and_pieces(kind: str) -> None:
 def test_a_depth_is_found_for_batches_that_come_unevenly(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of which one in ten takes ten times as long, with workers that are enough for the mean."""
+    """One batch in ten takes ten times as long; workers suffice on average."""
     monkeypatch.setattr(adaptation, "_MIN_NS", 50_000_000)
     monkeypatch.setattr(adaptation, "usable_cores", lambda: 8)
     data = Numbers(_MOST, lambda number: 0.01 if number % 10 else 0.1)
@@ -260,7 +260,7 @@ def test_a_depth_is_found_for_batches_that_come_unevenly(
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.slow
-def test_a_state_goes_on_with_another_crew() -> None:
+def test_state_resumes_with_another_number_of_workers() -> None:
     options: dict[str, Any] = {"shuffle": True, "seed": 3, "image_size": 16}
     with DataLoader(images(), 8, num_workers=1, **options) as loader:
         scripted(loader, 3)
@@ -288,7 +288,7 @@ def test_a_switch_keeps_the_crew() -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_windows_of_two_sizes_are_told_apart_and_the_next_is_prepared() -> None:
+def test_windows_of_two_sizes_are_separate_and_next_is_prepared() -> None:
     with DataLoader(images(), 8, num_workers=1, schedule="8x1,16x1", seed=0) as loader:
         script = scripted(loader)
         assert sum(1 for _ in read(loader, 2)) == 64
@@ -298,7 +298,7 @@ def test_windows_of_two_sizes_are_told_apart_and_the_next_is_prepared() -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_what_fails_ends_no_training(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_controller_does_not_end_training(caplog: pytest.LogCaptureFixture) -> None:
     with DataLoader(images(), 8, num_workers=1, image_size=16) as loader:
         scripted(loader, 10**9)
         with caplog.at_level(logging.WARNING, "feedline"):
@@ -333,7 +333,7 @@ def test_a_crew_that_cannot_change_is_refused(data: Any, workers: int) -> None:
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
-def test_what_is_set_by_hand_stands_before_a_decision(
+def test_manual_setting_overrides_controller(
     monkeypatch: pytest.MonkeyPatch, by_hand: bool
 ) -> None:
     monkeypatch.setattr(adaptation, "_MIN_NS", 0)

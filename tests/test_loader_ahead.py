@@ -46,7 +46,7 @@ class AheadTransfer(HostTransfer):
 
 @pytest.fixture(autouse=True)
 def always_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every loader takes the next batch ahead, at every step."""
+    """Make every loader prefetch the next batch at every step."""
     monkeypatch.setattr("feedline.loader.start_engine.HostTransfer", AheadTransfer)
     monkeypatch.setattr(Feed, "ready", lambda feed: bool(feed.num_in_flight))
 
@@ -63,7 +63,7 @@ def test_batches_taken_ahead_are_the_plans() -> None:
     assert AheadTransfer.most == 1
 
 
-def test_a_size_change_drops_what_was_taken_ahead_and_loses_nothing() -> None:
+def test_size_change_discards_prefetched_batches_and_loses_nothing() -> None:
     made = loader()
     sizes = [None, 3, 3, 7, None]
     iteration = iter(made)
@@ -73,7 +73,7 @@ def test_a_size_change_drops_what_was_taken_ahead_and_loses_nothing() -> None:
     assert next(iteration, None) is None
 
 
-def test_a_state_does_not_count_what_was_taken_ahead() -> None:
+def test_state_excludes_prefetched_batches() -> None:
     made = loader()
     whole = planned_epoch(made, 0)
     for step, _ in enumerate(made):
@@ -82,7 +82,7 @@ def test_a_state_does_not_count_what_was_taken_ahead() -> None:
         assert read(fresh) == whole[step + 1 :]
 
 
-def test_leaving_early_and_setting_the_epoch_drop_what_was_taken_ahead() -> None:
+def test_early_exit_and_set_epoch_discard_prefetched_batches() -> None:
     made = loader()
     next(iter(made))
     assert read(made) == planned_epoch(made, 1)
@@ -91,7 +91,7 @@ def test_leaving_early_and_setting_the_epoch_drop_what_was_taken_ahead() -> None
     assert read(made) == planned_epoch(made, 0)
 
 
-def test_a_failing_batch_taken_ahead_does_not_take_the_one_before_with_it() -> None:
+def test_failing_prefetched_batch_does_not_affect_previous_one() -> None:
     made = loader(Breaking(23, {12}), shuffle=False)
     iteration = iter(made)
     assert [seen(next(iteration)) for _ in range(2)] == planned_epoch(made, 0)[:2]

@@ -1,4 +1,4 @@
-"""What a loader is told and cannot use: each error says what was asked and what was found."""
+"""Invalid arguments of a loader: each error names the expected and the given value."""
 
 from __future__ import annotations
 
@@ -74,9 +74,7 @@ class Unpicklable(Rows):
         ({"drop_last": True, "batch_size": 11}, r"drop_last=True.* 11 .* 10 samples"),
     ],
 )
-def test_an_argument_that_cannot_be_used_is_named_and_shown(
-    options: dict[str, Any], said: str
-) -> None:
+def test_invalid_argument_is_named_with_value(options: dict[str, Any], said: str) -> None:
     size = {} if "schedule" in options else {"image_size": 8}
     with pytest.raises(UsageError, match=said):
         DataLoader(Rows(10), **{"num_workers": 0, "seed": 0, **size, **options})
@@ -147,7 +145,7 @@ class Lengthless:
         (iter([1]), {}, "from a list_iterator: it has no __getitem__; .*a torch IterableDataset"),
     ],
 )
-def test_what_is_no_dataset_is_named_with_what_it_lacks(
+def test_invalid_dataset_is_named_with_missing_methods(
     dataset: Any, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(UsageError, match=said):
@@ -159,7 +157,7 @@ def test_a_loader_may_be_built_of_anything_as_torchs_may() -> None:
         assert DataLoader(dataset).dataset is dataset  # type: ignore[arg-type]
 
 
-def test_a_sampler_that_is_its_own_or_endless_is_looked_through_once() -> None:
+def test_unsized_or_endless_sampler_is_inspected_once() -> None:
     class Own(Sampler[list[int]]):
         sampler = property(lambda self: self)
 
@@ -195,7 +193,7 @@ class Countable(IterableDataset[int]):
         return iter(range(4))
 
 
-def test_a_source_may_be_behind_another_object() -> None:
+def test_wrapped_source_is_accepted() -> None:
     class Behind:
         def __init__(self, source: Any) -> None:
             self.source = source
@@ -212,7 +210,7 @@ def test_a_source_may_be_behind_another_object() -> None:
         assert [labels.tolist() for _, labels in loader] == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_a_length_that_nobody_needs_yet_may_come_later() -> None:
+def test_length_may_be_set_later() -> None:
     assert next(iter(DataLoader(Lengthless(), 2, sampler=[3, 4]))).tolist() == [3, 4]  # type: ignore[arg-type]
     assert list(DataLoader(Lengthless(), batch_sampler=[[0], [1, 2]]))[1].tolist() == [1, 2]  # type: ignore[arg-type]
     for unknown in (None, -1, RuntimeError("not set up")):
@@ -222,7 +220,7 @@ def test_a_length_that_nobody_needs_yet_may_come_later() -> None:
         assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
 
 
-def test_a_whole_number_of_numpy_is_taken_where_torch_takes_it() -> None:
+def test_numpy_integers_are_accepted_like_in_torch() -> None:
     one, most = np.int64(1), np.int64(1024)
     with DataLoader(range(10), 5, num_workers=one, prefetch_factor=most) as loader:  # type: ignore[arg-type]
         assert type(loader.num_workers) is int
@@ -239,12 +237,12 @@ def test_a_schedule_that_does_not_parse_is_a_schedule_error(schedule: Any) -> No
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
-def test_cuda_that_is_not_there_is_refused_with_what_to_look_at() -> None:
+def test_missing_cuda_raises_with_hint() -> None:
     with pytest.raises(UsageError, match=r"(?s)no accelerator.*nvidia-smi"):
         DataLoader(Rows(10), num_workers=0, image_size=8, device="cuda")
 
 
-def test_what_is_no_source_is_refused_with_the_methods_it_lacks() -> None:
+def test_invalid_source_is_rejected_with_missing_methods() -> None:
     class Endless:
         fields = load = name = fingerprint = None
 
@@ -263,14 +261,14 @@ def test_memory_that_the_machine_lacks_is_refused_before_anything_starts() -> No
 
 
 @pytest.mark.parametrize("epoch", [-1, 1.0, True, "1", None, np.int64(1)])
-def test_what_is_no_epoch_is_refused(epoch: Any) -> None:
+def test_invalid_epoch_is_rejected(epoch: Any) -> None:
     loader = DataLoader(Rows(10), image_size=4, num_workers=0)
     with pytest.raises(UsageError, match="epoch must be a whole number of at least 0, got"):
         loader.set_epoch(epoch)
 
 
 @pytest.mark.parametrize("size", [0, -8, 4.0, True, "8"])
-def test_what_is_no_image_size_is_refused(size: Any) -> None:
+def test_invalid_image_size_is_rejected(size: Any) -> None:
     loader = DataLoader(Rows(10), image_size=4, num_workers=0)
     with pytest.raises(UsageError, match="size must be a whole number from 1"):
         loader.set_image_size(size)
@@ -285,14 +283,14 @@ def test_a_number_of_workers_that_cannot_be_had_is_refused(workers: Any) -> None
     assert loader.num_workers == 0
 
 
-def test_auto_takes_the_cores_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_uses_available_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feedline.engine.defaults.usable_cores", lambda: 1)
     assert DataLoader(Rows(10), image_size=4, num_workers="auto").num_workers == 1
     assert DataLoader(Rows(10), schedule="4x1").num_workers == 1
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_a_lambda_in_a_source_is_named_with_its_attribute(method: str) -> None:
+def test_lambda_in_source_is_named_with_its_attribute(method: str) -> None:
     with pytest.raises(UsageError, match=r"Unpicklable\.transform cannot be sent.*num_workers=0"):
         DataLoader(Unpicklable(), image_size=4, num_workers=1, start_method=method)
 

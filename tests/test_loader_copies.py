@@ -1,4 +1,4 @@
-"""Copies of a loader, and what comes back from a pickle: others, of the same arguments."""
+"""Copied and unpickled loaders: independent, with the same arguments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Numbers(IterableDataset[int]):
 
 
 class Named(DataLoader[Any]):
-    """A subclass with a constructor and attributes of its own."""
+    """A subclass with its own constructor and attributes."""
 
     def __init__(self, name: str, **options: Any) -> None:
         self.name = name
@@ -68,7 +68,7 @@ def epoch(loader: DataLoader[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("copied", [through_pickle, *slow(copy.copy, copy.deepcopy)])
 @pytest.mark.parametrize("name", LOADERS)
-def test_a_copy_gives_what_its_original_gives_and_lives_on_its_own(
+def test_copy_gives_same_batches_and_is_independent(
     name: str, copied: Callable[[Any], Any]
 ) -> None:
     with LOADERS[name]() as loader:
@@ -98,7 +98,7 @@ def test_a_copy_of_a_subclass_is_one_with_all_that_it_has(copied: Callable[[Any]
                 assert third.note == other.note
 
 
-def test_a_copy_can_be_brought_to_where_its_original_stands() -> None:
+def test_copy_can_load_state_of_original() -> None:
     loader = DataLoader(list(range(10)), 3, shuffle=True, seed=4)
     batches = iter(loader)
     next(batches)

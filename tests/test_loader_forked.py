@@ -1,4 +1,4 @@
-"""A loader that a forked process inherits goes on there, with workers of its own."""
+"""A loader inherited by a forked process continues there with its own workers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def child(loader: DataLoader[Any], begun: Any, says: Connection) -> None:
 
 @pytest.mark.parametrize("used", [True, *slow(False)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_both_processes_go_on(kind: str, used: bool) -> None:
+def test_both_processes_continue_after_fork(kind: str, used: bool) -> None:
     with DataLoader(batch_size=3, **KINDS[kind]) as loader:
         if used:
             list(loader)

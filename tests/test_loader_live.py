@@ -1,4 +1,4 @@
-"""What is set on a loader at work: batches are the same to the byte, and it takes effect."""
+"""Settings changed while a loader runs take effect, and batches stay identical."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def test_whole_batches_are_the_same_whatever_is_set_at_whatever_moment(
         assert not loader.worker_deaths
 
 
-def test_kept_batches_stay_as_they_were() -> None:
-    """Of slots that came later, too."""
+def test_held_batches_are_unchanged() -> None:
+    """Also batches of slots that were added later."""
     chance = random.Random(3)
     with whole(0) as still, whole(2) as loader:
         expected = list(still)
@@ -119,7 +119,7 @@ def test_kept_batches_stay_as_they_were() -> None:
 
 @pytest.mark.parametrize("before", [{}, {"prefetch": 1, "task_ms": 0.001}])
 @pytest.mark.parametrize("after", [{"prefetch": 2, "task_ms": 1e9}, {"task_ms": None}])
-def test_a_state_goes_on_with_other_settings(before: dict[str, Any], after: dict[str, Any]) -> None:
+def test_state_resumes_with_other_settings(before: dict[str, Any], after: dict[str, Any]) -> None:
     with rows(1, **before) as loader:
         expected = planned_epoch(loader, 0)
         found = [seen(batch) for batch in itertools.islice(loader, 3)]
@@ -168,7 +168,7 @@ def test_as_many_whole_batches_are_under_way_as_are_set() -> None:
         del held
 
 
-def test_more_memory_is_had_for_whole_batches_only_where_more_are_asked_for() -> None:
+def test_memory_of_whole_batches_grows_only_if_more_are_requested() -> None:
     slots = WholeBatchBuffers(0)
     tasks = BatchTasks(slots, max_user_batches=2)
     for settings, max_in_flight, memory in (
@@ -199,7 +199,7 @@ def test_a_shorter_piece_makes_more_of_them() -> None:
         assert tasks(loader) == 4
 
 
-def test_what_is_set_lives_on_with_other_workers() -> None:
+def test_settings_survive_other_workers() -> None:
     def settings(loader: DataLoader[Any]) -> LiveSettings:
         return loader._runtime.stream.engine.feed.settings  # type: ignore[attr-defined,no-any-return]
 
@@ -229,7 +229,7 @@ def test_no_worker_ends_for_another_depth() -> None:
         assert loader.worker_pids == pids
 
 
-def test_a_copy_is_built_with_what_was_set() -> None:
+def test_copy_inherits_settings() -> None:
     with rows(1, task_ms=20) as loader:
         assert loader.task_ms == pickle.loads(pickle.dumps(loader)).task_ms == 20
         loader.prefetch, loader.task_ms = np.int64(2), np.float32(0.5)
@@ -246,7 +246,7 @@ BAD_PIECES = [0, -1, math.nan, math.inf, -math.inf, True, "50", [1], 1j, Fractio
 
 
 @pytest.mark.parametrize("task_ms", BAD_PIECES)
-def test_what_is_no_piece_is_refused(task_ms: Any) -> None:
+def test_invalid_task_size_is_rejected(task_ms: Any) -> None:
     said = r"task_ms must be .* above 0 .*, got"
     with pytest.raises(UsageError, match=said):
         rows(0, task_ms=task_ms)
@@ -284,7 +284,7 @@ def test_a_prefetch_factor_that_cannot_be_had_is_refused(factor: Any) -> None:
         assert loader.prefetch_factor == 2
 
 
-def test_what_would_have_no_effect_is_refused() -> None:
+def test_settings_without_effect_are_rejected() -> None:
     with whole(1) as loader:
         with pytest.raises(
             UsageError, match=r"prefetch 2 has no effect.*dataset engine.*prefetch_f"

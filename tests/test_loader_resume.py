@@ -1,4 +1,4 @@
-"""A loader's state: saved at any moment, it goes on with exactly the remainder."""
+"""A loader's state, saved at any moment, resumes with exactly the remaining batches."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def through_json(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def rest_of_three_epochs(made: DataLoader) -> list[Seen]:
-    """From the loader's position to the end, as a training script would go on."""
+    """From the loader's position to the end, like a training script."""
     return [batch for _ in range(made.epoch, EPOCHS) for batch in read(made)]
 
 
-def test_a_state_saved_at_any_step_gives_the_remainder_on_any_number_of_workers() -> None:
+def test_state_saved_at_any_step_gives_remainder_with_any_number_of_workers() -> None:
     whole: list[Seen] = []
     states: list[tuple[int, dict[str, Any]]] = []
     with loader(2) as first:
@@ -128,7 +128,7 @@ def test_a_size_that_was_set_is_part_of_the_state() -> None:
         assert read(fresh) == planned_epoch(fresh, 2)
 
 
-def test_a_size_for_which_there_is_no_memory_is_refused_and_nothing_changes() -> None:
+def test_size_without_memory_is_rejected_and_changes_nothing() -> None:
     large = loader(max_image_size=40)
     large.set_image_size(40)
     small = loader(max_image_size=12)
@@ -137,7 +137,7 @@ def test_a_size_for_which_there_is_no_memory_is_refused_and_nothing_changes() ->
     assert read(small) == planned_epoch(small, 0)
 
 
-def test_a_state_goes_on_from_four_ranks_to_two_at_the_same_global_batch() -> None:
+def test_state_of_four_ranks_resumes_on_two_with_same_global_batch() -> None:
     def ranks(world: int, batch: int) -> list[DataLoader]:
         return [
             DataLoader(
@@ -194,7 +194,7 @@ def test_a_state_of_another_run_is_refused_and_nothing_changes(
 
 
 class Used(RuleBasedStateMachine):
-    """A loader with workers, used in any order, against what the order says must come."""
+    """A loader with workers, used in any order, compared with the expected order."""
 
     made: DataLoader
 

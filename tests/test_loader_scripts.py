@@ -1,4 +1,4 @@
-"""Loaders in a user's own script, and what they leave alone in the process that runs it."""
+"""Loaders in user scripts, and side effects on their process."""
 
 from __future__ import annotations
 
@@ -271,9 +271,7 @@ def test_a_script_whose_workers_run_no_code_of_the_user_needs_no_guard(
 
 
 @pytest.mark.parametrize("text", [UNGUARDED_MODULE, *slow(UNGUARDED_CLASS, UNGUARDED_PROCESS)])
-def test_a_script_that_workers_would_have_to_run_again_is_told_of_the_guard(
-    text: str, tmp_path: Path
-) -> None:
+def test_script_without_guard_raises_with_hint(text: str, tmp_path: Path) -> None:
     output, errors = run(tmp_path, text)
     assert "fine" not in output
     assert re.search("if __name__ == ['\"]__main__['\"]", errors)
@@ -293,7 +291,7 @@ def test_a_script_that_workers_would_have_to_run_again_is_told_of_the_guard(
         ),
     ],
 )
-def test_workers_have_what_the_script_sets_at_its_top_level(
+def test_workers_have_top_level_settings_of_script(
     by: str, method: str, dtype: str, tmp_path: Path
 ) -> None:
     (tmp_path / "defaults.py").write_text(DEFAULTS)
@@ -308,7 +306,7 @@ def test_workers_read_image_formats_that_the_script_registers(method: str, tmp_p
 
 
 @pytest.mark.slow
-def test_a_module_finds_what_the_trainer_has_now(tmp_path: Path) -> None:
+def test_module_in_worker_finds_current_state_of_trainer(tmp_path: Path) -> None:
     (tmp_path / "later").mkdir()
     (tmp_path / "later" / "seen.py").write_text(SEEN)
     assert run(tmp_path, ARGUMENTS) == ("fine", "")
@@ -326,7 +324,7 @@ def test_a_module_finds_what_the_trainer_has_now(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_script_from_stdin_is_told_to_be_a_file(
+def test_script_from_stdin_raises_with_hint(
     method: str, data: str, fine: bool, tmp_path: Path
 ) -> None:
     text = FROM_STDIN.format(data=data, method=method)
@@ -339,7 +337,7 @@ def test_a_script_from_stdin_is_told_to_be_a_file(
 
 
 @pytest.mark.parametrize("by", ["file", *slow("command")])
-def test_a_class_that_workers_do_not_find_in_the_script_is_named(by: str, tmp_path: Path) -> None:
+def test_class_missing_in_script_is_named(by: str, tmp_path: Path) -> None:
     _, errors = run(tmp_path, UNDER_THE_GUARD, by=by)
     assert "StartError: a worker could not open the dataset" in errors
     assert "'Mine'" in errors

@@ -1,4 +1,4 @@
-"""Sources of feedline's own with transforms of torchvision's, under both libraries' loaders."""
+"""feedline's sources with torchvision's transforms, in both libraries' loaders."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from slow import slow
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("pipeline", ["colours", "views"])
-def test_batches_are_those_of_torchvisions_folder(
+def test_batches_equal_those_of_torchvision_folder(
     source: Any, pipeline: str, jpeg_folder: Path, tmp_path: Path
 ) -> None:
     transform = PIPELINES[pipeline]()
@@ -79,7 +79,7 @@ def test_sizes_are_followed(pipeline: str, jpeg_folder: Path, tmp_path: Path) ->
         assert next(flat([images])).shape == (4, 3, 16, 16)
 
 
-def test_it_goes_on_from_a_state(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_loader_resumes_from_state(jpeg_folder: Path, tmp_path: Path) -> None:
     data = shards(jpeg_folder, tmp_path, policy())
     with DataLoader(data, 4, seed=0, shuffle=True) as first:
         iterator = iter(first)
@@ -92,7 +92,7 @@ def test_it_goes_on_from_a_state(jpeg_folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pipeline", ["colours", "views"])
-def test_what_cannot_be_decoded_is_named_or_left_out(
+def test_undecodable_image_is_named_or_skipped(
     pipeline: str, jpeg_folder: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(jpeg_folder, tmp_path / "images")
@@ -137,7 +137,7 @@ def test_labels_are_the_sources_own(jpeg_folder: Path) -> None:
         assert torch.equal(labels, torch.from_numpy(rows))
 
 
-def test_arrays_take_pipelines_too(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_arrays_accept_pipelines(jpeg_folder: Path, tmp_path: Path) -> None:
     data = array(jpeg_folder, tmp_path, None).with_transform(PIPELINES["evaluation"]())
     for (image, _), pixels in zip(data, data.images, strict=True):
         assert torch.equal(image, data.transform(Image.fromarray(pixels)))
@@ -171,14 +171,12 @@ def test_decoding_is_as_the_source_says(tmp_path: Path) -> None:
 
 
 def steps_before() -> v1.Compose:
-    """Not recognised."""
+    """A transform that is not recognised."""
     return v1.Compose([v1.ColorJitter(0.4), v1.RandomCrop(24), v1.ToTensor()])
 
 
 @pytest.mark.parametrize("source", [a_folder, zipped, shards, lmdb])
-def test_what_is_not_recognised_runs_as_it_is(
-    source: Any, jpeg_folder: Path, tmp_path: Path
-) -> None:
+def test_unknown_transform_runs_unchanged(source: Any, jpeg_folder: Path, tmp_path: Path) -> None:
     data = source(jpeg_folder, tmp_path, steps_before())
     with DataLoader(data, 4, num_workers=1) as loader:
         assert "ColorJitter" in loader.explain().partition("because")[2]
@@ -224,7 +222,7 @@ def test_an_error_of_the_transform_names_the_image(jpeg_folder: Path) -> None:
     assert "3.jpg" in caught.value.__notes__[0]
 
 
-def test_a_source_with_its_own_items_runs_as_it_is(jpeg_folder: Path) -> None:
+def test_source_with_own_items_runs_unchanged(jpeg_folder: Path) -> None:
     class Doubled(ImageFolder):
         def __getitem__(self, sample: int) -> tuple[Any, Any]:
             image, label = super().__getitem__(sample)
@@ -237,7 +235,7 @@ def test_a_source_with_its_own_items_runs_as_it_is(jpeg_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("transform", [7, "crop", TrainCrop, v1.Compose])
-def test_what_is_no_transform_is_refused(transform: Any, jpeg_folder: Path) -> None:
+def test_invalid_transform_is_rejected(transform: Any, jpeg_folder: Path) -> None:
     with pytest.raises(UsageError, match="transform must be TrainCrop"):
         ImageFolder(jpeg_folder, transform)
 

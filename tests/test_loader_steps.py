@@ -98,7 +98,7 @@ def test_a_step_is_counted_in_the_epoch_that_a_state_stands_in(
         assert rows(loader) == epochs[0][2:]
 
 
-def test_a_step_behind_a_state_between_epochs_is_of_the_next(
+def test_step_after_state_between_epochs_belongs_to_next_epoch(
     order: dict[str, Any], epochs: list[list[list[int]]]
 ) -> None:
     with made(order) as loader:
@@ -120,7 +120,7 @@ def test_a_step_behind_a_state_between_epochs_is_of_the_next(
         assert rows(loader) == epochs[1][3:]
 
 
-def test_the_epoch_may_be_set_behind_the_step(order: dict[str, Any]) -> None:
+def test_epoch_can_be_set_after_step(order: dict[str, Any]) -> None:
     with made(order) as loader:
         loader.set_step(3)
         loader.set_epoch(2)
@@ -130,7 +130,7 @@ def test_the_epoch_may_be_set_behind_the_step(order: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("after_iter", [False, True])
-def test_a_sampler_may_be_told_its_epoch_behind_the_step(after_iter: bool) -> None:
+def test_sampler_epoch_can_be_set_after_step(after_iter: bool) -> None:
     sampler = DistributedSampler(range(20), 1, 0)
     loader = DataLoader(list(range(20)), 3, sampler=sampler)
     sampler.set_epoch(2)
@@ -153,7 +153,7 @@ def test_the_last_step_that_is_set_counts_and_draws_nothing_before_the_epoch_beg
     assert found == rows(DataLoader(list(range(20)), 3, shuffle=True))[1:]
 
 
-def test_an_iteration_under_way_goes_on_by_itself(
+def test_running_iteration_is_independent(
     order: dict[str, Any], epochs: list[list[list[int]]]
 ) -> None:
     with made(order) as loader:
@@ -176,7 +176,7 @@ def test_an_iteration_that_has_given_nothing_begins_there(
 
 
 @pytest.mark.parametrize("step", [-1, 1.5, "2", True])
-def test_what_is_no_step_is_refused(step: Any) -> None:
+def test_invalid_step_is_rejected(step: Any) -> None:
     with pytest.raises(UsageError, match="whole number of at least 0"):
         made({}).set_step(step)
 

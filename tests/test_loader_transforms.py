@@ -1,4 +1,4 @@
-"""Functions of a user's on whole batches, on their device: `pixel_transform`, `batch_transform`."""
+"""User-defined functions on whole batches on their device: `pixel_transform`, `batch_transform`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def loader(**options: Any) -> DataLoader[Any]:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_batches_are_what_the_functions_make_of_them(workers: int) -> None:
+def test_batches_are_results_of_functions(workers: int) -> None:
     normalise = Normalise()
     with (
         loader(num_workers=workers) as raw,
@@ -54,7 +54,7 @@ def test_batches_are_what_the_functions_make_of_them(workers: int) -> None:
                 assert torch.equal(targets, want_targets)
 
 
-def test_what_is_drawn_is_the_same_on_any_number_of_workers_and_after_a_resume() -> None:
+def test_draws_are_equal_for_any_number_of_workers_and_after_resume() -> None:
     def batches(workers: int, skip: int) -> list[Tensor]:
         with loader(num_workers=workers, device="cpu", batch_transform=noisy) as first:
             iterator = iter(first)
@@ -86,7 +86,7 @@ def test_a_copy_has_them_too() -> None:
         ({"device": "cpu", "batch_transform": "mixup"}, "batch_transform must be a function"),
     ],
 )
-def test_what_cannot_be_used_is_refused(options: dict[str, Any], said: str) -> None:
+def test_invalid_transform_is_rejected(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         loader(num_workers=0, **options)
 
@@ -103,7 +103,7 @@ def test_what_cannot_be_used_is_refused(options: dict[str, Any], said: str) -> N
     ],
 )
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_they_give_is_checked(workers: int, options: dict[str, Any], said: str) -> None:
+def test_results_of_functions_are_checked(workers: int, options: dict[str, Any], said: str) -> None:
     with (
         loader(num_workers=workers, device="cpu", **options) as made,
         pytest.raises(UsageError, match=said),

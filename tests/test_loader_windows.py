@@ -52,7 +52,7 @@ def test_a_batch_is_of_its_windows_blocks_and_an_epoch_of_all() -> None:
 
 
 @pytest.mark.parametrize("every", [4, *slow(1)])
-def test_a_state_saved_at_any_step_goes_on_with_the_remainder_on_any_number_of_workers(
+def test_state_saved_at_any_step_resumes_with_any_number_of_workers(
     every: int,
 ) -> None:
     with loader(2) as first:
@@ -112,7 +112,7 @@ def test_frameworks_see_a_sampler_that_shares_out_and_shuffles() -> None:
     assert list(sampler) == flat(labels(loader()))
 
 
-def test_explain_says_how_large_the_windows_are() -> None:
+def test_explain_reports_window_size() -> None:
     assert (
         f"shuffled in windows of 512 samples, blocks of {BLOCK_SIZE}, seed 5" in loader().explain()
     )
@@ -144,7 +144,7 @@ class Numbers(IterableDataset[int]):
         (Numbers(), {}, "an IterableDataset and no seed"),
     ],
 )
-def test_where_feedline_does_not_make_the_order_windows_are_refused_with_what_is_needed(
+def test_windows_without_feedline_order_raise_with_requirement(
     dataset: Any, options: dict[str, Any], found: str
 ) -> None:
     with pytest.raises(UsageError, match=rf"'{WINDOW}' .* cannot be used with {found}: set seed=0"):

@@ -12,7 +12,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 @pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="tests run apart from the repository")
-def test_the_tables_are_those_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_match_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     try:
         measurements = importlib.import_module("measurements")

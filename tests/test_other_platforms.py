@@ -1,4 +1,4 @@
-"""feedline where names of Linux are missing: on macOS, and on Windows."""
+"""feedline without Linux-only names: macOS and Windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether files stay in memory: those of a disk do not, those that somebody has mapped do."""
+"""Page cache: files on disk can be dropped, mapped files stay."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_torchs_workers_make_what_they_make_of_the_pipeline(pairs: Pairs, method: str) -> None:
+def test_torch_workers_match_pipeline(pairs: Pairs, method: str) -> None:
     def loader(data: Any) -> TorchDataLoader[Any]:
         return TorchDataLoader(data, 2, num_workers=2, multiprocessing_context=method)
 
@@ -65,7 +65,7 @@ def test_feedlines_workers_make_the_same_on_any_number_of_them(pairs: Pairs) -> 
     assert all(map(equal, *found))
 
 
-def test_a_size_that_is_asked_for_is_followed(pairs: Pairs) -> None:
+def test_requested_size_is_used(pairs: Pairs) -> None:
     for make in (
         preset,
         lambda: v2.Compose([v2.RandomResizedCrop(48), v2.ToImage()]),
@@ -148,7 +148,7 @@ def test_wrong_pairs_are_skipped_and_counted(pairs: Pairs) -> None:
         list(loader)
 
 
-def test_torchvisions_own_dataset_takes_it(pairs: Pairs, tmp_path: Path) -> None:
+def test_torchvision_dataset_accepts_pair(pairs: Pairs, tmp_path: Path) -> None:
     root = tmp_path / "VOCdevkit" / "VOC2012"
     for folder in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
         (root / folder).mkdir(parents=True)

@@ -32,7 +32,7 @@ SIZES = (16, 24)
 
 
 def train(size: int) -> Any:
-    """The transform of an older script, as it is written for each size."""
+    """The transform of an older script, created for each size."""
     crop = [v1.RandomResizedCrop(size), v1.RandomHorizontalFlip()]
     return v1.Compose([*crop, v1.ToTensor(), v1.Normalize(MEAN, STD)])
 
@@ -43,7 +43,7 @@ def evaluate(size: int) -> Any:
 
 
 def stronger(size: int) -> Any:
-    """Of which everything changes with the size, but what a batch is made of."""
+    """A transform whose parameters all change with the size, with the same output."""
     erased = [v2.RandomErasing(p=1.0)] if size > 20 else []
     crop = v2.RandomResizedCrop(size, scale=(8 / size, 1.0))
     values = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
@@ -59,7 +59,7 @@ def two_views(size: int) -> Any:
 
 
 class Shifted:
-    """A step of a user's own."""
+    """A user-defined transform."""
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
         return image + feedline.image_size()
@@ -109,7 +109,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
         *slow((train, 2), (evaluate, 2), (stronger, 2), (with_own_step, 2)),
     ],
 )
-def test_batches_are_those_of_the_pipeline_that_is_made_for_their_size(
+def test_batches_equal_those_of_pipeline_for_their_size(
     root: Path, make: Callable[[int], Any], workers: int
 ) -> None:
     with loader(folder(root, make), num_workers=workers) as ours:
@@ -124,7 +124,7 @@ def test_batches_are_those_of_the_pipeline_that_is_made_for_their_size(
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_pixels_are_those_of_the_transform_at_that_size(root: Path, size: int) -> None:
+def test_pixels_equal_those_of_transform_for_that_size(root: Path, size: int) -> None:
     """int(1.14 * size) is no fixed ratio, so one pipeline cannot be scaled to all sizes."""
     data = folder(root, evaluate)
     with loader(data, schedule=None, image_size=size) as ours:
@@ -154,7 +154,7 @@ def test_a_pipeline_within_a_compose_and_parts_of_folders_are_made_for_each_size
         assert "have different transforms" in ours.explain()
 
 
-def test_a_size_that_is_set_later_has_its_own_pipeline(root: Path) -> None:
+def test_size_set_later_has_its_own_pipeline(root: Path) -> None:
     with loader(folder(root, evaluate)) as ours:
         batches = iter(ours)
         next(batches)
@@ -223,7 +223,7 @@ def test_a_default_is_the_size_of_a_loader_that_asks_for_none(root: Path) -> Non
             next(iter(ours))
 
 
-def test_the_function_is_called_once_for_each_size_and_draws_nothing_of_the_users(
+def test_function_is_called_once_per_size_and_draws_nothing(
     root: Path,
 ) -> None:
     calls = []
@@ -282,7 +282,7 @@ def weaker(size: int) -> Any:
         (weaker, "augmentation_strength", 16),
     ],
 )
-def test_what_is_not_recognised_at_all_sizes_runs_unchanged(
+def test_function_not_recognised_at_all_sizes_runs_unchanged(
     root: Path, make: Callable[[int], Any], why: str, shown: int
 ) -> None:
     with loader(folder(root, make)) as ours:
@@ -303,7 +303,7 @@ def test_an_error_of_the_function_comes_at_the_size_that_it_is_raised_for(root: 
 
 
 class Photos(Dataset[Any]):
-    """A dataset of a user's own."""
+    """A user-defined dataset."""
 
     def __init__(self, transform: Callable[[Any], Any]) -> None:
         self.transform = transform
@@ -315,7 +315,7 @@ class Photos(Dataset[Any]):
         return self.transform(torch.zeros(3, 40, 40))
 
 
-def test_a_dataset_of_a_users_own_makes_its_own_samples() -> None:
+def test_user_defined_dataset_uses_sample_engine() -> None:
     calls = []
 
     def make(size: int) -> Any:
@@ -333,11 +333,11 @@ def test_a_dataset_of_a_users_own_makes_its_own_samples() -> None:
 
 
 def opened(path: str) -> Any:
-    """A loader of images of a user's own."""
+    """A user-defined image loader."""
     return Image.open(path).convert("RGB")
 
 
-def test_one_warning_says_why_a_folder_runs_unchanged_under_a_schedule(
+def test_one_warning_explains_unfused_folder_with_schedule(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     own_loader = ImageFolder(str(root), v1.Compose([v1.Resize((16, 16)), v1.ToTensor()]), None)
@@ -361,7 +361,7 @@ def test_one_warning_says_why_a_folder_runs_unchanged_under_a_schedule(
     assert caplog.records == []
 
 
-def test_a_loader_says_of_itself_what_it_would_accept(root: Path) -> None:
+def test_loader_reports_accepted_settings(root: Path) -> None:
     for data, uncompiled, accepts in (
         (folder(root, train), False, ("cache", "device")),
         (folder(root, two_views), False, ("cache",)),

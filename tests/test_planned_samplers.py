@@ -35,7 +35,7 @@ def epoch(loader: Any) -> list[list[int]]:
     return [batch.tolist() for batch in loader]
 
 
-def test_epochs_may_be_set_where_the_batch_sampler_was_wrapped() -> None:
+def test_epoch_can_be_set_on_wrapped_batch_sampler() -> None:
     loader = made()
     expected = [epoch(loader) for _ in range(3)]
     loader = made()
@@ -77,7 +77,7 @@ def test_the_share_shows_as_torchs_sampler_shows_it(
 
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_what_fills_no_batch_is_left_to_the_batch_sampler(world_size: int, drop_last: bool) -> None:
+def test_incomplete_batch_is_left_to_batch_sampler(world_size: int, drop_last: bool) -> None:
     kept = []
     for rank in range(world_size):
         loader = made(drop_last=drop_last, rank=rank, world_size=world_size)
@@ -105,7 +105,7 @@ def test_a_batch_size_that_is_set_on_a_planned_order_is_refused() -> None:
     assert epoch(free) == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
 
 
-def test_batch_sizes_of_a_schedule_are_refused_beside_a_batch_sampler() -> None:
+def test_scheduled_batch_sizes_with_batch_sampler_are_rejected() -> None:
     with pytest.raises(UsageError, match=r"\(ownx1@4, ownx1@2\)"):
         DataLoader(list(range(4)), batch_sampler=[[0, 1], [2, 3]], schedule="ownx1@4,ownx1@2")
 

@@ -1,4 +1,4 @@
-"""Ranks that share a loader's samples out and differ: each of them is told, and none hangs."""
+"""Ranks of one loader with different arguments: each rank gets an error, and none hangs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.timeout(300)
-def test_what_differs_is_named_on_every_rank_and_nothing_hangs() -> None:
+def test_differences_are_named_on_every_rank_without_hanging() -> None:
     everyone = said_by_ranks(SCRIPT, 3)
     first = everyone[0]
     assert first.pop("alone") == 2

@@ -1,4 +1,4 @@
-"""BatchBuffers that hold every batch that may be asked for."""
+"""BatchBuffers hold every batch that may be requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Subsets of torch's, of feedline sources: what they choose, made as the source makes it."""
+"""torch's Subset of feedline sources: selected samples equal those of the source."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHOSEN = [7, 2, 2, -1, 0, 11, 5]
 
 
 class Reversing(Subset[Any]):
-    """A user's own, which may do anything."""
+    """A user-defined subset with unknown behaviour."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return super().__getitems__([len(self) - 1 - index for index in indices])
@@ -38,7 +38,7 @@ class Reversing(Subset[Any]):
 
 @pytest.mark.parametrize("pipeline", ["colours", "views"])
 @pytest.mark.parametrize("source", SOURCES)
-def test_batches_are_those_of_a_subset_of_torchvisions_folder(
+def test_batches_equal_those_of_torchvision_subset(
     source: Any, pipeline: str, jpeg_folder: Path, tmp_path: Path
 ) -> None:
     transform = PIPELINES[pipeline]()
@@ -129,7 +129,7 @@ def test_a_cache_is_filled_with_all_images(jpeg_folder: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_is_set_on_the_source_is_followed(workers: int, jpeg_folder: Path) -> None:
+def test_attributes_set_on_source_are_used(workers: int, jpeg_folder: Path) -> None:
     options: dict[str, Any] = {"seed": 0, "shuffle": False, "num_workers": workers}
     source = ImageFolder(jpeg_folder, EvalCrop(fraction=1.0))
     other = EvalCrop(fraction=0.5)
@@ -146,7 +146,7 @@ def test_what_is_set_on_the_source_is_followed(workers: int, jpeg_folder: Path) 
 
 
 class Given:
-    """A `worker_init_fn` that notes what it sees, and sets another transform."""
+    """A `worker_init_fn` that records its input, and sets another transform."""
 
     def __call__(self, worker: int) -> None:
         info = torch.utils.data.get_worker_info()
@@ -166,13 +166,13 @@ def test_a_worker_init_fn_sees_the_subset(jpeg_folder: Path) -> None:
 
 
 class Named(ImageFolder):
-    """A user's source, which may do anything."""
+    """A user-defined source with unknown behaviour."""
 
     def name(self, sample: int) -> str:
         return f"mine {super().name(sample)}"
 
 
-def test_a_source_with_methods_of_its_own_is_not_taken_apart(jpeg_folder: Path) -> None:
+def test_source_with_own_methods_is_not_unwrapped(jpeg_folder: Path) -> None:
     with pytest.raises(UsageError, match=r"Named overrides name.*a sampler"):
         DataLoader(Subset(Named(jpeg_folder, TrainCrop()), CHOSEN), 2, image_size=16)
     with DataLoader(Subset(Named(jpeg_folder, colours()), CHOSEN), 2) as loader:
@@ -181,7 +181,7 @@ def test_a_source_with_methods_of_its_own_is_not_taken_apart(jpeg_folder: Path) 
 
 
 class Wrapping:
-    """A source of a user's own, which is none of feedline's classes."""
+    """A user-defined source that is not derived from feedline's."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -195,7 +195,7 @@ class Wrapping:
         return len(self.source)
 
 
-def test_a_source_of_another_class_is_not_taken_apart(jpeg_folder: Path) -> None:
+def test_source_of_unknown_class_is_not_unwrapped(jpeg_folder: Path) -> None:
     part: Any = Subset(Wrapping(ImageFolder(jpeg_folder, TrainCrop())), CHOSEN)  # type: ignore[arg-type]
     with DataLoader(part, 2, image_size=16) as loader, pytest.raises(TypeError, match="Wrapping"):
         next(iter(loader))
@@ -224,7 +224,7 @@ def test_indices_that_choose_nothing_known_are_refused(jpeg_folder: Path) -> Non
             DataLoader(Subset(source, indices), 2, image_size=16)  # type: ignore[arg-type]
 
 
-def test_what_may_choose_otherwise_runs_as_it_is(jpeg_folder: Path) -> None:
+def test_subset_with_own_selection_runs_unchanged(jpeg_folder: Path) -> None:
     source = ImageFolder(jpeg_folder, PIPELINES["evaluation"]())
     numbers = list(range(12))
     with DataLoader(Reversing(source, numbers), 12) as loader:

@@ -1,4 +1,4 @@
-"""What this process may use, read from trees and environments made up for each test."""
+"""Cores and memory available to a process, from simulated file trees and environments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ V2 = "/sys/fs/cgroup"
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Make a machine of so many cores, so much free memory, and these files, and no other."""
+    """Simulate a machine with these cores, free memory and files only."""
     for name in ("SLURM_CPUS_PER_TASK", "SLURM_NTASKS_PER_NODE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
@@ -105,7 +105,7 @@ def test_the_strictest_quota_of_all_enclosing_groups_wins(machine: Machine) -> N
     assert usable_cores() == 3
 
 
-def test_in_a_container_the_mounts_root_counts_where_the_hosts_path_leads_nowhere(
+def test_container_uses_mount_root_if_host_path_is_missing(
     machine: Machine,
 ) -> None:
     machine(
@@ -125,7 +125,7 @@ def test_a_list_of_groups_that_is_broken_leaves_the_mounts_root(
     assert usable_cores() == 5
 
 
-def test_a_path_that_climbs_out_of_the_mount_is_no_trouble(machine: Machine) -> None:
+def test_path_outside_mount_is_handled(machine: Machine) -> None:
     machine({"/proc/self/cgroup": "0::/../../other", f"{V2}/cpu.max": "500000 100000"})
     assert usable_cores() == 5
 
@@ -156,12 +156,12 @@ def test_no_quota_of_cgroup_v1_is_minus_one(machine: Machine) -> None:
     assert system._cpu_quota() == math.inf
 
 
-def test_the_affinity_wins_where_it_is_stricter_than_the_quota(machine: Machine) -> None:
+def test_affinity_overrides_larger_quota(machine: Machine) -> None:
     machine({"/proc/self/cgroup": "0::/", f"{V2}/cpu.max": "800000 100000"}, cores=3)
     assert usable_cores() == 3
 
 
-def test_the_limits_of_cores_are_told_apart(
+def test_limits_of_cores_are_distinguished(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine({"/proc/self/cgroup": "0::/", f"{V2}/cpu.max": "350000 100000"}, cores=4)
@@ -186,7 +186,7 @@ def test_the_processes_of_a_machine_share_its_cores(
 
 
 @pytest.mark.parametrize(("allotted", "cores"), [("4", 4), ("99", 16), ("0", 16), ("many", 16)])
-def test_what_slurm_allots_to_a_task_is_a_processs_own(
+def test_slurm_cpus_per_task_limit_the_process(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, allotted: str, cores: int
 ) -> None:
     machine(cores=16)
@@ -222,7 +222,7 @@ def test_a_slurm_task_that_runs_torchrun_is_divided_among_its_processes(
 # Memory
 
 
-def test_without_limits_memory_is_what_the_machine_has_free(machine: Machine) -> None:
+def test_memory_without_limits_is_free_memory_of_machine(machine: Machine) -> None:
     machine(free_bytes=5 * GIB)
     assert available_memory_bytes() == 5 * GIB
 
@@ -254,7 +254,7 @@ def test_without_limits_memory_is_what_the_machine_has_free(machine: Machine) ->
         ),
     ],
 )
-def test_a_memory_limit_of_cgroup_v2_leaves_what_is_not_used_or_only_cache(
+def test_cgroup_v2_limit_minus_used_memory_without_cache_is_available(
     machine: Machine, files: dict[str, str], left: int
 ) -> None:
     tree = {f"{V2}/job/{name}": text for name, text in files.items()}
@@ -263,7 +263,7 @@ def test_a_memory_limit_of_cgroup_v2_leaves_what_is_not_used_or_only_cache(
 
 
 @pytest.mark.parametrize(("limit", "left"), [(6 * GIB, 5 * GIB), (0x7FFFFFFFFFFFF000, 64 * GIB)])
-def test_a_memory_limit_of_cgroup_v1_leaves_what_is_not_used(
+def test_cgroup_v1_limit_minus_used_memory_is_available(
     machine: Machine, limit: int, left: int
 ) -> None:
     folder = f"{V2}/memory/docker/abc"
@@ -279,7 +279,7 @@ def test_a_memory_limit_of_cgroup_v1_leaves_what_is_not_used(
     assert available_memory_bytes() == left
 
 
-def test_the_limits_of_memory_are_told_apart(machine: Machine) -> None:
+def test_limits_of_memory_are_distinguished(machine: Machine) -> None:
     job = f"{V2}/job"
     machine(
         {
@@ -293,7 +293,7 @@ def test_the_limits_of_memory_are_told_apart(machine: Machine) -> None:
     assert memory_limits() == MemoryLimits(machine=128 * GIB, limit=8 * GIB, available=3 * GIB)
 
 
-def test_a_limit_above_the_machines_memory_is_none(machine: Machine) -> None:
+def test_limit_above_memory_of_machine_is_ignored(machine: Machine) -> None:
     machine(
         {
             "/proc/self/cgroup": "0::/",
@@ -304,7 +304,7 @@ def test_a_limit_above_the_machines_memory_is_none(machine: Machine) -> None:
     assert memory_limits() == MemoryLimits(machine=128 * GIB, limit=None, available=64 * GIB)
 
 
-def test_the_machines_own_free_memory_wins_where_it_is_less(machine: Machine) -> None:
+def test_free_memory_of_machine_overrides_larger_limit(machine: Machine) -> None:
     machine(
         {
             "/proc/self/cgroup": "0::/",
@@ -334,7 +334,7 @@ def test_the_machines_own_free_memory_wins_where_it_is_less(machine: Machine) ->
         ({"LOCAL_WORLD_SIZE": "9" * 5000}, 1),
     ],
 )
-def test_the_number_of_local_processes_is_what_the_launcher_says(
+def test_number_of_local_processes_is_read_from_launcher(
     environ: dict[str, str], processes: int
 ) -> None:
     assert local_processes(environ) == processes
@@ -354,13 +354,13 @@ def test_the_number_of_local_processes_is_what_the_launcher_says(
         ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}, (0, 1)),
     ],
 )
-def test_rank_and_world_are_what_torchrun_says(
+def test_rank_and_world_size_are_read_from_torchrun(
     environ: dict[str, str], found: tuple[int, int]
 ) -> None:
     assert rank_and_world(environ) == found
 
 
-def test_torch_distributed_is_asked_first_where_it_is_initialised(
+def test_torch_distributed_has_priority_if_initialised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ready = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Datasets that are not feedline's own, behind its loader: who makes their batches, what comes."""
+"""User-defined datasets in feedline's loader: engines and batches."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def loader(dataset: Any, **options: Any) -> feedline.DataLoader[Any]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_recognised_folder_gives_what_torch_gives(folder: Path, workers: int) -> None:
+def test_recognised_folder_matches_torch(folder: Path, workers: int) -> None:
     data = ImageFolder(folder, EVAL)
     torch.manual_seed(3)
     theirs = list(TorchDataLoader(data, 4, shuffle=True))
@@ -81,7 +81,7 @@ def test_a_recognised_folder_gives_what_torch_gives(folder: Path, workers: int) 
         assert (mine[0] - its[0]).abs().mean() * 255 < 0.05
 
 
-def test_what_is_recognised_and_what_is_not_is_said(folder: Path) -> None:
+def test_fused_and_unfused_steps_are_reported(folder: Path) -> None:
     said = loader(ImageFolder(folder, TRAIN)).explain()
     assert "RandomResizedCrop" in said.split("\nfused ")[-1]
     mixed = transforms.Compose(
@@ -105,12 +105,12 @@ def test_what_is_recognised_and_what_is_not_is_said(folder: Path) -> None:
 
 
 def seed_worker(worker: int) -> None:
-    """As PyTorch's notes on reproducibility have it."""
+    """As in PyTorch's notes on reproducibility."""
     np.random.seed(torch.initial_seed() % 2**32)
 
 
 class Among:
-    """A step that asks who runs it, and has been told something by a worker_init_fn."""
+    """A transform that queries the worker, and was configured by a worker_init_fn."""
 
     told = 0.0
 
@@ -165,7 +165,7 @@ def test_a_worker_init_fn_that_changes_a_recognised_dataset_is_followed(folder: 
         assert "worker_init_fn may change" in made.explain().split("because")[1]
 
 
-def test_a_worker_init_fn_that_fails_beside_a_recognised_dataset_is_heard(folder: Path) -> None:
+def test_failing_worker_init_fn_of_recognised_dataset_raises(folder: Path) -> None:
     with loader(ImageFolder(folder, EVAL), worker_init_fn=fail) as made:
         for _ in range(2):
             with pytest.raises(LookupError, match=r"(?s)worker process [01].*cannot begin"):
@@ -219,7 +219,7 @@ def test_a_subset_with_a_sampler_resumes(folder: Path) -> None:
         assert [labels.tolist() for _, labels in other] == rest
 
 
-def test_a_broken_file_is_named_and_the_next_batch_comes(folder: Path, tmp_path: Path) -> None:
+def test_broken_file_is_named_and_next_batch_follows(folder: Path, tmp_path: Path) -> None:
     data = ImageFolder(folder, EVAL)
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(b"\xff\xd8\xff nothing")
@@ -232,7 +232,7 @@ def test_a_broken_file_is_named_and_the_next_batch_comes(folder: Path, tmp_path:
         assert len(list(batches)) == len(made) - 2
 
 
-def test_the_workers_of_an_iteration_can_be_asked_for_when_it_and_they_have_ended() -> None:
+def test_workers_of_finished_iteration_can_be_listed() -> None:
     with loader(list(range(8)), num_workers=1, batch_size=2) as made:
         batches: Any = iter(made)
         pids = [worker.pid for worker in batches._workers]
@@ -297,7 +297,7 @@ class Fill:
 
 
 class Rows:
-    """A batch sampler that gives what it was given, and says how large a batch may be."""
+    """A batch sampler with given batches and a reported batch size."""
 
     def __init__(self, batches: list[Any], batch_size: int) -> None:
         self.batches, self.batch_size = batches, batch_size
@@ -349,7 +349,7 @@ def test_a_batch_of_nothing_is_torchs_error_and_no_sample(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_is_set_on_a_loader_is_followed_from_the_next_iteration_on(workers: int) -> None:
+def test_attributes_set_on_loader_apply_from_next_iteration(workers: int) -> None:
     with loader(Sized(Fill(2)), num_workers=workers, batch_size=24) as made:
         assert len(next(iter(made))) == 2
         made.collate_fn = len
@@ -413,14 +413,14 @@ def test_ranks_that_come_after_a_look_at_one_batch_are_noticed(
     assert found.tolist() == list(range(1, 24, 2))
 
 
-def test_a_schedule_is_told_whole_whoever_makes_the_order() -> None:
+def test_length_of_schedule_is_reported_for_any_order() -> None:
     data = Sized(feedline.per_size(Fill))
     for order in ({}, {"sampler": RandomSampler(data)}):
         said = loader(data, schedule="8x1,12x2", **order).explain()
         assert "1 epoch at 8 px, batch size 4, then 2 epochs at 12 px, batch size 4" in said
 
 
-def test_memory_is_told_once_batches_have_it() -> None:
+def test_memory_is_reported_after_first_batch() -> None:
     with loader(Sized(Fill(64)), num_workers=1) as made:
         assert (made.memory_bytes, "\nmemory " in made.explain()) == (0, False)
         batches = iter(made)
@@ -444,7 +444,7 @@ def test_the_size_is_exact_to_the_batch_for_any_dataset() -> None:
             assert sizes == [(side, {side}) for side in (12, 12, 5, 5, 12, 7)]
 
 
-def test_a_size_that_nobody_knows_is_an_error_or_the_default() -> None:
+def test_unknown_size_raises_or_uses_default() -> None:
     with pytest.raises(UsageError, match=r"no size is known.*schedule=.*image_size=.*default=224"):
         feedline.image_size()
     assert feedline.image_size(default=9) == 9
@@ -465,7 +465,7 @@ class Counting(IterableDataset[int]):
         return iter(range(10))
 
 
-def test_an_iterable_runs_on_torchs_engine_and_says_so() -> None:
+def test_iterable_dataset_reports_torch_engine() -> None:
     made = loader(Counting(), num_workers=1)
     batches = iter(made)
     assert next(batches).tolist() == [0, 1, 2, 3]
@@ -503,7 +503,7 @@ def test_the_workers_of_torchs_engine_are_torchs_own_objects_also_when_they_have
         ([1, 2], {"schedule": "x"}, "cannot read 'x'"),
     ],
 )
-def test_what_does_not_go_with_a_dataset_is_refused(
+def test_unsupported_combination_with_dataset_is_rejected(
     dataset: Any, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
@@ -529,7 +529,7 @@ def test_without_a_plan_the_samplers_are_torchs_own() -> None:
     assert type(made.sampler) is RandomSampler
 
 
-def test_what_it_was_built_with_can_be_read_and_builds_it_again() -> None:
+def test_constructor_arguments_can_be_read_and_reused() -> None:
     given: dict[str, Any] = {"batch_size": 5, "seed": 3, "drop_last": True, "image_size": 8}
     given["collate_fn"] = default_collate
     made = feedline.DataLoader(list(range(12)), **given)

@@ -1,4 +1,4 @@
-"""`weights=`: one draw by weight, on any number of ranks and workers, and what is said without."""
+"""`weights=`: one weighted draw for any number of ranks and workers, and errors."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_state_of_other_weights_is_refused_by_name() -> None:
         ({"weights": WEIGHTS[1:]}, "21 weights for 22 samples"),
     ],
 )
-def test_what_does_not_go_together_is_refused(options: dict[str, Any], named: str) -> None:
+def test_unsupported_combination_is_rejected(options: dict[str, Any], named: str) -> None:
     chosen: dict[str, Any] = {"batch_size": 2, "weights": WEIGHTS, "seed": 0, **options}
     with pytest.raises(UsageError, match=named):
         DataLoader(NUMBERS, **chosen)

@@ -50,5 +50,5 @@ def item_row(source, sample, size=None, seed=1, strength=1.0):
 
 
 def pixel_error(ours, theirs):
-    """How far two arrays of grey levels are apart on average."""
+    """Mean absolute difference of two arrays, in grey levels."""
     return np.abs(np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)).mean()

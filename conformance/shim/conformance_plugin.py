@@ -1,6 +1,6 @@
-"""A pytest plugin: a time limit for each test, and a line of JSON for each outcome.
+"""pytest plugin: a time limit for each test, and a JSON line for each outcome.
 
-Also what the patched test_proper_exit asks: which processes a case has left behind.
+Also used by the patched test_proper_exit, to find processes that a case has left behind.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ __all__ = ["left_behind", "new_case"]
 
 _CASE = "CONFORMANCE_CASE"
 _LONG = "test_proper_exit"
-_LONG_FACTOR = 6  # it starts about forty processes, one after the other
+_LONG_FACTOR = 6  # it starts about forty processes, one after another
 _DETAIL = 12000
 
 
 def new_case(name: str) -> None:
-    """Marks every process started from here on as one of this case."""
+    """Mark every process started from now on as part of this case."""
     os.environ[_CASE] = f"{os.getpid()}/{time.monotonic_ns()}/{name}"
 
 
 def left_behind(patience: float) -> list[str]:
-    """The processes of the case that are still there after so many seconds, in words.
+    """Descriptions of the case's processes that are still alive after `patience` seconds.
 
-    Children of this very process do not count: the case itself, and multiprocessing's tracker.
+    Children of this process do not count: the case itself, and multiprocessing's tracker.
     """
     end = time.monotonic() + patience
-    while (found := _of_case()) and time.monotonic() < end:
+    while (processes := _of_case()) and time.monotonic() < end:
         time.sleep(0.2)
-    return found
+    return processes
 
 
 def _of_case() -> list[str]:
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             if process.environ().get(_CASE) != os.environ[_CASE]:
                 continue
             if process.pid != os.getpid() and process.ppid() != os.getpid():
-                found.append(f"{process.pid}: {' '.join(process.cmdline())}")
-        except psutil.Error:  # gone, a zombie, or somebody else's
+                processes.append(f"{process.pid}: {' '.join(process.cmdline())}")
+        except psutil.Error:  # gone, a zombie, or another user's
             continue
-    return found
+    return processes
 
 
 def _write(line: dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ def _write(line: dict[str, Any]) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Limits each test's time, and puts the longest first."""
+    """Limit each test's time, and run the longest first."""
     limit = float(os.environ["CONFORMANCE_TIMEOUT"])
     for item in items:
         long = item.name == _LONG
@@ -67,19 +67,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Says which tests there are."""
+    """Report the collected tests."""
     if session.items:
         _write({"collected": [item.nodeid for item in session.items]})
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
-    """Says which tests there are, under pytest-xdist."""
+    """Report the collected tests, under pytest-xdist."""
     _write({"collected": list(ids)})
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Says how a part of a test went: its setup, its call, a subtest, its teardown."""
+    """Report a phase of a test: its setup, call, subtest or teardown."""
     subtest = getattr(report, "context", None) is not None
     line = {"test": report.nodeid, "when": report.when, "outcome": report.outcome}
     line["seconds"] = 0 if subtest else round(report.duration, 2)

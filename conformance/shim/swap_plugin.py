@@ -1,4 +1,4 @@
-"""A pytest plugin: modules of a framework are imported with feedline's DataLoader for torch's."""
+"""pytest plugin: import modules of a framework with feedline's DataLoader instead of torch's."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 
-from swap import swapped
+from swap import swap_loader_class
 
 NAMES = set(os.environ["CONFORMANCE_MODULES"].split())
 
 
 class _Swapping(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
-        """Not from a file of bytecode, which is of the text as it was."""
-        return self.source_to_code(swapped(self.get_source(fullname)).encode(), self.path)
+        """Compile the swapped text instead of reading cached bytecode."""
+        return self.source_to_code(swap_loader_class(self.get_source(fullname)).encode(), self.path)
 
 
 class _Finder(PathFinder):
@@ -27,7 +27,7 @@ class _Finder(PathFinder):
         path: Sequence[str] | None = None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """The module as ever, with its text swapped."""
+        """Find the module as usual, with its text swapped."""
         spec = super().find_spec(fullname, path, target) if fullname in NAMES else None
         if spec is not None and spec.origin is not None:
             spec.loader = _Swapping(fullname, spec.origin)

@@ -1,4 +1,4 @@
-"""Programs of a framework, each started on several processes as torchrun starts it."""
+"""Programs of a framework, each run on several processes like torchrun does."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-GIVEN = json.loads(Path("scripts.json").read_text())
+SCRIPTS = json.loads(Path("scripts.json").read_text())
 
 
-@pytest.mark.parametrize("processes", GIVEN["processes"])
-@pytest.mark.parametrize("script", GIVEN["scripts"])
+@pytest.mark.parametrize("processes", SCRIPTS["processes"])
+@pytest.mark.parametrize("script", SCRIPTS["scripts"])
 def test_script(script: str, processes: int) -> None:
-    """Ends with status 0."""
+    """The program ends with status 0."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(processes), script]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-6000:]

@@ -1,1 +1,1 @@
-"""What is planted, a file a group."""
+"""The planted bottlenecks, one module per topic."""

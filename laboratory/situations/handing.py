@@ -1,4 +1,4 @@
-"""From a worker's hands into the step's."""
+"""Bottlenecks between the workers and the training step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from situation import CORES, Outcome, paced, situation, train
 
 
 def listed(samples: Any) -> Any:
-    """Make a batch number by number, as code does that was written for one sample."""
+    """Build a batch number by number, like code written for single samples."""
     images = [[float(value) for value in image.flatten().tolist()] for image, _ in samples]
     return torch.tensor(images), torch.tensor([label for _, label in samples])
 
@@ -41,12 +41,12 @@ class _Boxes(Dataset):
 
 
 def unstacked(samples: Any) -> Any:
-    """Samples as they are."""
+    """Return the samples unchanged."""
     return samples
 
 
 def stacked(samples: Any) -> Any:
-    """One tensor of them all."""
+    """Stack all tensors into one."""
     return torch.stack([torch.stack(each) for each in samples])
 
 
@@ -105,7 +105,7 @@ def one_sample_a_batch(fixed: bool) -> Outcome:
 
 
 def _shared_memory_of(megabytes: int) -> bool:
-    """Give this process and its children a /dev/shm of their own; False where that may not be."""
+    """Mount a private /dev/shm for this process and its children; return False if not permitted."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)

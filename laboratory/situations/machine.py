@@ -1,4 +1,4 @@
-"""The machine: cores that may not be used, and threads that fight for those that may."""
+"""Bottlenecks of the machine: restricted cores, and threads that compete for them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def one_core_of_feedline(fixed: bool) -> Outcome:
 
 
 class _Convolved:
-    """A step of a dataset that computes with torch."""
+    """A transform that computes with torch."""
 
     def __call__(self, pixels: Any) -> Any:
         image = torch.from_numpy(pixels).permute(2, 0, 1)[None].to(torch.float32)
@@ -85,7 +85,7 @@ def _others() -> None:
 
 @contextlib.contextmanager
 def _programs(count: int) -> Iterator[None]:
-    """Run this many other programs."""
+    """Run `count` other programs."""
     context = multiprocessing.get_context("fork")
     others = [context.Process(target=_others, daemon=True) for _ in range(count)]
     for each in others:

@@ -1,4 +1,4 @@
-"""What workers spend their time on."""
+"""Bottlenecks in the work of loader processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def large_images_of_feedline(fixed: bool) -> Outcome:
 
 
 def opened(path: str) -> Image.Image:
-    """A loader of a user's own, which does what torchvision's does."""
+    """A user-defined image loader equivalent to torchvision's."""
     with open(path, "rb") as file:
         return Image.open(file).convert("RGB")
 
@@ -50,7 +50,7 @@ def loader_of_ones_own(fixed: bool) -> Outcome:
 
 
 class Sharpened:
-    """A step of a user's own."""
+    """A user-defined transform."""
 
     def __call__(self, image: Any) -> Any:
         for _ in range(8):
@@ -105,7 +105,7 @@ _mix = v2.MixUp(num_classes=10)
 
 
 def mixed(samples: Any) -> Any:
-    """As torchvision's documentation has it."""
+    """Collate with MixUp, as in torchvision's documentation."""
     return _mix(*default_collate(samples))
 
 

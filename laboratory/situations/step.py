@@ -1,4 +1,4 @@
-"""The step itself."""
+"""Bottlenecks in the training step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Storage: throttled, or cold."""
+"""Bottlenecks of storage: throttled, or not in the page cache."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def slow_disk_of_feedline(fixed: bool) -> Outcome:
 
 
 class _Files(Dataset):
-    """Arrays in files of their own, read whole."""
+    """Arrays in one file per sample, read whole."""
 
     def __init__(self, folder: Path) -> None:
         self.paths = sorted(folder.glob("*.bin"))
@@ -58,8 +58,8 @@ def _arrays() -> Path:
     return folder
 
 
-def _forgotten(folder: Path) -> None:
-    """Let the page cache forget a folder's files."""
+def _drop_from_cache(folder: Path) -> None:
+    """Drop a folder's files from the page cache."""
     for path in folder.glob("*.bin"):
         with path.open("rb+") as file:
             os.fsync(file.fileno())
@@ -74,6 +74,6 @@ def cold_files(fixed: bool) -> Outcome:
         for path in folder.glob("*.bin"):
             path.read_bytes()
     else:
-        _forgotten(folder)
+        _drop_from_cache(folder)
     loader = DataLoader(_Files(folder), 4, num_workers=CORES, persistent_workers=True)
     return train(loader, paced(6), epochs=3)

@@ -1,4 +1,4 @@
-"""Workers: too few, too many, started again and again."""
+"""Bottlenecks of workers: too few, too many, restarted too often."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def eight_workers_a_core(fixed: bool) -> Outcome:
 
 
 class _Shards(IterableDataset):
-    """A stream of so many shards, each of which one worker reads."""
+    """A stream of shards, each read by one worker."""
 
     def __init__(self, shards: int, length: int) -> None:
         self.shards, self.length = shards, length
@@ -119,7 +119,7 @@ def workers_of_an_epoch_of_feedline(fixed: bool) -> Outcome:
 
 
 class _Dying(Computed):
-    """Now and then a sample ends its worker, once."""
+    """Some samples kill their worker, once."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(1600, 1.0)

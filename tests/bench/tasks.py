@@ -1,4 +1,4 @@
-"""What pools are made to do in the tests; importable by their processes."""
+"""Tasks for process pools, importable by their processes."""
 
 from __future__ import annotations
 

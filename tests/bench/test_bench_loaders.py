@@ -32,7 +32,7 @@ class Steady:
         return Turn(images=round(100 * seconds), seconds=seconds, cpu_s=0.0)
 
 
-def test_contestants_take_turns_round_by_round() -> None:
+def test_contestants_alternate_in_each_round() -> None:
     log: list[str] = []
     heard: list[tuple[int, str]] = []
     entries = [
@@ -52,7 +52,7 @@ def test_contestants_take_turns_round_by_round() -> None:
 
 
 @pytest.mark.parametrize("error", [WorkerError, OSError])
-def test_torch_may_break_and_is_left_out_but_nobody_else_may(error: type[Exception]) -> None:
+def test_torch_failure_skips_torch_but_other_failures_raise(error: type[Exception]) -> None:
     log: list[str] = []
     left_out: list[Omission] = []
     ours = Entry(Steady("a", log), "feedline", "originals")

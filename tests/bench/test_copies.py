@@ -29,7 +29,7 @@ def test_copies_leave_the_crop_an_eighth(size_px: int, side_px: int) -> None:
     assert copies_side(size_px) == side_px
 
 
-def test_copies_have_the_side_asked_for_and_are_never_enlarged(
+def test_copies_have_requested_size_and_are_never_enlarged(
     folder: ImageFolder, looked: Survey, image_pool: ProcessPool, tmp_path: Path
 ) -> None:
     heard: list[int] = []
@@ -107,7 +107,7 @@ def test_too_little_room_is_found_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_in_memory_may_not_take_the_memory() -> None:
+def test_in_memory_folder_respects_memory_limit() -> None:
     shared = Path("/dev/shm")
     if not shared.is_dir():
         pytest.skip("no /dev/shm here")
@@ -116,7 +116,7 @@ def test_a_folder_in_memory_may_not_take_the_memory() -> None:
     assert space_problem(shared, 1) == ""
 
 
-def test_where_nothing_can_be_written_there_are_no_copies(
+def test_no_copies_if_folder_is_not_writable(
     folder: ImageFolder, looked: Survey, image_pool: ProcessPool, tmp_path: Path
 ) -> None:
     for parent in (tmp_path / "missing", tmp_path / "file"):

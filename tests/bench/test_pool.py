@@ -52,7 +52,7 @@ def test_every_process_calls_and_remembers_and_answers_come_in_order() -> None:
         pool.each(pid, [()])
 
 
-def test_a_process_that_dies_ends_the_pool_and_says_how() -> None:
+def test_dead_process_ends_pool_with_exit_reason() -> None:
     with ProcessPool(2) as pool:
         pids = pool.each(pid, [(), ()])
         with pytest.raises(WorkerError, match="status -9"):

@@ -29,7 +29,7 @@ class Batches:
 
 
 @pytest.mark.parametrize(("ahead", "unit"), [(0, 1), (4, 1), (6, 3)])
-def test_what_was_made_ahead_is_not_counted_and_counting_goes_in_units(
+def test_prefetched_images_are_not_counted_and_counts_are_whole_units(
     ahead: int, unit: int
 ) -> None:
     batches, clock = Batches(), itertools.count(5)
@@ -66,7 +66,7 @@ def test_the_cpu_time_of_children_counts() -> None:
         assert cpu_s() > 0, "one that has ended is passed over"
 
 
-def test_settling_down_ends_once_nobody_works() -> None:
+def test_settling_ends_when_processes_are_idle() -> None:
     settle_down()
 
 

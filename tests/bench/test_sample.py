@@ -15,7 +15,7 @@ from feedline.images.folder import ImageFolder, sample_folder
 from feedline.order.batch_spec import Item
 
 
-def test_drawing_gives_each_image_once_with_its_own_label(folder: ImageFolder) -> None:
+def test_sample_draws_each_image_once_with_its_label(folder: ImageFolder) -> None:
     some = sample_folder(folder, seed=3)
     label = {folder.path(k): folder.targets[k] for k in range(len(folder))}
     assert sorted(map(some.path, range(len(some)))) == sorted(label)
@@ -24,7 +24,7 @@ def test_drawing_gives_each_image_once_with_its_own_label(folder: ImageFolder) -
     assert len(folder) == 20, "the folder itself is as it was"
 
 
-def test_the_seed_decides_what_is_drawn(folder: ImageFolder) -> None:
+def test_seed_determines_sample(folder: ImageFolder) -> None:
     def names(seed: int) -> list[str]:
         return [few.name(k) for few in [sample_folder(folder, seed, most=6)] for k in range(6)]
 
@@ -52,12 +52,12 @@ def test_a_sample_comes_over_and_over_with_other_crops(folder: ImageFolder) -> N
     assert (first != again).any(axis=(1, 2, 3)).all()
 
 
-def test_fingerprints_tell_samples_apart(folder: ImageFolder) -> None:
+def test_fingerprints_differ_between_samples(folder: ImageFolder) -> None:
     assert ImageSample(folder, [1, 2]).fingerprint() == ImageSample(folder, [1, 2]).fingerprint()
     assert ImageSample(folder, [1, 2]).fingerprint() != ImageSample(folder, [2, 1]).fingerprint()
 
 
-def test_a_file_that_went_is_named(tmp_path: Path) -> None:
+def test_removed_file_is_named_in_error(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.jpg").write_bytes(b"")
     sample = ImageSample(ImageFolder(tmp_path), [0])

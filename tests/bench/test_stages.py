@@ -1,4 +1,4 @@
-"""What one image costs."""
+"""The cost of one image, by stage."""
 
 from __future__ import annotations
 

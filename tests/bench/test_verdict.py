@@ -25,14 +25,14 @@ def test_the_largest_part_of_an_image_is_the_bound() -> None:
     assert "Bottleneck: reading" in said
 
 
-def test_handing_over_is_the_bound_where_it_costs_most() -> None:
+def test_hand_over_is_bottleneck_if_it_costs_most() -> None:
     rows = row("feedline", "originals", 100), row("bare", "originals", 500)
     (said,) = verdict(result(rows=rows))
     assert said.startswith("Bottleneck: handing batches over, which costs 80%")
     assert "decoding takes 80% of the 4.00 ms" in said
 
 
-def test_what_noise_hides_costs_nothing_that_can_be_measured() -> None:
+def test_cost_below_noise_is_reported_as_unmeasurable() -> None:
     rows = row("feedline", "originals", 505), row("bare", "originals", 500)
     (said,) = verdict(result(rows=rows))
     assert "nothing measurable" in said
@@ -40,7 +40,7 @@ def test_what_noise_hides_costs_nothing_that_can_be_measured() -> None:
     assert "Bottleneck: decoding" in said
 
 
-def test_reading_bounds_a_cold_loader_where_it_takes_longer_than_all_else() -> None:
+def test_reading_is_bottleneck_of_cold_loader_if_it_takes_longest() -> None:
     slow = replace(result().stages, read_cold_ms=12.0)
     assert "12.00 ms an image from the disk" in verdict(result(stages=slow))[1]
     unknown = replace(slow, read_cold_ms=None, cold_not_measured="a RAM disk")
@@ -49,7 +49,7 @@ def test_reading_bounds_a_cold_loader_where_it_takes_longer_than_all_else() -> N
     assert "a RAM disk" in note
 
 
-def test_copies_are_praised_by_what_they_gain_and_only_then() -> None:
+def test_copies_are_recommended_only_with_measured_gain() -> None:
     rows = result().rows
     faster = (*rows, row("feedline", "copies", 1500, 1440, 1600), row("bare", "copies", 1700, 1, 1))
     said = verdict(result(rows=faster, copies=COPIES))[1]
@@ -62,7 +62,7 @@ def test_copies_are_praised_by_what_they_gain_and_only_then() -> None:
     assert "7 of 100 copies" in notes(result(rows=faster, copies=few))[0]
 
 
-def test_torch_is_compared_where_it_was_measured() -> None:
+def test_torch_is_compared_only_if_measured() -> None:
     rows = (*result().rows, row("torch", "originals", 250, 240, 260))
     assert "2.00x (2.00-2.00) torch, originals" in verdict(result(rows=rows))[-1]
 
@@ -102,7 +102,7 @@ def test_the_table_has_a_line_for_each_contestant_and_fits_a_terminal() -> None:
     assert max(len(line) for line in lines if path not in line) <= 100
 
 
-def test_the_numbers_of_a_large_folder_are_both_told() -> None:
+def test_both_counts_of_large_folder_are_reported() -> None:
     assert table(result(images=1_300_000)).startswith("100 of 1300000 images")
 
 

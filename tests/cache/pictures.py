@@ -1,4 +1,4 @@
-"""Pictures to make caches of, datasets of them, and a look at what a cache holds."""
+"""Images and datasets for cache tests, and a summary of a cache's content."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LABELS = [2, 0, 1, 1, 0, 2, 2, 0]
 
 
 def pictures() -> list[Image.Image]:
-    """One for each label, 36 to 43 x 30 px."""
+    """One image per label, 36 to 43 x 30 px."""
     return [image(number, 36 + number, 30) for number in range(len(LABELS))]
 
 
@@ -32,7 +32,7 @@ def encoded(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
 
 
 class Samples(Dataset[Any]):
-    """What it is given; exceptions are raised."""
+    """A dataset of the given samples; exceptions among them are raised."""
 
     def __init__(self, samples: list[Any], classes: Any = None) -> None:
         self.samples_there = samples

@@ -34,7 +34,7 @@ def few(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_an_added_level_is_what_a_build_of_all_levels_makes(tmp_path, few, form) -> None:
+def test_added_level_equals_build_of_all_levels(tmp_path, few, form) -> None:
     made(few, tmp_path / "cache", form, sizes=(16, 24))
     made(few, tmp_path / "all", form, sizes=(16, 20, 24))
     before = contents(tmp_path / "cache", but=(MANIFEST,))
@@ -75,7 +75,7 @@ def test_the_other_levels_can_be_read_while_one_is_made_and_a_loader_lives_on(
 
 
 @pytest.mark.parametrize("form", ["webdataset", *slow("lmdb", "folder")])
-def test_an_addition_that_was_killed_goes_on_where_it_was(tmp_path, source, form) -> None:
+def test_killed_addition_resumes(tmp_path, source, form) -> None:
     root = tmp_path / "cache"
     made(source, root, form)
     before = contents(root)
@@ -96,7 +96,7 @@ def test_an_addition_that_was_killed_goes_on_where_it_was(tmp_path, source, form
     )
 
 
-def test_an_unfinished_addition_and_a_build_do_not_take_each_others_records(tmp_path, few) -> None:
+def test_addition_and_build_do_not_share_progress_records(tmp_path, few) -> None:
     root = tmp_path / "cache"
     manifest = made(few, root)
     left: list[str] = []
@@ -126,7 +126,7 @@ def test_an_unfinished_addition_and_a_build_do_not_take_each_others_records(tmp_
     assert images(root) == images(tmp_path / "all")
 
 
-def test_one_that_was_stopped_at_its_very_end_is_complete(tmp_path, few) -> None:
+def test_addition_stopped_at_the_end_is_complete(tmp_path, few) -> None:
     root = tmp_path / "cache"
     made(few, root)
     manifest = add_size(root, 20, workers=0)
@@ -136,7 +136,7 @@ def test_one_that_was_stopped_at_its_very_end_is_complete(tmp_path, few) -> None
         add_size(root, 20, workers=0)
 
 
-def test_quality_rawness_and_what_was_left_out_are_the_caches(tmp_path, few) -> None:
+def test_added_level_inherits_quality_rawness_and_skipped_images(tmp_path, few) -> None:
     (few / "cats" / "2.jpg").write_bytes(b"\xff\xd8\xff torn")
     root = tmp_path / "cache"
     made(few, root, quality=70, on_error="skip")
@@ -160,7 +160,7 @@ def test_quality_rawness_and_what_was_left_out_are_the_caches(tmp_path, few) -> 
         add_size(raw, 22, quality=90, workers=0)
 
 
-def test_an_original_that_cannot_be_read_is_named_and_leaves_no_level(tmp_path, few) -> None:
+def test_unreadable_original_is_named_and_leaves_no_level(tmp_path, few) -> None:
     root = tmp_path / "cache"
     made(few, root)
     before = contents(root)
@@ -174,7 +174,7 @@ def test_an_original_that_cannot_be_read_is_named_and_leaves_no_level(tmp_path, 
     assert not (root / "20").exists()
 
 
-def test_what_is_no_cache_or_no_size_is_refused_and_left_as_it_is(tmp_path, few) -> None:
+def test_missing_cache_or_size_raises_and_changes_nothing(tmp_path, few) -> None:
     with pytest.raises(DatasetError, match="is not a cache"):
         add_size(few, 20)
     assert sorted(path.name for path in few.iterdir()) == ["cats", "dogs"]

@@ -1,4 +1,4 @@
-"""Adding a level from a source that is, or is no longer, what the cache was made of."""
+"""Adding a level from the source of a cache, or from a source that changed since."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_source_that_changes_in_the_middle_is_refused(tmp_path, few) -> None:
     assert read_manifest(root) == manifest
 
 
-def test_a_source_that_has_moved_is_named(tmp_path, few) -> None:
+def test_moved_source_is_named_in_error(tmp_path, few) -> None:
     made(few, tmp_path / "cache")
     few.rename(tmp_path / "moved")
     said = rf"(?s)'{few}': .*no such folder.*source="

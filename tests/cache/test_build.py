@@ -1,4 +1,4 @@
-"""Caches that are built: what they hold, and what cannot be built."""
+"""Cache builds: contents, and unsupported sources."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FORMATS = ("webdataset", "lmdb", "folder")
 
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_cache_holds_what_its_source_holds(
+def test_cache_contains_all_samples_of_source(
     odd_photos: Path, tmp_path: Path, format: Any, raw: bool
 ) -> None:
     source = ImageFolder(odd_photos)
@@ -52,7 +52,7 @@ def test_a_cache_holds_what_its_source_holds(
     assert again == made
 
 
-def test_an_image_that_is_small_enough_is_kept_as_it_is(odd_photos: Path, tmp_path: Path) -> None:
+def test_small_image_is_copied_unchanged(odd_photos: Path, tmp_path: Path) -> None:
     build_cache(odd_photos, tmp_path / "cache", (16, 64), workers=1)
     source, store = ImageFolder(odd_photos), open_cache(tmp_path / "cache")
     for sample in range(len(source)):
@@ -127,7 +127,7 @@ def test_plain_files_lie_in_folders_of_their_classes(odd_photos: Path, tmp_path:
 
 
 @pytest.mark.parametrize("exif", [False, True])
-def test_images_are_turned_upright_where_that_was_asked_for(tmp_path: Path, exif: bool) -> None:
+def test_exif_orientation_is_applied_on_request(tmp_path: Path, exif: bool) -> None:
     folder = tmp_path / "photos" / "a"
     folder.mkdir(parents=True)
     for number, size in enumerate([(20, 10), (60, 30)]):
@@ -145,7 +145,7 @@ def test_images_are_turned_upright_where_that_was_asked_for(tmp_path: Path, exif
 # Broken images
 
 
-def test_a_broken_image_is_named_or_left_out_and_listed(odd_photos: Path, tmp_path: Path) -> None:
+def test_broken_image_raises_or_is_skipped_and_listed(odd_photos: Path, tmp_path: Path) -> None:
     broken = odd_photos / "ants" / "12.jpg"
     broken.write_bytes(broken.read_bytes()[:200])
     with pytest.raises(ImageError, match=r"ants/12\.jpg, cannot be cached: "):
@@ -185,7 +185,7 @@ def test_two_builds_do_not_work_in_one_folder(
     assert len(ImageFolder(tmp_path / "cache")) == 70
 
 
-def test_other_settings_do_not_go_on_with_a_build(odd_photos: Path, tmp_path: Path) -> None:
+def test_build_does_not_resume_with_other_settings(odd_photos: Path, tmp_path: Path) -> None:
     broken = odd_photos / "ants" / "69.jpg"
     whole = broken.read_bytes()
     broken.write_bytes(b"none")
@@ -244,7 +244,7 @@ def test_an_lmdb_map_that_turns_out_too_small_grows(
         ({"quality": 90, "raw": True}, "quality 90 "),
     ],
 )
-def test_what_cannot_be_built_is_refused_by_name(
+def test_unsupported_source_raises_with_its_name(
     odd_photos: Path, tmp_path: Path, options: dict[str, Any], said: str
 ) -> None:
     (tmp_path / "full").mkdir()
@@ -283,7 +283,7 @@ def test_a_class_may_be_called_by_any_bytes(odd_photos: Path, tmp_path: Path, fo
 
 
 @pytest.mark.parametrize("raw", [False, True])
-def test_a_copy_that_is_too_long_for_a_jpeg_is_named_or_left_out(
+def test_copy_too_large_for_jpeg_raises_or_is_skipped(
     odd_photos: Path, tmp_path: Path, raw: bool
 ) -> None:
     Image.new("RGB", (66_000, 9)).save(odd_photos / "ants" / "long.png")
@@ -305,7 +305,7 @@ def test_a_link_does_not_lead_into_the_source(odd_photos: Path, tmp_path: Path) 
     assert not (odd_photos / "cache").exists()
 
 
-def test_a_cache_is_no_source(odd_photos: Path, tmp_path: Path) -> None:
+def test_cache_is_rejected_as_source(odd_photos: Path, tmp_path: Path) -> None:
     build_cache(odd_photos, tmp_path / "cache", (16,), workers=1)
     with pytest.raises(UsageError, match="is a cache"):
         build_cache(tmp_path / "cache", tmp_path / "other", (16,))

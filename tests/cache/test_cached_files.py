@@ -1,4 +1,4 @@
-"""A cache beside a folder: each file gets its own copy, whatever the order and the names."""
+"""A cache of a folder: each file is matched with its copies, in any order and with any names."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_files_in_any_order_get_their_own_copies(photos: Path, tmp_path: Path, o
     assert len(found) == len(set(numbers))
 
 
-def test_a_part_of_a_folder_gets_its_own_copies(photos: Path, tmp_path: Path) -> None:
+def test_subset_of_folder_uses_its_own_copies(photos: Path, tmp_path: Path) -> None:
     root = cache_of(photos, tmp_path / "cache")
     data = ImageFolder(photos)
     wanted, index = copies(data, root), data.files.paths
@@ -79,7 +79,7 @@ def test_a_part_of_a_folder_gets_its_own_copies(photos: Path, tmp_path: Path) ->
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes are Linux's")
 @pytest.mark.parametrize("dataset", ["feedline", "torchvision"])
-def test_names_that_are_no_text_are_found(tmp_path: Path, dataset: str) -> None:
+def test_non_utf8_names_are_found(tmp_path: Path, dataset: str) -> None:
     source = tmp_path / "photos"
     names = (b"a\xff/1.jpg", b"a\xff/\xc3\xa9\xe2.jpg", "\u00e9/2.jpg".encode())
     for number, name in enumerate(names):
@@ -103,7 +103,7 @@ def test_names_that_are_no_text_are_found(tmp_path: Path, dataset: str) -> None:
             assert np.abs(np.subtract(*rows, dtype=int)).mean() < 3
 
 
-def test_names_that_run_together_are_told_apart(tmp_path: Path) -> None:
+def test_concatenated_names_do_not_collide(tmp_path: Path) -> None:
     source, other = tmp_path / "photos", tmp_path / "other"
     for path in (source / "c" / "x.jpg", source / "c" / "y.jpg", other / "c" / "x.jpgc" / "y.jpg"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def test_names_that_run_together_are_told_apart(tmp_path: Path) -> None:
         ImageFolder(other).cached(open_cache(root))
 
 
-def test_a_cache_of_another_folder_is_refused_with_what_is_missing(
+def test_cache_of_another_folder_raises_with_missing_files(
     photos: Path, odd_photos: Path, built: Callable[..., Path]
 ) -> None:
     with pytest.raises(UsageError, match=r"no copies of 70 of 70 images, '\.hidden/02\.jpg', "):

@@ -43,7 +43,7 @@ def flip(path: Path, at: int) -> None:
 
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("format", ["webdataset", "folder", *slow("lmdb")])
-def test_a_flipped_byte_is_named_and_never_shown(
+def test_flipped_byte_is_detected_and_named(
     damaged: Callable[..., Path], format: str, raw: bool
 ) -> None:
     root = damaged(format, raw)
@@ -108,7 +108,7 @@ def test_an_error_of_a_damaged_copy_names_the_command_that_repairs_it(
     assert hints == [f"hint: feedline cache repair {root}"]
 
 
-def test_an_index_of_another_cache_gives_no_image_another_label(
+def test_index_of_another_cache_does_not_change_labels(
     damaged: Callable[..., Path], built: Callable[..., Path]
 ) -> None:
     root = damaged()
@@ -136,9 +136,7 @@ def write_sizes(root: Path, sizes: Any) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_sizes_that_are_not_those_written_are_an_error_before_any_crop(
-    damaged: Callable[..., Path], format: str
-) -> None:
+def test_wrong_sizes_raise_before_cropping(damaged: Callable[..., Path], format: str) -> None:
     file = damaged(format) / "index" / "sizes.npy"
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
@@ -149,9 +147,7 @@ def test_sizes_that_are_not_those_written_are_an_error_before_any_crop(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_raw_pixels_of_another_size_than_the_index_says_are_an_error(
-    damaged: Callable[..., Path], format: str
-) -> None:
+def test_raw_pixels_with_wrong_size_raise(damaged: Callable[..., Path], format: str) -> None:
     root = damaged(format, raw=True)
     sizes = np.load(root / "index" / "sizes.npy")
     sizes[3] -= 16  # fewer pixels than there are
@@ -165,7 +161,7 @@ def test_raw_pixels_of_another_size_than_the_index_says_are_an_error(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_copy_that_is_none_of_an_original_of_its_size_is_an_error(
+def test_copy_that_does_not_match_original_size_raises(
     damaged: Callable[..., Path], format: str
 ) -> None:
     root = damaged(format)
@@ -245,7 +241,7 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(
         (lambda text: "[" * 100_000, "is not a valid manifest"),
     ],
 )
-def test_a_manifest_that_is_none_is_refused(
+def test_invalid_manifest_is_rejected(
     damaged: Callable[..., Path], change: Callable[[str], str], said: str
 ) -> None:
     root = damaged()
@@ -266,7 +262,7 @@ def test_a_damaged_index_of_a_level_is_an_error_before_the_first_batch(
         DataLoader(ImageFolder(root), batch_size=8, image_size=40, on_error="skip", num_workers=1)
 
 
-def test_nobody_is_advised_to_unpickle_a_damaged_index(damaged: Callable[..., Path]) -> None:
+def test_error_of_damaged_index_does_not_suggest_unpickling(damaged: Callable[..., Path]) -> None:
     root = damaged()
     column = root / "index" / "names.npy"
     column.write_bytes(b"x" + column.read_bytes())
@@ -275,7 +271,7 @@ def test_nobody_is_advised_to_unpickle_a_damaged_index(damaged: Callable[..., Pa
     assert "pickle" not in str(raised.value)
 
 
-def test_a_copy_that_is_missing_is_named_by_its_file(damaged: Callable[..., Path]) -> None:
+def test_missing_copy_is_named_by_its_file(damaged: Callable[..., Path]) -> None:
     root = damaged("folder")
     path = sorted((root / "48").rglob("00000000*"))[5]
     path.unlink()
@@ -285,7 +281,7 @@ def test_a_copy_that_is_missing_is_named_by_its_file(damaged: Callable[..., Path
 
 @pytest.mark.parametrize("harm", ["flipped", "missing"])
 @pytest.mark.parametrize("changed", [False, True])
-def test_a_build_makes_a_damaged_index_anew(tmp_path: Path, changed: bool, harm: str) -> None:
+def test_build_recreates_damaged_index(tmp_path: Path, changed: bool, harm: str) -> None:
     source, root = photos(tmp_path / "photos"), tmp_path / "cache"
     build_cache(source, root, (16,), workers=0)
     sizes = root / "index" / "sizes.npy"
@@ -301,7 +297,7 @@ def test_a_build_makes_a_damaged_index_anew(tmp_path: Path, changed: bool, harm:
     assert verify(root, workers=1).is_sound
 
 
-def test_a_cache_that_was_built_anew_is_noticed_by_workers(damaged: Callable[..., Path]) -> None:
+def test_workers_notice_rebuilt_cache(damaged: Callable[..., Path]) -> None:
     root = damaged()
     pickled = pickle.dumps(ImageFolder(root))
     manifest = root / "feedline-cache.json"

@@ -128,7 +128,7 @@ def test_samples_may_be_dicts(entries: tuple[str, str], names: list[str] | None)
         ((pictures()[0], "ants"), "its label is not supported: .*number the classes"),
     ],
 )
-def test_a_sample_that_cannot_be_used_is_named(tmp_path: Path, bad: Any, said: str) -> None:
+def test_unusable_sample_is_named_in_error(tmp_path: Path, bad: Any, said: str) -> None:
     dataset = Samples([(pictures()[0], 3), bad, (pictures()[2], 4)])
     with pytest.raises(ImageError, match=said):
         open_source(dataset).read(1)
@@ -162,7 +162,7 @@ def test_a_dataset_without_a_first_label_is_refused(samples: list[Any], said: st
         open_source(Samples(samples))
 
 
-def test_a_sample_is_asked_for_once_in_a_build(tmp_path: Path) -> None:
+def test_build_reads_each_sample_once(tmp_path: Path) -> None:
     class Counted(Samples):
         def __getitem__(self, at: int) -> Any:
             with open(tmp_path / "asked", "a") as file:
@@ -187,7 +187,7 @@ def test_a_folder_of_torchvision_keeps_its_names_and_labels(tmp_path: Path) -> N
     assert_cached(tmp_path / "cache", originals, dataset.targets, names, ["cats", "dogs"])
 
 
-def test_a_folder_of_torchvision_that_was_changed_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_modified_torchvision_folder_is_used_unchanged(tmp_path: Path) -> None:
     datasets = pytest.importorskip("torchvision.datasets")
     root = write_images(tmp_path / "photos")
     turned = datasets.ImageFolder(root, target_transform=lambda label: 5 * label)

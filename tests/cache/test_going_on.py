@@ -28,16 +28,14 @@ lmdb = pytest.importorskip("lmdb")
 
 
 def counted(odd_photos: Path, root: Path, **options: Any) -> tuple[Any, int]:
-    """What a build made, and how many images of it were made by this one."""
+    """Build a cache; return it with the number of images that this build made."""
     seen: list[build_shards.BuildState] = []
     made = build_cache(odd_photos, root, (16, 24), workers=2, progress=seen.append, **options)
     return made, seen[-1].new_images if seen else 0
 
 
 @pytest.mark.parametrize("format", ["webdataset", *slow("lmdb", "folder")])
-def test_what_has_changed_is_made_anew_and_nothing_else(
-    odd_photos: Path, tmp_path: Path, format: Any
-) -> None:
+def test_update_rebuilds_only_changed_images(odd_photos: Path, tmp_path: Path, format: Any) -> None:
     first, made = counted(odd_photos, tmp_path / "cache", format=format)
     assert made == 70
     assert counted(odd_photos, tmp_path / "cache", format=format) == (first, 0)
@@ -78,7 +76,7 @@ def test_copies_of_unchanged_images_are_taken_over(
 
 
 def build_in_a_process(*arguments: Any) -> multiprocessing.process.BaseProcess:
-    """A build in a process of its own, forked: what it needs is imported here already."""
+    """Build in a forked process, which needs no new imports."""
     process = multiprocessing.get_context("fork").Process(target=_alone, args=arguments)
     process.start()
     return process
@@ -89,9 +87,7 @@ def _alone(odd_photos: Path, root: Path, format: Any) -> None:
 
 
 @pytest.mark.parametrize("format", ["webdataset", *slow("lmdb", "folder")])
-def test_a_build_that_is_killed_at_any_moment_goes_on(
-    odd_photos: Path, tmp_path: Path, format: Any
-) -> None:
+def test_build_killed_at_any_moment_resumes(odd_photos: Path, tmp_path: Path, format: Any) -> None:
     started = time.monotonic()
     process = build_in_a_process(odd_photos, tmp_path / "whole", format)
     process.join()
@@ -114,7 +110,7 @@ def test_a_build_that_is_killed_at_any_moment_goes_on(
     assert everything(root) == everything(tmp_path / "whole")
 
 
-def test_what_was_left_when_a_build_was_done_does_not_keep_the_next_one_off(
+def test_leftovers_of_finished_build_do_not_block_the_next(
     odd_photos: Path, tmp_path: Path
 ) -> None:
     root = tmp_path / "cache"
@@ -180,7 +176,7 @@ except ResourceError as error:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs limits of files that raise an error")
 @pytest.mark.parametrize("format", ["webdataset", *slow("lmdb", "folder")])
-def test_a_disk_that_takes_no_more_is_said_and_the_build_goes_on_later(
+def test_full_disk_is_reported_and_build_resumes_later(
     odd_photos: Path, tmp_path: Path, format: Any
 ) -> None:
     root = tmp_path / "cache"

@@ -1,4 +1,4 @@
-"""Hugging Face's datasets: as it is, as the Parquet files and as the Arrow files that it writes."""
+"""Hugging Face datasets: the dataset itself, and its Parquet and Arrow files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a cache."""
+"""Output of `feedline cache info`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from feedline.errors import DatasetError
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_levels_sizes_and_the_source_are_told(tmp_path: Path, form: str) -> None:
+def test_info_lists_levels_sizes_and_source(tmp_path: Path, form: str) -> None:
     source, root = photos(tmp_path / "photos"), tmp_path / "cache"
     (source / "cats" / "torn.jpg").write_bytes(b"\xff\xd8\xff torn")
     made(source, root, form, quality=80, on_error="skip")

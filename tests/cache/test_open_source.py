@@ -1,4 +1,4 @@
-"""What a user names becomes the source that it is, or is refused."""
+"""Paths and URLs given by the user are opened as the right source, or rejected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from feedline.errors import DatasetError, UsageError
 from torchvision_folder import write_images
 
 
-def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
+def test_invalid_source_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="got int"):
         open_source(3)
     with pytest.raises(UsageError, match=r"(?s)a dict of 'train', 'test'.*pass one"):
@@ -47,7 +47,7 @@ def test_a_folder_of_feedline_is_its_files(tmp_path: Path) -> None:
         open_source(tmp_path / "cache")
 
 
-def test_class_folders_beside_what_they_were_unpacked_from_are_the_source(tmp_path: Path) -> None:
+def test_class_folders_are_preferred_to_archive_next_to_them(tmp_path: Path) -> None:
     root = write_images(tmp_path / "photos")
     (root / "photos.tar.gz").write_bytes(b"")
     (root / "cover.png").write_bytes(b"")
@@ -62,7 +62,7 @@ def test_files_of_several_kinds_are_refused(tmp_path: Path) -> None:
         open_source(tmp_path / "*")
 
 
-def test_arrow_files_are_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_arrow_files_are_rejected_with_a_hint(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train"]}')
     (tmp_path / "train" / "state.json").write_text("{}")

@@ -24,7 +24,7 @@ IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def metadata(classes: Any, column: str = "label") -> dict[str, str]:
-    """What Hugging Face's datasets notes in the schema."""
+    """Schema metadata as written by Hugging Face datasets."""
     feature = {"names": classes, "_type": "ClassLabel"}
     return {"huggingface": json.dumps({"info": {"features": {column: feature}}})}
 
@@ -95,14 +95,14 @@ def test_images_may_be_plain_bytes_and_then_rows_are_names(tmp_path: Path, kind:
 
 
 @pytest.mark.parametrize("paths", [[None, "a"], ["a", "a"]])
-def test_paths_that_are_missing_or_alike_are_no_names(tmp_path: Path, paths: list[Any]) -> None:
+def test_missing_or_duplicate_paths_are_not_used_as_names(tmp_path: Path, paths: list[Any]) -> None:
     column = pa.array([{"bytes": b"", "path": path} for path in paths], IMAGE)
     source = open_source(write(tmp_path / "a.parquet", {"image": column, "label": [0, 1]}))
     assert [source.store.key(sample) for sample in range(2)] == ["a.parquet/0", "a.parquet/1"]
 
 
 @pytest.mark.parametrize("classes", [None, [], {"0": "ant"}, ["ant", 1], "ant"])
-def test_classes_that_are_no_list_of_names_are_none(tmp_path: Path, classes: Any) -> None:
+def test_invalid_class_list_is_ignored(tmp_path: Path, classes: Any) -> None:
     columns = {"image": images(), "label": LABELS}
     assert open_source(write(tmp_path / "a.parquet", columns, classes)).classes is None
 
@@ -127,7 +127,7 @@ def test_a_row_group_is_read_once_for_rows_in_a_row(
     assert len(pickle.dumps(copy)) < len(pickle.dumps(source)) + 100  # no images travel
 
 
-def test_a_row_without_bytes_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_row_without_bytes_raises(tmp_path: Path) -> None:
     rows = [{"bytes": None, "path": "/data/a.png"}, {"bytes": None, "path": None}, None]
     columns = {"image": pa.array(rows, IMAGE), "label": [0, 1, 2]}
     source = open_source(write(tmp_path / "a.parquet", columns))
@@ -171,7 +171,7 @@ def test_files_that_differ_in_their_classes_or_splits_are_refused(files: Path) -
     assert len(open_source(files / "data" / "train-*.parquet")) == len(LABELS)
 
 
-def test_a_damaged_file_is_named(files: Path) -> None:
+def test_damaged_file_is_named_in_error(files: Path) -> None:
     path = files / "data" / "train-00000-of-00003.parquet"
     source = open_source(files)
     whole = path.read_bytes()
@@ -200,7 +200,9 @@ def test_a_stamp_changes_with_the_file_and_the_row(files: Path) -> None:
     assert not set(later[5:]) & set(stamps)
 
 
-def test_without_pyarrow_it_is_asked_for(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pyarrow_raises_with_install_hint(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(UsageError, match=r'pip install "feedline\[parquet\]"'):
         open_source(files)

@@ -67,7 +67,7 @@ def test_a_plan_compares_three_choices_and_leaves_nothing(
     assert plan.originals.bytes == pytest.approx(sum(sizes))
 
 
-def test_the_bytes_are_those_of_a_build(photos: Path, tmp_path: Path) -> None:
+def test_planned_bytes_equal_those_of_build(photos: Path, tmp_path: Path) -> None:
     for choice in planned(photos).choices:
         root = tmp_path / str(choice)
         quality, sides = choice.levels[0].quality, [level.side for level in choice.levels]
@@ -150,7 +150,7 @@ def test_images_that_memory_does_not_hold_are_read_as_fast_as_the_disk_allows(
     assert plan.choices[1].build_s > plan.choices[1].bytes / 1000
 
 
-def test_the_command_builds_what_is_recommended(photos: Path) -> None:
+def test_recommended_command_builds_recommended_cache(photos: Path) -> None:
     plan = planned(photos, disk_bytes_per_s=1e12)
     assert plan.recommended in (None, *plan.choices)
     if plan.recommended is None:
@@ -203,7 +203,7 @@ def test_shards_and_parquet_files_are_planned_from_their_images(
     assert by_parquet.originals.bytes > 0
 
 
-def test_a_dataset_is_planned_with_its_own_time(temporary: Path) -> None:
+def test_plan_of_dataset_uses_its_own_decode_time(temporary: Path) -> None:
     from feedline.cache.plan import build_command
 
     plan = planned(Samples([(picture, 0) for picture in pictures()]), "16x2", sizes=(16,))

@@ -1,7 +1,7 @@
-"""What is on the disk when a record says that a unit is done: all of it, whenever the power goes.
+"""Durability: when a record marks a unit as done, all of it is on disk, even after a power cut.
 
-No power is cut here. The calls that bring files to the disk are noted, and their order is looked at
-in the moment in which a record, or the manifest, gets its name.
+No power is cut. The calls that flush files are recorded, and their order is checked when a record
+or the manifest gets its name.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def watch(disk: Disk, root: Path, levels: tuple[str, ...] = LEVELS) -> None:
 
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_record_says_that_a_unit_is_done_when_it_is_on_the_disk(
+def test_unit_is_recorded_as_done_only_after_it_is_on_disk(
     disk: Disk, source: Path, tmp_path: Path, format: str, raw: bool
 ) -> None:
     if format == "lmdb":
@@ -125,7 +125,7 @@ def test_a_record_says_that_a_unit_is_done_when_it_is_on_the_disk(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_so_it_does_where_the_files_come_from_elsewhere(
+def test_transferred_unit_is_recorded_only_after_it_is_on_disk(
     disk: Disk, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
 ) -> None:
     if format == "lmdb":
@@ -151,7 +151,7 @@ def test_so_it_does_of_a_level_that_is_added(disk: Disk, source: Path, tmp_path:
     assert disk.checked == 3
 
 
-def test_what_went_into_an_lmdb_is_on_the_disk_when_its_tar_files_are_removed(
+def test_lmdb_is_flushed_before_its_tar_files_are_removed(
     disk: Disk, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lmdb = pytest.importorskip("lmdb")

@@ -1,6 +1,6 @@
-"""Caches that a Ray cluster builds: the same to the byte as on one machine, whoever dies.
+"""Caches built on a Ray cluster: identical to a local build, also if nodes die.
 
-The cluster is three nodes on this machine, of one CPU each.
+The cluster has three nodes with one CPU each, on this machine.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the nodes make what the builder is handed."""
+    """Folder in which the nodes write shards before they transfer them."""
     return tmp_path_factory.mktemp("scratch")
 
 
@@ -161,7 +161,7 @@ def add_node(cluster: Any, scratch: Path) -> Any:
 
 @pytest.fixture
 def away(tmp_path: Path) -> Iterator[Callable[[Path], str]]:
-    """The path of a folder by which this process alone reaches it, as on a disk of its own."""
+    """Path of a folder that only this process sees, like a disk of its own."""
     opened: list[int] = []
 
     def path(folder: Path) -> str:
@@ -178,10 +178,10 @@ def made_on_ray(source: Any, root: Any, format: Any = "webdataset", **options: A
 
 
 def gated(gate: Path) -> Any:
-    """A dataset of 80 pictures, whose samples from 32 on a node can only read once a gate is there.
+    """A dataset whose samples from 32 on can only be read on a node once a gate file exists.
 
-    It notes in files beside the gate which node has come to it in which unit. It is pickled by
-    value, as a class of a script is.
+    Nodes record in files next to the gate which unit they have reached. The class is pickled by
+    value, like a class of a script.
     """
     images, builder = pictures(), os.getpid()
 
@@ -237,7 +237,7 @@ def test_the_command_builds_on_a_cluster(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["webdataset", "lmdb", "folder"])
-def test_a_cluster_makes_what_one_machine_makes(
+def test_cluster_build_equals_local_build(
     cluster: Any, source: Path, tmp_path: Path, away: Any, scratch: Path, format: Any
 ) -> None:
     seen: list[BuildState] = []
@@ -269,7 +269,7 @@ def entries(root: Path) -> dict[bytes, bytes]:
 
 
 @pytest.mark.slow
-def test_where_the_nodes_see_the_folder_no_copies_travel(
+def test_shared_folder_is_written_by_nodes_directly(
     cluster: Any, source: Path, tmp_path: Path, away: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     travelled: list[str] = []
@@ -289,7 +289,7 @@ def test_where_the_nodes_see_the_folder_no_copies_travel(
 
 
 @pytest.mark.slow
-def test_what_a_node_was_making_when_it_died_is_made_by_another(
+def test_tasks_of_dead_node_are_redone_by_another(
     cluster: Any, tmp_path: Path, scratch: Path
 ) -> None:
     gate = tmp_path / "gate"
@@ -338,7 +338,7 @@ def test_a_broken_image_ends_a_build_as_it_does_here(
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_tasks_and_the_build_goes_on_without_ray(
+def test_ctrl_c_ends_tasks_and_build_resumes_without_ray(
     cluster: Any, tmp_path: Path, away: Any, scratch: Path
 ) -> None:
     gate = tmp_path / "gate"
@@ -373,7 +373,7 @@ def test_ctrl_c_ends_the_tasks_and_the_build_goes_on_without_ray(
 
 
 @pytest.mark.slow
-def test_a_build_that_was_broken_off_here_goes_on_on_a_cluster(
+def test_interrupted_local_build_resumes_on_cluster(
     cluster: Any, source: Path, tmp_path: Path
 ) -> None:
     def stop(said: BuildState) -> None:
@@ -428,7 +428,7 @@ def test_nodes_read_from_a_store_and_write_into_one(
 
 
 @pytest.mark.slow
-def test_a_source_that_the_nodes_do_not_see_is_named(
+def test_source_not_visible_to_nodes_is_named_in_error(
     cluster: Any, source: Path, tmp_path: Path, away: Any
 ) -> None:
     for on_error in ("raise", "skip"):
@@ -457,7 +457,7 @@ def test_a_node_with_another_feedline_is_refused(
         made_on_ray(source, tmp_path / "cache")
 
 
-def test_a_task_runs_where_there_is_no_feedline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_on_node_without_feedline_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pickled = ray.cloudpickle.dumps(ray_workers._task("9.9"))
     for name in [name for name in sys.modules if name.partition(".")[0] == "feedline"]:
         monkeypatch.setitem(sys.modules, name, None)
@@ -465,7 +465,7 @@ def test_a_task_runs_where_there_is_no_feedline(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-def test_a_unit_that_ends_every_process_is_named(
+def test_task_that_kills_every_worker_is_named(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_workers, "_RETRIES", 1)

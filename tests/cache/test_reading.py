@@ -1,4 +1,4 @@
-"""Caches behind a loader: levels by phase, the same crops, torchvision's pipelines, damage."""
+"""Caches in a loader: levels by phase, equal crops, torchvision's pipelines, damage."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_each_phase_reads_the_smallest_level_that_serves(built: Callable[..., Pa
     tested.close()
 
 
-def test_a_level_that_is_too_small_is_used_only_where_that_was_asked_for(
+def test_too_small_level_is_used_only_on_request(
     built: Callable[..., Path],
 ) -> None:
     with pytest.raises(UsageError, match=r"(?s)56 px .*24, 48 px.*add-size.*enlarge"):
@@ -124,7 +124,7 @@ def test_pixels_outlive_the_dataset(built: Callable[..., Path]) -> None:
         assert np.array_equal(pixels, wanted)
 
 
-def test_a_state_goes_on_over_levels_and_says_when_others_make_the_pixels(
+def test_state_resumes_over_levels_and_reports_other_pixels(
     photos: Path, built: Callable[..., Path]
 ) -> None:
     options: dict[str, Any] = {"schedule": "24x1,48x1", "num_workers": 1}
@@ -187,7 +187,7 @@ def test_a_cache_serves_subsets_and_other_class_numbers(
             assert np.array_equal(images[sample].permute(1, 2, 0).numpy(), row)
 
 
-def test_what_has_no_copies_is_refused(
+def test_dataset_without_copies_is_rejected(
     photos: Path, built: Callable[..., Path], tmp_path: Path
 ) -> None:
     more = tmp_path / "more"

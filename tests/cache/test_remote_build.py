@@ -56,13 +56,13 @@ def bucket(server: object) -> Bucket:
 
 @pytest.fixture(scope="module")
 def train(server: object, source: Path) -> str:
-    """The photographs in the store; the tests leave them as they are."""
+    """Photographs in the store; tests must not change them."""
     return Bucket(server).fill("train", source)
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """80 photographs of 2 classes, some of them deeper, so that their order is told."""
+    """80 photographs of 2 classes, some in nested folders, so that order matters."""
     root = photos(tmp_path_factory.mktemp("many") / "photos", PER_CLASS)
     for name in ("a-b", "a", "a.b/c"):
         (root / "cats" / name).mkdir(parents=True)
@@ -84,7 +84,7 @@ def far(source: Any, root: Any, **options: Any) -> Manifest:
 
 
 def assert_same(found: dict[str, bytes], expected: dict[str, bytes], *, stamps: bool) -> None:
-    """Two caches are the same, but for where their source lies and what tells that it changes."""
+    """Assert that two caches are equal except for the location and version of their source."""
     apart = {MANIFEST} | ({STAMPS} if stamps else set())
     assert {name: data for name, data in found.items() if name not in apart} == {
         name: data for name, data in expected.items() if name not in apart
@@ -99,7 +99,7 @@ def assert_same(found: dict[str, bytes], expected: dict[str, bytes], *, stamps: 
     assert manifests[0] == manifests[1]
 
 
-def test_from_a_store_into_a_store_it_is_what_it_is_on_a_disk(
+def test_build_between_stores_equals_local_build(
     bucket: Bucket, train: str, source: Path, here: Path, tmp_path: Path
 ) -> None:
     root = f"{bucket.url}/cache"
@@ -203,7 +203,7 @@ def test_a_password_in_the_url_of_a_source_gets_into_no_file(web: str, tmp_path:
     assert not any(b"secret" in data for data in contents(tmp_path / "cache").values())
 
 
-def test_a_server_that_gives_no_parts_of_files_is_told_from_broken_images(
+def test_server_without_range_requests_differs_from_broken_images(
     web: str, tmp_path: Path, here: Path
 ) -> None:
     shutil.copytree(here / "24", tmp_path / "data")
@@ -221,7 +221,7 @@ def stop_after_one(said: build_shards.BuildState) -> None:
         raise KeyboardInterrupt
 
 
-def test_one_that_was_broken_off_goes_on_from_any_machine(
+def test_interrupted_build_resumes_on_any_machine(
     bucket: Bucket, source: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = f"{bucket.url}/cache"
@@ -243,7 +243,7 @@ def test_one_that_was_broken_off_goes_on_from_any_machine(
     assert_same(bucket.contents("cache"), contents(here), stamps=False)
 
 
-def test_one_that_was_killed_leaves_its_lock_and_says_how_to_go_on(
+def test_killed_build_leaves_lock_with_resume_hint(
     bucket: Bucket, source: Path, here: Path
 ) -> None:
     root = f"{bucket.url}/cache"
@@ -269,7 +269,7 @@ def test_one_that_was_killed_leaves_its_lock_and_says_how_to_go_on(
     assert_same(bucket.contents("cache"), contents(here), stamps=False)
 
 
-def test_one_that_has_made_nothing_leaves_nothing(bucket: Bucket, source: Path) -> None:
+def test_build_without_output_leaves_no_files(bucket: Bucket, source: Path) -> None:
     done = threading.Event()
 
     def stop(said: build_shards.BuildState) -> None:
@@ -361,7 +361,7 @@ def test_a_finished_one_is_brought_up_to_date(bucket: Bucket, tmp_path: Path) ->
     assert names == ["16/000000.tar", "16/000001.tar"]
 
 
-def test_an_update_that_was_broken_off_goes_on(bucket: Bucket, tmp_path: Path) -> None:
+def test_interrupted_update_resumes(bucket: Bucket, tmp_path: Path) -> None:
     source = photos(tmp_path / "photos", PER_CLASS)
     root = f"{bucket.url}/cache"
     far(source, root)
@@ -398,9 +398,7 @@ def test_a_size_is_added(bucket: Bucket, train: str, source: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_broken_image_is_named_and_may_be_left_out(
-    bucket: Bucket, source: Path, tmp_path: Path
-) -> None:
+def test_broken_image_raises_or_is_skipped(bucket: Bucket, source: Path, tmp_path: Path) -> None:
     torn = tmp_path / "photos"
     shutil.copytree(source, torn)
     (torn / "dogs" / "3.jpg").write_bytes(b"\xff\xd8\xff torn")
@@ -414,7 +412,7 @@ def test_a_broken_image_is_named_and_may_be_left_out(
 
 
 @pytest.mark.slow
-def test_an_object_that_is_gone_is_a_broken_image_and_a_store_out_of_reach_is_none(
+def test_missing_object_is_broken_image_but_unreachable_store_is_not(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_reader, "IMAGE_PATIENCE_S", 0.0)
@@ -435,7 +433,7 @@ def test_an_object_that_is_gone_is_a_broken_image_and_a_store_out_of_reach_is_no
     assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [".lock"]
 
 
-def test_what_cannot_be_built_is_refused_by_name(
+def test_unsupported_build_raises_with_its_name(
     bucket: Bucket, train: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = f"{bucket.url}/cache"
@@ -463,13 +461,13 @@ def test_what_cannot_be_built_is_refused_by_name(
     assert bucket.contents("cache") == {}
 
 
-def test_a_cache_in_a_store_is_no_source(bucket: Bucket, source: Path) -> None:
+def test_remote_cache_is_rejected_as_source(bucket: Bucket, source: Path) -> None:
     far(source, f"{bucket.url}/cache")
     with pytest.raises(UsageError, match="is a cache"):
         far(f"{bucket.url}/cache", f"{bucket.url}/other")
 
 
-def test_a_shard_that_was_cut_off_is_named(bucket: Bucket, here: Path, tmp_path: Path) -> None:
+def test_truncated_shard_is_named_in_error(bucket: Bucket, here: Path, tmp_path: Path) -> None:
     shutil.copytree(here / "24", tmp_path / "data")
     whole = (tmp_path / "data" / "000001.tar").read_bytes()
     (tmp_path / "data" / "000001.tar").write_bytes(whole[: len(whole) // 2])
@@ -478,7 +476,7 @@ def test_a_shard_that_was_cut_off_is_named(bucket: Bucket, here: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_the_command_takes_urls(
+def test_command_accepts_urls(
     bucket: Bucket, train: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     root = f"{bucket.url}/cache"
@@ -536,7 +534,7 @@ def test_images_are_fetched_ahead_and_a_bounded_number_of_them() -> None:
     assert sorted(store.requested) == list(range(100))
 
 
-def test_images_that_are_no_longer_needed_are_not_fetched() -> None:
+def test_unneeded_images_are_not_fetched() -> None:
     store = CountingStore()
     ahead = CacheSource(store, "there", None).read_ahead(range(100))
     next(ahead)

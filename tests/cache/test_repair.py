@@ -1,4 +1,4 @@
-"""Repairing caches: afterwards every byte is what the first build wrote."""
+"""Repaired caches are identical to the first build."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def copied(whole: Callable[[str], Path], tmp_path: Path) -> Copied:
 
 
 def file_of(root: Path, sample: int, side: int) -> tuple[Path, int]:
-    """The file that holds a copy, and where in it."""
+    """File of a copy, and its position in it."""
     store = open_cache(root)
     data = bytes(store.read(sample, side))
     store.close()
@@ -107,7 +107,7 @@ def test_a_damaged_tar_header_is_repaired(
         *slow(*itertools.product(("lmdb", "folder"), (cut, remove, remove_level))),
     ],
 )
-def test_a_repaired_cache_is_the_one_that_was_built(
+def test_repaired_cache_equals_built_cache(
     whole: Callable[[str], Path], copied: Copied, form: str, harm: Callable[[Path], None]
 ) -> None:
     root = copied(form)
@@ -211,7 +211,7 @@ def test_a_cache_at_a_url_is_repaired(
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("harm", [cut, remove])
-def test_a_build_does_not_take_a_cache_with_missing_files_for_whole(
+def test_build_does_not_accept_cache_with_missing_files(
     whole: Callable[[str], Path],
     copied: Copied,
     source: Path,
@@ -225,7 +225,7 @@ def test_a_build_does_not_take_a_cache_with_missing_files_for_whole(
     assert everything(root) == everything(whole(form))
 
 
-def test_a_build_of_another_source_is_refused_and_of_a_moved_one_is_told(
+def test_build_from_another_source_is_rejected_and_moved_source_is_reported(
     whole: Callable[[str], Path], copied: Copied, source: Path, tmp_path: Path
 ) -> None:
     root = copied("webdataset")
@@ -242,7 +242,7 @@ def test_a_build_of_another_source_is_refused_and_of_a_moved_one_is_told(
         made(tmp_path / "link", Path(shutil.copytree(whole("webdataset"), tmp_path / "again")))
 
 
-def test_an_unfinished_build_of_another_source_is_told(tmp_path: Path, source: Path) -> None:
+def test_unfinished_build_of_another_source_is_reported(tmp_path: Path, source: Path) -> None:
     other, root = photos(tmp_path / "other"), tmp_path / "cache"
 
     def stop(said: object) -> None:
@@ -256,7 +256,7 @@ def test_an_unfinished_build_of_another_source_is_told(tmp_path: Path, source: P
     assert len(feedline.ImageFolder(root)) == 12
 
 
-def test_what_is_no_cache_is_refused(tmp_path: Path) -> None:
+def test_invalid_cache_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="is not a cache"):
         feedline.repair_cache(tmp_path, workers=0)
     assert list(tmp_path.iterdir()) == []

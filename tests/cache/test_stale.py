@@ -1,4 +1,4 @@
-"""What is left of an earlier build when a cache is built anew of fewer images."""
+"""Leftovers of an earlier build when a cache is rebuilt from fewer images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verifying caches: whatever is damaged is told, all of it and nothing else."""
+"""Verifying caches reports all damage, and nothing else."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_one_bit_of_an_image_is_found_and_nothing_else(copied, form: str) -> Non
     assert (found.images, found.files, found.index) == (24, (), ())
 
 
-def test_a_shard_that_was_cut_short_is_told_with_all_its_images(copied) -> None:
+def test_truncated_shard_is_reported_with_its_images(copied) -> None:
     root = copied("webdataset")
     shard = root / "16" / "000000.tar"
     size = shard.stat().st_size
@@ -141,7 +141,7 @@ def test_a_damaged_end_of_a_tar_file_is_found(copied) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no database", None])
-def test_a_database_that_was_cut_short_replaced_or_emptied_is_told(copied, content) -> None:
+def test_truncated_replaced_or_empty_database_is_reported(copied, content) -> None:
     root = copied("lmdb")
     data = root / "16" / "data.mdb"
     if content is None:
@@ -161,7 +161,7 @@ def test_a_database_that_was_cut_short_replaced_or_emptied_is_told(copied, conte
         ("folder", "24/cats/000000002-2.jpg", 0, 1),
     ],
 )
-def test_a_file_that_is_gone_is_told(copied, form, gone, files, damaged) -> None:
+def test_missing_file_is_reported(copied, form, gone, files, damaged) -> None:
     root = copied(form)
     (root / gone).unlink()
     found = verify(root, workers=1)
@@ -172,7 +172,7 @@ def test_a_file_that_is_gone_is_told(copied, form, gone, files, damaged) -> None
 
 
 @pytest.mark.parametrize("name", ["labels", "keys", "names", "stamps", "level-24"])
-def test_an_index_that_is_gone_or_anothers_is_told(copied, name: str) -> None:
+def test_missing_or_foreign_index_is_reported(copied, name: str) -> None:
     root = copied("webdataset")
     column = root / "index" / f"{name}.npy"
     whole = np.load(column)
@@ -219,7 +219,7 @@ def test_an_image_that_does_not_decode_is_found_by_decoding_alone(whole: Path, c
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="workers inherit what is set here by fork")
-def test_an_image_whose_reading_ends_the_process_is_told_and_the_others_are_checked(
+def test_image_that_kills_reader_is_reported_and_others_are_checked(
     copied, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, read = copied("folder"), LevelReader.read
@@ -248,7 +248,7 @@ def test_raw_levels_are_checked(tmp_path: Path) -> None:
     assert [(level, sample) for level, sample, _ in found] == [(16, 0), (16, 4), (24, 4)]
 
 
-def test_what_is_no_cache_is_refused(tmp_path: Path, copied) -> None:
+def test_invalid_cache_is_rejected(tmp_path: Path, copied) -> None:
     with pytest.raises(DatasetError, match="is not a cache"):
         verify(tmp_path)
     root = copied("folder")

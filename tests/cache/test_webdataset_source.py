@@ -80,7 +80,7 @@ def test_one_shard_may_be_named(shards: Path, pattern: str) -> None:
     ]
 
 
-def test_the_samples_are_those_of_webdataset(shards: Path) -> None:
+def test_samples_equal_those_of_webdataset(shards: Path) -> None:
     write_shard(
         shards / "c.tar",
         {
@@ -169,7 +169,7 @@ def test_a_shard_that_is_cut_off_anywhere_is_refused(shards: Path) -> None:
                 open_source(shards)
 
 
-def test_an_image_beyond_the_end_of_its_shard_is_named(shards: Path) -> None:
+def test_image_beyond_end_of_shard_is_named_in_error(shards: Path) -> None:
     with tarfile.open(shards / "b.tar") as tar:
         member = tar.getmember("deep/006.png")
     os.truncate(shards / "b.tar", member.offset_data + 10)

@@ -14,7 +14,7 @@ from feedline.cli.app import main
 
 @pytest.fixture
 def feedline(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run `feedline ARGUMENTS` here and return its exit status and what it printed."""
+    """Run `feedline ARGUMENTS` in this process; return its exit status and output."""
     monkeypatch.delenv("FEEDLINE_DEBUG", raising=False)
 
     def command(*arguments: object) -> Ended:
@@ -44,7 +44,7 @@ def tiny_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
-    """Threads of small steps mostly wait for each other, at worst behind other processes."""
+    """Use one thread: threads of small steps mostly wait for each other or for other processes."""
     import torch
 
     torch.set_num_threads(1)

@@ -114,7 +114,7 @@ def test_an_option_of_another_tool_is_answered_with_the_one_here(
         ("--model-ema", "--model-ema-decay 0.9998"),
     ],
 )
-def test_an_option_of_timm_that_is_missing_here_is_answered_with_what_to_do(
+def test_unsupported_timm_option_prints_alternative(
     feedline: Command, unknown: str, hint: str
 ) -> None:
     error, advice = feedline("train", ".", unknown, 1).err.splitlines()
@@ -279,7 +279,7 @@ def test_json_is_replaced_whole_or_left_as_it_was(tmp_path: Path) -> None:
     write_json(None, {"a": 2})
 
 
-def test_json_goes_into_what_is_no_file_and_leaves_it_there(tmp_path: Path) -> None:
+def test_json_is_written_to_pipe_without_replacing_it(tmp_path: Path) -> None:
     target, link, pipe = tmp_path / "out.json", tmp_path / "link.json", tmp_path / "pipe"
     target.write_text("before")
     link.symlink_to(target)
@@ -294,7 +294,7 @@ def test_json_goes_into_what_is_no_file_and_leaves_it_there(tmp_path: Path) -> N
     assert pipe.is_fifo()
 
 
-def test_ctrl_c_while_the_command_is_loaded_is_said_in_one_line() -> None:
+def test_ctrl_c_during_import_prints_one_line() -> None:
     script = (
         "import os, signal, sys\n"
         "from feedline.cli.start import main\n"

@@ -1,4 +1,4 @@
-"""`feedline bench`: small runs, every wrong use said in one message, and nothing left behind."""
+"""`feedline bench`: small runs, usage errors, and clean-up."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_folders_without_images_are_refused(feedline: Command, tmp_path: Path) -
     assert_refused(feedline("bench", tmp_path), "without images, 1 of 1: 'ant'")
 
 
-def test_torchvision_is_asked_for_where_it_is_missing(
+def test_missing_torchvision_raises_with_install_hint(
     feedline: Command, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "torchvision.py").write_text("raise ImportError('built for another torch')")

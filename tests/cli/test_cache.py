@@ -158,9 +158,7 @@ def test_info_measures(
     assert level["images_per_s"] > 0
 
 
-def test_verify_lists_what_is_damaged_and_fails(
-    feedline: Command, photos: Path, tmp_path: Path
-) -> None:
+def test_verify_lists_damage_and_fails(feedline: Command, photos: Path, tmp_path: Path) -> None:
     root, target = tmp_path / "cache", tmp_path / "result.json"
     made = feedline("cache", "build", photos, root, "--sizes", "16,24", "--format", "folder")
     assert made.status == 0
@@ -282,7 +280,7 @@ def test_a_setting_that_cannot_be_used_is_refused(
 
 
 @pytest.mark.slow
-def test_verify_and_info_take_a_url(
+def test_verify_and_info_accept_urls(
     feedline: Command, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("fsspec")
@@ -306,7 +304,7 @@ def test_verify_and_info_take_a_url(
 
 
 @pytest.mark.parametrize("command", ["verify", "repair", "info", "add-size"])
-def test_what_is_no_cache_is_refused(
+def test_invalid_cache_is_rejected(
     feedline: Command, photos: Path, tmp_path: Path, command: str
 ) -> None:
     more = (20,) if command == "add-size" else ()
@@ -349,7 +347,7 @@ main(sys.argv[2:])
         ),
     ],
 )
-def test_a_signal_leaves_nothing_half_written_and_the_same_command_goes_on(
+def test_signal_leaves_no_partial_files_and_same_command_resumes(
     feedline: Command, photos: Path, tmp_path: Path, command: str, signum: int, status: int
 ) -> None:
     many, root, target = tmp_path / "many", tmp_path / "cache", tmp_path / "result.json"

@@ -1,4 +1,4 @@
-"""`feedline cache plan`: what it prints and writes, what it refuses, what Ctrl-C leaves."""
+"""`feedline cache plan`: output, rejected input, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_setting_that_cannot_be_used_is_refused(
     assert list(temporary.iterdir()) == []
 
 
-def test_what_is_no_source_is_refused(feedline: Command, photos: Path, tmp_path: Path) -> None:
+def test_invalid_source_is_rejected(feedline: Command, photos: Path, tmp_path: Path) -> None:
     schedule = "--schedule", "16x1"
     assert_refused(feedline("cache", "plan", tmp_path / "nowhere", *schedule), "no such folder")
     assert feedline("cache", "build", photos, tmp_path / "cache", "--sizes", 16).status == 0

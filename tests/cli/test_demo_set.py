@@ -33,7 +33,7 @@ def test_a_picture_depends_on_class_number_split_and_seed_alone() -> None:
     assert len({demo_jpeg("dots", number=3), *others}) == 5
 
 
-def test_pictures_cost_what_imagenets_do_and_some_stand_upright() -> None:
+def test_generated_images_cost_like_imagenet_and_some_are_portrait() -> None:
     jpegs = [demo_jpeg(name, number=number) for name in CLASS_NAMES[:6] for number in range(4)]
     shapes = {simplejpeg.decode_jpeg(jpeg).shape for jpeg in jpegs}
     assert shapes == {(375, 500, 3), (500, 375, 3)}
@@ -47,7 +47,7 @@ def test_every_class_draws_with_full_contrast(name: str) -> None:
     assert pixels.std() > 25
 
 
-def test_a_set_has_the_pictures_asked_for_in_class_folders(tmp_path: Path) -> None:
+def test_demo_set_has_requested_images_in_class_folders(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     write_demo_set(
         tmp_path / "demo", SMALL, progress=lambda done, total: seen.append((done, total))
@@ -63,7 +63,7 @@ def test_a_set_has_the_pictures_asked_for_in_class_folders(tmp_path: Path) -> No
     assert seen == [(done, 6) for done in range(1, 7)]
 
 
-def test_the_same_set_is_left_alone_and_made_anew_it_is_the_same(tmp_path: Path) -> None:
+def test_existing_demo_set_is_kept_and_regeneration_is_identical(tmp_path: Path) -> None:
     assert write_demo_set(tmp_path / "demo", SMALL)
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "demo").rglob("*")}
     assert not write_demo_set(tmp_path / "demo", SMALL)
@@ -118,7 +118,7 @@ def test_an_interruption_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_run_left_half_done_is_cleared_away(tmp_path: Path) -> None:
+def test_leftovers_of_killed_run_are_removed(tmp_path: Path) -> None:
     dead = tmp_path / ".demo.partial-999999999"  # above the largest process id Linux gives
     dead.mkdir()
     write_demo_set(tmp_path / "demo", SMALL)
@@ -129,6 +129,6 @@ def test_what_a_killed_run_left_half_done_is_cleared_away(tmp_path: Path) -> Non
     ("setting", "value"),
     [("num_classes", 1), ("num_classes", 13), ("train_per_class", 0), ("seed", -1)],
 )
-def test_a_set_out_of_range_is_refused_with_what_it_got(setting: str, value: int) -> None:
+def test_size_out_of_range_raises_with_value(setting: str, value: int) -> None:
     with pytest.raises(UsageError, match=rf"{setting}.*got {value}$"):
         DemoSet(**{setting: value})

@@ -1,4 +1,4 @@
-"""`feedline doctor`: what it prints and writes, how it ends, and on what screens."""
+"""`feedline doctor`: output, exit status, and terminals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINE = re.compile(rf"(\S) ({WORDS}) +([a-z-]+) +(\S.*)")
 
 
 def environment(**changes: str | None) -> dict[str, str]:
-    """This process's, with changes; None takes a variable out."""
+    """Environment of this process with changes; None removes a variable."""
     taken = ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS", "OMP_NUM_THREADS")
     kept = {name: text for name, text in os.environ.items() if name not in taken}
     return {**kept, **{name: text for name, text in changes.items() if text is not None}}
@@ -67,7 +67,7 @@ def test_each_check_is_a_line_with_a_sign_and_a_word(tiny_set: Path, tmp_path: P
 
 
 def test_no_fault_is_status_0_and_a_fault_is_1(tiny_set: Path, tmp_path: Path) -> None:
-    """Of two runs that differ in one thing: a limit, which one of them holds the process to."""
+    """Two runs that only differ in a limit on the process."""
     counts = []
     for limit in ("2048", "512"):
         target = tmp_path / "doctor.json"
@@ -84,7 +84,7 @@ def test_no_fault_is_status_0_and_a_fault_is_1(tiny_set: Path, tmp_path: Path) -
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
-def test_a_process_that_is_held_to_one_core_is_told_so(tiny_set: Path) -> None:
+def test_affinity_to_one_core_is_reported(tiny_set: Path) -> None:
     core = min(os.sched_getaffinity(0))
     done = subprocess.run(
         COMMAND, capture_output=True, text=True, timeout=120,
@@ -97,7 +97,7 @@ def test_a_process_that_is_held_to_one_core_is_told_so(tiny_set: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gone", "file"])
-def test_a_folder_that_is_none_is_wrong_use(feedline: Command, tmp_path: Path, name: str) -> None:
+def test_invalid_folder_is_usage_error(feedline: Command, tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("x")
     ended = feedline("doctor", tmp_path / name)
     assert (ended.status, ended.out) == (2, "")
@@ -119,7 +119,7 @@ def test_json_may_go_to_the_screen() -> None:
 
 
 def on_a_terminal(**changes: str | None) -> str:
-    """What the command prints on a terminal of its own."""
+    """Output of the command on a pseudo-terminal."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         COMMAND, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True,
@@ -162,7 +162,7 @@ def test_a_screen_of_ascii_gets_plain_signs(tmp_path: Path) -> None:
     assert re.search(r"^\+ ok +data-folder", ended.out, re.MULTILINE)
 
 
-def test_a_folder_whose_name_is_no_text_is_looked_at(tmp_path: Path) -> None:
+def test_folder_with_non_utf8_name_is_examined(tmp_path: Path) -> None:
     odd = os.fsencode(tmp_path) + b"/\xff\xfe"
     os.mkdir(odd)
     done = subprocess.run([*COMMAND, odd], capture_output=True, timeout=120, env=environment())
@@ -170,7 +170,7 @@ def test_a_folder_whose_name_is_no_text_is_looked_at(tmp_path: Path) -> None:
     assert re.search(rb"warn +data-folder +.*empty", done.stdout)
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
+def test_closed_output_pipe_is_not_an_error() -> None:
     with subprocess.Popen(
         COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
     ) as command:
@@ -194,7 +194,7 @@ def test_nothing_is_written_not_even_at_home(tiny_set: Path, tmp_path: Path) -> 
     assert not list(home.iterdir())
 
 
-def test_to_measure_tells_what_could_not_be(feedline: Command) -> None:
+def test_doctor_lists_checks_that_were_not_measured(feedline: Command) -> None:
     import torch
 
     ended = feedline("doctor", "--measure")

@@ -38,7 +38,7 @@ def test_a_model_is_evaluated(
     assert json.loads(file.read_text())["samples"] == 4
 
 
-def test_a_run_is_evaluated_on_its_own_validation_images(
+def test_run_is_evaluated_on_its_validation_images(
     feedline: Command, tiny_set: Path, tmp_path: Path
 ) -> None:
     images, file = tmp_path / "set", tmp_path / "evaluation.json"
@@ -81,7 +81,7 @@ def test_images_are_classified_as_tsv(feedline: Command, tiny_set: Path, trained
         ("evaluate", "--amp-dtype", "int8"),
     ],
 )
-def test_an_invalid_option_is_named(
+def test_invalid_option_is_named(
     feedline: Command, tiny_set: Path, trained: Path, command: str, option: str, value: object
 ) -> None:
     ended = feedline(command, trained, tiny_set, *PLAIN, option, value)
@@ -104,7 +104,7 @@ def test_missing_images_and_weights_are_named(
         assert str(tmp_path) in ended.err
 
 
-def test_a_broken_image_is_named_or_skipped(
+def test_broken_image_raises_or_is_skipped(
     feedline: Command, tiny_set: Path, trained: Path, tmp_path: Path
 ) -> None:
     images = tmp_path / "set" / "dark"

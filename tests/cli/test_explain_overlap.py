@@ -1,4 +1,4 @@
-"""`feedline explain-overlap`: what it measures is what it shows, and it leaves nothing behind."""
+"""`feedline explain-overlap` shows what it measured, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_without_a_loading_that_is_hidden_the_loop_loads_in_the_steps_way(
         (("--svg", "/nowhere/o.svg"), "--svg /nowhere/o.svg"),
     ],
 )
-def test_wrong_use_is_said_before_anything_is_measured(
+def test_usage_error_is_reported_before_measuring(
     feedline: Command, tiny_set: Path, arguments: tuple[object, ...], words: str
 ) -> None:
     ended = feedline("explain-overlap", tiny_set, *arguments)
@@ -92,13 +92,13 @@ def test_wrong_use_is_said_before_anything_is_measured(
     assert words in " ".join(ended.err.split())
 
 
-def test_a_folder_that_holds_no_images_is_said(feedline: Command, tmp_path: Path) -> None:
+def test_folder_without_images_is_reported(feedline: Command, tmp_path: Path) -> None:
     ended = feedline("explain-overlap", tmp_path)
     assert ended.status == 2
     assert str(tmp_path) in ended.err
 
 
-def test_a_broken_image_is_named(feedline: Command, tmp_path: Path) -> None:
+def test_broken_image_is_named_in_error(feedline: Command, tmp_path: Path) -> None:
     (tmp_path / "cats").mkdir()
     (tmp_path / "cats" / "torn.jpg").write_bytes(b"\xff\xd8\xff\xe0 torn")
     ended = feedline("explain-overlap", tmp_path, *QUICK, "--workers", 1)
@@ -108,7 +108,7 @@ def test_a_broken_image_is_named(feedline: Command, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_images_are_made_where_none_are_named_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+def test_images_are_generated_by_default_and_removed_on_ctrl_c(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "feedline.cli.app", "explain-overlap", "--seconds", "3"),

@@ -34,7 +34,7 @@ Judge = Callable[..., None]
 
 
 def recorded(rate: float = 1000.0, steps: int = 400) -> Run:
-    """A run whose steps take as long as this rate says, by a clock that is told and not read."""
+    """A run with steps at this rate, on a simulated clock."""
     recorder = Recorder()
     recorder.register_loader(Loader(kind="torch", name="DataLoader", dataset="a.Set", samples=3200))
     now = time.monotonic_ns()
@@ -55,7 +55,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch) -> Judge:
-    """Let rules come to a verdict, whatever the run: what follows from one is tried here."""
+    """Replace the verdict of the rules, to test what follows from it."""
 
     def judge(bound: str, wait_pct: float | None, rule: str = "a-rule") -> None:
         def diagnose(run: Run, *_: object) -> Diagnosis:
@@ -126,7 +126,7 @@ def test_files_hold_the_same_facts(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.html", "r.json", "run"]
 
 
-def test_a_run_with_the_rules_as_they_are_ends_without_an_error(
+def test_run_with_default_rules_ends_without_error(
     feedline: Command, run: Path, tmp_path: Path
 ) -> None:
     ended = feedline("report", run, "--html", tmp_path / "r.html", "--json", tmp_path / "r.json")
@@ -169,7 +169,7 @@ def test_a_file_that_is_not_a_run_is_wrong_use(
         (("nowhere",), "nowhere"),
     ],
 )
-def test_wrong_use_of_report_is_said(
+def test_usage_error_of_report_is_printed(
     feedline: Command,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -212,7 +212,7 @@ def test_a_check_passes_or_fails(
     assert len(found["checks"]) == len(limits) // 2
 
 
-def test_a_check_of_a_run_that_says_nothing_is_inconclusive(
+def test_check_of_run_without_data_is_inconclusive(
     feedline: Command, judged: Judge, run: Path, tmp_path: Path
 ) -> None:
     judged("inconclusive", None)

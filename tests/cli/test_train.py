@@ -76,7 +76,7 @@ def test_one_image_size_needs_no_schedule(
     assert (recipe["schedule"], recipe["batch_size"], recipe["amp"]) == ("48x3", 8, True)
 
 
-def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(
+def test_damaged_checkpoint_is_reported_and_previous_one_is_used(
     feedline: Command, tiny_set: Path, tmp_path: Path
 ) -> None:
     """All settings are the run's: of the checkpoint before, as the last one cannot be read."""
@@ -93,7 +93,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(
 
 
 @pytest.mark.parametrize("lost", [("best.pt", "last.pt"), ("best.pt",), ("last.pt",)])
-def test_a_run_does_not_claim_weights_that_are_not_there(
+def test_run_does_not_claim_missing_weights(
     feedline: Command,
     tiny_set: Path,
     tmp_path: Path,
@@ -119,7 +119,7 @@ def test_a_run_does_not_claim_weights_that_are_not_there(
         assert (f"{out}/last.pt" in ended.err) is (len(lost) == 1)
 
 
-def test_a_file_says_phases_and_the_command_line_the_rest(
+def test_file_sets_phases_and_command_line_sets_the_rest(
     feedline: Command, tiny_set: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "recipe.toml"
@@ -155,7 +155,7 @@ def test_a_file_says_phases_and_the_command_line_the_rest(
     assert_refused(feedline("train", tiny_set, "--config", tmp_path / "none"), "cannot be read")
 
 
-def test_resuming_with_nothing_to_go_on_from_says_so(
+def test_resume_without_checkpoint_raises(
     feedline: Command, tiny_set: Path, tmp_path: Path
 ) -> None:
     ended = feedline("train", tiny_set, *QUICK, "--out", tmp_path / "run", "--resume", "auto")
@@ -239,7 +239,7 @@ def test_folders_that_hold_nothing_to_learn_are_refused(
     assert_refused(feedline("train", tmp_path / "one", *QUICK), "one class only")
 
 
-def test_a_broken_image_is_named_or_skipped_as_asked(
+def test_broken_image_raises_or_is_skipped_by_option(
     feedline: Command, tiny_set: Path, tmp_path: Path
 ) -> None:
     untidy = tmp_path / "untidy"

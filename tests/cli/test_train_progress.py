@@ -53,7 +53,7 @@ QUICK += ["--workers", "0"]
 
 
 class Shown(ProgressBar):
-    """A bar that stores what it is told to show."""
+    """A progress bar that stores its updates."""
 
     def __init__(self) -> None:
         super().__init__("")
@@ -81,7 +81,7 @@ def test_the_bar_shows_position_rates_and_waiting() -> None:
 def test_time_left_scales_unknown_sizes_by_their_pixels(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """An epoch of 1000 images of 100 px takes 10 s, of 200 px 40 s, and a validation 5 s."""
+    """An epoch of 1000 images takes 10 s at 100 px and 40 s at 200 px, a validation 5 s."""
     recipe = Recipe(schedule="100x2,200x3", val_image_size=200)
     record = replace(RECORD, size_px=100, val_samples=500, val_seconds=5.0, epoch=1)
     shown = TrainProgress(Shown())
@@ -93,7 +93,7 @@ def test_time_left_scales_unknown_sizes_by_their_pixels(
     assert "left" not in capfd.readouterr().out
 
 
-def test_validation_costs_a_third_of_training_until_it_was_timed() -> None:
+def test_validation_is_estimated_as_a_third_of_training_until_timed() -> None:
     bar, times = Shown(), iter([0.0, 1.0])
     shown = TrainProgress(bar, clock=lambda: next(times))
     shown.planned(Recipe(schedule="160x1"), images=100, val_images=90, records=[])

@@ -1,4 +1,4 @@
-"""`feedline train --resume RUN`: what was said of a run is known again, and may be said anew."""
+"""`feedline train --resume RUN`: settings of a run are restored, and can be overridden."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ def trained(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own(trained: Path, tmp_path: Path) -> Path:
-    """A copy of the run in a folder of its own; its images are still where they were."""
+    """A copy of the run in another folder; its images stay in place."""
     shutil.copytree(trained / "run", tmp_path / "run")
     return tmp_path / "run"
 
 
-def test_a_run_alone_is_enough_to_go_on(
+def test_resume_needs_only_the_run_folder(
     feedline: Command, trained: Path, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From any folder: its images, its validation, its processes and what it keeps."""
+    """From any working directory: images, validation, processes and checkpoints are restored."""
     monkeypatch.chdir(own.parent)
     ended = feedline("train", "--resume", own, "--schedule", "32x2,48x2")
     assert ended.status == 0, ended.err
@@ -73,9 +73,7 @@ def test_a_run_alone_is_enough_to_go_on(
     assert (known["workers"], known["device"], known["checkpoint_every"]) == (0, "cpu", 1)
 
 
-def test_what_is_given_stands_before_what_the_run_had_and_is_kept(
-    feedline: Command, own: Path
-) -> None:
+def test_command_line_overrides_settings_of_run_and_is_saved(feedline: Command, own: Path) -> None:
     more = (
         "--schedule",
         "32x3",
@@ -120,7 +118,7 @@ def test_relative_places_are_known_from_elsewhere(
         ("settings", ("--settings PATH",)),
     ],
 )
-def test_a_place_that_is_gone_is_named_with_its_option(
+def test_missing_folder_is_named_with_its_option(
     feedline: Command, own: Path, tmp_path: Path, name: str, words: tuple[str, ...]
 ) -> None:
     gone = tmp_path / "gone" / name
@@ -142,7 +140,7 @@ def test_without_images_and_without_a_run_the_message_names_both(feedline: Comma
     assert "feedline train --resume RUN" in said(ended)
 
 
-def test_the_command_that_a_stopped_run_prints_goes_on(
+def test_printed_resume_command_resumes(
     feedline: Command, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, out = loop.train_step, tmp_path / "a run's folder"

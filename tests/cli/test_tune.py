@@ -64,7 +64,7 @@ def test_settings_and_a_picture_are_written(
 
 @pytest.mark.usefixtures("quick_trials")
 @pytest.mark.slow
-def test_other_ways_are_tried_where_the_step_waits(
+def test_alternatives_are_tried_if_step_waits(
     feedline: Command, folder: Path, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
@@ -113,7 +113,7 @@ def test_functions_are_tuned(
 
 
 @pytest.mark.slow
-def test_files_are_written_where_nobody_reads_what_is_printed(folder: Path, tmp_path: Path) -> None:
+def test_files_are_written_if_output_is_closed(folder: Path, tmp_path: Path) -> None:
     file, saved = tmp_path / "tuned.json", tmp_path / "settings.json"
     arguments = [
         sys.executable,
@@ -141,7 +141,7 @@ def test_files_are_written_where_nobody_reads_what_is_printed(folder: Path, tmp_
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_what_was_found_is_said_and_written_where_one_file_cannot_be(
+def test_result_is_printed_and_written_if_one_file_fails(
     feedline: Command, folder: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "tuned.json"
@@ -175,7 +175,7 @@ class _Interrupted(StepBenchmark):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_trials")
-def test_ctrl_c_in_another_way_gives_what_is_known(
+def test_ctrl_c_during_alternative_prints_partial_result(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alternative, "StepBenchmark", _Interrupted)
@@ -219,7 +219,7 @@ def test_a_models_steps_are_done(feedline: Command, folder: Path) -> None:
         (["--model", "os.path:exists", "--device", "cpu"], "--device cpu"),
     ],
 )
-def test_what_cannot_be_tuned_is_wrong_use(
+def test_untunable_loader_is_usage_error(
     feedline: Command, folder: Path, arguments: list[str], said: str
 ) -> None:
     done = feedline("tune", str(folder), "--batch-size", "8", *arguments)

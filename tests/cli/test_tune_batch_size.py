@@ -1,4 +1,4 @@
-"""`feedline tune --batch-size auto`, where there is no GPU: the estimate, and what is refused."""
+"""`feedline tune --batch-size auto` without a GPU: the estimate, and rejected input."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_workers_are_then_tuned_for_the_sizes_that_were_found(
         ([*AUTO, "--model", "resnet81", "--gpu-memory", "8"], "resnet"),
     ],
 )
-def test_what_cannot_be_found_is_wrong_use(
+def test_unsupported_search_is_usage_error(
     feedline: Command, folder: Path, arguments: list[str], said: str
 ) -> None:
     done = feedline("tune", str(folder), *arguments)

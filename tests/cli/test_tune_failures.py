@@ -109,7 +109,7 @@ def test_a_dataset_that_raises_is_shown_once_and_a_line_closes(
     assert "ArithmeticError: this sample cannot be made" in last
 
 
-def test_what_a_worker_says_of_wrong_use_is_one_clear_line(feedline: Command, code: str) -> None:
+def test_usage_error_in_worker_prints_one_line(feedline: Command, code: str) -> None:
     arguments = ["tune", f"{code}:fine", "--step-ms", "5", "--schedule", "32x1"]
     done = feedline(*arguments)
     assert done.status == 2, done.output
@@ -147,7 +147,7 @@ def test_arguments_are_refused_before_anything_large_is_imported(
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_an_iteration_that_is_under_way_goes_on() -> None:
+def test_running_iteration_continues() -> None:
     with DataLoader(list(range(64)), 8, num_workers=1) as loader:
         under_way = iter(loader)
         next(under_way)
@@ -160,7 +160,7 @@ def test_an_iteration_that_is_under_way_goes_on() -> None:
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_a_budget_that_was_too_short_is_named(feedline: Command, code: str) -> None:
+def test_too_short_budget_is_named(feedline: Command, code: str) -> None:
     arguments = ["tune", f"{code}:fine", "--step-ms", "300", "--budget", "2"]
     done = feedline(*arguments)
     assert done.status == 3, done.output

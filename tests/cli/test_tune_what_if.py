@@ -1,4 +1,4 @@
-"""`feedline tune --what-if`, on images made here."""
+"""`feedline tune --what-if` with generated images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_each_what_if_is_predicted_and_so_is_the_schedule(
+def test_every_what_if_and_schedule_is_predicted(
     feedline: Command, folder: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "tuned.json"
@@ -49,7 +49,7 @@ def test_each_what_if_is_predicted_and_so_is_the_schedule(
 
 
 @pytest.mark.parametrize("text", ["", "workers=0", "gpu=nan", "workers=1,workers=2", "disk=1"])
-def test_what_is_not_understood_is_said_before_anything_is_measured(
+def test_invalid_what_if_is_reported_before_measuring(
     feedline: Command, folder: Path, text: str
 ) -> None:
     arguments = ["tune", str(folder), "--step-ms", "20", "--what-if", text]
@@ -84,7 +84,7 @@ own = lambda: [float(k) for k in range(256)]
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_trials")
-def test_what_a_function_gives_has_what_ifs_too(
+def test_what_if_works_for_loader_from_function(
     feedline: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "feedline_what_if_code.py").write_text(CODE)
@@ -106,7 +106,7 @@ def test_what_a_function_gives_has_what_ifs_too(
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_what_was_not_measured_is_said_not_to_be_predicted(
+def test_unmeasured_what_if_is_reported_as_not_predicted(
     feedline: Command, folder: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "tuned.json"
@@ -121,7 +121,7 @@ def test_what_was_not_measured_is_said_not_to_be_predicted(
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_copies_are_announced_and_what_lacks_them_is_said(
+def test_failed_measurement_of_copies_is_reported(
     feedline: Command, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: Any, **more: Any) -> Any:

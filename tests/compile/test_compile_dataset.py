@@ -180,7 +180,7 @@ RANDOM = {
 
 
 @pytest.mark.parametrize("case", FIXED)
-def test_a_fixed_pipeline_gives_torchvisions_pixels_within_a_fifth_of_a_grey_level(root, case):
+def test_deterministic_pipeline_matches_torchvision_within_a_fifth_of_a_grey_level(root, case):
     per_unit, steps = FIXED[case]
     dataset, recognition = recognised(root, *steps)
     source = recognition.pipeline
@@ -199,7 +199,7 @@ def test_a_fixed_pipeline_gives_torchvisions_pixels_within_a_fifth_of_a_grey_lev
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("case", FIXED)
-def test_what_follows_the_pixels_is_torchs_to_the_bit(root, case, compiled, monkeypatch):
+def test_steps_after_pixels_match_torch_exactly(root, case, compiled, monkeypatch):
     if not compiled:
         monkeypatch.setattr(resize, "compiled_lut", None)
     _, steps = FIXED[case]
@@ -239,7 +239,7 @@ def test_an_image_size_is_that_of_the_longer_side(root):
         assert np.array_equal(row, item_row(smaller.pipeline, sample)[0])
 
 
-def test_a_loader_takes_oblong_images_and_their_sizes(root):
+def test_loader_accepts_rectangular_images(root):
     data = ImageFolder(str(root), v1.Compose([v1.Resize((32, 20)), *V1_FLOATS]))
     with feedline.DataLoader(data, batch_size=7, num_workers=1) as loader:
         assert "(32, 20)" in str(loader.explain())
@@ -260,7 +260,7 @@ def flat(steps):
 
 
 @pytest.mark.parametrize("case", RANDOM)
-def test_a_random_pipeline_gives_what_torchvision_makes_of_the_same_draws(root, case, monkeypatch):
+def test_random_pipeline_matches_torchvision_for_same_draws(root, case, monkeypatch):
     dataset, recognition = recognised(root, *RANDOM[case])
     source = recognition.pipeline
     assert recognition.unchanged == ()
@@ -363,7 +363,7 @@ def test_totensor_follows_torchs_default_dtype(root):
     assert "torch's default dtype is torch.float64" in refused.reasons[0]
 
 
-def test_what_is_fast_is_told(root):
+def test_fused_steps_are_listed(root):
     _, recognition = recognised(root, *RANDOM["v1 usual"])
     assert [step.partition("(")[0] for step in recognition.fused] == [
         *("RandomResizedCrop", "RandomHorizontalFlip", "ToTensor", "Normalize")

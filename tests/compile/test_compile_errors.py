@@ -1,4 +1,4 @@
-"""What is not recognised, each with its reason; recognising never raises."""
+"""Unrecognised pipelines are reported with a reason; recognition never raises."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def test_a_step_changed_on_the_class_is_refused(root, monkeypatch):
     assert "cannot be fused" in refused(changed(root))
 
 
-def test_a_sequential_with_hooks_is_one_step_of_which_nothing_is_known(root):
+def test_sequential_with_hooks_is_one_opaque_step(root):
     whole = nn.Sequential(v1.RandomResizedCrop(32))
     assert compile_dataset(ImageFolder(root, v1.Compose([whole, FLOATS]))).pipeline is not None
     whole.register_forward_pre_hook(lambda *_: None)

@@ -1,4 +1,4 @@
-"""`feedline.compile`: what a pipeline gives, of paths, bytes and images."""
+"""`feedline.compile`: results for paths, bytes and images."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def boxes_of(compiled: Compiled, picture: Image.Image, seed: int):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_file_gives_what_the_pipeline_gives_in_every_form(pictures, name):
+def test_file_gives_same_result_in_every_form(pictures, name):
     path, pipeline = pictures[name], usual_pipeline()
     compiled = feedline.compile(pipeline)
     theirs = pipeline(opened(path))
@@ -75,7 +75,7 @@ def test_a_file_gives_what_the_pipeline_gives_in_every_form(pictures, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_image_that_was_only_opened_gives_what_the_pipeline_makes_of_it(pictures, name):
+def test_lazily_opened_image_matches_pipeline(pictures, name):
     pipeline = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.PILToTensor()])
     compiled = feedline.compile(pipeline)
     with Image.open(pictures[name]) as one, Image.open(pictures[name]) as other:
@@ -88,7 +88,7 @@ def test_an_image_that_was_only_opened_gives_what_the_pipeline_makes_of_it(pictu
             assert torch.equal(ours, theirs), "the pipeline itself ran"
 
 
-def test_random_crops_are_what_torchvision_makes_of_the_same_draws(pictures, monkeypatch):
+def test_random_crops_match_torchvision_for_same_draws(pictures, monkeypatch):
     pipeline = random_pipeline()
     compiled = feedline.compile(pipeline)
     flips = set()
@@ -129,7 +129,7 @@ def test_many_are_distributed_as_the_pipelines(pictures):
     assert np.abs(ours.std(0) - theirs.std(0)).max() < 0.04
 
 
-def test_what_is_random_follows_from_the_users_seeds(pictures):
+def test_random_steps_follow_user_seeds(pictures):
     pipeline = random_pipeline(32, own_step, v2.ColorJitter(0.4, 0.4, 0.4, 0.1))
     compiled = feedline.compile(pipeline)
 
@@ -148,7 +148,7 @@ def test_what_is_random_follows_from_the_users_seeds(pictures):
     assert not torch.equal(first[0], compiled(pictures["plain.jpg"])), "the step draws from numpy"
 
 
-def test_steps_that_run_as_they_are_draw_from_the_states_that_there_are(pictures):
+def test_unfused_steps_use_existing_random_states(pictures):
     rest = [own_step, v1.ColorJitter(0.4, 0.4, 0.4, 0.1), v1.RandomGrayscale(0.5), v1.ToTensor()]
     crop = [v1.RandomResizedCrop(32), v1.RandomHorizontalFlip()]
     whole, first = feedline.compile(v1.Compose(crop + rest)), feedline.compile(v1.Compose(crop))
@@ -181,7 +181,7 @@ def test_an_opened_jpeg_is_not_loaded_and_stays_usable(pictures, name):
     assert np.array_equal(np.asarray(lazy), np.asarray(Image.open(pictures[name]).copy()))
 
 
-def test_a_users_own_file_stays_open_and_where_it_was(pictures):
+def test_user_file_stays_open_at_its_position(pictures):
     compiled = feedline.compile(usual_pipeline())
     with pictures["plain.jpg"].open("rb") as file:
         lazy = Image.open(file)
@@ -237,7 +237,7 @@ CHANGES = [pasted, drafted, drafted_to_grey, shrunk, loaded, with_a_method, deri
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_an_image_that_was_changed_counts_as_it_is(pictures, change):
+def test_modified_image_is_used_with_its_changes(pictures, change):
     pipeline = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.PILToTensor()])
     compiled = feedline.compile(pipeline)
     one, other = (change(Image.open(pictures["plain.jpg"])) for _ in range(2))
@@ -249,7 +249,7 @@ def test_an_image_that_was_changed_counts_as_it_is(pictures, change):
         assert ours.shape != plain.shape or pixel_error(ours, plain) > 0.3
 
 
-def test_another_frame_is_the_one_that_was_sought(pictures):
+def test_selected_frame_is_decoded(pictures):
     pipeline = v1.Compose([v1.Resize((32, 32)), v1.PILToTensor()])
     compiled = feedline.compile(pipeline)
     with Image.open(pictures["frames.mpo"]) as one, Image.open(pictures["frames.mpo"]) as other:
@@ -296,7 +296,7 @@ def test_a_closed_image_is_pillows_error(pictures):
         compiled(closed)
 
 
-def test_what_cannot_be_read_is_an_error_that_names_it(pictures, tmp_path):
+def test_unreadable_file_is_named_in_error(pictures, tmp_path):
     compiled = feedline.compile(usual_pipeline())
     with pytest.raises(ImageError, match=r"'nowhere/a\.jpg' cannot be loaded: .*No such file"):
         compiled("nowhere/a.jpg")
@@ -351,7 +351,7 @@ def brightest(picture, times=1):
     return float(np.asarray(picture).max()) * times
 
 
-def test_a_function_runs_as_it_is(pictures):
+def test_function_is_not_fused(pictures):
     compiled = feedline.compile(brightest)
     for name in NAMES:
         expected = brightest(opened(pictures[name]))
@@ -383,7 +383,7 @@ class Blurry(v2.GaussianBlur):
         nn.Sequential(v2.RandomRotation(10), v2.CenterCrop(32)),
     ],
 )
-def test_a_pipeline_that_is_not_recognised_runs_as_it_is(pictures, pipeline):
+def test_unknown_pipeline_runs_unchanged(pictures, pipeline):
     compiled = feedline.compile(pipeline)
     for seed in range(3):
         torch.manual_seed(seed)
@@ -396,7 +396,7 @@ def test_a_pipeline_that_is_not_recognised_runs_as_it_is(pictures, pipeline):
     assert "because     " in compiled.explain()
 
 
-def test_what_is_no_image_goes_to_the_pipeline(pictures):
+def test_non_image_input_goes_to_pipeline(pictures):
     pipeline = v2.Compose([v2.Resize(40), v2.CenterCrop(32)])
     compiled = feedline.compile(pipeline)
     tensor = torch.arange(3 * 50 * 60).reshape(3, 50, 60).to(torch.uint8)
@@ -435,7 +435,7 @@ def test_an_exception_of_a_step_is_the_users_own_with_a_note_of_the_path(picture
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "Resize", [v1.ToTensor()], v1.ToTensor, ()])
-def test_what_cannot_be_called_is_refused(wrong):
+def test_non_callable_is_rejected(wrong):
     with pytest.raises(UsageError, match=r"feedline\.compile\(transform\) expects a function"):
         feedline.compile(wrong)
 
@@ -461,7 +461,7 @@ def test_a_compiled_transform_is_taken_out_of_another(pictures):
     assert feedline.compile(views) is views
 
 
-def test_it_says_what_it_does():
+def test_repr_describes_fusion():
     compiled = feedline.compile(random_pipeline(32, own_step))
     assert [line.partition("  ")[0] for line in compiled.explain().splitlines()] == [
         *("fused", "unchanged", "because", "size", "inputs")
@@ -475,7 +475,7 @@ def test_it_says_what_it_does():
     assert "because" not in feedline.compile(usual_pipeline()).explain()
 
 
-def test_what_was_replaced_is_seen_when_it_is_compiled(pictures, monkeypatch):
+def test_replaced_library_function_is_detected_at_compile_time(pictures, monkeypatch):
     def own(self, picture):
         return own.original(self, picture).rotate(180)
 

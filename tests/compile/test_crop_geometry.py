@@ -17,7 +17,7 @@ SIZES = [(90, 120), (131, 97), (33, 33), (201, 40), (57, 300)]
 
 
 def coordinates(height, width):
-    """An image that says where each pixel is."""
+    """An image whose pixels encode their position."""
     y, x = np.mgrid[0:height, 0:width]
     return np.stack([y, x, y + x], axis=2).clip(0, 255).astype(np.uint8)
 
@@ -64,7 +64,7 @@ def test_other_sizes_show_the_same_part():
 @pytest.mark.parametrize("flip_first", [False, True])
 @pytest.mark.parametrize(("height", "width"), SIZES)
 @pytest.mark.parametrize("resize", [40, (36, 44)])
-def test_a_part_that_is_no_square_lies_where_torchvisions_does(height, width, resize, flip_first):
+def test_non_square_crop_matches_torchvision_position(height, width, resize, flip_first):
     image = Image.fromarray(coordinates(height, width))
     resized = Resize(resize)(image)
     crop = CenterCrop((31, 20))
@@ -104,7 +104,7 @@ def test_random_windows_are_anywhere_as_torchvisions():
     assert abs(np.mean([place.flip for place in places]) - 0.25) < 0.03
 
 
-def test_the_same_seed_gives_the_same_window():
+def test_same_seed_gives_same_window():
     crop = WindowCrop(40, (30, 30), random=True, flip=0.5)
     assert crop.place(80, 100, Item(0, 30, 5, 1.0)) == crop.place(80, 100, Item(3, 30, 5, 0.0))
     assert len({crop.place(80, 100, Item(0, 30, seed, 1.0)) for seed in range(20)}) > 10

@@ -35,7 +35,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def samples_of(dataset: Any) -> list[tuple[torch.Tensor, Any]]:
-    """What the recognised pipeline of a dataset gives, sample by sample."""
+    """Samples of the recognised pipeline of a dataset."""
     pipeline = compile_dataset(dataset).pipeline
     assert pipeline is not None, compile_dataset(dataset).reasons
     assert len(pipeline) == len(dataset)
@@ -43,7 +43,7 @@ def samples_of(dataset: Any) -> list[tuple[torch.Tensor, Any]]:
 
 
 def assert_same(dataset: Any) -> None:
-    """What the fast path makes of a dataset without random steps is what the dataset gives."""
+    """Assert that the fused path returns the samples of a dataset without random steps."""
     for number, (ours, label) in enumerate(samples_of(dataset)):
         theirs, wanted = dataset[number]
         assert pixel_error(ours, theirs) * 255 <= 0.06
@@ -69,7 +69,7 @@ def drawn(label: int) -> float:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_with_a_target_transform_are_those_of_the_dataset(root: str, workers: int) -> None:
+def test_batches_with_target_transform_match_dataset(root: str, workers: int) -> None:
     dataset = ImageFolder(root, FIXED, target_transform=named)
     with DataLoader(dataset, 3, num_workers=workers) as loader:
         explained = loader.explain()
@@ -93,7 +93,7 @@ def test_a_target_transform_changes_no_pixel(root: str) -> None:
         assert (type(target), target) == (float, float(label))
 
 
-def test_what_a_target_transform_draws_follows_from_the_sample(root: str) -> None:
+def test_random_target_transform_is_determined_by_sample(root: str) -> None:
     dataset = ImageFolder(root, RANDOM, target_transform=drawn)
     state = random.getstate(), torch.get_rng_state()
     first = [label for _, label in samples_of(dataset)]
@@ -109,7 +109,7 @@ def test_what_a_target_transform_draws_follows_from_the_sample(root: str) -> Non
 
 
 class Counting:
-    """A target_transform with a state of its own."""
+    """A target_transform with state."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -152,7 +152,7 @@ def test_a_target_transform_that_is_set_later_is_called(root: str) -> None:
 
 
 class Plain(ImageFolder):
-    """A class that adds what does not matter."""
+    """A subclass that adds irrelevant attributes."""
 
     about = "a class attribute"
 
@@ -170,7 +170,7 @@ class Plain(ImageFolder):
 
 
 class Naturalists(ImageFolder):
-    """As DeiT's INatDataset: calls no constructor of torchvision's, and has no `root`."""
+    """Like DeiT's INatDataset: does not call torchvision's constructor, and has no `root`."""
 
     def __init__(self, root: str, loader: Any = default_loader) -> None:
         self.transform, self.target_transform, self.loader = FIXED, None, loader
@@ -209,7 +209,7 @@ def test_torchvisions_own_imagenet_is_recognised(root: str, tmp_path: Path) -> N
 
 
 class Paths:
-    """What is derived from, besides, with a method that matters."""
+    """A second base class with a relevant method."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices]  # type: ignore[index]
@@ -242,12 +242,12 @@ OVERRIDDEN: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", OVERRIDDEN)
-def test_a_class_that_overrides_what_matters_is_refused(root: str, case: str) -> None:
+def test_class_with_overridden_methods_is_rejected(root: str, case: str) -> None:
     kind, reason = OVERRIDDEN[case]
     assert re.search(reason, refusal(kind(root, FIXED)))
 
 
-def test_a_class_that_lacks_what_is_read_is_refused(root: str) -> None:
+def test_class_without_required_attributes_is_rejected(root: str) -> None:
     dataset = Plain(root)
     del dataset.target_transform
     assert refusal(dataset) == "This Plain has no target_transform."

@@ -91,7 +91,7 @@ FUNCTIONS = [
 
 @pytest.mark.parametrize("replacement", REPLACEMENTS)
 @pytest.mark.parametrize(("owner", "name"), FUNCTIONS)
-def test_a_replaced_function_is_named_and_not_called(
+def test_replaced_function_is_named_and_not_called(
     root: str, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, replacement: Any
 ) -> None:
     dataset = ImageFolder(root, v1.Compose(STEPS), loader=folder.default_loader)
@@ -154,7 +154,7 @@ def test_a_compiled_pipeline_has_the_pixels_of_the_replaced_function(
 
 @pytest.mark.parametrize("step", [v1.RandomResizedCrop, v2.RandomResizedCrop])
 @pytest.mark.parametrize("replacement", REPLACEMENTS)
-def test_a_replaced_method_is_named(
+def test_replaced_method_is_named(
     root: str, monkeypatch: pytest.MonkeyPatch, step: Any, replacement: Any
 ) -> None:
     dataset = ImageFolder(root, v1.Compose([step(32), v1.ToTensor()]))
@@ -165,9 +165,7 @@ def test_a_replaced_method_is_named(
     assert "forward was replaced by " in recognition.reasons[0]
 
 
-def test_a_replaced_method_concerns_its_own_step_alone(
-    root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replaced_method_only_affects_its_step(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(v1.RandomHorizontalFlip, "forward", own)
     recognition = compile_dataset(ImageFolder(root, v1.Compose([STEPS[0], STEPS[2]])))
     assert recognition.unchanged == ()
@@ -185,7 +183,7 @@ def test_a_method_of_another_step_is_a_replacement(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("kind", "name"), [(DatasetFolder, "__getitem__"), (nn.Module, "__call__")]
 )
-def test_a_replaced_method_of_a_base_class_is_named(
+def test_replaced_base_class_method_is_named(
     root: str, monkeypatch: pytest.MonkeyPatch, kind: Any, name: str, replacement: Any
 ) -> None:
     monkeypatch.setattr(kind, name, replacement(getattr(kind, name)))
@@ -228,7 +226,7 @@ def test_a_jpeg_opener_registered_by_the_user_runs(monkeypatch: pytest.MonkeyPat
     assert replaced_function() == ""
 
 
-def test_attributes_that_other_packages_add_are_no_replacement(
+def test_attributes_added_by_other_packages_are_not_replacements(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """fastai adds and replaces properties of images, transformers adds a method to modules."""
@@ -241,7 +239,7 @@ def test_attributes_that_other_packages_add_are_no_replacement(
     assert "unchanged" not in feedline.compile(pipeline).explain()
 
 
-def test_feedlines_own_timer_is_no_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feedline_timer_is_not_a_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind, module, method, timed in (
         (v1.Compose, "torchvision.transforms", "__call__", transform_timing._time_compose),
         (v2.Compose, "torchvision.transforms.v2", "forward", transform_timing._time_compose),

@@ -1,6 +1,6 @@
-"""`feedline.pair`: what a v2 pipeline gives of an image and its mask, after the same seed.
+"""`feedline.pair`: results of v2 pipelines for an image and its mask with the same seed.
 
-As draws are the pipeline's own, the results of the same seed are compared, and no distributions.
+Draws are those of the pipeline, so results of equal seeds are compared instead of distributions.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def pairs(tmp_path_factory):
 
 
 def seeded(seed, make, *arguments):
-    """What is made after a seed, and the random state that is left."""
+    """Result of a call after seeding, and the random state afterwards."""
     torch.manual_seed(seed)
     return make(*arguments), torch.get_rng_state()
 
@@ -94,20 +94,20 @@ def assert_same(pipeline, pairs, levels, seeds=6):
 
 
 @pytest.mark.parametrize("name", [*GEOMETRY, *OF_PILLOW])
-def test_of_pillow_images_it_gives_the_masks_and_the_pixels_within_a_level(name, pairs):
+def test_pillow_images_match_within_one_level_and_masks_exactly(name, pairs):
     pipeline = v2.Compose([*(GEOMETRY | OF_PILLOW)[name](), *values()])
     assert "unchanged" not in feedline.pair(pipeline).explain()
     assert_same(pipeline, pairs[:4], 1)
 
 
 @pytest.mark.parametrize("name", GEOMETRY)
-def test_of_tensors_it_gives_the_same_to_the_bit(name, pairs):
+def test_tensors_match_exactly(name, pairs):
     pipeline = v2.Compose([v2.ToImage(), *GEOMETRY[name](), *values()])
     assert "unchanged" not in feedline.pair(pipeline).explain()
     assert_same(pipeline, pairs[:4], 0)
 
 
-def test_of_plain_tensors_it_gives_the_same(pairs):
+def test_plain_tensors_match(pairs):
     floats = v2.ToDtype({torch.Tensor: torch.float32, "others": None}, scale=True)
     crop = [v2.PILToTensor(), v2.ToDtype(torch.uint8), v2.RandomResize(24, 60), v2.RandomCrop(24)]
     assert_same(v2.Compose([*crop, floats, v2.Normalize([0.5] * 3, [0.5] * 3)]), pairs[:4], 0)
@@ -212,7 +212,7 @@ def test_no_more_is_decoded_than_the_crop_needs(pairs, monkeypatch):
     assert width <= 15 + 6
 
 
-def test_steps_behind_run_as_they_are_on_all_of_the_sample(pairs):
+def test_later_steps_run_unchanged_on_whole_sample(pairs):
     def own(image, mask):
         shift = torch.randint(0, 9, ())
         return image + shift, mask + shift
@@ -229,7 +229,7 @@ def test_steps_behind_run_as_they_are_on_all_of_the_sample(pairs):
             assert torch.equal(our_mask, their_mask)
 
 
-def test_it_pickles_and_takes_itself(pairs):
+def test_pair_pickles_and_accepts_a_pair(pairs):
     joint = feedline.pair(preset(48, v2.ColorJitter(0.3)))
     assert feedline.pair(joint).transforms is joint.transforms
     (ours, mask), _ = seeded(3, joint, *pairs[0])

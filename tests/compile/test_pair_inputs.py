@@ -1,4 +1,4 @@
-"""`feedline.pair`: what it takes, what goes along with an image, and what is no pair."""
+"""`feedline.pair`: accepted inputs, other targets, and invalid pairs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def seeded(seed, make, *arguments):
     return make(*arguments)
 
 
-def test_every_form_of_an_image_and_a_mask_gives_the_same(pairs):
+def test_every_form_of_image_and_mask_gives_same_result(pairs):
     joint = feedline.pair(preset())
     path, mask = pairs[1]
     tensor = tv_tensors.Mask(Image.open(mask))
@@ -39,7 +39,7 @@ def test_every_form_of_an_image_and_a_mask_gives_the_same(pairs):
         assert torch.equal(seeded(1, joint, path, each)[1], first_mask)
 
 
-def test_an_image_alone_gives_an_image_alone(pairs):
+def test_single_image_returns_single_image(pairs):
     pipeline = preset()
     for transform in (pipeline, v2.Compose([v2.RandomCrop(20), torch.nn.Identity()])):
         joint = feedline.pair(transform)
@@ -55,7 +55,7 @@ def boxes_of(height, width, kind="XYXY"):
 
 
 def target_of(height, width):
-    """What a detection dataset gives for an image."""
+    """Target of an image in a detection dataset."""
     rng = np.random.default_rng(0)
     masks = torch.from_numpy(rng.integers(0, 2, (2, height, width), np.uint8))
     target = {
@@ -72,7 +72,7 @@ def target_of(height, width):
 
 
 def assert_equal(ours, theirs):
-    """Whether two structures hold the same, tv_tensors with what they are of."""
+    """Assert that two structures are equal, including the types of tv_tensors."""
     assert type(ours) is type(theirs)
     if isinstance(ours, dict):
         assert ours.keys() == theirs.keys()
@@ -112,7 +112,7 @@ def test_boxes_points_and_masks_are_moved_as_torchvision_moves_them(first, pairs
 
 
 class Caption(tv_tensors.TVTensor):
-    """Of a user's own, and of no image's size."""
+    """A user-defined target without an image size."""
 
 
 def test_a_tensor_of_a_class_of_a_users_passes_as_in_torchvision(pairs):
@@ -132,7 +132,7 @@ def test_a_text_is_a_mask_only_as_the_second_argument(pairs):
     assert joint(path, None)[1] is None
 
 
-def test_beside_a_second_image_the_pipeline_itself_runs(pairs):
+def test_second_image_runs_original_pipeline(pairs):
     pipeline = v2.Compose([v2.RandomResizedCrop(20), v2.ToImage()])
     joint = feedline.pair(pipeline)
     path, picture = pairs[0][0], Image.open(pairs[0][0]).convert("RGB")
@@ -202,7 +202,7 @@ def test_a_coloured_mask_is_an_error(pairs, tmp_path):
             feedline.pair(preset())(pairs[0][0], coloured)
 
 
-def test_what_cannot_be_read_is_named(pairs, tmp_path):
+def test_unreadable_file_is_named_in_error(pairs, tmp_path):
     path, mask = pairs[0]
     broken, cut, none = tmp_path / "broken.png", tmp_path / "cut.png", tmp_path / "missing"
     broken.write_bytes(b"no image at all")
@@ -235,7 +235,7 @@ def test_files_that_only_pillow_reads_are_fused(tmp_path):
         assert (ours - theirs).abs().max() < 1.01 / 255 / 0.224
 
 
-def test_an_exception_of_a_step_says_of_which_file(pairs):
+def test_exception_of_step_names_file(pairs):
     def fails(*sample):
         raise KeyError("own")
 
@@ -259,7 +259,7 @@ def test_a_resize_to_nothing_is_an_error(tmp_path):
         assert str(path) in raised.value.__notes__[0]
 
 
-def test_what_cannot_be_called_is_refused():
+def test_non_callable_is_rejected():
     for wrong in ([v2.Resize(20)], v2.Compose, None):
         with pytest.raises(UsageError, match=r"feedline.pair\(transforms\) expects a function"):
             feedline.pair(wrong)

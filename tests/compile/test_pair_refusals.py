@@ -1,4 +1,4 @@
-"""`feedline.pair`: what is not surely understood runs as it is, and `explain()` says why."""
+"""`feedline.pair`: unknown steps run unchanged, and `explain()` gives the reason."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def pairs(tmp_path_factory):
 
 
 class Narrower(v2.RandomCrop):
-    """A crop of a user's."""
+    """A user-defined crop."""
 
     def make_params(self, flat_inputs):
         return {**super().make_params(flat_inputs), "left": 0}
 
 
 class Whole(v2.Compose):
-    """A Compose of a user's, which might do anything."""
+    """A user-defined subclass of Compose with unknown behaviour."""
 
 
 def own(image, mask):
@@ -36,7 +36,7 @@ def own(image, mask):
 
 
 def assert_as_it_is(pipeline, pairs):
-    """Nothing is fused, and it gives what the pipeline gives."""
+    """Assert that nothing is fused, and that the result is that of the pipeline."""
     joint = feedline.pair(pipeline)
     assert joint.explain().startswith("unchanged   all: ")
     for seed in range(2):
@@ -50,7 +50,7 @@ def assert_as_it_is(pipeline, pairs):
     return joint.explain()
 
 
-def test_a_pipeline_that_begins_with_something_unknown_is_called_as_it_is(pairs):
+def test_pipeline_with_unknown_first_step_runs_unchanged(pairs):
     crop = v2.RandomCrop(20)
     for first in (own, v2.RandomRotation(5), v2.ElasticTransform(), Narrower(20)):
         said = assert_as_it_is(v2.Compose([first, crop]), pairs)
@@ -59,7 +59,7 @@ def test_a_pipeline_that_begins_with_something_unknown_is_called_as_it_is(pairs)
     assert_as_it_is(own, pairs)
 
 
-def test_steps_that_change_what_goes_along_otherwise_run_as_they_are(pairs):
+def test_steps_that_change_targets_run_unchanged(pairs):
     dtypes = {tv_tensors.Image: torch.uint8, tv_tensors.Mask: torch.int64, "others": None}
     for step in (v2.ToPureTensor(), v2.ToDtype(dtypes)):
         joint = feedline.pair(v2.Compose([v2.ToImage(), step, v2.RandomCrop(20)]))
@@ -84,7 +84,7 @@ def test_steps_that_change_what_goes_along_otherwise_run_as_they_are(pairs):
     )
 
 
-def test_what_comes_after_a_refusal_gives_what_the_pipeline_gives(pairs):
+def test_steps_after_refusal_match_pipeline(pairs):
     pipelines = [
         v2.Compose([v2.RandomCrop(20), v2.ColorJitter(0.2), v2.RandomHorizontalFlip(), *values()]),
         v2.Compose([v2.RandomCrop(20), v2.RandomApply([v2.RandomHorizontalFlip(1)]), *values()]),
@@ -103,7 +103,7 @@ def test_what_comes_after_a_refusal_gives_what_the_pipeline_gives(pairs):
             assert list(map(type, ours)) == list(map(type, theirs))
 
 
-def test_what_a_user_has_replaced_runs_as_it_is(pairs, monkeypatch):
+def test_replaced_step_runs_unchanged(pairs, monkeypatch):
     pipeline = v2.Compose([v2.RandomCrop(20), *values()])
     with monkeypatch.context() as patch:
         patch.setattr(v2.RandomCrop, "make_params", lambda *_: pytest.fail("not called"))
@@ -133,7 +133,7 @@ def test_what_a_user_has_replaced_runs_as_it_is(pairs, monkeypatch):
     assert_as_it_is(whole, pairs)
 
 
-def test_what_takes_no_masks_is_not_made_to(pairs):
+def test_pipeline_without_mask_support_raises(pairs):
     for pipeline in (
         v1.Compose([v1.RandomCrop(20)]),
         nn.Sequential(v2.RandomCrop(20)),
@@ -144,7 +144,7 @@ def test_what_takes_no_masks_is_not_made_to(pairs):
             joint(*pairs[0])
 
 
-def test_it_says_what_it_does():
+def test_repr_describes_fusion():
     joint = feedline.pair(preset(48, own))
     lines = {line.partition(" ")[0]: line for line in joint.explain().splitlines()}
     assert list(lines) == ["fused", "unchanged", "because", "size", "inputs"]

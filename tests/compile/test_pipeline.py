@@ -69,7 +69,7 @@ def test_samples_changed_in_place_are_the_truth(root):
     assert_same(source_of(dataset), dataset)
 
 
-def test_no_samples_are_no_samples(root):
+def test_empty_batch_has_no_samples(root):
     dataset = ImageFolder(str(root), FIXED)
     dataset.samples = []
     source = source_of(dataset)
@@ -80,7 +80,7 @@ def test_no_samples_are_no_samples(root):
 
 
 @pytest.mark.parametrize("sample", [7, -8, 10**12])
-def test_there_are_no_samples_beyond_the_last(root, sample):
+def test_index_beyond_last_sample_raises(root, sample):
     source = source_of(ImageFolder(str(root), FIXED))
     with pytest.raises(IndexError):
         item_row(source, sample)
@@ -98,7 +98,7 @@ def test_there_are_no_samples_beyond_the_last(root, sample):
         torch.tensor([2, 5]),
     ],
 )
-def test_a_subset_has_its_own_numbers(root, indices):
+def test_subset_has_its_own_numbering(root, indices):
     dataset = Subset(ImageFolder(str(root), FIXED), indices)
     assert_same(source_of(dataset), dataset)
 
@@ -116,7 +116,7 @@ def test_subsets_of_subsets_are_followed(root):
     assert_same(source_of(outer), outer)
 
 
-def test_a_random_split_gives_two_sources(root):
+def test_random_split_gives_two_sources(root):
     folder = ImageFolder(str(root), FIXED)
     parts = random_split(folder, [4, 3], torch.Generator().manual_seed(1))
     sources = [source_of(part) for part in parts]
@@ -127,7 +127,7 @@ def test_a_random_split_gives_two_sources(root):
     assert len({source.fingerprint() for source in [*sources, source_of(folder)]}) == 3
 
 
-def test_a_batch_is_what_torchs_own_loader_gives(root):
+def test_batch_matches_torch_dataloader(root):
     dataset = ImageFolder(str(root), FIXED)
     images, labels = next(iter(DataLoader(dataset, batch_size=7)))
     source = source_of(dataset)
@@ -141,7 +141,7 @@ def test_a_batch_is_what_torchs_own_loader_gives(root):
     assert torch.equal(ours[1], labels)
 
 
-def test_rows_are_written_where_they_lie_and_nowhere_else(root):
+def test_rows_are_written_in_place_only(root):
     source = source_of(ImageFolder(str(root), RANDOM))
     images, labels = np.full((3, 3, 32, 32), 9, np.float32), np.full(3, -1, np.int64)
     source.load(Item(4, 32, 5, 1.0), (images[1], labels[1, ...]))
@@ -170,7 +170,7 @@ def test_a_pickle_carries_the_paths_out_of_band_and_no_buffers(root):
     )
 
 
-def test_no_python_object_is_kept_for_a_file(root):
+def test_no_python_object_per_file(root):
     dataset = ImageFolder(str(root), RANDOM)
     dataset.samples = [(f"{root}/cats/{number}.jpg", number) for number in range(50_000)]
     tracemalloc.start()
@@ -184,7 +184,7 @@ def test_no_python_object_is_kept_for_a_file(root):
     assert kept < 50_000 * (len("cats/12345.jpg") + 1 + 16) + decoder + 300_000
 
 
-def test_the_fingerprint_tells_samples_order_and_labels_but_not_place_and_pipeline(root, tmp_path):
+def test_fingerprint_depends_on_samples_order_and_labels_only(root, tmp_path):
     moved = tmp_path / "elsewhere"
     plain = source_of(ImageFolder(str(root), FIXED)).fingerprint()
     assert source_of(ImageFolder(str(root), RANDOM)).fingerprint() == plain
@@ -227,7 +227,7 @@ def test_a_folder_has_its_fingerprint_whatever_its_transform(root, tmp_path):
         assert folder_fingerprint(other) is None
 
 
-def test_the_identity_of_a_transform_tells_all_that_decides_the_pixels(root):
+def test_transform_identity_covers_everything_that_affects_pixels(root):
     crop, floats = v1.RandomResizedCrop(32), v1.ToTensor()
     own = type("Own", (), {"__call__": lambda self, image: image})
     pipelines = [
@@ -285,7 +285,7 @@ def test_the_identity_of_a_transform_is_the_same_in_another_process(root):
 
 
 class Recognising(Dataset):
-    """Recognises a dataset wherever a sample is asked for."""
+    """Recognises a dataset whenever a sample is requested."""
 
     def __init__(self, dataset):
         self.dataset = dataset
@@ -303,7 +303,7 @@ class Recognising(Dataset):
 
 
 @pytest.mark.parametrize("method", ["fork", *slow("spawn")])
-def test_a_worker_recognises_its_own_copy_of_a_dataset(root, method):
+def test_worker_recognises_unpickled_dataset(root, method):
     steps = [v1.RandomResizedCrop(32), v1.ToTensor(), v1.RandomErasing(1.0), v1.Lambda(torch.neg)]
     data = Recognising(ImageFolder(str(root), v1.Compose(steps)))
     loader = DataLoader(data, None, num_workers=1, multiprocessing_context=method)
@@ -314,7 +314,7 @@ def test_a_worker_recognises_its_own_copy_of_a_dataset(root, method):
         assert process != os.getpid()
 
 
-def test_a_pipeline_says_whether_strength_changes_its_crop(root):
+def test_pipeline_reports_if_strength_changes_crop(root):
     for crop, uses in ((v1.RandomResizedCrop(32), True), (v1.Resize((32, 32)), False)):
         dataset = ImageFolder(str(root), v1.Compose([crop, v1.ToTensor()]))
         assert source_of(dataset).uses_strength is uses
@@ -342,7 +342,7 @@ def test_samples_may_lie_outside_the_datasets_folder(root, tmp_path, monkeypatch
     assert source.name(2) == str(tmp_path / "other.png")
 
 
-def test_names_that_are_no_text_are_found(root):
+def test_non_utf8_names_are_found(root):
     odd = os.fsdecode(b"cats/\xff\xfe.png")
     image(3, 40, 50).save(os.path.join(root, odd))
     dataset = ImageFolder(str(root), FIXED)
@@ -351,7 +351,7 @@ def test_names_that_are_no_text_are_found(root):
     assert any(name.endswith("\\xff\\xfe.png") for name in map(source.name, range(8)))
 
 
-def test_the_label_of_the_folder_is_not_asked_for(root):
+def test_folder_label_is_not_requested(root):
     dataset = ImageFolder(str(root), FIXED)
     dataset.classes = dataset.class_to_idx = dataset.targets = None
     dataset.samples = [(path, -number) for number, (path, _) in enumerate(dataset.samples)]
@@ -388,7 +388,7 @@ def cut_in_the_middle(path):
     path.write_bytes(data[: len(data) // 2] + b"\xff\xd9")
 
 
-def test_what_torchvision_reads_is_read_also_where_the_own_decoder_is_stricter(root):
+def test_files_rejected_by_native_decoder_are_read_like_torchvision(root):
     # An end where there is none: Pillow fills up with grey.
     cut_in_the_middle(root / "cats/a.jpg")
     image(5, 60, 50).save(root / "cats" / "b.png", "TGA")  # told by no first bytes
@@ -406,7 +406,7 @@ def test_other_endings_are_read_as_torchvision_reads_them(root):
     assert_same(source_of(dataset), dataset)
 
 
-def test_truncated_images_are_read_where_the_script_asked_pillow_to(root, monkeypatch):
+def test_truncated_images_are_read_if_pillow_is_configured_to(root, monkeypatch):
     for name in ("cats/a.jpg", "cats/b.png"):
         data = (root / name).read_bytes()
         (root / name).write_bytes(data[: len(data) * 2 // 3])

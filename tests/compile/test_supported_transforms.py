@@ -1,4 +1,4 @@
-"""Steps that are done on pixels: what the steps themselves give of the same random numbers."""
+"""Replaced transforms: equal to the original ones for the same random numbers."""
 
 from __future__ import annotations
 
@@ -109,14 +109,14 @@ def noise(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (24, 30, 3), dtype=np.uint8)
 
 
-def test_what_is_mirrored_of_one_column_is_what_torch_takes() -> None:
+def test_flip_of_one_column_matches_torch() -> None:
     step = pixel_step(v1.RandomHorizontalFlip(1.0))
     assert step is not None
     assert torch.from_numpy(step(np.zeros((5, 1, 3), np.uint8))).shape == (5, 1, 3)
 
 
 @pytest.mark.parametrize("case", [*STEPS, *(f"timm, {config}" for config in TIMMS)])
-def test_a_step_draws_and_gives_what_it_gives_itself(case: str) -> None:
+def test_replacement_draws_and_returns_like_original_step(case: str) -> None:
     step = STEPS[case] if case in STEPS else timms_policy(case.removeprefix("timm, "))
     fast = pixel_step(step)
     assert fast is not None
@@ -175,12 +175,12 @@ def replaced(step: nn.Module) -> nn.Module:
         *(replaced(v1.RandomSolarize(9)), replaced(v2.RandomVerticalFlip())),
     ],
 )
-def test_what_is_not_known_runs_itself(step: object) -> None:
+def test_unknown_step_runs_unchanged(step: object) -> None:
     assert pixel_step(step) is None
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_pipeline_gives_the_same_with_them_and_without(
+def test_pipeline_result_is_equal_with_and_without_replacements(
     root: Path, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = [
@@ -225,7 +225,7 @@ def test_timms_policies_with_other_functions_run_themselves() -> None:
     assert pixel_step(policy) is None
 
 
-def test_of_dinos_views_nothing_runs_as_it_is(root: Path) -> None:
+def test_all_steps_of_dino_views_are_fused(root: Path) -> None:
     jitter = v1.RandomApply([v1.ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.8)
     colours = v1.Compose([v1.RandomHorizontalFlip(), jitter, v1.RandomGrayscale(0.2)])
     blur = v1.RandomApply([v1.Compose([v1.GaussianBlur(9, (0.1, 2.0))])], p=0.1)

@@ -1,4 +1,4 @@
-"""Pipelines of timm's `create_transform`, against timm's own."""
+"""Pipelines of timm's `create_transform`, compared with timm."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def recognised(root, transform):
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
 @pytest.mark.parametrize("crop_pct", [0.875, 1.0])
-def test_evaluation_gives_timms_pixels(root, interpolation, crop_pct):
+def test_evaluation_matches_timm_pixels(root, interpolation, crop_pct):
     transform = create_transform(32, interpolation=interpolation, crop_pct=crop_pct)
     dataset, recognition = recognised(root, transform)
     assert not recognition.unchanged
@@ -52,7 +52,7 @@ def test_evaluation_gives_timms_pixels(root, interpolation, crop_pct):
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "random"])
-def test_training_gives_what_timm_makes_of_the_same_draws(root, interpolation, monkeypatch):
+def test_training_matches_timm_for_same_draws(root, interpolation, monkeypatch):
     transform = create_transform(
         32, is_training=True, color_jitter=None, hflip=0, interpolation=interpolation
     )
@@ -91,7 +91,7 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("case", POLICIES)
-def test_policies_run_as_they_are_and_leave_the_rest_fast(root, case):
+def test_policies_run_unchanged_and_rest_is_fused(root, case):
     options, rows = POLICIES[case]
     _, recognition = recognised(root, create_transform(32, is_training=True, **options))
     fast = [step.partition("(")[0] for step in recognition.fused]
@@ -111,7 +111,7 @@ def users_own(image, *_args, **_kwargs):
     return image
 
 
-def test_an_operation_of_a_users_own_is_not_run_to_find_out_what_it_gives(root, monkeypatch):
+def test_user_defined_operation_is_not_probed(root, monkeypatch):
     monkeypatch.setitem(auto_augment.NAME_TO_OP, "Invert", users_own)
     transform = create_transform(32, is_training=True, auto_augment="rand-m5-n2")
     _, recognition = recognised(root, transform)

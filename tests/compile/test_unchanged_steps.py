@@ -1,4 +1,4 @@
-"""Steps that run as they are, after the fast ones: what they get, and their random numbers."""
+"""Steps that run unchanged after fused ones: their input and their random numbers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ POINTWISE = {"ToTensor", "Normalize", "ToDtype", "PILToTensor", "ConvertImageDty
 
 
 class Seen:
-    """Notes what it gets and gives a tensor."""
+    """Records its input and returns a tensor."""
 
     def __init__(self):
         self.values = []
@@ -125,7 +125,7 @@ def as_sample(pipeline, sample, seed=1, size=None):
 
 
 @pytest.mark.parametrize("case", AS_THEY_ARE)
-def test_a_sample_is_what_the_steps_make_of_the_fast_ones_pixels(root, case):
+def test_sample_equals_steps_applied_to_fused_pixels(root, case):
     fast, steps = AS_THEY_ARE[case]
     _, recognition = recognised(root, *steps)
     pipeline = recognition.pipeline
@@ -202,7 +202,7 @@ def test_the_users_random_states_are_not_changed_by_a_step_that_fails(root):
     assert np.array_equal(before[2], np.random.get_state()[1])
 
 
-def test_steps_are_well_behaved_only_where_that_is_sure():
+def test_only_known_steps_count_as_well_behaved():
     sure = [v1.RandomErasing(), v1.ColorJitter(), v2.RandAugment(), v1.ToTensor()]
     assert all(map(is_well_behaved, sure))
     for step in (v1.RandomChoice([]), v2.RandomApply([len]), v2.Lambda(len), print, Seen()):
@@ -260,7 +260,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_step_gets_what_it_would_get_from_torchvision(root, form):
+def test_step_receives_same_input_as_in_torchvision(root, form):
     seen = Seen()
     dataset, recognition = recognised(root, *FORMS[form], seen)
     for sample in range(len(dataset)):
@@ -272,7 +272,7 @@ def test_a_step_gets_what_it_would_get_from_torchvision(root, form):
     assert isinstance(ours, tv_tensors.Image) == form.startswith("image")
 
 
-def test_what_a_step_keeps_is_not_overwritten(root):
+def test_tensor_kept_by_step_is_not_overwritten(root):
     for form in FORMS:
         seen = Seen()
         _, recognition = recognised(root, *FORMS[form], seen)
@@ -296,7 +296,7 @@ def pixels(value):
         (v1.RandomApply([v1.ColorJitter(0.1)]), Field("values", "float32", (3, 32, 32))),
     ],
 )
-def test_the_rows_dtype_and_shape_are_those_that_come_out(root, step, field):
+def test_row_has_output_dtype_and_shape(root, step, field):
     erase = v1.RandomErasing(0.0)
     _, recognition = recognised(root, *CROP, v1.ToTensor(), erase, step)
     assert recognition.pipeline.fields(32)[0] == field
@@ -352,7 +352,7 @@ NO_ROWS = {
 
 
 @pytest.mark.parametrize("case", NO_ROWS)
-def test_what_fits_no_row_is_made_as_samples(root, case):
+def test_output_without_row_shape_is_collated_from_samples(root, case):
     steps, reason = NO_ROWS[case]
     dataset, recognition = recognised(root, *steps)
     pipeline = recognition.pipeline
@@ -374,7 +374,7 @@ def test_what_fits_no_row_is_made_as_samples(root, case):
             )
 
 
-def test_a_step_is_told_the_size_and_strength_that_its_item_asks_for(root):
+def test_step_receives_size_and_strength_of_item(root):
     told = []
 
     def tell(image):
@@ -395,7 +395,7 @@ def test_a_step_is_told_the_size_and_strength_that_its_item_asks_for(root):
         v1.RandomResizedCrop(32),
     ],
 )
-def test_what_is_done_a_second_time_runs_as_it_is(root, second):
+def test_repeated_step_runs_unchanged(root, second):
     steps = [v1.Resize(40), v1.RandomHorizontalFlip(), v1.CenterCrop(32)]
     _, recognition = recognised(root, *steps, second, v1.ToTensor())
     assert [step.partition("(")[0] for step in recognition.fused] == [
@@ -416,7 +416,7 @@ def test_a_view_of_the_row_is_copied_as_it_shows():
     assert np.array_equal(row, pixels.transpose(2, 1, 0))
 
 
-def test_what_does_not_fit_into_the_row_is_an_error_that_names_the_step(root):
+def test_output_that_does_not_fit_row_names_step(root):
     turned = v1.RandomRotation((0, 0), expand=True)
     pipeline = recognised(root, *CROP, turned, v1.ToTensor())[1].pipeline
     item_row(pipeline, 0)
@@ -427,7 +427,7 @@ def test_what_does_not_fit_into_the_row_is_an_error_that_names_the_step(root):
         item_row(pipeline, 0)
 
 
-def test_a_size_that_a_step_behind_does_not_follow_is_an_error(root):
+def test_step_that_ignores_image_size_raises(root):
     steps = *CROP, v1.RandomRotation(9), v1.CenterCrop(32), v1.ToTensor()
     pipeline = recognised(root, *steps)[1].pipeline
     item_row(pipeline, 0, 32)
@@ -462,7 +462,7 @@ def half(image):
 
 
 @pytest.mark.parametrize("step", [grey, with_alpha, as_array, special, half])
-def test_what_a_step_of_the_users_own_leaves_is_given_to_the_steps_behind_it(root, step):
+def test_output_of_user_step_is_passed_to_later_steps(root, step):
     steps = [*CROP, step, v1.ToTensor()]
     if step in (special, half):
         steps.append(v1.Normalize(MEAN, STD))
@@ -476,7 +476,7 @@ def test_what_a_step_of_the_users_own_leaves_is_given_to_the_steps_behind_it(roo
         assert torch.equal(as_sample(pipeline, sample), value)
 
 
-def test_steps_that_do_more_than_give_values_come_behind_the_unchanged_ones(root):
+def test_steps_after_unknown_function_run_unchanged(root):
     swapped = v1.Normalize([0.5], [0.5])
     _, recognition = recognised(root, *CROP, v1.ColorJitter(0.4), v1.ToTensor(), grow, swapped)
     assert [step.partition("(")[0] for step in recognition.fused][2:] == ["ToTensor"]
@@ -491,7 +491,7 @@ def grow(image):
     return torch.nn.functional.pad(image, (0, 0, 4, 4))
 
 
-def test_repr_tells_what_runs_as_it_is(root):
+def test_repr_lists_unchanged_steps(root):
     _, recognition = recognised(root, *CROP, v1.ColorJitter(0.1), v1.ToTensor())
     assert repr(recognition.pipeline) == (
         f"ImagePipeline('{root}/', 7 images: Resize, CenterCrop, ToTensor; unchanged: ColorJitter, "

@@ -1,4 +1,4 @@
-"""`feedline.views`: several pipelines of one image, which is decoded once."""
+"""`feedline.views`: several pipelines for one image, which is decoded once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def seeded(seed, make):
 
 
 @pytest.mark.parametrize("name", ["plain.jpg", "wide.jpg", "plain.png", "grey.jpg"])
-def test_each_view_is_what_its_pipeline_makes_of_the_same_draws(pictures, name, monkeypatch):
+def test_each_view_matches_its_pipeline_for_same_draws(pictures, name, monkeypatch):
     pipelines = [random_pipeline(32), random_pipeline(32), random_pipeline(12)]
     views, picture = feedline.views(*pipelines), opened(pictures[name])
     crops = [compile_transform(pipeline) for pipeline in pipelines]
@@ -88,7 +88,7 @@ def test_an_image_is_decoded_once_and_no_more_than_is_shown(pictures, monkeypatc
     assert parts == [None], "a resize of the whole wants all of it"
 
 
-def test_steps_that_run_as_they_are_run_view_by_view(pictures):
+def test_unfused_steps_run_per_view(pictures):
     crop = [v1.RandomResizedCrop(24), v1.RandomHorizontalFlip()]
     rest = [own_step, v1.ColorJitter(0.4, 0.4, 0.4, 0.1), v1.ToTensor()]
     whole, first = (feedline.views(*2 * [v1.Compose(s)]) for s in (crop + rest, crop))
@@ -100,7 +100,7 @@ def test_steps_that_run_as_they_are_run_view_by_view(pictures):
         assert torch.equal(ours, value)
 
 
-def test_views_that_run_as_they_are_get_the_image_and_their_turn(pictures):
+def test_unfused_views_receive_image_in_order(pictures):
     unknown = v1.Compose([v1.RandomRotation(20), v1.RandomResizedCrop(16), v1.ToTensor()])
     path = pictures["plain.jpg"]
     for transforms in ((unknown, unknown), (usual_pipeline(), unknown), (unknown, np.asarray)):
@@ -123,7 +123,7 @@ def test_views_that_run_as_they_are_get_the_image_and_their_turn(pictures):
 
 
 class Counter:
-    """Keeps state, and sees every image of Pillow's once, in order."""
+    """Keeps state, and sees every Pillow image once, in order."""
 
     def __init__(self):
         self.seen = []
@@ -167,7 +167,7 @@ def test_bad_files_are_named(pictures, tmp_path):
             assert str(given) in str(raised.value)
 
 
-def test_it_says_what_it_does():
+def test_repr_describes_fusion():
     same = random_pipeline(32)
     said = feedline.views(same, same, random_pipeline(12, own_step), own_step).explain()
     lines = [line.partition(" ")[0] for line in said.splitlines()]

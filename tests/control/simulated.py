@@ -1,9 +1,9 @@
-"""Trainings without processes, on a clock of their own.
+"""Simulated trainings without processes, on a simulated clock.
 
-`Simulated` is a training of even batches, by formulas: a step is as long as the longest of its own
-time, a batch's work over the workers, and the work on cores of all over the cores; windows vary as
-those of a real machine do. `Stepped` goes from step to step, with batches of any work: pieces, or
-whole batches, in order, by workers that are free, as the engine hands them out.
+`Simulated` models a training of equal batches with formulas: a step takes the longest of its own
+time, a batch's work divided by the workers, and all CPU work divided by the cores; windows vary
+like those of a real machine. `Stepped` simulates every step, with batches of any work: tasks or
+whole batches, in order, by free workers, like the engine.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Training(ABC):
         return self
 
     def follow(self, decision: SettingChange | None) -> None:
-        """Do what was decided. A window behind a change is not looked at."""
+        """Apply a decision. The window after a change is discarded."""
         if decision is not None:
             self.decisions.append((self.clock_s, decision))
             self.change(decision)
@@ -71,7 +71,7 @@ class Training(ABC):
         self.workers = int(decision.after)
 
     def settle(self) -> None:
-        """Train until nothing is left of the settings before."""
+        """Finish the tasks under way, and continue until enough batches are prefetched."""
         self.clock_s += self.window_s
 
 
@@ -132,7 +132,7 @@ Work = Callable[[random.Random], list[float]]
 
 
 def now_and_then(usual_ms: float, chance: float, times: float, rows: int = 1) -> Work:
-    """Batches of which now and then one takes many times as long as usual."""
+    """Batches of which some take many times as long as usual."""
 
     def work(chances: random.Random) -> list[float]:
         taken_ms = usual_ms * (times if chances.random() < chance else 1.0)
@@ -263,7 +263,7 @@ class Stepped(Training):
         self._begun += 1
 
     def _done(self) -> list[float]:
-        """What the tasks took that have ended since the last look."""
+        """Time of the tasks that ended since the last call."""
         made = []
         while self._tasks and self._tasks[0][0] <= self._now:
             made.append(heapq.heappop(self._tasks)[1])

@@ -1,4 +1,4 @@
-"""The control of a crew, against a training that is simulated on a clock of its own."""
+"""The controller of workers, with trainings simulated on their own clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORK = [
 @pytest.mark.parametrize("work", WORK)
 @pytest.mark.parametrize("start", ["one", "four times too many"])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_bad_start_is_mended(work: dict[str, float], start: str, seed: int) -> None:
+def test_bad_initial_setting_is_corrected(work: dict[str, float], start: str, seed: int) -> None:
     """Within 30 s of training the step is within 5% of the best."""
     workers = 1 if start == "one" else 4 * int(work["cores"])
     training = Simulated(workers=workers, seed=seed, **work).run(30)  # type: ignore[arg-type]
@@ -45,13 +45,13 @@ def test_it_settles(work: dict[str, float], noise: float, seed: int) -> None:
     assert training.step_ms(training.workers) <= 1.05 * training.best_ms()
 
 
-def test_workers_that_are_not_needed_are_given_back() -> None:
+def test_unneeded_workers_are_released() -> None:
     training = Simulated(own_ms=100.0, cpu_ms=150.0, cores=16, workers=16).run(30)
     assert training.workers == 2
     assert [each.kind for _, each in training.decisions] == ["shrink"]
 
 
-def test_a_computing_crew_is_no_larger_than_the_cores() -> None:
+def test_computing_workers_do_not_exceed_cores() -> None:
     training = Simulated(own_ms=1.0, cpu_ms=100.0, cores=4, workers=1).run(60)
     assert training.workers == 4
 
@@ -108,8 +108,8 @@ def test_a_phase_that_was_seen_is_prepared_as_it_was() -> None:
     assert decision.after == 6
 
 
-def test_work_that_becomes_other_work_is_looked_at_anew() -> None:
-    """What was found holds for the work that it was found with: here files move to a slow disk."""
+def test_changed_workload_is_measured_again() -> None:
+    """Findings only hold for their workload: here files move to a slow disk."""
     training = Simulated(own_ms=20.0, cpu_ms=18.0, cores=8, workers=4).run(60)
     few = training.workers
     training.cpu_ms = 90.0
@@ -118,7 +118,7 @@ def test_work_that_becomes_other_work_is_looked_at_anew() -> None:
     assert training.step_ms(training.workers) <= 1.05 * training.best_ms()
 
 
-def test_nothing_is_given_back_where_work_is_not_measured() -> None:
+def test_workers_are_not_released_without_measurements() -> None:
     training = Simulated(own_ms=100.0, cpu_ms=0.0, cores=4, workers=4)
     assert training.run(60).workers == 4
 

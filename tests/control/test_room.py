@@ -24,7 +24,7 @@ def test_crew_and_depth_are_bounded_together(free: int) -> None:
         assert found.fits(workers, ahead) == (workers <= found.most_workers(ahead))
 
 
-def test_what_there_is_now_fits_whatever_is_free() -> None:
+def test_current_memory_fits_any_free_amount() -> None:
     assert room(-5).fits(2, 2)
     assert not room(-5).fits(3, 2)
     assert room(-5).most_batches() == 0

@@ -79,7 +79,7 @@ def test_smaller_pieces_share_uneven_rows_among_many_workers(seed: int) -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])
-def test_what_does_not_help_is_taken_back_and_not_tried_again(noise: float) -> None:
+def test_useless_change_is_undone_and_not_repeated(noise: float) -> None:
     """Steps that wait for something in their own process."""
     training = Stepped(
         own_ms=40.0,
@@ -102,7 +102,7 @@ def test_what_does_not_help_is_taken_back_and_not_tried_again(noise: float) -> N
 
 @pytest.mark.parametrize("seed", range(3))
 def test_pieces_that_do_not_help_are_as_they_were(seed: int) -> None:
-    """Of rows that all take the same, with two workers: waiting is for something else."""
+    """Rows take equal time, with two workers: waits have another cause."""
     training = Stepped(
         own_ms=400.0,
         copy_ms=60.0,
@@ -117,13 +117,13 @@ def test_pieces_that_do_not_help_are_as_they_were(seed: int) -> None:
     assert len(training.decisions) == 2
 
 
-def test_a_lack_of_workers_is_mended_first() -> None:
+def test_missing_workers_are_added_first() -> None:
     training = of_whole_batches(SPIKES, 45.0).run(60)
     assert training.decisions[0][1].what == "workers"
     assert decisions(training, "prefetch")[0].before >= 2 * 4
 
 
-def test_other_work_is_tried_anew() -> None:
+def test_new_workload_is_tried_again() -> None:
     training = Stepped(
         own_ms=40.0, copy_ms=15.0, work=now_and_then(80.0, 0.0, 1.0), for_each=2, cores=8, workers=4
     )
@@ -153,7 +153,7 @@ def window(**changes: object) -> StepWindow:
 
 
 def first_change(limits: WorkerLimits, **changes: object) -> SettingChange | None:
-    """Of many such windows."""
+    """First change after many such windows."""
     controller = Controller(limits)
     for _ in range(20):
         if decision := controller.observe(window(**changes)):
@@ -184,7 +184,7 @@ ROWS = {"prefetch": 0, "task_ms": 50.0}
         ({"for_each": 2}, {"tasks_s": 7.5, "queued": 0.4, "on_core": 0.6}, "workers", 5),
     ],
 )
-def test_what_is_tried_first(
+def test_order_of_trials(
     limits: dict[str, int], changes: dict[str, object], what: What | None, value: float | None
 ) -> None:
     decision = first_change(WorkerLimits(cores=16, **limits), **changes)
@@ -200,7 +200,7 @@ def test_nothing_is_tried_for_a_moment() -> None:
             assert not controller.observe(window(wait_s=0.01, tasks_s=5.4))
 
 
-def test_what_another_hand_changed_meanwhile_is_not_judged() -> None:
+def test_change_by_user_is_not_evaluated() -> None:
     controller = Controller(WorkerLimits(cores=16, for_each=2))
     tried = None
     while tried is None:
@@ -212,7 +212,7 @@ def test_what_another_hand_changed_meanwhile_is_not_judged() -> None:
         assert decision is None or decision.kind != "back"
 
 
-def test_decisions_say_what_is_changed() -> None:
+def test_decisions_describe_change() -> None:
     pieces = first_change(WorkerLimits(cores=16), **ROWS)
     assert str(pieces).startswith("tasks of 50 ms -> 12.5 ms: ")
     assert "25%" in pieces.reason

@@ -76,13 +76,13 @@ def a_run(
     use: dict[str, Any] | None = None,
     **more: Any,
 ) -> Run:
-    """A run.
+    """Build a run.
 
     Args:
-        passes: of it.
-        work: that a batch takes in a worker, in ms.
-        cpu: the share of it on a core; the rest is blocked.
-        stages: their shares of the work; all of it on a core in the same share.
+        passes: its epochs.
+        work: time of a batch in a worker, in ms.
+        cpu: share of it on a core; the rest is blocked.
+        stages: shares of the work, each with the same share on a core.
     """
     said = replace(LOADER, **(loader or {}))
     batches = sum(each.batches for each in passes)

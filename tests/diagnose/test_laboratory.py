@@ -27,7 +27,7 @@ LABORATORY = Path(__file__).parents[2] / "laboratory" / "run.py"
         ),
     ],
 )
-def test_what_is_planted_is_named_first(name: str, planted: str, tmp_path: Path) -> None:
+def test_planted_bottleneck_is_named_first(name: str, planted: str, tmp_path: Path) -> None:
     file = tmp_path / "table.json"
     command = [sys.executable, str(LABORATORY), "--only", name, "--named-only"]
     command += ["--patience", "0", "--json", str(file)]

@@ -1,4 +1,4 @@
-"""Each rule names what it is for, and is silent where its neighbour should speak."""
+"""Each rule reports its bottleneck, and stays silent for similar ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_workers_that_are_at_work_all_the_time_are_too_few() -> None:
 
 
 def paused(wait: float) -> Pass:
-    """Two steps of a hundred take 2 s longer: the training evaluates itself, and saves."""
+    """Two of a hundred steps take 2 s longer: the training evaluates and saves."""
     passed = one_pass(wait=wait, compute=10.0)
     passed.compute = times(10.0, 98)
     passed.compute += times(2010.0, 2)
@@ -59,12 +59,12 @@ def test_pauses_that_may_be_the_devices_own_work_are_computing() -> None:
     assert rules_of(a_run(paused(0.0), work=80.0)) == ["compute-bound"]
 
 
-def test_more_workers_are_no_advice_where_all_cores_are_in_use() -> None:
+def test_more_workers_are_not_recommended_if_all_cores_are_busy() -> None:
     run = a_run(SLOW, work=320.0, machine={"cores": 4, "usable_cores": 4})
     assert "too-few-workers" not in rules_of(run)
 
 
-def test_more_workers_are_no_advice_where_those_there_are_mostly_idle() -> None:
+def test_more_workers_are_not_recommended_if_workers_are_idle() -> None:
     assert "too-few-workers" not in rules_of(a_run(SLOW, work=40.0))
 
 
@@ -75,7 +75,7 @@ def test_no_workers_at_all_are_too_few() -> None:
     assert found.gain.predicted == pytest.approx(110 / 50, rel=0.1)
 
 
-def test_no_workers_are_right_where_batches_cost_next_to_nothing() -> None:
+def test_zero_workers_are_fine_if_batches_are_cheap() -> None:
     run = a_run(one_pass(wait=0.5, compute=2.0), work=0.4, loader={"workers": 0})
     assert "too-few-workers" not in rules_of(run)
 
@@ -108,7 +108,7 @@ def test_workers_of_each_epoch_are_restarted() -> None:
     assert "workers-restarted" not in rules_of(a_run(*passes))
 
 
-def test_workers_that_died_are_told_of_first() -> None:
+def test_dead_workers_are_reported_first() -> None:
     run = a_run(SLOW, work=320.0, use={"worker_deaths": 3})
     assert first_of(run) == "workers-restarted"
 
@@ -140,20 +140,20 @@ def finding_rate(run: Run, rule: str) -> float:
 QUOTA = {"cores": 16, "usable_cores": 4, "quota_cores": 4.0}
 
 
-def test_a_quota_that_is_used_up_is_told_of_and_no_more_workers_are_advised() -> None:
+def test_exhausted_quota_is_reported_instead_of_more_workers() -> None:
     run = a_run(SLOW, work=310.0, machine=QUOTA)
     assert first_of(run) == "cpu-quota"
     assert "too-few-workers" not in rules_of(run)
 
 
-def test_cores_that_an_affinity_takes_away_are_told_with_its_calls() -> None:
+def test_restricted_affinity_is_reported_with_its_calls() -> None:
     found = diagnose(a_run(SLOW, work=310.0, machine={"cores": 16, "usable_cores": 1})).findings[0]
     assert found.rule == "cpu-quota"
     assert "taskset" in found.fix
     assert "sched_setaffinity" in found.fix
 
 
-def test_a_quota_that_is_not_used_up_is_no_matter() -> None:
+def test_unused_quota_is_not_reported() -> None:
     assert "cpu-quota" not in rules_of(a_run(one_pass(), machine=QUOTA))
     other_ranks = {"cores": 16, "usable_cores": 4, "shared_by": 4}
     assert "cpu-quota" not in rules_of(a_run(SLOW, work=310.0, machine=other_ranks))
@@ -162,7 +162,7 @@ def test_a_quota_that_is_not_used_up_is_no_matter() -> None:
 FAR = {"dataset": 0.1, "read and decode": 0.8, "collate": 0.1}
 
 
-def test_workers_that_are_blocked_where_they_read_have_a_slow_storage() -> None:
+def test_workers_blocked_in_reads_indicate_slow_storage() -> None:
     run = a_run(SLOW, work=320.0, cpu=0.2, stages=FAR)
     assert first_of(run) == "slow-storage"
     assert "decode-bound" not in rules_of(run)
@@ -188,7 +188,7 @@ def test_workers_that_wait_for_one_another_are_named_before_more_of_them() -> No
     assert "waits for something" in more.evidence
 
 
-def test_storage_says_what_the_kernel_has_counted() -> None:
+def test_storage_finding_quotes_kernel_counters() -> None:
     run = a_run(SLOW, work=320.0, cpu=0.2, stages=FAR)
     assert "none of it came from a disk" in finding_of(run, "slow-storage").evidence
     trainer, *workers = run.use.processes
@@ -227,19 +227,19 @@ def test_workers_that_decode_large_images_on_all_cores_are_decode_bound() -> Non
     assert found.gain.predicted == pytest.approx(80 / 50, rel=0.1)
 
 
-def test_images_that_are_as_small_as_they_are_shown_gain_nothing_by_copies() -> None:
+def test_images_near_output_size_gain_nothing_from_copies() -> None:
     run = a_run(SLOW, work=320.0, stages=DECODE, machine=CORES, decoded=800, decoded_px=64.0)
     assert finding_rate(run, "decode-bound") == 1.0
 
 
-def test_a_step_that_takes_most_of_the_time_is_named() -> None:
+def test_slowest_transform_is_named() -> None:
     stages = {"read and decode": 0.2, "transform: Sharpened": 0.6, "collate": 0.1}
     run = a_run(SLOW, work=320.0, stages=stages, machine=CORES)
     assert first_of(run) == "slow-transform"
     assert "Sharpened" in finding_of(run, "slow-transform").cause
 
 
-def test_a_dataset_in_which_nothing_can_be_told_apart_is_named_where_nothing_else_is() -> None:
+def test_opaque_dataset_is_named_if_nothing_else_is() -> None:
     run = a_run(SLOW, work=320.0, stages={"dataset": 0.95}, machine=CORES)
     assert "Photos" in finding_of(run, "slow-transform").cause
     assert first_of(a_run(SLOW, work=320.0, stages={"dataset": 0.95})) == "too-few-workers"
@@ -268,7 +268,7 @@ def test_samples_that_are_all_alike_are_not_slow() -> None:
     assert "slow-samples" not in rules_of(run)
 
 
-def test_a_collate_of_a_users_own_that_takes_long_is_named() -> None:
+def test_slow_user_collate_is_named() -> None:
     stages = {"dataset": 0.2, "collate": 0.7}
     run = a_run(SLOW, work=320.0, stages=stages, machine=CORES, loader={"collate": "listed"})
     assert first_of(run) == "collate"
@@ -324,7 +324,7 @@ def test_a_few_long_waits_of_workers_that_are_fast_enough_want_more_prefetching(
     assert "one step in 8 is late" in finding_of(run, "shallow-prefetch").evidence
 
 
-def test_prefetching_is_no_deeper_than_memory_is() -> None:
+def test_recommended_prefetch_fits_memory() -> None:
     large = replace(uneven(), bytes=101 * (60 << 20))
     work = {"work": 150.0, "stages": {"dataset": 0.9}}
     run = a_run(large, **work, use={"shared_memory_bytes": 1 << 30})
@@ -341,7 +341,7 @@ def test_steps_that_all_wait_for_idle_workers_want_no_more_prefetching() -> None
     assert rules_of(a_run(SLOW, work=40.0)) == ["inconclusive"]
 
 
-def test_a_thread_that_pins_is_late_where_workers_are_idle_and_each_step_waits() -> None:
+def test_pin_thread_is_late_if_workers_idle_and_steps_wait() -> None:
     passed = one_pass(wait=30.0, wait_cpu_ms=0.2 * 100, pinned=True, device_clock=True)
     run = a_run(passed, work=20.0, loader={"pin_memory": True}, machine={"gpu": "a device"})
     assert rules_of(run) == ["hand-over"]
@@ -358,7 +358,7 @@ def cpu_of(run: Run, *shares: float) -> Run:
     return replace(run, use=replace(run.use, processes=[trainer, *made]))
 
 
-def test_workers_without_data_are_told_of() -> None:
+def test_workers_without_data_are_reported() -> None:
     run = a_run(SLOW, work=80.0)
     one = cpu_of(run, 0.95, 0.01, 0.01, 0.01)
     assert first_of(one) == "uneven-workers"
@@ -377,7 +377,7 @@ def test_deep_prefetching_is_not_made_deeper() -> None:
     assert "shallow-prefetch" not in rules_of(run)
 
 
-def test_batches_that_fill_shared_memory_are_told_of() -> None:
+def test_batches_that_fill_shared_memory_are_reported() -> None:
     large = one_pass(bytes=101 * (60 << 20))
     run = a_run(large, use={"shared_memory_bytes": 512 << 20})
     assert first_of(run) == "shared-memory"
@@ -390,7 +390,7 @@ def test_batches_that_fill_shared_memory_are_told_of() -> None:
     assert "shared-memory" not in rules_of(a_run(*short, use={"shared_memory_bytes": 512 << 20}))
 
 
-def test_tiny_batches_are_told_of_and_not_their_collating() -> None:
+def test_tiny_batches_are_reported_instead_of_collate() -> None:
     tiny = one_pass(
         wait=0.8, compute=0.1, steps=1000, samples=2002, batch_size=2, bytes=1001 * 6000
     )
@@ -402,7 +402,7 @@ def test_tiny_batches_are_told_of_and_not_their_collating() -> None:
 FLOATS = {"transform: ToTensor": 0.3, "transform: Normalize": 0.3, "collate": 0.3}
 
 
-def test_floats_are_told_of_where_their_bytes_cost_time() -> None:
+def test_floats_are_reported_if_their_bytes_cost_time() -> None:
     floats = one_pass(wait=30.0, bytes=101 * (19 << 20), float_bytes=101 * (19 << 20))
     run = a_run(floats, work=320.0, stages=FLOATS, machine=CORES)
     assert first_of(run) == "float-copy"
@@ -413,7 +413,7 @@ def test_floats_are_told_of_where_their_bytes_cost_time() -> None:
     assert "float-copy" not in rules_of(idle)
 
 
-def test_memory_that_is_not_pinned_is_told_of_where_there_is_a_device() -> None:
+def test_unpinned_memory_is_reported_with_device() -> None:
     passed = one_pass(bytes=101 * (19 << 20), pinned=False, copy=times(10.0, 100))
     run = a_run(passed, machine={"gpu": "a device"})
     assert first_of(run) == "unpinned-copy"
@@ -421,7 +421,7 @@ def test_memory_that_is_not_pinned_is_told_of_where_there_is_a_device() -> None:
     assert "unpinned-copy" not in rules_of(a_run(passed))
 
 
-def test_a_copy_that_was_not_measured_is_told_of_where_it_may_take_long() -> None:
+def test_unmeasured_copy_is_reported_if_it_may_take_long() -> None:
     large = one_pass(bytes=101 * (19 << 20), pinned=False)
     found = finding_of(a_run(large, machine={"gpu": "a device"}), "unpinned-copy")
     assert found.gain is None
@@ -430,7 +430,7 @@ def test_a_copy_that_was_not_measured_is_told_of_where_it_may_take_long() -> Non
     assert rules_of(a_run(small, machine={"gpu": "a device"})) == ["compute-bound"]
 
 
-def test_slow_first_steps_at_another_size_are_told_of() -> None:
+def test_slow_first_steps_at_new_size_are_reported() -> None:
     first = one_pass(first_steps_ms=[900.0] * 3 + [50.0] * 5)
     second = one_pass(image_size=96, epoch=1, first_steps_ms=[900.0] * 3 + [50.0] * 5)
     gpu = {"gpu": "a device"}
@@ -457,7 +457,7 @@ def test_on_a_cpu_slow_first_steps_need_cpu_time(cpu_ms: list[float], named: boo
     assert ("new-shape" in rules_of(a_run(one_pass(), second))) == named
 
 
-def test_first_steps_that_sleep_are_no_new_shape_on_a_cpu() -> None:
+def test_sleeping_first_steps_on_cpu_are_not_new_shapes() -> None:
     def batches() -> Iterator[torch.Tensor]:
         for side in (8, 16):
             for _ in range(40):
@@ -471,7 +471,7 @@ def test_first_steps_that_sleep_are_no_new_shape_on_a_cpu() -> None:
     assert "new-shape" not in rules_of(watched.run)
 
 
-def test_a_host_that_launches_all_the_time_is_bound_by_itself() -> None:
+def test_host_that_launches_all_the_time_is_host_bound() -> None:
     passed = one_pass(compute_cpu_ms=49.0 * 100, device_clock=True)
     run = a_run(passed, machine={"gpu": "a device"}, use={"gpu_busy": 0.4})
     assert first_of(run) == "host-bound"
@@ -480,14 +480,14 @@ def test_a_host_that_launches_all_the_time_is_bound_by_itself() -> None:
     assert "host-bound" not in rules_of(a_run(replace(passed, device_clock=False)))
 
 
-def test_a_thread_that_may_be_waiting_for_its_device_is_no_bound_host() -> None:
+def test_thread_waiting_for_device_is_not_host_bound() -> None:
     # As with .item() in each step: the thread spins until the device is done.
     passed = one_pass(compute_cpu_ms=49.0 * 100, device_clock=True)
     run = a_run(passed, machine={"gpu": "a device"}, use={"gpu_busy": None})
     assert rules_of(run) == ["compute-bound"]
 
 
-def test_threads_in_workers_are_told_of() -> None:
+def test_threads_in_workers_are_reported() -> None:
     run = a_run(SLOW, work=320.0, machine=CORES, use={"worker_threads": 10})
     processes = [
         each if each.role == "trainer" else replace(each, cpu_s=3 * each.cpu_s)
@@ -498,7 +498,7 @@ def test_threads_in_workers_are_told_of() -> None:
     assert "noisy-threads" not in rules_of(run)
 
 
-def test_threads_in_the_trainer_are_told_of() -> None:
+def test_threads_in_trainer_are_reported() -> None:
     run = a_run(one_pass(), use={"threads": 32})
     trainer, *workers = run.use.processes
     trainer = replace(trainer, cpu_s=3 * trainer.seconds, queued_s=4 * trainer.seconds)
@@ -507,7 +507,7 @@ def test_threads_in_the_trainer_are_told_of() -> None:
     assert "noisy-threads" not in rules_of(run)
 
 
-def test_cores_that_programs_of_others_take_are_told_of() -> None:
+def test_cores_used_by_other_programs_are_reported() -> None:
     run = a_run(SLOW, work=320.0, machine=CORES, cpu=0.3, timed_queued_ms=12 * 320 * 0.7)
     assert "busy-machine" in rules_of(run)
     assert "slow-storage" not in rules_of(run)
@@ -522,7 +522,7 @@ def with_trainer(run: Run, cpu: float, queued: float | None) -> Run:
     return replace(run, use=replace(run.use, processes=[trainer, *workers]))
 
 
-def test_other_programs_that_take_the_cores_of_the_step_are_named() -> None:
+def test_other_programs_on_cores_of_step_are_named() -> None:
     run = a_run(one_pass(compute_cpu_ms=15.0 * 100))
     found = finding_of(with_trainer(run, 0.3, 0.6), "busy-machine")
     assert found.gain is not None
@@ -580,7 +580,7 @@ def test_a_loader_that_cannot_be_looked_into_waits_for_a_cause_that_is_not_known
     assert verdict.findings[0].rule == "inconclusive"
 
 
-def test_the_split_says_none_for_what_was_not_measured() -> None:
+def test_split_is_none_if_not_measured() -> None:
     verdict = diagnose(a_run(one_pass(wait=30.0), work=320.0))
     assert verdict.split_ms == {
         "wait": pytest.approx(30.0),
@@ -596,7 +596,7 @@ def test_the_split_says_none_for_what_was_not_measured() -> None:
     assert unknown.hidden_ms is None
 
 
-def test_the_ceiling_is_what_the_steps_do_without_waiting() -> None:
+def test_ceiling_is_rate_of_steps_without_waiting() -> None:
     ceiling = diagnose(a_run(one_pass(wait=30.0), work=320.0)).ceiling
     assert ceiling is not None
     assert ceiling.free_images_per_s == pytest.approx(32 / 0.05)
@@ -632,14 +632,14 @@ def test_how_far_a_run_is_bound_by_its_input(wait: float, bound: str) -> None:
     assert diagnose(run, Thresholds(moderate_pct=90, high_pct=95)).bound == "not input-bound"
 
 
-def test_steps_below_what_a_clock_can_tell_promise_no_gain_without_bound() -> None:
+def test_steps_below_clock_resolution_promise_bounded_gain() -> None:
     nothing = one_pass(wait=0.001, compute=5e-324, samples=202, bytes=202)
     verdict = diagnose(a_run(nothing, work=0.0))
     assert verdict.ceiling is None
     assert all(each.gain is None or math.isfinite(each.gain.high) for each in verdict.findings)
 
 
-def test_batches_without_a_sample_are_not_told_to_be_small() -> None:
+def test_batches_without_sample_are_not_called_small() -> None:
     empty = one_pass(wait=1.0, compute=0.1, samples=0, batch_size=None, bytes=0)
     assert "small-batch" not in rules_of(a_run(empty, work=0.3))
 
@@ -655,7 +655,7 @@ UNCOMPILED = {
 LARGE = {"decoded_px": 600.0, "stages": {"decode": 0.8, "to values": 0.2}}
 
 
-def test_a_transform_that_is_not_compiled_is_told_first_with_the_reason() -> None:
+def test_uncompiled_transform_is_reported_first_with_reason() -> None:
     run = a_run(SLOW, work=320.0, loader=UNCOMPILED, **LARGE)
     assert first_of(run) == "uncompiled-transform"
     assert "opened" in finding_of(run, "uncompiled-transform").evidence
@@ -677,7 +677,7 @@ def test_a_transform_that_is_not_compiled_is_told_first_with_the_reason() -> Non
 def test_no_advice_is_given_that_the_loader_would_refuse(
     loader: dict[str, Any], cache: bool, device: bool
 ) -> None:
-    """Where an argument is refused, what is advised says so, or what to change first."""
+    """If the loader would reject an argument, the advice says so or names the prerequisite."""
     floats = one_pass(wait=30.0, bytes=101 * 40_000_000, float_bytes=101 * 40_000_000)
     run = a_run(floats, work=320.0, loader=loader, **LARGE)
     for rule, accepted, name in (

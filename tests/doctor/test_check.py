@@ -1,4 +1,4 @@
-"""What a check is, whatever was found."""
+"""Properties of a check, independent of its result."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def test_a_fault_has_a_remedy(status: Status) -> None:
     assert found_fault([CheckResult(id="cores", status=status, summary="few", fix="get more")])
 
 
-def test_notes_and_what_was_not_measured_are_no_faults() -> None:
+def test_notes_and_unmeasured_checks_are_not_failures() -> None:
     statuses: tuple[Status, ...] = ("ok", "note", "unknown")
     assert not found_fault(CheckResult(id="x", status=each, summary="") for each in statuses)
 
 
-def test_what_others_have_written_stays_one_line_of_text() -> None:
+def test_foreign_text_stays_on_one_line() -> None:
     check = CheckResult(
         id="x",
         status="warn",

@@ -32,7 +32,7 @@ def limits(**changes: object) -> CoreLimits:
         ({"processes": 4}, "8 cores in the machine, shared by 4 training processes: 2 usable"),
     ],
 )
-def test_the_line_says_what_leaves_how_many(changes: dict[str, object], line: str) -> None:
+def test_line_names_limit_of_cores(changes: dict[str, object], line: str) -> None:
     assert describe_cores(limits(**changes)) == line
 
 

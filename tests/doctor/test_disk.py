@@ -1,4 +1,4 @@
-"""The folder of the data, from what it is to whether memory holds it."""
+"""Checks of the data folder: type, speed, and whether it fits into memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_folder_of_images_is_counted(jpeg_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["webdataset", "folder"])
-def test_a_cache_is_told_from_images(jpeg_folder: Path, tmp_path: Path, format: str) -> None:
+def test_cache_is_distinguished_from_images(jpeg_folder: Path, tmp_path: Path, format: str) -> None:
     build_cache(jpeg_folder, tmp_path / "cache", sizes=[16, 32], format=format, workers=0)
     data = inspect_data(str(tmp_path / "cache"))
     assert (data.check.status, data.check.details["images"]) == ("ok", 12)
@@ -80,7 +80,7 @@ def test_a_cache_that_is_not_whole_is_a_fault(jpeg_folder: Path, tmp_path: Path)
         ({"one.jpg": "x"}, "ok", "1 image, 1 byte"),
     ],
 )
-def test_anything_else_is_said_to_be_what_it_is(
+def test_other_folders_are_described(
     files: dict[str, str], status: str, words: str, tmp_path: Path
 ) -> None:
     check = inspect_data(str(write_files(tmp_path, files))).check
@@ -94,7 +94,7 @@ def test_a_url_is_refused(url: str) -> None:
         require_folder(url)
 
 
-def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
+def test_invalid_folder_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for name, words in (("file", "is a file"), ("gone", "does not exist"), ("\0", "cannot be")):
         with pytest.raises(UsageError, match=words):
@@ -163,7 +163,7 @@ WANTED = 2 * DECODED_BYTES_PER_S
         (None, 100 * GB, "unknown"),
     ],
 )
-def test_a_disk_is_slow_where_the_cores_wait_for_it(
+def test_disk_is_slow_if_cores_wait_for_it(
     rate: ReadRate | None,
     data_bytes: int | None,
     status: str,
@@ -186,7 +186,7 @@ def test_a_disk_is_slow_where_the_cores_wait_for_it(
         (GB, None, False, "unknown"),
     ],
 )
-def test_memory_holds_what_is_known_to_fit(
+def test_folder_fits_memory_only_if_size_is_known(
     data_bytes: int | None,
     cacheable: int | None,
     at_least: bool,

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 OF_DATA = {"disk", "read-rate", "page-cache"}
 
 
-def test_each_check_comes_once_and_is_told_as_it_comes(jpeg_folder: Path) -> None:
+def test_each_check_runs_once_and_is_reported_immediately(jpeg_folder: Path) -> None:
     told: list[CheckResult] = []
     found = examine(str(jpeg_folder), tell=told.append)
     assert [check.id for check in found.checks] == list(CHECK_IDS)
@@ -69,7 +69,7 @@ def test_every_check_is_in_the_page_of_checks() -> None:
     assert rows == list(CHECK_IDS)
 
 
-def test_a_folder_that_is_none_is_refused_before_anything_is_told(tmp_path: Path) -> None:
+def test_invalid_folder_is_rejected_before_any_output(tmp_path: Path) -> None:
     told: list[CheckResult] = []
     with pytest.raises(UsageError, match="does not exist"):
         examine(str(tmp_path / "nowhere"), tell=told.append)
@@ -154,7 +154,7 @@ def test_torch_is_not_imported(jpeg_folder: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
-def test_where_torch_is_not_installed_that_is_what_fails(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_missing_torch_is_the_only_failure(jpeg_folder: Path, tmp_path: Path) -> None:
     site = Path(sysconfig.get_path("purelib"))
     for entry in site.iterdir():
         if not entry.name.startswith(("torch", "functorch", "feedline", "__editable__")):

@@ -50,7 +50,7 @@ def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class NVMLError(Exception):
-    """As the package's own."""
+    """Like the error of the NVML package."""
 
     def __init__(self, text: str, value: int = 18) -> None:
         super().__init__(text)
@@ -59,7 +59,7 @@ class NVMLError(Exception):
 
 @pytest.fixture
 def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """What stands for the package: it answers with these, or fails at this call."""
+    """A stand-in for the NVML package that returns these values, or fails at this call."""
 
     def install(
         fails_at: str = "", code: int = 18, *, memory: bool = True, texts: type = str
@@ -132,7 +132,7 @@ def test_the_kernels_files_give_name_driver_and_link(tmp_path: Path) -> None:
     assert link.summary == "16 of 16 lanes at 2.5 GT/s (an idle GPU lowers that)"
 
 
-def test_an_amd_gpu_is_told(tmp_path: Path, no_nvml: None) -> None:
+def test_amd_gpu_is_reported(tmp_path: Path, no_nvml: None) -> None:
     card = {path: text.replace("0x10de", "0x1002") for path, text in CARD.items()}
     found = find_gpus(write_files(tmp_path, {**card, "/sys/module/amdgpu/version": "6.2\n"}))
     assert found == Gpus(amd_cards=1, amd_driver=True)
@@ -140,7 +140,7 @@ def test_an_amd_gpu_is_told(tmp_path: Path, no_nvml: None) -> None:
 
 
 @pytest.mark.parametrize("texts", [str, bytes])
-def test_nvml_gives_memory_and_the_cuda_version(
+def test_nvml_reports_memory_and_cuda_version(
     tmp_path: Path, nvml: Callable[..., None], texts: type
 ) -> None:
     nvml(texts=texts)
@@ -178,7 +178,7 @@ def test_a_driver_that_does_not_answer_fails(
 
 
 @pytest.mark.parametrize("code", [9, 12])
-def test_nvml_without_a_driver_is_no_fault(
+def test_nvml_without_driver_is_not_an_error(
     tmp_path: Path, nvml: Callable[..., None], code: int
 ) -> None:
     nvml("nvmlInit", code)
@@ -236,7 +236,7 @@ def test_a_driver_that_is_too_old_for_torch_fails(
     ("lanes", "most", "status"),
     [("16", "16", "ok"), ("8", "16", "note"), ("4", "16", "warn"), ("1", "16", "warn")],
 )
-def test_a_narrow_link_is_told(lanes: str, most: str, status: str, tmp_path: Path) -> None:
+def test_narrow_link_is_reported(lanes: str, most: str, status: str, tmp_path: Path) -> None:
     folder = f"/sys/bus/pci/devices/{ADDRESS}"
     files = {**LINK, f"{folder}/current_link_width": lanes, f"{folder}/max_link_width": most}
     found = Gpus(nvidia=(Gpu(name="A", address=ADDRESS),), driver="570.1", nvidia_cards=1)
@@ -244,15 +244,13 @@ def test_a_narrow_link_is_told(lanes: str, most: str, status: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("text", ["", "Unknown", "0", "255", "-1"])
-def test_a_link_of_which_the_machine_says_nothing_is_not_measured(
-    text: str, tmp_path: Path
-) -> None:
+def test_link_without_data_is_not_measured(text: str, tmp_path: Path) -> None:
     path = f"/sys/bus/pci/devices/{ADDRESS}/current_link_width"
     assert read_link(ADDRESS, write_files(tmp_path, {**LINK, path: text})) is None
     assert read_link("", tmp_path) is None
 
 
-def test_a_rate_of_lanes_that_is_unknown_is_none(tmp_path: Path) -> None:
+def test_unknown_lane_rate_is_none(tmp_path: Path) -> None:
     path = f"/sys/bus/pci/devices/{ADDRESS}/current_link_speed"
     link = read_link(ADDRESS, write_files(tmp_path, {**LINK, path: "Unknown"}))
     assert link == PcieLink(lanes=16, most_lanes=16, rate_gt_per_s=None, most_rate_gt_per_s=16.0)
@@ -284,7 +282,7 @@ AWAKE = {**LINK, f"/sys/bus/pci/devices/{ADDRESS}/current_link_speed": "16.0 GT/
         ({"pinned_bytes_per_s": None, "problem": "CUDA would not pin"}, {}, ["warn", "ok"]),
     ],
 )
-def test_copies_are_judged_by_what_their_link_carries(
+def test_copies_are_compared_with_link_bandwidth(
     changes: dict[str, object], files: dict[str, str], expected: list[str], tmp_path: Path
 ) -> None:
     pinned, rate = check_copies(measured(**changes), write_files(tmp_path, files))
@@ -333,7 +331,7 @@ def test_copies_are_timed_and_looked_at(host_as_gpu: torch.device) -> None:
     assert min(found.pinned_bytes_per_s, found.pageable_bytes_per_s) > 0
 
 
-def test_memory_that_cuda_would_not_pin_is_told(
+def test_unpinnable_memory_is_reported(
     host_as_gpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cudart = SimpleNamespace(
@@ -358,7 +356,7 @@ def test_a_copy_that_is_another_than_its_original_is_an_error(
         measured_on(host_as_gpu)
 
 
-def test_copies_are_timed_where_there_is_a_gpu() -> None:
+def test_copies_are_timed_with_gpu() -> None:
     found = measure_copy_rate()
     if not torch.cuda.is_available():
         assert isinstance(found, str)

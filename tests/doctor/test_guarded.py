@@ -16,13 +16,13 @@ def ok(name: str) -> CheckResult:
 
 
 @pytest.mark.parametrize("bounded", [True, False])
-def test_checks_come_in_the_order_that_was_asked_for(bounded: bool) -> None:
+def test_checks_are_in_requested_order(bounded: bool) -> None:
     found = run_checks(("one", "two"), lambda: [ok("two"), ok("one")], bounded=bounded)
     assert found == [ok("one"), ok("two")]
 
 
 @pytest.mark.parametrize("bounded", [True, False])
-def test_a_look_that_breaks_leaves_what_it_had_and_says_why(bounded: bool) -> None:
+def test_failing_check_keeps_partial_result_and_names_reason(bounded: bool) -> None:
     def look() -> Iterator[CheckResult]:
         yield ok("one")
         raise OSError(5, "Input/output error")
@@ -51,12 +51,12 @@ def test_a_look_without_an_end_fails_and_keeps_no_one_waiting(
 
 
 @pytest.mark.parametrize("came", [[], ["one", "two", "three"], ["one", "other"]])
-def test_a_look_that_gives_other_checks_is_a_bug(came: list[str]) -> None:
+def test_check_with_unexpected_names_is_a_bug(came: list[str]) -> None:
     with pytest.raises(AssertionError, match="two"):
         run_checks(("one", "two"), lambda: map(ok, came))
 
 
-def test_what_ends_a_program_is_not_taken_for_a_broken_look() -> None:
+def test_exit_exceptions_are_not_caught_as_failed_checks() -> None:
     def look() -> Iterator[CheckResult]:
         raise KeyboardInterrupt
         yield

@@ -14,7 +14,7 @@ LONG_S = 60.0
 
 
 def fill(root: Path, layout: dict[str, int], ending: str = ".jpg", size: int = 10) -> None:
-    """Folders with so many files each."""
+    """Create folders with this many files each."""
     for name, count in layout.items():
         (root / name).mkdir(parents=True, exist_ok=True)
         for number in range(count):
@@ -70,7 +70,7 @@ def test_a_flat_folder_of_too_many_has_no_estimate(
     assert len(found.sample) == folder._SAMPLE
 
 
-def test_no_time_at_all_still_gives_an_answer(tmp_path: Path) -> None:
+def test_zero_time_still_gives_an_answer(tmp_path: Path) -> None:
     fill(tmp_path, {f"class{n}": 30 for n in range(30)})
     found = scan_folder(str(tmp_path), 0.0)
     assert not found.complete
@@ -98,7 +98,7 @@ def test_a_tree_of_any_depth_ends(tmp_path: Path) -> None:
     assert found.images == 0
 
 
-def test_what_is_no_file_is_not_read_from(tmp_path: Path) -> None:
+def test_non_files_are_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
     (tmp_path / "real.jpg").write_bytes(b"abc")
     assert [Path(file.path).name for file in scan_folder(str(tmp_path), LONG_S).sample] == [

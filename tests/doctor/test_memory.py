@@ -34,20 +34,20 @@ def test_memory_without_a_limit_is_fine() -> None:
     assert check.details["page_cache_may_hold_bytes"] == int(0.8 * 60 * GIB)
 
 
-def test_a_limit_of_the_group_is_said() -> None:
+def test_cgroup_limit_is_reported() -> None:
     check = check_memory(MemoryLimits(machine=64 * GIB, limit=8 * GIB, available=7 * GIB), 8)
     assert check.status == "note"
     assert "limit of the cgroup 8.6 GB" in check.summary
 
 
-def test_it_fails_exactly_where_the_loader_would_be_refused() -> None:
+def test_memory_check_fails_exactly_if_loader_would() -> None:
     needed = pool_bytes(8, BATCH_SLOTS * slot_bytes())
     for available, status in ((needed, "ok"), (needed - 1, "fail")):
         limits = MemoryLimits(machine=64 * GIB, limit=None, available=available)
         assert check_memory(limits, 8).status == status
 
 
-def test_the_memory_of_batches_is_what_a_loader_allocates() -> None:
+def test_batch_memory_equals_allocation_of_loader() -> None:
     images = ImageArray(np.zeros((8, 4, 4, 3), np.uint8), np.zeros(8, np.int64))
     loader = DataLoader(images, batch_size=BATCH_ROWS, image_size=IMAGE_PX)
     try:

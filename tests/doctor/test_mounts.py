@@ -1,4 +1,4 @@
-"""On what a folder lies: on machines written for each test, and on this one."""
+"""File systems of a folder: of simulated machines, and of this one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many files may be open: limits that the kernel holds a process to."""
+"""Limits on the number of open files."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ def test_the_files_of_this_process_are_counted() -> None:
         assert check_open_files().details["open"] == before + 1
 
 
-def test_where_no_list_is_their_number_is_not_known(tmp_path: Path) -> None:
+def test_open_files_are_unknown_without_listing(tmp_path: Path) -> None:
     assert check_open_files(tmp_path / "fd").details["open"] is None

@@ -1,4 +1,4 @@
-"""Reading some files for a moment: what is read, from where, and when it ends."""
+"""Measuring the read rate: files read, their source, and the time limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG_S = 60.0
 
 
 def written(folder: Path, sizes: list[int]) -> list[FoundFile]:
-    """Files of these sizes, which are on the disk."""
+    """Write files of these sizes to disk."""
     files = []
     for number, size in enumerate(sizes):
         path = folder / f"{number}.bin"
@@ -50,7 +50,7 @@ def test_the_time_ends_it(tmp_path: Path) -> None:
     assert measure_read_rate(written(tmp_path, [5000] * 8), readers=2, seconds=-1.0) is None
 
 
-def test_nothing_to_read_is_no_rate(tmp_path: Path) -> None:
+def test_empty_input_has_no_read_rate(tmp_path: Path) -> None:
     assert measure_read_rate([], readers=2, seconds=LONG_S) is None
     assert measure_read_rate(written(tmp_path, [0, 0]), readers=2, seconds=LONG_S) is None
     gone = [FoundFile(path=str(tmp_path / "gone"), bytes=100)] * 3
@@ -63,7 +63,7 @@ def test_one_file_is_read_and_not_known_from_where(tmp_path: Path) -> None:
     assert (found.files, found.readers, found.read_from) == (1, 1, "unknown")
 
 
-def test_files_that_are_shorter_than_they_were_end_where_they_end(tmp_path: Path) -> None:
+def test_shortened_files_end_early(tmp_path: Path) -> None:
     files = written(tmp_path, [100] * 4)
     lying = [FoundFile(path=file.path, bytes=10_000) for file in files]
     found = measure_read_rate(lying, readers=1, seconds=LONG_S)
@@ -102,14 +102,16 @@ def test_files_in_memory_are_not_taken_for_a_disk(in_memory: Path) -> None:
     assert found.read_from in ("memory", "unknown")  # as the kernel says of a tmpfs
 
 
-def test_where_no_call_is_it_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_cache_is_unknown_without_system_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(read_rate, "can_drop_pages", lambda: False)
     found = measure_read_rate(written(tmp_path, [5000] * 8), readers=2, seconds=LONG_S)
     assert found is not None
     assert found.read_from == "unknown"
 
 
-def test_what_was_read_stays_as_it_was(tmp_path: Path) -> None:
+def test_read_files_stay_unchanged(tmp_path: Path) -> None:
     files = written(tmp_path, [5000] * 8)
     before = [(os.stat(file.path).st_mtime_ns, Path(file.path).read_bytes()) for file in files]
     measure_read_rate(files, readers=2, seconds=LONG_S)

@@ -1,4 +1,4 @@
-"""The decoder, the compiled parts, torch and the other libraries, as they are installed."""
+"""Installed software: decoder, compiled parts, torch and other libraries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from feedline.images import jpeg, resize
 # The decoder
 
 
-def test_the_parts_in_use_are_those_that_the_pipeline_uses() -> None:
+def test_parts_in_use_match_pipeline() -> None:
     decoder, parts = check_decoder()
     assert decoder.details["pillow"] == PIL.__version__
     assert parts.details["jpeg"] == (jpeg.compiled_decoder() is not None)
@@ -43,7 +43,7 @@ def test_a_part_that_was_not_compiled_is_warned_of(
     assert (decoder.status == "note") == (name == "_jpeg")
 
 
-def test_a_part_that_was_compiled_for_another_python_is_told_from_one_that_was_not(
+def test_part_for_another_python_differs_from_missing_part(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "_lut.py").write_text("raise ImportError('undefined symbol: PyAnother')\n")
@@ -54,7 +54,7 @@ def test_a_part_that_was_compiled_for_another_python_is_told_from_one_that_was_n
 
 
 @pytest.mark.parametrize(("platform", "status"), [("linux", "warn"), ("win32", "note")])
-def test_a_pillow_whose_libjpeg_cannot_be_used_is_named(
+def test_unusable_libjpeg_of_pillow_is_named(
     platform: str, status: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("feedline.images._jpeg")
@@ -69,7 +69,7 @@ def test_a_pillow_whose_libjpeg_cannot_be_used_is_named(
     assert (parts.status, "pillow" in parts.fix) == (status, platform == "linux")
 
 
-def test_a_libjpeg_that_is_made_otherwise_inside_is_told_of(
+def test_libjpeg_with_other_internals_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     part = pytest.importorskip("feedline.images._jpeg")
@@ -91,7 +91,7 @@ def test_a_libjpeg_that_is_made_otherwise_inside_is_told_of(
 # torch
 
 
-def test_the_build_that_is_read_is_the_one_that_is_imported() -> None:
+def test_imported_build_is_inspected() -> None:
     build = read_torch_build()
     assert build is not None
     assert build.version == str(torch.__version__)
@@ -119,7 +119,7 @@ def test_a_build_is_read_from_its_file(text: str, build: TorchBuild, tmp_path: P
 
 
 @pytest.mark.parametrize("text", ["", "__version__ = 2\n", "def (", "import os\n", "\0", "\x80"])
-def test_a_build_that_does_not_say_what_it_is_is_an_error(text: str, tmp_path: Path) -> None:
+def test_build_without_description_raises(text: str, tmp_path: Path) -> None:
     (tmp_path / "version.py").write_text(text, encoding="latin-1")
     with pytest.raises(ValueError, match="version"):
         read_torch_build(tmp_path)
@@ -153,7 +153,7 @@ AMD = Gpus(amd_cards=1, amd_driver=True)
         ("strange", None, None, Gpus(), "fail"),
     ],
 )
-def test_a_build_that_cannot_use_what_is_here_fails(
+def test_incompatible_build_fails(
     version: str, cuda: str | None, hip: str | None, gpus: Gpus, status: str
 ) -> None:
     build = TorchBuild(version=version, cuda=cuda, hip=hip)
@@ -167,7 +167,7 @@ def test_no_torch_at_all_fails() -> None:
 # The rest
 
 
-def test_the_versions_are_those_that_are_installed() -> None:
+def test_installed_versions_are_reported() -> None:
     check = check_libraries()
     assert check.status == "ok"
     assert check.details["numpy"] == numpy.__version__
@@ -180,7 +180,7 @@ def test_a_library_that_is_needed_and_missing_fails(monkeypatch: pytest.MonkeyPa
     assert (check.status, check.fix) == ("fail", "pip install xxhash")
 
 
-def test_the_start_methods_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_methods_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     check = check_start_method()
     assert check.details["python_default"] == multiprocessing.get_all_start_methods()[0]
     monkeypatch.setattr(cores, "default_start_method", lambda: "spawn")

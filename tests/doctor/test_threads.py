@@ -1,4 +1,4 @@
-"""How many threads libraries start beside the workers."""
+"""Threads that libraries start in addition to the workers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ print(torch.get_num_threads())
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="it takes two cores")
-def test_a_number_of_threads_that_is_none_is_passed_over() -> None:
+def test_invalid_thread_count_is_ignored() -> None:
     environ = {name: text for name, text in os.environ.items() if not name.endswith("_THREADS")}
     environ["OMP_NUM_THREADS"] = "many"
     done = subprocess.run(
@@ -62,7 +62,7 @@ def test_a_number_of_threads_that_is_none_is_passed_over() -> None:
 
 @pytest.fixture
 def opencv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A module of OpenCV's name and with the one function that is asked."""
+    """A stand-in for OpenCV with the one function that is used."""
     (tmp_path / "cv2.py").write_text("def getNumThreads():\n    return 16\n")
     monkeypatch.delitem(sys.modules, "cv2", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -92,7 +92,7 @@ def test_opencv_is_judged_by_its_setting_and_not_imported(
 
 @pytest.mark.usefixtures("opencv")
 @pytest.mark.parametrize("given", ["many", "-2"])
-def test_a_setting_of_opencv_that_is_no_number_is_warned_of(given: str) -> None:
+def test_invalid_opencv_setting_warns(given: str) -> None:
     check = check_opencv(FOUR_OF_8, {"OPENCV_FOR_THREADS_NUM": given}, measure=False)
     assert check.status == "warn"
 

@@ -1,4 +1,4 @@
-"""Sources that do harm, for tests of what the engine does about it."""
+"""Faulty sources, to test how the engine handles them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from feedline.order.batch_spec import Field, Item
 
 
 class Steady:
-    """Rows that are a pure function of (sample, size, seed); takes a while for each."""
+    """Rows that are a pure function of (sample, size, seed), with a delay each."""
 
     def __init__(self, length: int = 200, row_s: float = 0.0) -> None:
         self.length = length
@@ -45,7 +45,7 @@ class Steady:
 
 
 class Waiting(Steady):
-    """One sample is made only when another has been."""
+    """A sample that is only made after another one."""
 
     def __init__(self, length: int, one: int, another: int, folder: Path) -> None:
         super().__init__(length)
@@ -60,7 +60,7 @@ class Waiting(Steady):
 
 
 class Deadly(Steady):
-    """Some samples end their worker, each in its way: always, or the first time only."""
+    """Samples that kill their worker in different ways: always, or only the first time."""
 
     def __init__(self, ways: dict[int, str], first_time_only: Path | None = None) -> None:
         super().__init__(96)
@@ -116,7 +116,7 @@ class Unborn(Steady):
 
 
 class Speechless(Steady):
-    """One sample fails with an exception that cannot say what it is."""
+    """A sample that fails with an exception whose `__str__` fails."""
 
     def load(self, item: Item, row: tuple[np.ndarray, ...]) -> None:
         if item.sample == 5:

@@ -35,14 +35,14 @@ def planned(order: Order) -> Iterator[BatchSpec]:
 
 
 def slot_bytes(source: Source, batch_size: int) -> int:
-    """What a slot for such batches takes."""
+    """Size of a slot for these batches."""
     return batch_bytes(source.fields(SIZE_PX), batch_size)
 
 
 def feed_on(
     pool: WorkerPool, source: Source, batch_size: int, *, slots: int, workers: int, **options: Any
 ) -> Feed:
-    """A feed on a pool that has memory for so many slots."""
+    """A feed on a pool with memory for this many slots."""
     fixed = RowBuffers(pool.block, slot_bytes(source, batch_size), slots)
     usual = {"timeout_s": inf, **options}
     return Feed(RowTasks(fixed, source.fields), pool, LiveSettings(workers=workers), **usual)
@@ -52,7 +52,7 @@ def feed_on(
 def working(
     source: Source, batch_size: int, *, slots: int = 4, workers: int = 2, **options: Any
 ) -> Iterator[Feed]:
-    """A feed on workers of their own; on none, in this process, where `workers` is 0."""
+    """A feed with workers of its own, or in this process if `workers` is 0."""
     pool = start_pool(
         source,
         slots_bytes=slots * slot_bytes(source, batch_size),
@@ -67,7 +67,7 @@ def working(
 
 
 def take(feed: Feed, source: Source, batches: int | None = None) -> list[tuple[bytes, ...]]:
-    """The bytes of the arrays of the next batches, all that are left unless it is said how many."""
+    """Bytes of the arrays of the next batches; all remaining ones by default."""
     batches_in_flight = iter(feed.next_batch, None)
     taken = []
     for in_flight in islice(batches_in_flight, batches):
@@ -79,7 +79,7 @@ def take(feed: Feed, source: Source, batches: int | None = None) -> list[tuple[b
 
 
 def expected(source: Source, order: Order) -> list[tuple[bytes, ...]]:
-    """What all of an order's batches hold, made in this process."""
+    """Content of all batches of an order, made in this process."""
     with working(source, order.batch_size, slots=1, workers=0) as feed:
         feed.start(planned(order))
         return take(feed, source)

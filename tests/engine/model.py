@@ -1,18 +1,18 @@
-"""A device that does everything as late as it may, and where no forgotten wait goes unpunished.
+"""A simulated device that does everything as late as allowed, so that every missing wait shows.
 
-It keeps the rules of CUDA's streams, events and caching allocator, and gives a program no more
-order than they do: work that was queued is done when something waits for it, or when the schedule
-says so. Its memory is host memory, its tensors are torch's, so bytes can be compared.
+It follows the rules of CUDA's streams, events and caching allocator, and guarantees no more order
+than they do: queued work is done when something waits for it, or when the schedule says so. Its
+memory is host memory and its tensors are torch's, so bytes can be compared.
 
-- What a stream was given is done in order. `wait_event` and `wait_stream` order streams; nothing
-  else does. An event that was asked has passed if its turn has come by then.
-- Memory is filled with rubbish when it is allocated, and again once it is nobody's: on the stream
-  that it was allocated on, after that stream's earlier work, and after the work of streams that
-  `record_stream` named, as far as they had it when the last tensor went.
-- A copy reads the host's memory when it is done, and fails if its tensor is gone by then, unless
-  the memory is known to last.
-- Times are simulated, in ms: work begins when its stream, the events it waits for and the host
-  that queued it have come so far. The schedule makes no difference to them.
+- Work on one stream is done in order. `wait_event` and `wait_stream` order streams; nothing else
+  does. A queried event has passed if its turn has come.
+- Memory is filled with garbage when it is allocated, and again after it was freed: on its stream,
+  after that stream's earlier work, and after the work that streams named by `record_stream` had
+  when the last tensor was freed.
+- A copy reads host memory when it is done, and fails if its tensor was freed before, unless the
+  memory is permanent.
+- Times are simulated, in ms: work begins when its stream, its events and the host that queued it
+  have come that far. The schedule does not affect them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ModelStream:
         return work
 
     def step(self) -> None:
-        """Do the oldest piece of work, and what it has to wait for."""
+        """Do the oldest work, and everything that it waits for."""
         work = self.queue[0]
         begins_ms = max(self._now_ms, work.queued_ms)
         if work.after is not None:
@@ -139,12 +139,12 @@ class _Block:
 
 
 class ModelDevice:
-    """An accelerator.
+    """A simulated accelerator.
 
     Args:
-        schedule: decides what is done before anybody waits for it; None: nothing.
-        copy_ms: how long each copy takes.
-        lasting: host memory that is there for good, such as that of the slots.
+        schedule: decides which work is done before anything waits for it; None: none.
+        copy_ms: duration of each copy.
+        lasting: permanent host memory, such as that of the slots.
     """
 
     device = torch.device("cpu")
@@ -245,7 +245,7 @@ class ModelDevice:
         )
 
     def read(self, tensor: torch.Tensor, takes_ms: float = 0.0) -> Callable[[], torch.Tensor]:
-        """Queue a reading on the current stream; the result gives what it found, once done."""
+        """Queue a read on the current stream; the result is available once it is done."""
         found: list[torch.Tensor] = []
         source = self.memory(tensor)
         self.current.give(lambda: found.append(source.clone()), takes_ms)
@@ -269,7 +269,7 @@ class ModelDevice:
 
 
 def _last(stream: ModelStream) -> _Work:
-    """The last work that a stream was given."""
+    """Last work queued on a stream."""
     if stream.queue:
         return stream.queue[-1]
     return _Work(stream, 0.0, lambda: None, ended_ms=0.0)

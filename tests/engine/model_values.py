@@ -11,12 +11,12 @@ __all__ = ["ModelValues"]
 
 
 class ModelValues:
-    """What makes values, as work of a model's current stream.
+    """Function that computes values as work of a model's current stream.
 
     Args:
         model: the device.
-        values: what makes them.
-        takes_ms: how long it takes.
+        values: computes the values.
+        takes_ms: duration.
     """
 
     def __init__(self, model: ModelDevice, values: PixelConversion, takes_ms: float = 0.5) -> None:

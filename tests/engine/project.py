@@ -1,4 +1,4 @@
-"""A user's own code: functions of a value that go by what is elsewhere, in every way there is."""
+"""A user's code: functions whose result depends on other objects, in every possible form."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Scaled(Kept):
 
 
 class Further(Scaled):
-    """What it goes by is its base's."""
+    """Depends on an attribute of its base class."""
 
 
 class Asking(Kept):
-    """A sample is what a function gives."""
+    """A dataset whose samples are results of a function."""
 
     def __getitem__(self, index: int) -> Any:
         return self.value(1), super().__getitem__(index)[1]
@@ -177,7 +177,7 @@ class Troublesome(abc.ABC, Kept):
 
 
 class Slow:
-    """Takes its time to pickle."""
+    """An object that pickles slowly."""
 
     def __init__(self, event: threading.Event) -> None:
         self.event = event

@@ -1,4 +1,4 @@
-"""What was set on a dataset is compared; what is deeper inside, or not set, is not."""
+"""Attributes set on a dataset are compared; nested or unset ones are not."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_another_key_of_a_dict_differs_though_its_value_is_the_same() -> None:
 
 
 class Views:
-    """A transform of a user's."""
+    """A user-defined transform."""
 
     def __init__(self, transform: Any, number: int) -> None:
         self.transform, self.number = transform, number
@@ -63,7 +63,7 @@ class Views:
         return [self.transform(image) for _ in range(self.number)]
 
 
-def test_what_is_set_on_a_transform_of_a_users_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attribute_set_on_user_transform_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = Views(nn.Sequential(nn.Identity()), 1)
     views = Views(inner, 2)
     data = Listed([])
@@ -125,7 +125,7 @@ def test_another_index_of_a_subset_differs(indices: Any) -> None:
 
 
 class State:
-    """An object of a user's that is neither a dataset nor a transform."""
+    """A user-defined object that is neither a dataset nor a transform."""
 
     def __init__(self) -> None:
         self.epoch, self.names, self._cache = 0, ["a"], 0
@@ -135,7 +135,7 @@ class State:
         raise AssertionError("code of the user's was run")
 
 
-def test_what_is_set_on_an_object_that_a_dataset_holds_differs_and_is_named() -> None:
+def test_attribute_set_on_nested_object_is_detected_and_named() -> None:
     data = Listed(State())
     before = AttributeSnapshot(data)
     assert AttributeSnapshot(data) == before

@@ -1,4 +1,4 @@
-"""What is laid into memory comes back as it was: structure, types, dtypes, shapes and values."""
+"""Values laid out in memory are restored: structure, types, dtypes, shapes and content."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DTYPES = [
 
 
 def through(value: Any, memory_bytes: int = 0) -> Any:
-    """Lay a value into memory of some size, and load it from where it then lies."""
+    """Lay a value out in memory of a given size, and load it from there."""
     space = BatchAllocator(np.empty(memory_bytes, np.uint8))
     shell = write_batch(value, space)
     if space.fits:
@@ -87,7 +87,7 @@ def test_any_value_comes_back_as_it_was(value: Any, memory_bytes: int) -> None:
 
 
 def _loose(value: Any) -> Any:
-    """As `plain`, without the strides: of a tensor with gaps the gaps are not kept."""
+    """Like `plain` without strides, because gaps of a tensor are not preserved."""
     if isinstance(value, torch.Tensor):
         kind, dtype, shape, _, *rest = plain(value)
         return kind, dtype, shape, rest
@@ -131,7 +131,7 @@ class Tagged(torch.Tensor):
 
 
 class Own(torch.Tensor):
-    """A subclass with a way of its own to keep its state."""
+    """A subclass with its own pickling of state."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"of": "own"}
@@ -179,7 +179,7 @@ def test_strange_things_come_back(name: str) -> None:
     assert plain(through(STRANGE[name])) == plain(STRANGE[name])
 
 
-def test_what_torchvision_calls_an_image_and_its_boxes_come_back() -> None:
+def test_torchvision_images_and_boxes_round_trip() -> None:
     tv_tensors = pytest.importorskip("torchvision.tv_tensors")
     image = tv_tensors.Image(torch.zeros(3, 4, 4, dtype=torch.uint8))
     boxes = tv_tensors.BoundingBoxes([[1, 2, 3, 4]], format="XYXY", canvas_size=(5, 6))
@@ -217,7 +217,7 @@ def test_sparse_tensors_come_back_and_torch_keeps_none_of_them(name: str) -> Non
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_tensors_that_torch_alone_can_take_apart_come_back() -> None:
+def test_tensor_subclasses_of_torch_round_trip() -> None:
     two = through(TwoTensor(torch.ones(3), torch.arange(3.0)))
     assert type(two) is TwoTensor
     assert (two.a.tolist(), two.b.tolist()) == ([1, 1, 1], [0, 1, 2])
@@ -233,7 +233,7 @@ def test_tensors_that_torch_alone_can_take_apart_come_back() -> None:
     assert (sample.pixels.tolist(), sample.name) == ([1, 1], "a")
 
 
-def test_what_is_twice_in_a_value_is_one_thing_with_one_memory() -> None:
+def test_repeated_object_is_laid_out_once() -> None:
     tensor = torch.arange(10_000.0)
     space = BatchAllocator(np.empty(0, np.uint8))
     write_batch([tensor] * 50, space)
@@ -242,13 +242,13 @@ def test_what_is_twice_in_a_value_is_one_thing_with_one_memory() -> None:
     assert first is second
 
 
-def test_what_was_repeated_takes_no_more_memory_than_before() -> None:
+def test_repeated_object_needs_no_more_memory() -> None:
     space = BatchAllocator(np.empty(0, np.uint8))
     write_batch(torch.ones(3, 1).expand(3, 1_000_000), space)
     assert space.used < 10_000
 
 
-def test_a_part_of_what_lies_in_memory_already_stays_there() -> None:
+def test_view_of_shared_memory_is_not_copied() -> None:
     space = BatchAllocator(np.empty(1 << 16, np.uint8))
     whole = empty_in(space, (100, 10), torch.float32)
     whole.copy_(torch.arange(1000.0).view(100, 10))
@@ -260,7 +260,7 @@ def test_a_part_of_what_lies_in_memory_already_stays_there() -> None:
     assert torch.equal(back["whole"], whole)
 
 
-def test_what_was_laid_is_not_kept_until_garbage_is_collected() -> None:
+def test_laid_out_values_are_freed_without_garbage_collection() -> None:
     tensor, array = torch.ones(1000), np.ones(1000)
     gone = weakref.ref(tensor), weakref.ref(array)
     gc.disable()

@@ -37,7 +37,7 @@ def refused(dataset: object, collate_fn: Any = default_collate, rows: int = 7) -
 
 
 def both(make: Any, **given: Any) -> tuple[list[Any], list[Any]]:
-    """What torch and feedline give of a dataset, or what they raise."""
+    """Results, or exceptions, of torch and feedline for a dataset."""
     found: list[list[Any]] = []
     given = {"batch_size": 7, "shuffle": True} | given
     for kind in (TorchDataLoader, feedline.DataLoader):
@@ -195,7 +195,7 @@ def mapped(path: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def test_what_is_mapped_from_a_file_goes_by_workers(tmp_path: Path) -> None:
+def test_memory_mapped_tensors_are_read_by_workers(tmp_path: Path) -> None:
     for name, tensor in mapped(tmp_path).items():
         assert "mapped from a file" in refused(TensorDataset(images()[: len(tensor)], tensor)), name
         assert refused(TensorDataset(tensor.clone())) == ""
@@ -215,14 +215,14 @@ def test_a_tensor_that_comes_to_lie_in_a_file_is_noticed(tmp_path: Path) -> None
     assert "mapped from a file" in refused(data)
 
 
-def test_where_files_cannot_be_told_from_memory_nothing_is_taken(
+def test_tensor_engine_is_not_used_if_mapped_files_are_undetectable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
     assert "only be detected on Linux" in refused(pair())
 
 
-def test_what_is_no_row_number_is_left_to_the_dataset() -> None:
+def test_boolean_and_list_indices_are_passed_to_dataset() -> None:
     """A truth, or a list of one, adds a dimension to a tensor's row."""
     mask = torch.arange(20) % 3 == 0
     for indices in ([True, False], mask, torch.nonzero(mask), mask.to(torch.uint8), [[1], [2]]):
@@ -231,7 +231,7 @@ def test_what_is_no_row_number_is_left_to_the_dataset() -> None:
         assert ours == theirs
 
 
-def test_keys_that_are_not_numbers_are_asked_for() -> None:
+def test_keys_other_than_plain_integers_are_passed_to_dataset() -> None:
     for keys in (
         [slice(0, 2), slice(2, 4)],
         [torch.tensor([1, 2])],
@@ -265,7 +265,7 @@ def test_a_way_to_ask_for_many_that_is_one_datasets_own_is_taken(data: Any) -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_batches_can_be_changed_in_place_where_gradients_are_kept(dtype: torch.dtype) -> None:
+def test_batches_are_writable_in_autograd(dtype: torch.dtype) -> None:
     data = TensorDataset(torch.ones(ROWS, 2, dtype=dtype))
     weights = torch.ones(2, dtype=dtype, requires_grad=True)
     with torch.no_grad():
@@ -276,7 +276,7 @@ def test_batches_can_be_changed_in_place_where_gradients_are_kept(dtype: torch.d
     assert weights.grad.tolist() == [4, 4]
 
 
-def test_a_row_that_is_missing_is_named_and_can_be_left_out() -> None:
+def test_missing_row_is_named_and_can_be_skipped() -> None:
     keys = [[0, 1], [2, ROWS + 5], [3, 4]]
     with pytest.raises(IndexError) as caught:
         list(feedline.DataLoader(pair(), batch_sampler=keys))
@@ -288,7 +288,7 @@ def test_a_row_that_is_missing_is_named_and_can_be_left_out() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_tensors_are_those_of_now(workers: int) -> None:
+def test_current_tensors_are_used(workers: int) -> None:
     data = TensorDataset(torch.arange(ROWS))
     with feedline.DataLoader(data, batch_size=2, num_workers=workers) as loader:
         batches = iter(loader)
@@ -325,9 +325,7 @@ def test_tensors_can_still_be_resized() -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.Tensor, tuple, object])
-def test_a_collate_that_users_have_registered_is_asked(
-    kind: type, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_registered_collate_function_is_used(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     function = collate_str_fn if kind is torch.Tensor else lambda batch, *, collate_fn_map: "mine"
     monkeypatch.setitem(default_collate_fn_map, kind, function)
     assert "collate_fn" in refused(pair())

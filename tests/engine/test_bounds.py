@@ -42,9 +42,9 @@ if __name__ == "__main__":
 
 
 def mapped(name: str) -> set[str]:
-    """The inodes of the files of that name that this process maps.
+    """Inodes of files with this name that this process maps.
 
-    Memory of an earlier test may be given back at any time, so none is counted.
+    Memory of an earlier test may be released at any time, so it is not counted.
     """
     lines = Path("/proc/self/maps").read_text().splitlines()
     return {line.split()[4] for line in lines if name in line}
@@ -68,7 +68,7 @@ def _can_mount() -> bool:
 
 
 @pytest.mark.skipif(not _can_mount(), reason="needs the right to mount in a namespace")
-def test_a_16_mb_dev_shm_is_no_limit(tmp_path: Path) -> None:
+def test_dev_shm_of_16_mb_is_sufficient(tmp_path: Path) -> None:
     shell = 'mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$@"'
     script = start_script(
         MANY_BATCHES.format(
@@ -106,7 +106,7 @@ def test_workers_that_decode_jpegs_do_not_load_torch(tmp_path: Path) -> None:
         assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_a_closed_loader_gives_its_memory_back_and_a_kept_batch_its_own() -> None:
+def test_closed_loader_and_held_batch_release_memory() -> None:
     before = mapped("memfd:feedline")
     loader = DataLoader(Steady(64), 32, num_workers=2, image_size=32, shuffle=True, seed=0)
     images, labels = next(iter(loader))

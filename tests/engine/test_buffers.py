@@ -92,7 +92,7 @@ def test_a_slot_that_children_held_stays_exported_to_its_user() -> None:
 def whole_batches(
     slots: int, max_user_batches: int
 ) -> tuple[BatchBuffers, DeviceTransfer, Callable[[], InFlightBatch]]:
-    """Slots, their transfer, and what makes a whole batch in the next slot."""
+    """Slots, their transfer, and a function that writes a whole batch to the next slot."""
     growing = WholeBatchBuffers(slots)
     batches = planned(PLAN)
 
@@ -117,7 +117,7 @@ def whole_batches(
 def batches_of_rows(
     slots: int, max_user_batches: int
 ) -> tuple[BatchBuffers, DeviceTransfer, Callable[[], InFlightBatch]]:
-    """Slots of rows, which keep two for the workers, their transfer, and what fills the next."""
+    """Slots of rows, two for the workers, their transfer, and a function that fills the next."""
     assert max_user_batches == slots - 2
     fields = Rows(80).fields(4)[1:]
     nbytes = batch_bytes(fields, 8)
@@ -136,7 +136,7 @@ def batches_of_rows(
 
 @pytest.mark.parametrize("max_user_batches", [1, 2, 3])
 @pytest.mark.parametrize("setup", [whole_batches, batches_of_rows])
-def test_a_user_who_keeps_every_batch_has_as_many_slots_as_are_spare_and_no_more(
+def test_held_batches_use_all_spare_slots_and_no_more(
     setup: Callable[..., Any], max_user_batches: int
 ) -> None:
     slots, transfer, make = setup(max_user_batches + 2, max_user_batches)

@@ -48,7 +48,7 @@ class Own(Dataset[Any]):
 
 
 def epoch_of(loader: Any) -> list[float]:
-    """What an epoch gives, the same for each sample; without the process that made it."""
+    """Result of an epoch, equal for each sample, without the id of its process."""
     rows = torch.cat(list(loader)).tolist()
     assert all(row[:-1] == rows[0][:-1] for row in rows)
     return list(map(float, rows[0][:-1]))
@@ -97,7 +97,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("way", KEPT)
-def test_kept_workers_count_on_and_see_what_was_set_or_a_tensor_that_was_changed(way: str) -> None:
+def test_persistent_workers_see_set_attributes_and_changed_tensors(way: str) -> None:
     data = Own()
     with DataLoader(data, 2, num_workers=1, **KEPT[way]) as loader:
         assert epoch_of(loader) == [0, 0, 0, 0, 1]
@@ -116,14 +116,14 @@ def test_kept_workers_count_on_and_see_what_was_set_or_a_tensor_that_was_changed
         assert loader.worker_pids != pids
 
 
-def test_explain_says_that_a_schedule_keeps_workers() -> None:
+def test_explain_reports_that_schedule_keeps_workers() -> None:
     with DataLoader(Own(), 2, num_workers=1, schedule="ownx9") as loader:
         assert "refresh()" in loader.explain()
     with DataLoader(Own(), 2, num_workers=1, seed=0) as loader:
         assert "refresh()" not in loader.explain()
 
 
-def test_a_change_that_starts_workers_again_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_change_that_restarts_workers_is_named(caplog: pytest.LogCaptureFixture) -> None:
     data = Own()
     with DataLoader(data, 2, num_workers=1, persistent_workers=True) as loader:
         epoch_of(loader)

@@ -1,4 +1,4 @@
-"""Batches on a CUDA device, where there is one: same results, safe to keep, overlapped."""
+"""Batches on a CUDA device, if available: equal results, safe to hold, overlapped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def loader(device: str = "cuda", **options: Any) -> DataLoader:
 
 
 def epochs(made: DataLoader, count: int = 4) -> list[Batch]:
-    """All batches of some epochs, kept."""
+    """All batches of some epochs."""
     return [(images, labels) for _ in range(count) for images, labels in made]
 
 
@@ -52,7 +52,7 @@ def assert_same(found: list[Batch], wanted: list[Batch]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_batches_kept_on_the_device_are_those_of_the_cpu(dtype: torch.dtype) -> None:
+def test_batches_held_on_device_equal_those_of_cpu(dtype: torch.dtype) -> None:
     found = batches("cuda", dtype=dtype)
     for images, labels in found:
         assert images.is_cuda
@@ -81,7 +81,7 @@ def test_batches_are_right_while_the_device_lags_far_behind(
     torch.testing.assert_close(torch.stack(sums).cpu(), torch.stack(wanted))
 
 
-def test_registered_memory_is_pinned_until_it_is_released() -> None:
+def test_registered_memory_is_pinned_until_released() -> None:
     block = SharedFile.create(1 << 20)
     tensor = torch.from_numpy(block.array)
     pinned = RegisteredMemory(block.array)
@@ -108,7 +108,7 @@ def test_a_change_of_size_and_a_restored_state_leave_nothing_stale() -> None:
         assert torch.equal(next(again)[0], first[2])
 
 
-def test_an_epoch_left_in_the_middle_drops_what_was_under_way() -> None:
+def test_leaving_an_epoch_early_discards_transfers() -> None:
     with loader() as made:
         iteration = iter(made)
         for _ in range(2):
@@ -124,7 +124,7 @@ def break_off(made: DataLoader) -> None:
         raise ZeroDivisionError
 
 
-def test_an_exception_in_the_loop_leaves_a_loader_that_goes_on() -> None:
+def test_exception_in_loop_leaves_loader_usable() -> None:
     with loader() as made:
         with pytest.raises(ZeroDivisionError):
             break_off(made)
@@ -207,7 +207,7 @@ def test_an_ordinary_dataset_is_pinned_as_torch_does_it(workers: int) -> None:
 
 
 def test_a_pinned_batch_may_be_let_go_before_its_copy_has_run() -> None:
-    """As torch's: its memory is not used again while the device still has to read it."""
+    """Like in torch, its memory is not reused while the device still has to read it."""
     options = {**OPTIONS, "pin_memory": True, "prefetch": 1}
     moved = []
     with DataLoader(Rows(100), 16, **options) as made:

@@ -1,4 +1,4 @@
-"""Transfer to a real CUDA device, through both of torch's APIs, with a side stream that lags."""
+"""Transfer to a real CUDA device with both of torch's APIs and a delayed side stream."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CYCLES = 20_000_000
 
 
 class Bench:
-    """A device transfer, its slots, and a stream of its own that can be held up."""
+    """A device transfer, its slots, and a stream that can be delayed."""
 
     def __init__(self, *, neutral: bool, slots: int = 2) -> None:
         self.slots = WatchedSlots(slots, SLOT_BYTES, lambda nbytes: SharedFile.create(nbytes).array)

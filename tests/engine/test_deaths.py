@@ -55,7 +55,7 @@ class Killer(threading.Thread):
                     pass
 
 
-def test_a_worker_that_gave_something_is_known_whenever_its_fork_server_tells(
+def test_progress_before_death_counts_without_message_of_fork_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with DataLoader(Steady(64), 16, num_workers=1, image_size=8, shuffle=True, seed=0) as loader:
@@ -160,7 +160,7 @@ def test_a_hang_waits_for_workers_that_are_starting(tmp_path: Path) -> None:
         *slow(("kill", "SIGKILL"), ("hang", "without progress")),
     ],
 )
-def test_a_sample_that_ends_its_worker_twice_is_named(way: str, words: str) -> None:
+def test_sample_that_kills_worker_twice_is_named(way: str, words: str) -> None:
     source = Deadly({41: way})
     timeout = 3.0 if way == "hang" else 0  # on a busy machine any worker may stand still for one
     loader = DataLoader(source, 16, num_workers=2, image_size=8, timeout=timeout, seed=0)
@@ -272,7 +272,7 @@ def test_a_batch_that_a_forked_child_holds_is_never_written_over() -> None:
 
 @pytest.mark.slow
 @pytest.mark.own_fork_server
-def test_a_stopped_fork_server_does_not_hold_up_the_end() -> None:
+def test_stopped_fork_server_does_not_delay_close() -> None:
     before = {child.pid for child in descendants(os.getpid())}
     keeper = DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0)
     loader = DataLoader(Steady(), 16, num_workers=2, image_size=8, shuffle=True, seed=0)
@@ -346,7 +346,7 @@ def _interrupt(*_: object) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_exception_that_cannot_say_what_it_is_is_reported_all_the_same(workers: int) -> None:
+def test_exception_with_failing_str_is_reported(workers: int) -> None:
     loader = DataLoader(
         Speechless(64),
         16,
@@ -417,7 +417,7 @@ def test_a_fork_server_that_has_hung_up_is_dead_though_its_process_has_not_ended
     assert not dying.alive()
 
 
-def test_deaths_are_seen_where_the_trainer_has_blocked_signals() -> None:
+def test_deaths_are_detected_with_blocked_signals() -> None:
     usual = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     try:
         with DataLoader(
@@ -449,7 +449,7 @@ def test_fewer_workers_are_soon_fewer_however_much_is_queued(
         assert len(loader.worker_pids) == 1
 
 
-def test_seats_that_are_not_yet_free_cut_no_epoch_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_worker_ids_do_not_shorten_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feedline.engine.pool.MAX_WORKERS", 3)
     with DataLoader(
         Steady(row_s=0.005), 16, num_workers=3, image_size=8, shuffle=True, seed=0

@@ -12,11 +12,11 @@ from feedline.engine.messages import MAX_WORKERS
 @pytest.mark.parametrize(
     ("cores", "workers"), [(1, 1), (2, 2), (5, 5), (6, 5), (8, 7), (15, 14), (16, 14), (64, 62)]
 )
-def test_cores_are_left_to_the_training_where_there_are_many(cores: int, workers: int) -> None:
+def test_cores_are_reserved_for_training_on_large_machines(cores: int, workers: int) -> None:
     assert auto_workers(cores) == workers
 
 
-def test_there_are_no_more_workers_than_worker_ids() -> None:
+def test_workers_do_not_exceed_worker_ids() -> None:
     assert auto_workers(10 * MAX_WORKERS) == MAX_WORKERS
 
 

@@ -1,4 +1,4 @@
-"""How a program ends, and what it may leave behind: nothing."""
+"""Ends of a program leave nothing behind."""
 
 from __future__ import annotations
 

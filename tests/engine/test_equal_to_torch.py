@@ -1,4 +1,4 @@
-"""What arrives is what torch's own DataLoader gives, for the same dataset and arguments."""
+"""Batches equal those of torch's DataLoader for the same dataset and arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from slow import slow
 
 
 def both(dataset: Any, epochs: int = 1, **options: Any) -> tuple[list[Any], list[Any]]:
-    """What torch and feedline give; `options` may be functions that make an argument anew."""
+    """Results of torch and feedline; `options` may be functions that create an argument."""
     found = []
     for kind in (TorchDataLoader, DataLoader):
         torch.manual_seed(7)
@@ -93,7 +93,7 @@ SENT = ("nested", "default", "channels_last", "expanded", "bfloat16", "arrays", 
         *slow(*((name, 2) for name in SAMPLES if name not in SENT)),
     ],
 )
-def test_what_the_default_collate_makes(name: str, workers: int) -> None:
+def test_default_collate_results(name: str, workers: int) -> None:
     theirs, ours = both(Made(11, SAMPLES[name]), batch_size=4, shuffle=True, num_workers=workers)
     assert ours == theirs
     assert len(ours) == 3
@@ -125,7 +125,7 @@ COLLATED: dict[str, Any] = {
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", COLLATED)
-def test_what_a_collate_fn_makes(name: str, workers: int) -> None:
+def test_user_collate_results(name: str, workers: int) -> None:
     make, collate = COLLATED[name]
     theirs, ours = both(Made(11, make), batch_size=4, collate_fn=collate, num_workers=workers)
     assert ours == theirs
@@ -252,7 +252,7 @@ def test_tensors_in_memory(workers: int) -> None:
         assert ours == theirs
 
 
-def test_what_users_have_registered_for_the_default_collate(
+def test_collate_functions_registered_by_users(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def words(batch: Any, *, collate_fn_map: Any = None) -> str:

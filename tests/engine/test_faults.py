@@ -1,4 +1,4 @@
-"""What goes wrong in a dataset arrives with its cause, and what dies costs no batch."""
+"""Errors in a dataset arrive with their cause, and killed workers cost no batch."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def rest(batches: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", RAISED)
-def test_what_a_sample_raises_arrives_and_the_next_batch_follows(name: str) -> None:
+def test_sample_exception_is_raised_and_next_batch_follows(name: str) -> None:
     make, kind = RAISED[name]
 
     def sample(index: int) -> int:
@@ -128,7 +128,7 @@ def test_an_exception_without_words_arrives_by_its_class() -> None:
 
 
 @pytest.mark.parametrize("way", ["exit", "SIGKILL", "SIGSEGV"])
-def test_a_sample_that_ends_its_worker_each_time_is_named(way: str) -> None:
+def test_sample_that_always_kills_worker_is_named(way: str) -> None:
     with DataLoader(Harmful(way, 5), 4, num_workers=2, collate_fn=as_it_is) as loader:
         batches = iter(loader)
         assert next(batches) == [0, 1, 2, 3]
@@ -139,7 +139,7 @@ def test_a_sample_that_ends_its_worker_each_time_is_named(way: str) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [2, None])
-def test_a_sample_with_another_key_than_a_number_is_named_too(batch_size: int | None) -> None:
+def test_failing_sample_with_non_integer_key_is_named(batch_size: int | None) -> None:
     def sample(key: str) -> str:
         if key == "c":
             os._exit(4)
@@ -201,7 +201,7 @@ def test_workers_killed_at_any_moment_cost_and_double_no_batch(
     assert len(kills) > 3
 
 
-def test_a_batch_that_cannot_be_sent_says_so() -> None:
+def test_unpicklable_batch_raises() -> None:
     for thing in (threading.Lock, lambda: lambda: 3):
         loader = DataLoader(Made(4, lambda index: thing()), 2, num_workers=1, collate_fn=as_it_is)  # noqa: B023
         with loader, pytest.raises((TypeError, AttributeError, RuntimeError), match="pickle"):
@@ -218,7 +218,7 @@ def test_a_batch_that_cannot_be_sent_says_so() -> None:
         (lambda: {"of": sys}, "batch[0][1]['of']", "module"),
     ],
 )
-def test_what_cannot_be_sent_home_is_named_with_what_helps(
+def test_unpicklable_result_is_named_with_hint(
     make: Callable[[], Any], where: str, kind: str, on_error: str
 ) -> None:
     def sample(index: int) -> Any:
@@ -240,7 +240,7 @@ def test_what_cannot_be_sent_home_is_named_with_what_helps(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_length_that_promises_too_much_is_named(workers: int) -> None:
+def test_too_large_length_is_named(workers: int) -> None:
     loader = DataLoader(Promising(6), 4, num_workers=workers)
     with loader, pytest.raises(IndexError) as caught:
         list(loader)
@@ -249,7 +249,7 @@ def test_a_length_that_promises_too_much_is_named(workers: int) -> None:
     assert "__len__: it returns 8" in said
 
 
-def test_a_sample_that_fails_in_this_process_is_named() -> None:
+def test_failing_sample_is_named_without_workers() -> None:
     def sample(index: int) -> int:
         if index == 5:
             raise ValueError("bad")
@@ -260,7 +260,7 @@ def test_a_sample_that_fails_in_this_process_is_named() -> None:
     assert "index 5 of Made" in "".join(caught.value.__notes__)
 
 
-def test_a_sample_that_stops_an_iteration_in_this_process_is_named() -> None:
+def test_sample_raising_stop_iteration_is_named_without_workers() -> None:
     def sample(index: int) -> int:
         return next(iter(())) if index == 5 else index
 
@@ -272,7 +272,7 @@ def test_a_sample_that_stops_an_iteration_in_this_process_is_named() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_batch_of_which_nothing_can_be_made_says_so(workers: int) -> None:
+def test_uncollatable_batch_raises(workers: int) -> None:
     def sample(index: int) -> int:
         if index > 2:
             raise ValueError(f"bad {index}")
@@ -295,7 +295,7 @@ def test_a_batch_of_which_nothing_can_be_made_says_so(workers: int) -> None:
         assert "drop_last=True" in told
 
 
-def test_what_is_left_out_keeps_nothing_alive() -> None:
+def test_skipped_sample_keeps_no_object_alive() -> None:
     def sample(index: int) -> torch.Tensor:
         if index == 1:
             raise ValueError("bad")
@@ -328,7 +328,7 @@ def test_samples_that_do_not_go_together_are_named() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_the_sample_that_does_not_go_with_the_others_is_named_among_those_left(
+def test_uncollatable_sample_is_named_among_remaining_ones(
     workers: int,
 ) -> None:
     def sample(index: int) -> torch.Tensor:
@@ -344,7 +344,7 @@ def test_the_sample_that_does_not_go_with_the_others_is_named_among_those_left(
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_what_does_not_pickle_is_named_and_goes_by_fork(method: str) -> None:
+def test_unpicklable_object_is_named_and_inherited_by_fork(method: str) -> None:
     data = Made(4, lambda index: index)
     loader = DataLoader(data, 4, num_workers=1, start_method=method)
     with pytest.raises(UsageError, match=r"(?s)dataset\.make.*num_workers=0"):
@@ -394,7 +394,7 @@ def local_instance() -> Any:
         (lambda: Choosy(None), "dataset.held", "LookupError: nothing kept"),
     ],
 )
-def test_what_does_not_pickle_is_named_with_what_helps(
+def test_unpicklable_object_is_named_with_hint(
     make: Callable[[], Any], path: str, said: str
 ) -> None:
     loader = DataLoader(Held(make()), num_workers=1, start_method="forkserver")
@@ -407,9 +407,7 @@ def test_what_does_not_pickle_is_named_with_what_helps(
 
 @pytest.mark.parametrize("name", ["collate_fn", "worker_init_fn"])
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_what_was_given_and_does_not_pickle_is_called_as_it_was_given(
-    name: str, method: str
-) -> None:
+def test_unpicklable_argument_is_named_by_parameter(name: str, method: str) -> None:
     options: dict[str, Any] = {name: lambda given: given}
     loader = DataLoader(Drawing(), num_workers=1, start_method=method, **options)
     with pytest.raises(UsageError, match=f"^{name} cannot be sent"):
@@ -427,7 +425,7 @@ def test_an_init_function_that_raises_is_heard_each_time() -> None:
     loader.close()
 
 
-def test_a_batch_that_takes_longer_than_the_timeout() -> None:
+def test_batch_slower_than_timeout_raises() -> None:
     data = Made(8, lambda index: time.sleep(60 if index == 5 else 0) or index)
     with DataLoader(data, 4, num_workers=2, timeout=3) as loader:
         batches = iter(loader)

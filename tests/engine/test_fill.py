@@ -1,4 +1,4 @@
-"""A worker's rows: the same however a batch is divided, each reported where it failed."""
+"""Rows of a worker: independent of the division into tasks, with failures located exactly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE_PX = 4
 
 
 def filled(samples: list[int], task_rows: int, *, by_place: bool) -> list[NDArray[np.generic]]:
-    """A batch's arrays, made in tasks of at most so many rows."""
+    """Arrays of a batch, made in tasks of at most this many rows."""
     source = Rows(1000)
     nbytes = batch_bytes(source.fields(SIZE_PX), len(samples))
     block = np.zeros(nbytes, np.uint8)
@@ -51,9 +51,7 @@ def test_a_batch_is_the_same_however_it_is_divided(
     assert whole[1].tolist() == samples
 
 
-def test_a_sample_that_comes_twice_is_drawn_anew_where_places_count_and_else_comes_out_alike() -> (
-    None
-):
+def test_repeated_sample_is_redrawn_if_draws_depend_on_position() -> None:
     for task_rows in (1, 2, 4):
         images = filled([7, 7, 7, 7], task_rows, by_place=True)[0]
         assert len({image.tobytes() for image in images}) == 4
@@ -80,7 +78,7 @@ def test_a_failure_names_its_row_of_the_batch_and_the_heartbeat_table_its_row_of
 
 
 class Prepared(Rows):
-    """Says in which order it was called, and fails when it prepares."""
+    """Records the order of calls, and fails in `prepare`."""
 
     def __init__(self) -> None:
         super().__init__(1000)

@@ -1,4 +1,4 @@
-"""Workers of whole batches keep the memory of large blocks that they free, for the next ones."""
+"""Workers of whole batches keep freed memory of large blocks for later batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [
 
 
 class Large(Dataset[Any]):
-    """Says how many pages the kernel had to give for a block of 16 MiB."""
+    """Returns the number of page faults for a block of 16 MiB."""
 
     def __len__(self) -> int:
         return 24

@@ -1,4 +1,4 @@
-"""Transforms that draw from generators of their own: the seed of the batch decides there, too."""
+"""Transforms with their own random generators are seeded per batch, too."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BATCH = 3
 
 
 class Jitter:
-    """A transform with a generator of its own."""
+    """A transform with its own generator."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(0)
@@ -50,7 +50,7 @@ class Slotted:
 
 
 class Steps:
-    """As torchvision's Compose."""
+    """Like torchvision's Compose."""
 
     def __init__(self, *transforms: Callable[[Any], Any]) -> None:
         self.transforms = list(transforms)
@@ -191,7 +191,7 @@ def test_the_remainder_of_an_epoch_is_the_same(workers: int, seed: dict[str, int
         assert [plain(batch) for batch in other] == rest
 
 
-def test_without_workers_a_generator_is_afterwards_what_it_was() -> None:
+def test_generator_is_unchanged_without_workers() -> None:
     data: Any = DATASETS["all"]()
     found = find_generators(data)
     assert len(found) == 6
@@ -234,7 +234,7 @@ def test_a_collate_fn_may_have_one_too() -> None:
     assert len({repr(batch[1]) for batch in seen(0)}) == 10
 
 
-def test_what_was_found_is_described_by_its_path() -> None:
+def test_generators_are_described_by_path() -> None:
     data = Photos(all_kinds())
     steps = "dataset.dataset.transform.transforms"
     assert sorted(describe_generators(Subset(data, [0]))) == [
@@ -249,7 +249,7 @@ def test_what_was_found_is_described_by_its_path() -> None:
     assert describe_generators(Photos(abs)) == []
 
 
-def test_explain_lists_what_was_found() -> None:
+def test_explain_lists_generators() -> None:
     said = DataLoader(Photos(Jitter()), 3, num_workers=1).explain()
     assert "torch, numpy, random, dataset.transform.rng (numpy Generator)" in said
     assert "2 batches per worker (prefetch_factor)" in said
@@ -265,7 +265,7 @@ def test_one_generator_counts_once_and_a_global_one_not_at_all() -> None:
     assert find_generators([*everybodys, random.SystemRandom(), Photos(from_torch)]) == []
 
 
-def test_each_has_a_stream_of_its_own_and_not_the_global_states() -> None:
+def test_each_generator_has_its_own_stream() -> None:
     kept: list[Any] = [np.random.RandomState(0) for _ in range(3)]
     data = Photos(Steps(*[lambda value, state=state: state.rand() for state in kept]))
     for seed in (5, 6):
@@ -352,7 +352,7 @@ def test_all_that_is_drawn_from_follows_from_the_seed_alone() -> None:
 
 
 class Flips(Dataset[Any]):
-    """Says which of two flips albumentations does."""
+    """Returns which of two flips albumentations applied."""
 
     def __init__(self) -> None:
         albumentations = pytest.importorskip("albumentations")
@@ -367,7 +367,7 @@ class Flips(Dataset[Any]):
         return self.transform(image=self.image)["image"]
 
 
-def test_albumentations_flips_each_way_by_itself_on_any_number_of_workers() -> None:
+def test_albumentations_flips_are_independent_for_any_number_of_workers() -> None:
     data = Flips()
     assert describe_generators(data) == ["dataset.transform (albumentations)"]
     expected = batches(lambda: data)
@@ -378,7 +378,7 @@ def test_albumentations_flips_each_way_by_itself_on_any_number_of_workers() -> N
     assert len(first) == 4
 
 
-def test_albumentations_goes_on_as_if_no_loader_had_been() -> None:
+def test_albumentations_state_is_unaffected_by_loader() -> None:
     data, alone = Flips(), Flips()
     for each in (data, alone):
         each.transform.set_random_seed(4)

@@ -27,7 +27,7 @@ LIMIT_S = 3.5
 
 
 class Workers:
-    """Workers as `HangDetector` sees them: what each is on is set by hand."""
+    """Workers as seen by `HangDetector`, with tasks set by hand."""
 
     def __init__(self) -> None:
         self.rows: dict[int, CurrentRow] = {}
@@ -77,7 +77,7 @@ def test_a_worker_that_alone_is_stuck_is_replaced_when_the_others_have_nothing_l
 
 
 @pytest.mark.parametrize("begun_ns", [5, None])
-def test_tasks_that_others_began_earlier_are_no_progress(begun_ns: int | None) -> None:
+def test_older_tasks_of_other_workers_are_not_progress(begun_ns: int | None) -> None:
     workers = Workers()
     patience = patience_on(workers)
     workers.rows, workers.ready = {0: CurrentRow(7, 0, since_ns=10)}, {1}
@@ -189,7 +189,7 @@ def test_storage_that_stalls_is_waited_for(workers: int, row_limit: None, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_a_sample_that_hangs_alone_is_named(on_error: str, row_limit: None, tmp_path: Path) -> None:
+def test_only_hanging_sample_is_named(on_error: str, row_limit: None, tmp_path: Path) -> None:
     source = Stalled(tmp_path, hangs=41)
     source.here.touch()
     options: dict[str, Any] = {"image_size": 8, "shuffle": False, "seed": 0, "on_error": on_error}
@@ -258,7 +258,7 @@ def test_a_timeout_is_torchs_error_with_its_facts_and_the_batch_comes_later(
         assert len(list(batches)) == 6
 
 
-def test_a_timeout_does_not_end_work_that_goes_on(tmp_path: Path) -> None:
+def test_timeout_does_not_end_ongoing_work(tmp_path: Path) -> None:
     with DataLoader(
         Steady(64, row_s=0.1), 32, num_workers=2, image_size=8, seed=0, timeout=1, task_ms=100
     ) as loader:

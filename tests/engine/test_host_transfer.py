@@ -12,7 +12,7 @@ from feedline.engine.normalise import Normalise
 
 @pytest.fixture
 def unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies for `pin` in ordinary memory: page-locked memory takes a device."""
+    """Replace pinned memory by ordinary memory: page-locking needs a device."""
     monkeypatch.setattr(
         "feedline.engine.device_transfer.copy_to_pinned",
         lambda array: torch.from_numpy(array.copy()),
@@ -34,7 +34,7 @@ def carried(
 
 @pytest.mark.parametrize("failed", [set(), {0, 2}])
 @pytest.mark.usefixtures("unpinned")
-def test_a_pinned_batch_is_no_slot(failed: set[int]) -> None:
+def test_pinned_batch_is_not_a_slot(failed: set[int]) -> None:
     """The device may read it long after it is garbage, when workers write to its slot."""
     slots = WatchedSlots(8)
     transfer = HostTransfer(slots, None, pin=True)

@@ -1,7 +1,7 @@
-"""Ctrl-C at any line of feedline's own: which batches come afterwards.
+"""Ctrl-C at any line of feedline's code: which batches follow.
 
-Python hears signals between calls. After the last call in `record_delivery`, an interrupt is like
-one in the user's next line: the batch was handed out.
+Python handles signals between calls. After the last call in `record_delivery`, an interrupt is like
+one in the user's next line: the batch was delivered.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Numbers(Dataset[int]):
 
 
 def interrupted(call: Callable[[], Any], line: int) -> tuple[Any, str | None]:
-    """What a call gives, or the function of feedline's in whose line it was interrupted."""
+    """Result of a call, or the function of feedline in whose line it was interrupted."""
     where, left = None, line
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -174,7 +174,7 @@ class Interrupting(RandomSampler):
     ("at", "workers"),
     [*itertools.product((0, 1, 5, 39), (0,)), (5, 2), (39, 2), *slow((0, 2), (1, 2))],
 )
-def test_a_sampler_that_was_interrupted_gives_the_same_again(workers: int, at: int) -> None:
+def test_interrupted_sampler_repeats_its_draws(workers: int, at: int) -> None:
     """Python ends a generator that an exception went through."""
     seen: list[list[list[int]]] = []
     anew = False
@@ -212,9 +212,9 @@ class Drawing(Numbers):
 
 
 def test_an_interrupt_at_any_line_leaves_the_random_states_alone() -> None:
-    """A generator of numpy's that was put aside would otherwise never come back.
+    """A saved numpy generator would otherwise never be restored.
 
-    Nor is the request of the batch left behind, of which `feedline.image_size` would tell.
+    The batch request must also be cleared, because `feedline.image_size` would report it.
     """
     data = Drawing(4000)
     global_one = np.random.get_bit_generator()  # type: ignore[attr-defined]
@@ -253,7 +253,7 @@ class Asking(RandomSampler):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_that_is_asked_for_in_mid_draw_disturbs_nothing(workers: int) -> None:
+def test_state_requested_during_a_draw_changes_nothing(workers: int) -> None:
     data = Numbers(200)
     torch.manual_seed(3)
     with DataLoader(data, 2, sampler=RandomSampler(data), num_workers=workers) as loader:
@@ -282,7 +282,7 @@ def test_a_step_that_is_set_on_a_broken_pass_is_come_to() -> None:
 
 
 class Unlike(RandomSampler):
-    """Gives another order each time, whatever torch's random state is."""
+    """Yields another order each time, regardless of torch's random state."""
 
     passes = 0
 
@@ -294,9 +294,7 @@ class Unlike(RandomSampler):
             yield (index + Unlike.passes) % 40
 
 
-def test_where_a_broken_pass_is_not_given_again_the_next_batch_says_so_and_a_state_is_given() -> (
-    None
-):
+def test_unrepeatable_interrupted_epoch_raises_on_next_batch_and_keeps_state() -> None:
     Unlike.passes = 0
     data = Numbers(40)
     with DataLoader(data, 2, sampler=Unlike(data)) as loader:
@@ -313,7 +311,7 @@ def test_where_a_broken_pass_is_not_given_again_the_next_batch_says_so_and_a_sta
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_an_interrupt_at_any_line_leaves_the_record_of_later_loaders_as_it_is() -> None:
+def test_interrupt_at_any_line_keeps_record_of_later_loaders() -> None:
     for line in lines(1):
         with DataLoader(Rows(8), 8, image_size=4) as loader:
             batches = iter(loader)

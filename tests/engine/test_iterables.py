@@ -1,4 +1,4 @@
-"""An IterableDataset, on torch's engine: what goes wrong in it, and where it goes on from then."""
+"""IterableDataset on torch's engine: errors, and the position after them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class WithFaults(IterableDataset[int]):
 
 
 class FailsOnce(IterableDataset[int]):
-    """A disk that is away once, when it comes to a number, after it was told to be."""
+    """A disk that fails once at a given number, after it was told to."""
 
     away = False
 
@@ -66,7 +66,7 @@ class Epochs(IterableDataset[int]):
 
 
 def steps(batches: Any) -> Iterator[Any]:
-    """What each step comes to: a batch, or what was raised."""
+    """Result of each step: a batch or an exception."""
     while True:
         try:
             yield next(batches).tolist()
@@ -81,7 +81,7 @@ EPOCH = [[0, 1], "raised", [3, 4], [5, 6], "raised", [8, 9], [10, 11]]
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("done", range(len(EPOCH) + 1))
-def test_a_state_goes_on_after_any_number_of_errors(done: int, workers: int) -> None:
+def test_state_resumes_after_any_number_of_errors(done: int, workers: int) -> None:
     with DataLoader(WithFaults(), 2, num_workers=workers) as loader:
         before = steps(iter(loader))
         assert [next(before) for _ in range(done)] == EPOCH[:done]
@@ -104,7 +104,7 @@ def test_a_state_goes_on_after_any_number_of_errors(done: int, workers: int) -> 
         assert other.epoch == 2
 
 
-def test_an_error_on_the_way_to_where_a_state_stands_loses_nothing() -> None:
+def test_error_before_resume_position_loses_no_sample() -> None:
     dataset = FailsOnce(at=1)
     loader = DataLoader(dataset, 2)
     batches = iter(loader)
@@ -179,7 +179,7 @@ def test_after_an_epoch_that_was_left_comes_the_next(
 
 
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (1, True)])
-def test_what_workers_did_is_counted_once(workers: int, persistent: bool) -> None:
+def test_work_of_workers_is_counted_once(workers: int, persistent: bool) -> None:
     options: dict[str, Any] = {"num_workers": workers, "persistent_workers": persistent}
     with DataLoader(WithFaults(), 2, **options) as loader:
         for epoch in (1, 2, 3):
@@ -210,7 +210,7 @@ def test_after_a_timeout_the_same_batch_is_still_to_come(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("raised", [None, 1, "1", [2], [-1], [0.5], [True], {"0": 1}])
-def test_damaged_notes_of_what_was_raised_are_refused(raised: Any) -> None:
+def test_damaged_error_records_are_rejected(raised: Any) -> None:
     loader = DataLoader(WithFaults(), 2)
     next(iter(loader))
     with pytest.raises(StateError, match="invalid 'raised'"):
@@ -218,7 +218,7 @@ def test_damaged_notes_of_what_was_raised_are_refused(raised: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_epoch_set_before_the_first_batch_is_the_one_that_runs(workers: int) -> None:
+def test_epoch_set_before_first_batch_is_used(workers: int) -> None:
     with DataLoader(Epochs(), 2, num_workers=workers) as loader:
         batches = iter(loader)
         loader.set_epoch(1)

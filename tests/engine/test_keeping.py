@@ -1,4 +1,4 @@
-"""Batches that a user keeps are never written over, however they are kept."""
+"""Batches held by the user are never overwritten."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_batches_outlive_workers_that_are_replaced_and_the_loader() -> None:
     assert all(is_whole(batch, 3 * k) for k, batch in kept)
 
 
-def test_what_is_written_into_a_batch_reaches_no_later_one() -> None:
+def test_writing_to_a_batch_does_not_affect_later_ones() -> None:
     with loader() as batches:
         for _ in range(2):
             for k, batch in enumerate(batches):
@@ -182,7 +182,7 @@ def test_a_dataset_may_hold_a_batch_of_another_loader() -> None:
         assert slots.num_exported == 0, "the slot came back with the end of the loader that held it"
 
 
-def test_batches_of_which_nothing_came_leave_their_slots_to_others() -> None:
+def test_empty_batches_release_their_slots() -> None:
     slots = WholeBatchBuffers(2)
     transfer = WholeBatchTransfer(slots, max_user_batches=1, pin=False)
     batch = Order(length=8, schedule=Schedule.parse("4x1"), batch_size=4).batch(0, 1)

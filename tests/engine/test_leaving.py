@@ -1,4 +1,4 @@
-"""What a program leaves behind, however it ends, and what many epochs cost: nothing."""
+"""Ends of a program, and many epochs, leave nothing behind."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ print(interrupts, len(seen), seen == sorted(set(seen)))
     assert out.split() in (["1", "200", "True"], ["1", "196", "True"]), (out, errors)
 
 
-def test_a_process_without_free_descriptors_is_told_and_gets_no_wrong_batch(
+def test_missing_file_descriptors_raise_and_no_batch_is_wrong(
     tmp_path: Path,
 ) -> None:
     text = """
@@ -133,7 +133,7 @@ def test_an_exception_or_an_exit_in_the_loop_ends_everything(
 
 
 class Garbage:
-    """Says so when it is collected, in whichever process."""
+    """Reports its garbage collection, in any process."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.me = path, self
@@ -191,7 +191,7 @@ def start_program() -> int:
 
 
 class Leaving(Kept):
-    """Its worker starts a process, which lives on when the worker is gone; tells which."""
+    """Its worker starts a process that outlives it, and reports its id."""
 
     def __getitem__(self, index: int) -> int:
         return self.value()  # type: ignore[no-any-return]
@@ -205,9 +205,7 @@ class Leaving(Kept):
         *slow(("forkserver", fork), ("spawn", fork)),
     ],
 )
-def test_a_process_that_a_worker_leaves_behind_does_not_hold_up_the_end(
-    method: str, start: Callable[[], int]
-) -> None:
+def test_orphan_of_worker_does_not_delay_close(method: str, start: Callable[[], int]) -> None:
     data, pids = Leaving(start), []
     loader = DataLoader(data, None, num_workers=1, start_method=method)
     try:
@@ -263,7 +261,7 @@ def test_batches_of_ever_other_sizes_cost_no_descriptors() -> None:
     assert counts[-1] <= counts[1]
 
 
-def test_two_loaders_take_turns_and_leave_nothing() -> None:
+def test_alternating_loaders_leave_nothing_behind() -> None:
     before = len(descendants(os.getpid())), open_files()
     with (
         DataLoader(Slow(24, 0.0), 4, num_workers=2, shuffle=True) as train,

@@ -1,4 +1,4 @@
-"""Settings that change in mid-epoch change no byte, and take effect."""
+"""Settings changed within an epoch take effect and change no byte."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_depth_and_task_time_change_no_byte_without_workers(
 
 
 def free_slots(feed: Feed) -> int:
-    """How many slots no batch is in."""
+    """Number of slots without a batch."""
     free = []
     while (slot := feed.slots.acquire()) is not None:
         free.append(slot)
@@ -67,7 +67,7 @@ def free_slots(feed: Feed) -> int:
     return len(free)
 
 
-def test_as_many_batches_are_under_way_as_were_asked_for_and_no_more_than_slots() -> None:
+def test_prefetched_batches_do_not_exceed_request_or_slots() -> None:
     with working(SOURCE, 5, slots=4, workers=0) as feed:
         feed.apply(LiveSettings(workers=0, prefetch=2))
         feed.start(planned(order_of(SOURCE, 5)))

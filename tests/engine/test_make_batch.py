@@ -54,7 +54,7 @@ def test_batches_of_all_sizes_by_all_workers_arrive_whole_in_slots_they_share(se
     slots.close()
 
 
-def test_the_board_says_which_sample_a_worker_is_at() -> None:
+def test_heartbeat_table_names_current_sample() -> None:
     line = np.zeros(8, np.int64)
 
     class Telling(Repeated):

@@ -1,4 +1,4 @@
-"""The arithmetic of normalisation, and what it refuses."""
+"""Normalisation: arithmetic and rejected arguments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_pixel_value_is_as_torchvision_normalises_it() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_layout_is_kept_and_the_dtype_is_the_one_asked_for(dtype: torch.dtype) -> None:
+def test_layout_is_preserved_and_dtype_is_converted(dtype: torch.dtype) -> None:
     normalise = Normalise(dtype=dtype)
     result = normalise(pixels(), normalise.constants(torch.device("cpu")))
     assert result.dtype == dtype
@@ -41,6 +41,6 @@ def test_layout_is_kept_and_the_dtype_is_the_one_asked_for(dtype: torch.dtype) -
     "arguments",
     [{"std": (0.2, 0.0, 0.2)}, {"mean": (0.5,)}, {"std": (1.0, 1.0)}, {"dtype": torch.uint8}],
 )
-def test_what_cannot_normalise_is_refused_with_what_was_given(arguments: dict) -> None:
+def test_unsupported_normalisation_raises_with_arguments(arguments: dict) -> None:
     with pytest.raises(UsageError, match="got"):
         Normalise(**arguments)

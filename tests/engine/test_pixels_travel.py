@@ -44,12 +44,12 @@ class Prompt(ModelDevice):
 
 
 class Sent(list[torch.dtype]):
-    """Of which dtype the images were that travelled."""
+    """dtypes of the transferred images."""
 
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
-    """A model of a device stands for "cuda"."""
+    """Replace "cuda" by a simulated device."""
     seen = Sent()
 
     class Watched(Prompt):
@@ -118,7 +118,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize(("steps", "dtype"), VALUES.values(), ids=VALUES)
-def test_what_is_no_table_at_the_end_travels_as_it_is(
+def test_unsupported_last_step_is_transferred_unchanged(
     root: Path, sent: Sent, steps: list[Any], dtype: torch.dtype
 ) -> None:
     assert_same(batches(root, steps, device="cuda"), batches(root, steps))
@@ -138,7 +138,7 @@ def test_workers_and_a_schedule_of_sizes(root: Path, sent: Sent) -> None:
         assert_same(list(there), list(here))
 
 
-def test_slots_shrink_and_what_decides_the_pixels_is_the_same(root: Path, sent: Sent) -> None:
+def test_slots_shrink_and_pixels_stay_equal(root: Path, sent: Sent) -> None:
     with loader(root, USUAL) as here, loader(root, USUAL, device="cuda") as there:
         plain, travelling = here._runtime.stream.choice(), there._runtime.stream.choice()
         assert 4 * travelling.slot_bytes <= plain.slot_bytes + 3 * 4096
@@ -165,9 +165,7 @@ def test_a_broken_file_is_left_out_on_the_way_too(tmp_path: Path, sent: Sent) ->
         batches(root, USUAL, device="cuda", shuffle=False)
 
 
-def test_a_step_that_leaves_no_pixels_is_an_error_that_says_what_to_do(
-    root: Path, sent: Sent
-) -> None:
+def test_step_without_pixels_raises_with_hint(root: Path, sent: Sent) -> None:
     now_and_then = v2.RandomApply([v2.ToDtype(torch.float32, scale=True)], p=0.5)
     floats = v2.ToDtype(torch.float32, scale=True)
     steps = [v2.RandomResizedCrop(24), v2.ToImage(), now_and_then, floats]
@@ -200,13 +198,13 @@ def test_other_datasets_are_refused_at_once(root: Path) -> None:
         DataLoader(TensorDataset(torch.zeros(4)), 2, device="cuda")
 
 
-def test_on_the_cpu_batches_are_those_without_a_device(root: Path) -> None:
+def test_cpu_device_batches_equal_those_without_device(root: Path) -> None:
     assert_same(batches(root, USUAL, device="cpu"), batches(root, USUAL))
     with loader(root, USUAL, device="cpu") as made:
         assert made._runtime.stream.choice().device_transforms is None
 
 
-def test_bytes_of_three_pixels_are_no_pixels_in_another_order(root: Path) -> None:
+def test_bytes_in_other_order_are_not_pixels(root: Path) -> None:
     """(3, 3, 3) may be channels first or last."""
     steps = [v1.Resize((3, 3)), v1.PILToTensor()]
     found = torch.cat([images for images, _ in batches(root, steps, shuffle=False)])

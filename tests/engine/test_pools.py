@@ -67,7 +67,7 @@ def kill_worker(loader: DataLoader) -> None:
 
 
 class PoolTests:
-    """Tests of a pool. Each test builds one loader, as workers may take seconds to start."""
+    """Tests of a pool. Each test builds one loader, because workers may take seconds to start."""
 
     options: ClassVar[dict[str, Any]] = {}
     pickles: ClassVar[bool] = True
@@ -202,7 +202,7 @@ class WorkerPoolTests(PoolTests):
             assert seen == planned_epoch(loader, 0)
             assert not loader.worker_deaths
 
-    def test_what_cannot_be_pickled_is_named(self) -> None:
+    def test_unpicklable_object_is_named(self) -> None:
         if not self.pickles:
             with self.loader(NotPicklable(), batch_size=5, image_size=4) as loader:
                 assert len(list(loader)) == 6

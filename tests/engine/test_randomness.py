@@ -1,4 +1,4 @@
-"""What random transforms draw: other numbers for every batch, rank, epoch and place."""
+"""Draws of random transforms differ by batch, rank, epoch and position."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slow import slow
 
 
 class Random(Dataset[Any]):
-    """Gives a number of each generator."""
+    """Returns a number of each generator."""
 
     def __len__(self) -> int:
         return 12
@@ -34,7 +34,7 @@ class Random(Dataset[Any]):
 
 
 class Own(Random):
-    """Draws from a generator of its own, too."""
+    """Also draws from its own generator."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(0)
@@ -44,7 +44,7 @@ class Own(Random):
 
 
 class Seeds(Dataset[Any]):
-    """Gives the seeds that its worker began with, less the worker's number."""
+    """Returns the initial seeds of its worker minus the worker id."""
 
     began: tuple[int, int] = (0, 0)
 
@@ -56,7 +56,7 @@ class Seeds(Dataset[Any]):
 
 
 class Streamed(IterableDataset[Any]):
-    """Gives a few draws of its worker's stream."""
+    """Returns some draws of its worker's stream."""
 
     def __iter__(self) -> Iterator[Any]:
         yield from ((float(np.random.rand()), random.random()) for _ in range(3))
@@ -69,14 +69,14 @@ def keep_seeds(worker: int) -> None:
 
 
 def seed_worker(worker: int) -> None:
-    """As PyTorch's notes on reproducibility have it."""
+    """As in PyTorch's notes on reproducibility."""
     seed = torch.initial_seed() % 2**32
     np.random.seed(seed)
     random.seed(seed)
 
 
 def seed_as_lightning(worker: int) -> None:
-    """As `pl_worker_init_function` does."""
+    """Like `pl_worker_init_function`."""
     sequence = np.random.SeedSequence([torch.initial_seed() - worker, worker, 0])
     np.random.seed(sequence.generate_state(4))
     torch_sequence, python_sequence = sequence.spawn(2)
@@ -86,7 +86,7 @@ def seed_as_lightning(worker: int) -> None:
 
 
 def seed_as_timm(worker: int) -> None:
-    """As timm's `_worker_init` does."""
+    """Like timm's `_worker_init`."""
     info = get_worker_info()
     assert info is not None
     np.random.seed(info.seed % (2**32 - 1))
@@ -171,7 +171,7 @@ def test_an_iterable_datasets_workers_keep_the_streams_that_worker_init_fn_seeds
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_explain_and_the_log_tell_that_seeds_of_worker_init_fn_are_not_kept(
+def test_explain_and_log_report_ignored_worker_init_seeds(
     tmp_path: Path,
 ) -> None:
     """The log is that of a worker: its handlers came along with the fork."""
@@ -225,7 +225,7 @@ def test_a_sample_that_comes_twice_is_cropped_twice() -> None:
     assert len({image.numpy().tobytes() for image in found[0]}) == 8
 
 
-def test_within_one_another_each_gives_back_what_it_found() -> None:
+def test_nested_contexts_restore_state() -> None:
     before = fingerprint()
     with seeded(1):
         within = fingerprint()

@@ -1,4 +1,4 @@
-"""Samples at the requested size and strength: refused where nothing asked, or made as rows are."""
+"""Samples at the requested size and strength: rejected if unused, or made like rows."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_it_is_one_for_tensors_too(workers: int) -> None:
         next(iter(loader))
 
 
-def test_a_size_may_be_asked_for_by_one_sample_or_by_collate_fn() -> None:
+def test_size_can_be_requested_by_sample_or_collate_fn() -> None:
     some = Made(8, lambda index: feedline.image_size() if index % 4 == 0 else 8)
     assert len(list(DataLoader(some, 4, image_size=8))) == 2
     made = DataLoader(Drawing(), 4, image_size=8, collate_fn=collate_at_size)
@@ -106,7 +106,7 @@ def test_the_strength_reaches_the_dataset_and_collate_fn(workers: int) -> None:
 
 
 class Noting:
-    """Passes samples on, and notes what was asked for."""
+    """Passes samples on, and records requests."""
 
     def __init__(self, samples: SampleMaker) -> None:
         self._samples = samples
@@ -132,7 +132,7 @@ def folder(tmp_path: Path) -> ImageFolder:
 
 @pytest.fixture
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a worker changes in its process."""
+    """Restore what a worker changes in its process."""
     monkeypatch.setenv(RECORD_SWITCH, "0")  # libraries' functions as they are
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     yield
@@ -225,7 +225,7 @@ def test_other_keys_than_whole_numbers_go_to_the_dataset() -> None:
 
 
 @pytest.mark.usefixtures("_as_before")
-def test_one_that_fails_is_named_or_left_out() -> None:
+def test_failing_sample_is_named_or_skipped() -> None:
     batch = drawn([3, 7, 4])
     with pytest.raises(ValueError, match="broken") as caught:
         fetcher(Anything(), list, samples=Numbers()).fetch_in_process(batch)
@@ -240,7 +240,7 @@ def test_one_that_fails_is_named_or_left_out() -> None:
 
 
 @pytest.mark.usefixtures("_as_before")
-def test_a_dataset_that_worker_init_fn_changes_makes_its_own_samples() -> None:
+def test_dataset_changed_by_worker_init_fn_uses_sample_engine() -> None:
     data = Made(9, lambda index: index)
 
     def change(worker: int) -> None:

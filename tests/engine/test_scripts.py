@@ -1,4 +1,4 @@
-"""What a user reads when a script ends, or is written so that it cannot run."""
+"""Messages when a script ends, or cannot run as written."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def outcome(text: str, folder: Path) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-def test_batches_kept_to_the_interpreters_very_end_go_quietly(tmp_path: Path) -> None:
+def test_batches_held_at_interpreter_exit_are_released_silently(tmp_path: Path) -> None:
     (tmp_path / "keeper.py").write_text("kept = []\n")
     assert outcome(KEPT_TO_THE_END, tmp_path) == ("fine", "")
 
@@ -124,7 +124,7 @@ def test_memory_is_let_go_of_when_the_modules_it_uses_are_gone(
 
 
 @pytest.mark.slow
-def test_an_unguarded_script_with_spawned_workers_gets_one_error_that_tells_of_the_guard(
+def test_unguarded_script_with_spawn_raises_one_error_about_guard(
     tmp_path: Path,
 ) -> None:
     output, errors = outcome(UNGUARDED, tmp_path)
@@ -135,7 +135,7 @@ def test_an_unguarded_script_with_spawned_workers_gets_one_error_that_tells_of_t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_an_unguarded_script_whose_classes_workers_need_is_told_of_the_guard(
+def test_unguarded_script_with_needed_classes_is_told_about_guard(
     method: str, tmp_path: Path
 ) -> None:
     _, errors = outcome(UNGUARDED_CLASS.format(method=method), tmp_path)
@@ -144,7 +144,7 @@ def test_an_unguarded_script_whose_classes_workers_need_is_told_of_the_guard(
 
 @pytest.mark.parametrize("method", ["forkserver", *slow("spawn", "fork")])
 @pytest.mark.parametrize("text", [LOADER_IN_A_DATASET, *slow(LOADER_OPENED_WITH_A_DATASET)])
-def test_a_dataset_that_builds_a_loader_with_workers_is_told_so_and_of_no_guard(
+def test_dataset_that_builds_a_loader_with_workers_raises_without_guard_hint(
     text: str, method: str, tmp_path: Path
 ) -> None:
     if method == "fork" and text is LOADER_OPENED_WITH_A_DATASET:
@@ -155,7 +155,7 @@ def test_a_dataset_that_builds_a_loader_with_workers_is_told_so_and_of_no_guard(
     assert "if __name__" not in errors
 
 
-def test_workers_do_not_wait_for_opencvs_threads_which_no_fork_has(tmp_path: Path) -> None:
+def test_forked_workers_do_not_wait_for_opencv_threads(tmp_path: Path) -> None:
     pytest.importorskip("cv2")
     output, errors = start_script(OPENCVS_THREADS, tmp_path).communicate(timeout=100)
     assert output.strip() == str(list(range(16))), errors

@@ -60,7 +60,7 @@ def test_they_differ_by_epoch_and_by_seed(expected: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_random_states_of_the_process_stay_as_they_are(workers: int) -> None:
+def test_random_states_of_process_are_unchanged(workers: int) -> None:
     with DataLoader(Drawing(), 4, shuffle=True, seed=3, num_workers=workers) as loader:
         before = states()
         for _ in loader:
@@ -73,7 +73,7 @@ def test_the_random_states_of_the_process_stay_as_they_are(workers: int) -> None
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_any_epoch_can_be_asked_for(workers: int, expected: list[Any]) -> None:
+def test_any_epoch_can_be_requested(workers: int, expected: list[Any]) -> None:
     with DataLoader(Drawing(), 4, shuffle=True, seed=3, num_workers=workers) as loader:
         for epoch in (2, 0, 1, 1):
             loader.set_epoch(epoch)
@@ -120,7 +120,7 @@ def test_a_size_that_is_set_in_mid_epoch_counts_from_the_next_batch(workers: int
         assert draws == [plain(sample) for _, sample in plain_one]
 
 
-def test_collate_is_asked_at_the_same_size() -> None:
+def test_collate_receives_same_size() -> None:
     def collate(samples: list[int]) -> tuple[int, list[int]]:
         return image_size(), samples
 
@@ -133,7 +133,7 @@ def test_collate_is_asked_at_the_same_size() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_of_any_place_goes_on_with_sizes_and_draws(workers: int) -> None:
+def test_state_at_any_position_resumes_with_sizes_and_draws(workers: int) -> None:
     options: dict[str, Any] = {"seed": 1, "schedule": SCHEDULE, "shuffle": True}
     with DataLoader(Sized(), **options, num_workers=2) as loader:
         seen, saved = [], []

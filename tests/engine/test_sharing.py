@@ -26,7 +26,7 @@ METHODS = ["forkserver", *slow("spawn", "fork")]
 
 @pytest.fixture(params=["file_descriptor", "file_system"])
 def strategy(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each of torch's ways of sharing tensors."""
+    """Each of torch's sharing strategies."""
     usual = torch.multiprocessing.get_sharing_strategy()
     torch.multiprocessing.set_sharing_strategy(request.param)
     yield request.param
@@ -107,7 +107,7 @@ def test_a_replacement_of_a_worker_shares_the_same_memory(method: str, strategy:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_multiprocessing_shares_is_shared(method: str) -> None:
+def test_multiprocessing_objects_are_shared(method: str) -> None:
     context = multiprocessing.get_context(method)
     memory = SharedMemory(create=True, size=8)
     try:
@@ -144,7 +144,7 @@ def test_a_shared_epoch_is_in_all_batches_of_the_epoch(method: str, kept: dict[s
 
 
 class Used(Dataset[Any]):
-    """Puts what it reads from a manager's list into a queue, and checks its process."""
+    """Reads a manager's list, puts it into a queue, and checks its process."""
 
     def __init__(self, method: str, listed: Any) -> None:
         self.queue = multiprocessing.get_context(method).Queue()
@@ -220,7 +220,7 @@ def test_more_tensors_than_there_are_descriptors_for_are_copied_with_a_warning(
         assert torch.cat(list(loader)).tolist() == list(range(1, 301))
 
 
-def test_a_lock_of_another_start_method_is_named() -> None:
+def test_lock_of_another_start_method_is_named() -> None:
     data = Listed([])
     data.lock = multiprocessing.get_context("fork").Lock()  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match=r"^dataset\.lock .*fork context"):

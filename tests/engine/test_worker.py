@@ -27,7 +27,7 @@ _HELD = struct.Struct("<q")
 
 
 class Witness(socket.socket):
-    """Adds to each message what stands on a worker's line as it is sent."""
+    """Adds a worker's line of the heartbeat table to each message when it is sent."""
 
     line: np.ndarray
 
@@ -35,7 +35,7 @@ class Witness(socket.socket):
         return super().send(_HELD.pack(int(self.line[TASK])) + message, flags)
 
 
-def test_a_task_stays_in_the_heartbeat_table_until_its_report_is_sent() -> None:
+def test_task_stays_in_heartbeat_table_until_report_is_sent() -> None:
     # A trainer that counts what a dead worker held would else find a task nowhere, and make it
     # a second time while its report is on its way.
     source = Rows(10)

@@ -1,4 +1,4 @@
-"""Slots for device transfers, which notice misuse, with batches and their expected values."""
+"""Slots for device transfers that detect misuse, with batches and their expected values."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Made = tuple[torch.Tensor, torch.Tensor]
 
 
 class WatchedSlots(RowBuffers):
-    """BatchBuffers that workers write to as soon as they are free, and that come back once.
+    """BatchBuffers that workers write to as soon as they are free, and that are returned once.
 
     Args:
-        slots: how many.
-        slot_bytes: the size of each.
-        allocate: gives the block, of so many bytes.
+        slots: number of slots.
+        slot_bytes: size of each slot.
+        allocate: returns a block of this many bytes.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ def load(**given: Any) -> StepLoad:
 
 
 def point(stretch: float = 1.0, **given: Any) -> PoolRate:
-    """A crew whose steps take so many times as long as the model says."""
+    """A number of workers whose steps take a multiple of the model's time."""
     needed = load(**given)
     return PoolRate(load=needed, step_ms=needed.step_ms * stretch)
 

@@ -1,4 +1,4 @@
-"""What may be written for a what-if, and what may not."""
+"""Valid and invalid what-if changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_all_names_in_any_order_and_with_spaces() -> None:
     cores=st.none() | st.integers(1, 4096),
     gpu=st.none() | st.integers(1, 100_000).map(lambda cents: cents / 100),
 )
-def test_what_is_printed_reads_back(**given: Any) -> None:
+def test_text_form_round_trips(**given: Any) -> None:
     changes = Changes(**given)
     if any(value is not None for value in given.values()):
         assert Changes.parse(str(changes)) == changes
@@ -72,7 +72,7 @@ def test_what_is_printed_reads_back(**given: Any) -> None:
         "workers==2",
     ],
 )
-def test_what_cannot_be_read_is_wrong_use_and_the_form_is_said(text: str) -> None:
+def test_unparsable_change_is_usage_error_with_expected_form(text: str) -> None:
     with pytest.raises(UsageError, match=r"(?s)what-if.*workers=8,cache=256,cores=16,gpu=2"):
         Changes.parse(text)
 
@@ -100,12 +100,12 @@ def test_no_text_does_anything_else_than_to_read_or_to_be_refused(text: str) -> 
         {"gpu": "2"},
     ],
 )
-def test_what_is_out_of_range_is_no_change(given: Any) -> None:
+def test_value_out_of_range_is_rejected(given: Any) -> None:
     with pytest.raises(UsageError, match=next(iter(given))):
         Changes(**given)
 
 
-def test_what_is_no_text_is_refused() -> None:
+def test_non_text_is_rejected() -> None:
     wrong: Any = 8
     with pytest.raises(UsageError, match="must be text"):
         Changes.parse(wrong)

@@ -16,7 +16,7 @@ SMALL = rates(112, point(compute_ms=10.0, work_cpu_ms=60.0))
 LARGE = rates(224, point(compute_ms=40.0, work_cpu_ms=120.0))
 
 
-def test_each_phase_says_what_it_needs() -> None:
+def test_each_phase_lists_requirements() -> None:
     found = forecast([SMALL, LARGE], "112x10,224x10", images=32_000, workers=2)
     small, large = found.phases
     assert (small.more, small.free) == (pytest.approx(4.0), pytest.approx(3200))
@@ -27,7 +27,7 @@ def test_each_phase_says_what_it_needs() -> None:
         assert fact in text
 
 
-def test_a_level_with_which_the_crew_keeps_up_is_named() -> None:
+def test_level_that_suffices_is_named() -> None:
     found = forecast([SMALL, LARGE], "112x10,224x10", workers=2, levels=LEVELS)
     assert [phase.level_px for phase in found.phases] == [128, 256]
     assert "6 workers on 6 cores or copies of 128 px" in " ".join(str(found).split())
@@ -35,7 +35,7 @@ def test_a_level_with_which_the_crew_keeps_up_is_named() -> None:
     assert "epochs of" not in str(found)
 
 
-def test_a_crew_that_keeps_up_is_said_to() -> None:
+def test_sufficient_workers_are_reported() -> None:
     found = forecast([LARGE], "224x1", workers=4, images=3200)
     assert "1 epoch of 3200 images takes 4.0 s" in str(found)
     assert found.phases[0].limit == "step"
@@ -43,7 +43,7 @@ def test_a_crew_that_keeps_up_is_said_to() -> None:
     assert found.fixed_px is None
 
 
-def test_hours_are_those_of_the_phases_and_of_the_largest_size_throughout() -> None:
+def test_hours_are_given_for_phases_and_for_fixed_largest_size() -> None:
     found = forecast([SMALL, LARGE], "112x10,224x10", images=32_000, workers=2)
     # 30 ms and 60 ms for a batch of 32.
     assert found.seconds == pytest.approx(10 * 1000 * 0.03 + 10 * 1000 * 0.06)
@@ -54,7 +54,7 @@ def test_hours_are_those_of_the_phases_and_of_the_largest_size_throughout() -> N
     json.dumps(found.as_dict(), allow_nan=False)
 
 
-def test_a_size_between_two_goes_with_the_pixels_and_that_is_said() -> None:
+def test_intermediate_size_is_interpolated_by_pixels_and_reported() -> None:
     middle = rates_at([SMALL, LARGE], 160)
     share = (160**2 - 112**2) / (224**2 - 112**2)
     assert middle.now.load.compute_ms == pytest.approx(10 + share * 30)
@@ -89,11 +89,11 @@ def test_without_workers_a_step_waits_for_each_batch() -> None:
     assert "needs 1 worker; without workers: 1600 images/s" in forecast([alone], "224x1").advice[0]
 
 
-def test_a_step_that_takes_no_time_has_finite_figures() -> None:
+def test_zero_step_time_gives_finite_figures() -> None:
     json.dumps(forecast([rates(8, point(compute_ms=0.0))], "8x1").as_dict(), allow_nan=False)
 
 
-def test_what_cannot_be_forecast_is_wrong_use() -> None:
+def test_unpredictable_schedule_is_usage_error() -> None:
     with pytest.raises(UsageError, match="nothing was measured"):
         forecast([], "112x1")
     with pytest.raises(UsageError, match="sizes"):
@@ -108,7 +108,7 @@ def test_what_cannot_be_forecast_is_wrong_use() -> None:
             forecast([SMALL], "112x1", workers=workers)  # type: ignore[arg-type]
 
 
-def test_where_batches_come_unevenly_no_number_of_workers_is_promised() -> None:
+def test_no_number_of_workers_is_promised_for_uneven_batches() -> None:
     uneven = rates(224, point(compute_ms=20.0, work_cpu_ms=25.0, late_ms=10.0))
     found = forecast([uneven], "224x1", workers=2)
     assert (found.phases[0].needed, found.phases[0].limit) == (None, "workers")

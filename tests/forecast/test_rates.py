@@ -1,4 +1,4 @@
-"""What was seen of a crew, as a point that predictions begin at."""
+"""Measured rates as the starting point of predictions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def seen(window: dict[str, Any], **options: Any) -> PoolRate:
     return pool_rate(StepWindow(**(usual | window)), **(given | options))
 
 
-def test_waiting_for_a_core_is_no_work_and_the_rest_is_divided() -> None:
+def test_waiting_for_a_core_is_not_work_and_rest_is_split() -> None:
     found = seen({})
     load = found.load
     assert (found.step_ms, found.error) == (pytest.approx(40), 0.02)
@@ -45,21 +45,21 @@ def test_waiting_for_a_core_is_no_work_and_the_rest_is_divided() -> None:
     assert load.hand_ms == load.hand_cpu_ms == pytest.approx(2)
 
 
-def test_a_step_takes_no_longer_than_was_seen_and_no_more_than_the_cores() -> None:
+def test_step_time_is_bounded_by_observation_and_cores() -> None:
     assert seen({}, compute_s=0.5).load.compute_ms == pytest.approx(10)
     assert seen({}, compute_s=None).load.compute_ms == pytest.approx(10)
     assert seen({}, step_cpu_s=1.0).load.step_cpu_ms == pytest.approx(36)
     assert seen({"wait_s": 0.001}, hand_cpu_s=1.0).load.hand_ms == pytest.approx(0.1)
 
 
-def test_where_batches_lie_ready_a_step_waits_to_take_them_over() -> None:
+def test_ready_batches_make_wait_a_hand_over() -> None:
     ready = seen({"tasks_s": 0.2, "wait_s": 0.05}, compute_s=0.035).load
     assert ready.hand_ms == pytest.approx(5)
     assert ready.hand_cpu_ms == pytest.approx(2)
     assert ready.step_ms == pytest.approx(40)
 
 
-def test_batches_that_are_late_now_and_then_are_no_handing_over() -> None:
+def test_occasional_late_batches_are_not_hand_over() -> None:
     # Workers are at work a quarter of the time, and steps wait for more than half of theirs.
     uneven = seen({"tasks_s": 0.2, "wait_s": 0.25}, compute_s=0.015).load
     assert uneven.hand_ms == pytest.approx(2)
@@ -68,7 +68,7 @@ def test_batches_that_are_late_now_and_then_are_no_handing_over() -> None:
     assert uneven.limit == "workers"
 
 
-def test_what_only_some_steps_wait_is_for_late_batches() -> None:
+def test_waits_of_few_steps_are_due_to_late_batches() -> None:
     few = {"tasks_s": 0.2, "wait_s": 0.06}
     some = seen(few, compute_s=0.034, usual_wait_s=0.0, hand_cpu_s=0.0005).load
     assert (some.hand_ms, some.late_ms) == (pytest.approx(0.5), pytest.approx(5.5))
@@ -85,7 +85,7 @@ def test_workers_that_other_programs_keep_from_their_cores_have_no_batches_ready
     assert load.limit == "workers"
 
 
-def test_crews_that_were_equally_at_work_tell_nothing_of_what_is_shared() -> None:
+def test_equally_busy_worker_counts_reveal_nothing_about_sharing() -> None:
     waits: dict[str, Any] = {"work_cpu_ms": 1.0, "work_blocked_ms": 9.0}
     busy = point(workers=1, compute_ms=10.0, **waits)
     # One worker is at work all the time; so are two of which each has half of it to do.

@@ -61,7 +61,7 @@ def test_workers_that_compute_make_as_many_times_as_many_up_to_the_cores() -> No
     assert then(slow, "workers=8,cores=8").then == near(6400)
 
 
-def test_a_quicker_step_helps_where_it_is_the_limit_only() -> None:
+def test_faster_step_helps_only_if_it_is_the_limit() -> None:
     bound = rates(224, point(compute_ms=40.0))
     assert then(bound, "gpu=2").then == near(1600)
     assert then(bound, "gpu=0.5").then == near(400)
@@ -70,7 +70,7 @@ def test_a_quicker_step_helps_where_it_is_the_limit_only() -> None:
     assert then(rates(), "gpu=2").limit == "workers"
 
 
-def test_a_level_takes_the_share_of_the_work_that_was_measured() -> None:
+def test_level_reduces_work_by_measured_share() -> None:
     phase = rates(224, point(compute_ms=1.0))
     assert then(phase, "cache=256", levels=LEVELS).factor == near(2.0)
     from_cache = replace(phase, level_px=256)
@@ -79,7 +79,7 @@ def test_a_level_takes_the_share_of_the_work_that_was_measured() -> None:
     assert then(phase, "cache=none").factor == 1.0
 
 
-def test_a_level_that_is_too_small_changes_nothing_and_that_is_said() -> None:
+def test_too_small_level_changes_nothing_and_is_reported() -> None:
     found = then(rates(), "cache=128", levels=LEVELS)
     assert found.factor == 1.0
     assert "at least 224 px" in found.notes[0]
@@ -105,7 +105,7 @@ def test_workers_that_wait_have_a_lower_and_an_upper_figure() -> None:
     assert then(phase, "workers=2").notes == ()
 
 
-def test_what_several_crews_wait_for_tells_whether_more_of_them_help() -> None:
+def test_waits_of_several_worker_counts_predict_gain_of_more() -> None:
     waits: dict[str, Any] = {"compute_ms": 1.0, "work_cpu_ms": 4.0}
     one = point(workers=1, work_blocked_ms=36.0, **waits)
     alone = rates(224, point(work_blocked_ms=36.0, **waits), one)
@@ -126,13 +126,13 @@ def test_a_crew_that_was_tried_is_as_it_was_measured() -> None:
     assert then(rates(224, one, point(workers=64)), "workers=2").then == near(64_000 / 47)
 
 
-def test_where_steps_no_longer_wait_the_stretch_may_be_gone() -> None:
+def test_stretch_is_uncertain_if_steps_no_longer_wait() -> None:
     found = then(rates(224, point(stretch=1.2)), "workers=8")
     assert (found.low, found.high) == (near(3200 / 1.2), near(3200))
     assert found.then == near(3200 / math.sqrt(1.2))
 
 
-def test_a_step_on_a_core_may_be_one_that_a_gpu_does_not_shorten() -> None:
+def test_step_on_core_may_not_be_shortened_by_gpu() -> None:
     found = then(rates(224, point(compute_ms=100.0, step_cpu_ms=100.0)), "gpu=4")
     assert found.low == pytest.approx(320, rel=0.001)
     assert found.then > 1200
@@ -175,7 +175,7 @@ def test_a_simulated_uneven_training_lies_between_the_figures(training: Uneven) 
         assert found.low * 0.99 <= measured <= found.high * 1.01, changes
 
 
-def test_an_error_of_the_measurement_widens_what_is_predicted() -> None:
+def test_measurement_error_widens_prediction() -> None:
     phase = rates(224, replace(point(), error=0.1))
     found = then(phase, "workers=1")
     assert (found.low, found.high) == (near(800 / 1.1), near(880))

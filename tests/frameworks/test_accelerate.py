@@ -1,4 +1,4 @@
-"""A loader that Accelerate prepares, saves and restores as it is."""
+"""Loaders that Accelerate prepares, saves and restores."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_the_first_batches_are_skipped_once_and_the_end_is_seen(
     accelerator.free_memory()
 
 
-def test_the_function_that_skips_gives_the_rest_by_torchs_workers(accelerator: Any) -> None:
+def test_skip_first_batches_uses_torch_workers(accelerator: Any) -> None:
     loader = prepare(accelerator, DataLoader(list(range(20)), 3))
     rest = accelerate.skip_first_batches(loader, 5)
     assert [batch.tolist() for batch in rest] == [[15, 16, 17], [18, 19]]
@@ -161,9 +161,7 @@ def test_another_number_of_processes_is_an_error(accelerator: Any) -> None:
 @pytest.mark.parametrize(
     ("length", "world_size", "remainder"), [(20, 1, 4), (16, 1, 0), (21, 2, 5), (37, 4, 0)]
 )
-def test_repeated_rows_are_cut_off_where_they_come_last(
-    length: int, world_size: int, remainder: int
-) -> None:
+def test_repeated_rows_are_removed_at_the_end(length: int, world_size: int, remainder: int) -> None:
     assert unpadded_rows(made(length, world_size=world_size)) == remainder
     assert unpadded_rows(made(length, world_size=world_size, drop_last=True)) == 0
 
@@ -172,7 +170,7 @@ def test_repeated_rows_are_cut_off_where_they_come_last(
 
 
 class Told(Dataset[int]):
-    """Is told the epoch."""
+    """Receives the epoch."""
 
     epoch = -1
 
@@ -193,7 +191,7 @@ def accelerator_of(**config: Any) -> Any:
 
 
 def theirs_and_ours(make: Callable[[], Any], dataset: Any, **options: Any) -> tuple[list[Any], ...]:
-    """Two epochs of what Accelerate gives of torch's class, of feedline's, and by `prepare`."""
+    """Two epochs in Accelerate with torch's class, with feedline's, and with `prepare`."""
     found = []
     for kind, put in (
         (TorchDataLoader, lambda accelerator, loader: accelerator.prepare(loader)),
@@ -227,7 +225,7 @@ def theirs_and_ours(make: Callable[[], Any], dataset: Any, **options: Any) -> tu
     ],
 )
 @pytest.mark.parametrize("workers", [0, *slow(2)])
-def test_each_setting_gives_the_batches_that_it_gives_of_torchs_class(
+def test_each_setting_gives_batches_of_torch_dataloader(
     config: dict[str, Any], options: dict[str, Any], workers: int
 ) -> None:
     options = {"batch_size": 4, "num_workers": workers, **options}
@@ -238,7 +236,7 @@ def test_each_setting_gives_the_batches_that_it_gives_of_torchs_class(
     assert prepared == theirs
 
 
-def test_an_iterable_dataset_and_one_that_is_told_the_epoch_are_accelerates() -> None:
+def test_iterable_datasets_and_set_epoch_use_accelerate_loader() -> None:
     theirs, ours, prepared = theirs_and_ours(accelerator_of, Told(), batch_size=4)
     assert ours == prepared == theirs
     data = Told()
@@ -270,12 +268,12 @@ def test_a_stock_loader_in_its_place_is_warned_of_once_with_the_function_to_call
     ],
     ids=["schedule", "rows", "ranks"],
 )
-def test_what_a_stock_loader_cannot_give_is_an_error(accelerator: Any, loader: Any) -> None:
+def test_unsupported_stock_loader_raises(accelerator: Any, loader: Any) -> None:
     with loader() as built, pytest.raises(UsageError, match=r"integrations\.accelerate\.prepare"):
         accelerator.prepare(built)
 
 
-def test_what_a_loader_with_an_order_of_its_own_cannot_do_is_an_error() -> None:
+def test_loader_with_own_order_rejects_unsupported_options() -> None:
     for config in ({"split_batches": True}, {"dispatch_batches": True}, {"data_seed": 3}):
         with pytest.raises(UsageError, match=f"makes its own order.*{next(iter(config))}="):
             prepare(accelerator_of(**config), made())

@@ -1,4 +1,4 @@
-"""What Accelerate knows of an epoch of feedline's, and what it leaves out of one, as with torch."""
+"""Epochs of feedline in Accelerate: the position, and skipped batches, like with torch."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class SaysNothing(Sampler[Any]):
 
 
 class Turning(Sampler[int]):
-    """Follows an epoch that it keeps under a name of its own."""
+    """A sampler with an epoch attribute of another name."""
 
     turn = 0
 
@@ -134,14 +134,14 @@ def test_metrics_count_each_sample_once_at_any_batch_size(schedule: str | None) 
 
 
 @pytest.mark.parametrize("put", [lambda accelerator, loader: accelerator.prepare(loader), prepare])
-def test_a_sampler_that_has_epochs_under_any_name_is_told_of_them(put: Any) -> None:
+def test_sampler_epoch_is_set_under_any_name(put: Any) -> None:
     wanted = accelerator_of().prepare(TorchDataLoader(NUMBERS, 3, sampler=Turning()))
     found = put(accelerator_of(), DataLoader(NUMBERS, 3, sampler=Turning()))
     for _ in range(3):
         assert rows(found) == rows(wanted)
 
 
-def test_a_dataset_that_is_to_be_told_of_epochs_goes_with_no_order_of_feedlines() -> None:
+def test_dataset_with_set_epoch_is_rejected_with_feedline_order() -> None:
     class Dated(torch.utils.data.Dataset[int]):
         epoch = 0
 
@@ -186,7 +186,7 @@ def test_the_rest_of_an_epoch_of_a_wrapper_is_of_the_epoch_that_comes(
 
 
 @pytest.mark.parametrize("options", [{}, {"seed": 0}])
-def test_a_run_saved_at_an_epochs_last_batch_goes_on_with_the_next(
+def test_run_saved_at_last_batch_resumes_with_next_epoch(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
     accelerator = accelerator_of()
@@ -218,7 +218,7 @@ def test_the_rest_of_a_wrapper_by_either_way_has_the_batches_that_are_left() -> 
 
 
 @pytest.mark.parametrize("given", [{"schedule": "8x1,12x1"}, {"seed": 0}])
-def test_a_schedule_beside_a_sampler_is_not_left_out(given: dict[str, Any]) -> None:
+def test_schedule_with_sampler_is_not_ignored(given: dict[str, Any]) -> None:
     def sized(index: int) -> int:
         return feedline.image_size(default=1)
 

@@ -168,7 +168,7 @@ if __name__ == "__main__":
 
 @pytest.mark.timeout(300)
 @pytest.mark.slow
-def test_two_processes_get_what_torchs_class_gives_for_each_setting(tmp_path: Path) -> None:
+def test_two_processes_match_torch_dataloader_for_each_setting(tmp_path: Path) -> None:
     for found in said_by_ranks(SCRIPT, 2, str(tmp_path)):
         samples, refused = found.pop("planned")
         assert samples == list(range(16))

@@ -1,5 +1,6 @@
-"""torch's DDP with uneven ranks, FSDP and FSDP2 on two processes: the batches of torch's class, and
-with a seed equally many batches for each rank and every sample."""
+"""torch's DDP with uneven ranks, FSDP and FSDP2 on two processes: batches equal those of torch's
+class, and with a seed each rank has the same number of batches and every sample occurs.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +108,7 @@ if __name__ == "__main__":
 
 @pytest.mark.timeout(180)
 @pytest.mark.slow
-def test_two_ranks_get_what_torchs_class_gives_and_every_sample_of_a_seed() -> None:
+def test_two_ranks_match_torch_dataloader_and_see_every_sample() -> None:
     found = said_by_ranks(SCRIPT, timeout_s=170)
     for same, _ in found:
         for case, (theirs, ours) in same.items():

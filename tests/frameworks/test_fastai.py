@@ -25,7 +25,7 @@ SLOW += ("epochs cut short", "one cycle, then a later epoch")
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("case", [*QUICK, *slow(*SLOW)])
-def test_a_learner_sees_what_torchs_class_gives(case: str, tmp_path: Path) -> None:
+def test_learner_matches_torch_dataloader(case: str, tmp_path: Path) -> None:
     from learner_runs import CASES
 
     assert set(CASES) == {*QUICK, *SLOW}
@@ -35,8 +35,8 @@ def test_a_learner_sees_what_torchs_class_gives(case: str, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_what_fastai_replaces_in_pillow_and_torch_leaves_pipelines_fast() -> None:
-    """In a process of its own: the import changes classes of Pillow's and torch's."""
+def test_fastai_patches_of_pillow_and_torch_keep_pipelines_fused() -> None:
+    """In a new process, because the import changes classes of Pillow and torch."""
     script = """
 import warnings
 warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Ignite: engines run over feedline's loaders as over torch's, and go on where they were."""
+"""Ignite: engines run with feedline's loaders like with torch's, and resume."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_stream(epoch_length: int | None) -> None:
         *slow((False, {"epoch": 2}), (True, {"iteration": 15}), (True, {"epoch": 2})),
     ],
 )
-def test_a_deterministic_engine_goes_on(weighted: bool, place: dict[str, int]) -> None:
+def test_deterministic_engine_resumes(weighted: bool, place: dict[str, int]) -> None:
     found = []
     for loader in KINDS:
         sampler = WeightedRandomSampler(torch.arange(1.0, 23.0), 22) if weighted else None

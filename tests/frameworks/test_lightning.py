@@ -1,5 +1,6 @@
-"""Lightning with two processes: whether it builds the loader anew or leaves it alone, each sample
-comes once, and checkpoints hold the loader's state."""
+"""Lightning with two processes: with replaced and original samplers each sample occurs once, and
+checkpoints contain the loader's state.
+"""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ if __name__ == "__main__":
 
 @pytest.mark.timeout(180)
 @pytest.mark.slow
-def test_two_processes_get_what_torchs_class_gives(tmp_path: Path) -> None:
+def test_two_processes_match_torch_dataloader(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     done = subprocess.run(

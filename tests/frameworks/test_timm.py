@@ -1,4 +1,4 @@
-"""timm: its loaders, built of feedline's class, give the very batches that torch's class gives."""
+"""timm's loaders yield the same batches with feedline's class as with torch's."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Stream(IterableDataset[Any]):
 
 
 def built_of(kind: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """timm's module of loaders as it is where `kind` has the place of torch's class."""
+    """timm's loader module with `kind` instead of torch's class."""
     monkeypatch.setattr(torch.utils.data, "DataLoader", kind)
     spec = importlib.util.find_spec("timm.data.loader")
     assert spec is not None
@@ -81,7 +81,7 @@ def plain(part: Any) -> Any:
 
 
 def epochs(loader: Any, *, pixels: bool = True) -> list[Any]:
-    """What timm's training loop sees of three epochs."""
+    """Three epochs as seen by timm's training loop."""
     found: list[Any] = [] if isinstance(loader.dataset, IterableDataset) else [len(loader)]
     for epoch in range(3):
         for part in (loader.dataset, loader.batch_sampler, loader.sampler):
@@ -171,7 +171,7 @@ SLOW = ("evaluation", "no workers", "workers' seeds", "naflex, evaluation", "ran
         *slow(*(each for each in SLOW if each not in UNCOVERED)),
     ],
 )
-def test_create_loader_of_the_integration_gives_what_timms_gives(case: str) -> None:
+def test_create_loader_matches_timm(case: str) -> None:
     found = []
     for timms in (timm.data, integration):
         torch.manual_seed(1)
@@ -183,9 +183,7 @@ def test_create_loader_of_the_integration_gives_what_timms_gives(case: str) -> N
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("case", [*(each for each in CASES if each not in SLOW), *slow(*SLOW)])
-def test_timms_loaders_give_what_they_give_of_torchs_class(
-    case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timm_loaders_match_torch_dataloader(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for kind in (DataLoader, feedline.DataLoader):
         torch.manual_seed(1)

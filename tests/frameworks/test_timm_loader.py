@@ -74,7 +74,7 @@ EVALUATION: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", EVALUATION)
-def test_evaluation_gives_timms_batches(root: str, case: str) -> None:
+def test_evaluation_matches_timm_batches(root: str, case: str) -> None:
     options = {"size": (3, 32, 32), **EVALUATION[case]}
     size = options.pop("size")
     timm_loader = timms(folder(root), size, **options)
@@ -137,7 +137,7 @@ def process_group(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_repeated_augmentation_gives_other_pixels_of_the_same_images(root: str) -> None:
+def test_repeated_augmentation_draws_different_pixels_of_same_images(root: str) -> None:
     loader = create(
         folder(root), is_training=True, batch_size=6, distributed=True, num_aug_repeats=3
     )

@@ -1,5 +1,6 @@
-"""transformers' Trainer gets the batches of torch's class, and the rest after a resume: with
-feedline's class swapped in or in the loaders of a user's Trainer, on one process and on two."""
+"""transformers' Trainer: batches equal those of torch's class, and a resume continues with the
+rest, with feedline's class swapped in or in a user-defined Trainer, on one process and on two.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ pytestmark = [
         ),
     ],
 )
-def test_a_case_gives_what_it_gives_of_torchs_class(way: str, case: str, tmp_path: Path) -> None:
+def test_each_case_matches_torch_dataloader(way: str, case: str, tmp_path: Path) -> None:
     from trainer_runs import both
 
     theirs, ours = both(way, case, tmp_path)
@@ -45,7 +46,7 @@ def test_a_case_gives_what_it_gives_of_torchs_class(way: str, case: str, tmp_pat
 
 
 @pytest.mark.parametrize("way", ["prepare", *slow("Stepwise")])
-def test_with_a_seed_a_resume_goes_on_with_the_rest(way: str, tmp_path: Path) -> None:
+def test_resume_with_seed_continues_with_remaining_batches(way: str, tmp_path: Path) -> None:
     from trainer_runs import ROWS, STEPS, whole_and_rest
 
     whole, rest = whole_and_rest(way, tmp_path)
@@ -57,7 +58,7 @@ def test_with_a_seed_a_resume_goes_on_with_the_rest(way: str, tmp_path: Path) ->
 
 @pytest.mark.timeout(300)
 @pytest.mark.slow
-def test_two_processes_get_the_same_and_go_on_with_the_rest(tmp_path: Path) -> None:
+def test_two_processes_match_and_resume(tmp_path: Path) -> None:
     from trainer_runs import CASES, ROWS, STEPS
 
     here = Path(__file__).parent

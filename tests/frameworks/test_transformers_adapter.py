@@ -14,7 +14,7 @@ STEPS = 4
 
 
 class Loader:
-    """Gives its places as batches, and notes when it is sent elsewhere."""
+    """Yields its positions as batches, and records when it is repositioned."""
 
     def __init__(self) -> None:
         self.dataset, self.order = range(STEPS * 8), "of any kind"
@@ -69,7 +69,7 @@ def test_epochs_follow_each_other_without_a_seek() -> None:
 
 
 @pytest.mark.parametrize("first", [1, 3])
-def test_a_loader_made_of_its_parts_gives_the_rest(first: int) -> None:
+def test_loader_rebuilt_from_parts_gives_remaining_batches(first: int) -> None:
     inner = Loader()
     loader = Stepwise(inner)
     loader.set_epoch(2)

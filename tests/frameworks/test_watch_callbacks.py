@@ -1,4 +1,4 @@
-"""Runs recorded within Lightning and Accelerate, in a process of their own."""
+"""Runs recorded in Lightning and Accelerate, in a process of their own."""
 
 from __future__ import annotations
 
@@ -141,6 +141,6 @@ def test_a_step_of_lightnings_that_raises_is_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_accelerates_loaders_are_watched_and_its_trackers_told(tmp_path: Path) -> None:
+def test_accelerate_loaders_are_watched_and_trackers_are_called(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     assert run_script(ACCELERATE, tmp_path) == "well\n"

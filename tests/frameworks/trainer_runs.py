@@ -71,7 +71,7 @@ class Net(nn.Module):
 
 
 class Users(transformers.Trainer):
-    """A Trainer with loaders of a user's own."""
+    """A Trainer with user-defined loaders."""
 
     kind: type
     put: Put
@@ -104,7 +104,7 @@ class Users(transformers.Trainer):
 
 
 class Save(transformers.TrainerCallback):
-    """One checkpoint, behind an update."""
+    """Save one checkpoint after an update."""
 
     def __init__(self, update: int) -> None:
         self.update = update
@@ -138,7 +138,7 @@ def trained(
     workers: int = 0,
     **options: Any,
 ) -> list[Any]:
-    """What came of a training, and of another from the checkpoint behind update `resume`."""
+    """Result of a training, and of another from the checkpoint after update `resume`."""
     found = []
     for again in range(1 + bool(resume)):
         arguments = transformers.TrainingArguments(
@@ -198,7 +198,7 @@ SEEDED: dict[str, Put] = {"Stepwise": stepwise, "prepare": prepare}
 
 
 def both(way: str, case: str, folder: Path) -> list[Any]:
-    """What torch's class and feedline's give in a case."""
+    """Results of torch's class and feedline's in a case."""
     found = []
     for kind in (TorchDataLoader, feedline.DataLoader):
         ours = kind is feedline.DataLoader
@@ -210,14 +210,14 @@ def both(way: str, case: str, folder: Path) -> list[Any]:
 
 
 def whole_and_rest(way: str, folder: Path) -> list[list[list[int]]]:
-    """The numbers of two epochs by a loader with a seed, and those behind the second update."""
+    """Numbers of two epochs of a seeded loader, and those after the second update."""
     trainer_class = users(feedline.DataLoader, SEEDED[way], seed=3)
     runs = trained(trainer_class, folder / f"seed {way}", workers=1, resume=2)
     return [[rows for _, rows in seen] for seen, *_ in runs]
 
 
 def on_a_rank(folder: Path) -> str:
-    """What a rank of two found."""
+    """Result of one of two ranks."""
     found = {case: both("prepare", case, folder) for case in CASES}
     found["Stepwise"] = whole_and_rest("Stepwise", folder)
     # The Trainer skips batches by a stock loader, which would divide the samples again.

@@ -1,4 +1,4 @@
-"""Folders of images in zip and tar files, read where they lie."""
+"""Image folders in zip and tar files, read in place."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = ["cats/1.jpg", "cats/a-b/2.jpg", "cats/a/3.JPG", "cats/a/4.jpg", "dogs/5
 
 @pytest.fixture
 def pets(jpeg_folder: Path, tmp_path: Path) -> Path:
-    """The folder that archives are made of: images with other files beside them."""
+    """The folder that archives are made of: images and other files."""
     root = tmp_path / "pets"
     files = sorted(jpeg_folder.glob("*/*.jpg"))
     for name, file in zip(NAMES, files, strict=False):
@@ -116,9 +116,7 @@ def test_a_loader_reads_an_archive(pets: Path, tmp_path: Path, kind: str, worker
 
 
 @pytest.mark.parametrize("kind", ["a.zip", "a.tar"])
-def test_a_folder_in_an_archive_is_named_as_any_other(
-    pets: Path, tmp_path: Path, kind: str
-) -> None:
+def test_archived_folder_has_same_names(pets: Path, tmp_path: Path, kind: str) -> None:
     pack = stored if kind == "a.zip" else tarred
     path = pack(pets, tmp_path / kind, below="all/train/")
     ours = ImageFolder(path / "all" / "train")
@@ -140,7 +138,7 @@ def test_other_endings_are_other_samples(pets: Path, tmp_path: Path) -> None:
     assert len(ImageFolder(path)) == 6
 
 
-def test_what_macos_adds_is_passed_over(pets: Path, tmp_path: Path) -> None:
+def test_macos_metadata_is_ignored(pets: Path, tmp_path: Path) -> None:
     path = stored(pets, tmp_path / "a.zip")
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("__MACOSX/cats/._1.jpg", b"resources")
@@ -188,7 +186,7 @@ def test_an_archive_is_looked_through_once(
     assert len(times) == 6
 
 
-def test_where_the_folder_cannot_be_written_the_users_cache_keeps_it(
+def test_user_cache_is_used_if_folder_is_not_writable(
     pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = stored(pets, tmp_path / "a.zip")
@@ -230,7 +228,7 @@ def test_an_archive_that_is_changed_later_is_noticed(pets: Path, tmp_path: Path,
 # ------------------------------------------------------------------- what cannot be read
 
 
-def test_what_is_no_archive_is_refused(pets: Path, tmp_path: Path) -> None:
+def test_invalid_archive_is_rejected(pets: Path, tmp_path: Path) -> None:
     for name in ("text.zip", "text.tar", "empty.zip"):
         (tmp_path / name).write_bytes(b"no archive at all" * 99 if "text" in name else b"")
         with pytest.raises(DatasetError, match=r"not a zip file|not a tar file"):
@@ -245,7 +243,7 @@ def test_what_is_no_archive_is_refused(pets: Path, tmp_path: Path) -> None:
 
 
 def tar_header(kind: bytes, size: int) -> bytes:
-    """A header whose length is written as a number of 11 bytes, which may be below 0."""
+    """A header whose length is written as an 11-byte number, which may be negative."""
     info = tarfile.TarInfo("cats/1.jpg")
     info.type = kind
     head = bytearray(info.tobuf(tarfile.USTAR_FORMAT))
@@ -257,7 +255,7 @@ def tar_header(kind: bytes, size: int) -> bytes:
 
 @pytest.mark.parametrize("size", [-512, -(10**15), 10**12, 1 << 60, 1 << 80])
 @pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE])
-def test_lengths_that_lie_take_no_memory_and_no_time(
+def test_wrong_lengths_cost_no_memory_or_time(
     pets: Path, tmp_path: Path, kind: bytes, size: int
 ) -> None:
     path = tarred(pets, tmp_path / "a.tar")
@@ -331,7 +329,7 @@ def test_an_archive_that_is_cut_off_is_refused(pets: Path, tmp_path: Path, kind:
 
 
 @pytest.mark.parametrize("kind", PACKED)
-def test_any_damage_gives_the_image_or_an_error(pets: Path, tmp_path: Path, kind: str) -> None:
+def test_damage_gives_image_or_error(pets: Path, tmp_path: Path, kind: str) -> None:
     path = PACKED[kind](pets, tmp_path / kind)
     whole = path.read_bytes()
     wanted = {file.read_bytes() for file in pets.rglob("*") if file.is_file()}
@@ -370,7 +368,7 @@ def test_a_size_of_64_bits_that_no_file_has_is_damage(tmp_path: Path) -> None:
         ImageFolder(path)
 
 
-def test_a_file_that_lies_about_its_size_takes_no_memory(tmp_path: Path) -> None:
+def test_wrong_file_size_costs_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "bomb.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("cats/1.jpg", bytes(50_000_000))
@@ -414,7 +412,7 @@ def test_long_names_and_comments_are_read(
     assert data.name(6).endswith(name)
 
 
-def test_what_wants_files_refuses_an_archive(pets: Path, tmp_path: Path) -> None:
+def test_operations_on_files_reject_archives(pets: Path, tmp_path: Path) -> None:
     data = ImageFolder(stored(pets, tmp_path / "a.zip"))
     with pytest.raises(UsageError, match=r"is an archive.*unpack it"):
         data.path(0)

@@ -45,7 +45,7 @@ def batches(data, workers=0, **options):
         return [(x.clone(), y.clone()) for x, y in loader]
 
 
-def test_a_row_is_what_a_folder_of_the_same_pixels_gives(tmp_path, images, labels):
+def test_row_equals_folder_with_same_pixels(tmp_path, images, labels):
     for number, (pixels, label) in enumerate(zip(images, labels, strict=True)):
         path = tmp_path / "folder" / str(label) / f"{number:03}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def test_a_file_written_over_with_another_shape_is_noticed(files, images):
         pickle.loads(body)
 
 
-def test_the_fingerprint_tells_pixels_labels_and_shapes_apart(images, labels, files):
+def test_fingerprint_depends_on_pixels_labels_and_shapes(images, labels, files):
     print_ = ImageArray(images, labels).fingerprint()
     assert ImageArray(*files).fingerprint() == print_
     assert ImageArray(images, labels, EvalCrop()).fingerprint() == print_
@@ -124,7 +124,7 @@ def test_a_file_is_found_from_elsewhere(files, images, monkeypatch):
     assert np.array_equal(pickle.loads(pickle.dumps(data)).images, images)
 
 
-def test_a_state_goes_on_in_the_middle_of_an_epoch(images, labels):
+def test_state_resumes_within_epoch(images, labels):
     data = ImageArray(images, labels)
     whole = batches(data)
     with feedline.DataLoader(data, 6, image_size=32, num_workers=0, seed=0) as loader:
@@ -185,7 +185,7 @@ def test_no_images_are_refused(images, labels):
         ImageArray(images[:, :0], labels)
 
 
-def test_files_that_are_no_arrays_are_named_and_never_unpickled(tmp_path, labels):
+def test_invalid_array_files_are_named_and_never_unpickled(tmp_path, labels):
     with pytest.raises(DatasetError, match="no such file"):
         ImageArray(tmp_path / "absent.npy", labels)
     (tmp_path / "text.npy").write_text("hello")
@@ -199,7 +199,7 @@ def test_files_that_are_no_arrays_are_named_and_never_unpickled(tmp_path, labels
         ImageArray(tmp_path / "short.npy", labels)
 
 
-def test_names_say_where_a_sample_lies(images, labels, files):
+def test_names_locate_samples(images, labels, files):
     assert ImageArray(images, labels).name(3) == "image 3 of an array in memory"
     assert str(files[0]) in ImageArray(*files).name(3)
     assert "20 images of 40 x 48 px" in repr(ImageArray(*files))

@@ -13,7 +13,7 @@ FILLED = -1
 
 
 def moved(rng: np.random.Generator, filter: str) -> tuple[Axis, np.ndarray]:
-    """An axis after random moves, and which source pixel is where after the same moves."""
+    """An axis after random moves, and the source pixel at each position after the same moves."""
     pixels = int(rng.integers(1, 40))
     axis, where = Axis.of(pixels), np.arange(pixels)
     resized = padded = False
@@ -36,7 +36,7 @@ def moved(rng: np.random.Generator, filter: str) -> tuple[Axis, np.ndarray]:
 
 
 @pytest.mark.parametrize("filter", ["nearest", "nearest-exact"])
-def test_moves_in_any_order_are_those_one_after_another(filter):
+def test_sequence_of_moves_matches_stepwise_result(filter):
     rng = np.random.default_rng(0)
     for _ in range(2000):
         axis, where = moved(rng, filter)
@@ -47,7 +47,7 @@ def test_moves_in_any_order_are_those_one_after_another(filter):
 
 
 def canvases(rng: np.random.Generator, filter: str):
-    """Windows of resized images of all sorts, and what each is of: height, width, the whole's."""
+    """Windows of resized images, each with height, width and the whole image."""
     for _ in range(60):
         height, width = rng.integers(2, 70, 2).tolist()
         tall, wide = (int(rng.integers(max(1, side // 6), 90)) for side in (height, width))
@@ -59,7 +59,7 @@ def canvases(rng: np.random.Generator, filter: str):
 
 
 class Read:
-    """Gives parts of an image, and notes them."""
+    """Returns regions of an image, and records them."""
 
     def __init__(self, image):
         self.image, self.parts = image, []
@@ -85,7 +85,7 @@ def test_a_window_is_that_of_the_resized_whole_to_the_bit(filter, mode):
     assert read_less > 20
 
 
-def test_mirrors_and_pads_of_an_image_are_those_of_its_pixels():
+def test_flips_and_pads_match_pixel_operations():
     rng = np.random.default_rng(2)
     image = rng.integers(0, 256, (30, 40, 3), np.uint8)
     canvas = Canvas.of(30, 40).crop(5, 7, 20, 30).mirror().turn_over().pad(1, 2, 3, 4)
@@ -101,7 +101,7 @@ def test_mirrors_and_pads_of_an_image_are_those_of_its_pixels():
     assert (shown[0, :2] == -5).all()
 
 
-def test_what_was_padded_alone_shows_nothing_of_the_image():
+def test_padding_alone_shows_no_image():
     canvas = Canvas.of(5, 5).pad(10, 10, 10, 10).crop(0, 0, 4, 6)
     assert canvas.is_empty
     made = image_on(canvas, lambda part: pytest.fail("read"), "bilinear", "pillow", (1, 1, 1))

@@ -32,7 +32,7 @@ def test_a_training_crop_lies_inside_the_image(height, width, seed, strength, lo
 
 
 @given(SIDES, SIDES, SEEDS)
-def test_the_same_seed_gives_the_same_crop(height, width, seed):
+def test_same_seed_gives_same_crop(height, width, seed):
     item = Item(0, 224, seed, 0.7)
     assert TrainCrop().place(height, width, item) == TrainCrop().place(height, width, item)
 
@@ -77,14 +77,14 @@ def test_the_distribution_is_torchvisions(height, width, scale):
         assert gap / count < allowed
 
 
-def test_half_of_the_crops_are_mirrored_or_as_many_as_asked():
+def test_crops_are_mirrored_with_requested_probability():
     for flip in (0.0, 0.2, 0.5, 1.0):
         crop = TrainCrop(flip=flip)
         flips = sum(crop.box(100, 100, RandomStream(seed)).flip for seed in range(4000))
         assert abs(flips / 4000 - flip) < 0.03
 
 
-def test_an_image_too_long_for_any_ratio_gives_its_centre_as_torchvision_does():
+def test_extreme_aspect_ratio_gives_centre_crop_like_torchvision():
     crop = TrainCrop(scale=(0.9, 1.0))
     assert crop.box(10, 1000, RandomStream(3))[:4] == (0, 493, 10, 13)
     assert crop.box(1000, 10, RandomStream(3))[:4] == (493, 0, 13, 10)
@@ -94,7 +94,7 @@ def test_an_image_too_long_for_any_ratio_gives_its_centre_as_torchvision_does():
 
 
 @pytest.mark.parametrize("flip", [0.0, 0.2, 1.0])
-def test_the_centre_of_such_an_image_is_mirrored_as_often_as_any(flip):
+def test_centre_crop_is_mirrored_with_same_probability(flip):
     crop = TrainCrop(scale=(0.9, 1.0), flip=flip)
     boxes = [crop.box(10, 1000, RandomStream(seed)) for seed in range(2000)]
     assert {box[:4] for box in boxes} == {(0, 493, 10, 13)}
@@ -152,7 +152,7 @@ def test_transforms_are_values():
 
 @settings(deadline=None)
 @given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 64), st.floats(0.3, 1))
-def test_the_window_is_where_torchvision_resizes_and_crops(height, width, size, fraction):
+def test_window_matches_torchvision_resize_and_crop(height, width, size, fraction):
     window = EvalCrop(fraction).window(height, width, size)
     if window.height * window.width > 300_000:
         return
@@ -190,7 +190,7 @@ def test_a_box_is_unchanged_on_the_original():
 
 
 @given(SIDES, SIDES, st.integers(1, 600), st.integers(1, 600), SEEDS)
-def test_a_box_on_a_copy_has_its_edges_where_they_were(height, width, to_height, to_width, seed):
+def test_scaled_box_keeps_its_edges(height, width, to_height, to_width, seed):
     box = TrainCrop().box(height, width, RandomStream(seed))
     there = box.map_to_copy(to_height, to_width, original=(height, width))
     assert 0 <= there.top < there.top + there.height <= to_height

@@ -1,4 +1,4 @@
-"""Decoding: Pillow's pixels for what is whole, an ImageError for what is not."""
+"""Decoding: Pillow's pixels for valid images, an ImageError for others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def encoded(image, kind, **options):
 
 
 def reference(data):
-    """What torchvision's pil_loader gives."""
+    """Result of torchvision's pil_loader."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
@@ -127,7 +127,7 @@ if features.check("avif"):
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_every_kind_of_image_gives_the_pixels_of_torchvisions_loader(name):
+def test_every_kind_of_image_matches_torchvision_loader(name):
     data = WHOLE[name]()
     pixels = silently(data)
     assert pixels.dtype == np.uint8
@@ -147,13 +147,13 @@ def test_a_truncated_jpeg_is_an_error_and_never_half_grey(kind):
 
 
 @pytest.mark.parametrize("cut", [0.5, 0.9])
-def test_an_end_marker_behind_the_missing_part_does_not_make_a_jpeg_whole(cut):
+def test_end_marker_after_missing_data_does_not_hide_truncation(cut):
     data = encoded(picture(200, 200), "JPEG")
     with pytest.raises(ImageError, match="ends before its last pixel"):
         silently(data[: int(len(data) * cut)] + b"\xff\xd9")
 
 
-def test_a_truncated_jpeg_is_an_error_where_pillow_was_told_to_complete_it(monkeypatch):
+def test_truncated_jpeg_raises_even_if_pillow_completes_it(monkeypatch):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     data = encoded(picture(), "JPEG")
     with pytest.raises(ImageError, match="ends before"):
@@ -186,7 +186,7 @@ def test_other_truncated_images_are_errors(kind):
         (b"x", "not a supported image"),
     ],
 )
-def test_what_is_no_image_is_an_error_that_says_what_it_seems_to_be(data, message):
+def test_non_image_raises_with_guessed_type(data, message):
     with pytest.raises(ImageError, match=message):
         silently(data)
 
@@ -246,13 +246,13 @@ def test_a_decompression_bomb_is_refused_by_its_header(data):
         silently(data)
 
 
-def test_a_size_about_which_pillow_warns_is_decoded_without_a_word(monkeypatch):
+def test_large_image_is_decoded_without_pillow_warning(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)  # warns above this, refuses above twice
     for kind in ("png", "webp", "gif", "tiff", "bmp", "ppm", "jpeg cmyk"):
         assert silently(WHOLE[kind]()).shape == (47, 61, 3)
 
 
-def test_damaged_exif_says_nothing():
+def test_damaged_exif_prints_nothing():
     exif = b"Exif\0\0II*\0\x08\0\0\0\x02\0" + b"\x1a\x01\x05\0\x01\0\0\0\xff\xff\0\0" * 2
     for data in (
         encoded(picture(mode="CMYK"), "JPEG", exif=exif),
@@ -264,7 +264,7 @@ def test_damaged_exif_says_nothing():
             assert silently(data, exif=turn).shape == (47, 61, 3)
 
 
-def test_a_damaged_animation_header_says_nothing():
+def test_damaged_animation_header_prints_nothing():
     data = WHOLE["png animated"]()
     at = data.index(b"acTL")
     body = b"acTL" + bytes(8)
@@ -280,7 +280,7 @@ def oriented(kind, orientation, mode="RGB"):
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "JPEG cmyk", "PNG", "WEBP"])
-def test_orientation_is_ignored_unless_asked_for(kind, orientation):
+def test_orientation_is_ignored_by_default(kind, orientation):
     data = oriented(kind.split()[0], orientation, "CMYK" if "cmyk" in kind else "RGB")
     assert np.array_equal(silently(data), reference(data))
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
@@ -327,7 +327,7 @@ def test_the_orientation_is_found_among_other_entries(others):
     assert jpeg_orientation(encoded(picture(), "JPEG", exif=exif)) == 8
 
 
-def test_the_orientation_of_a_jpeg_is_found_behind_other_segments():
+def test_orientation_is_found_after_other_segments():
     data = oriented("JPEG", 6)
     xmp = b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta/>"
     xmp = b"\xff\xe1" + struct.pack(">H", len(xmp) + 2) + xmp
@@ -338,14 +338,14 @@ def test_the_orientation_of_a_jpeg_is_found_behind_other_segments():
 
 @pytest.mark.parametrize("by", [2, 4, 8])
 @pytest.mark.parametrize("size", [(61, 47), (64, 48), (500, 375), (9, 300), (1, 1)])
-def test_a_jpeg_decoded_smaller_has_the_size_that_was_asked_for(size, by):
+def test_scaled_jpeg_has_requested_size(size, by):
     decoder = Decoder()
     assert decoder.open(encoded(picture(*size), "JPEG")) == size[::-1]
     assert decoder.reducible
     assert decoder.read(by).shape == (-(-size[1] // by), -(-size[0] // by), 3)
 
 
-def test_size_and_part_are_those_of_the_upright_image():
+def test_size_and_region_refer_to_upright_image():
     for kind in ("JPEG", "PNG"):
         decoder = Decoder(DecodeOptions(exif=True))
         data = oriented(kind, 6)
@@ -366,7 +366,7 @@ def test_the_size_is_that_of_the_upright_image(kind, orientation):
 
 
 @pytest.mark.parametrize("kind", ["png", "jpeg cmyk"])
-def test_what_is_no_common_jpeg_is_decoded_at_once_and_cut(kind):
+def test_unusual_jpeg_is_decoded_whole_and_cropped(kind):
     data = WHOLE[next(name for name in WHOLE if name.startswith(kind))]()
     decoder = Decoder()
     height, width = decoder.open(data)
@@ -401,7 +401,7 @@ def test_an_image_is_read_once_and_none_before_it_is_ever_given_again():
                 decoder.read()
 
 
-def test_an_image_above_the_kept_memory_is_decoded_all_the_same(monkeypatch):
+def test_image_larger_than_buffer_is_decoded(monkeypatch):
     monkeypatch.setattr("feedline.images.jpeg._KEPT_BYTES", 100)
     decoder = Decoder()
     data = encoded(picture(1200, 900), "JPEG")
@@ -446,7 +446,7 @@ def damaged(data, dice):
 
 
 @pytest.mark.parametrize("kind", [name for name in WHOLE if not name.startswith("jpeg 1")])
-def test_damage_gives_an_image_or_an_image_error_and_nothing_else(kind):
+def test_damage_gives_image_or_image_error_only(kind):
     dice = random.Random(kind)
     whole = WHOLE[kind]()
     for _ in range(150):

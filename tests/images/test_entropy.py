@@ -44,7 +44,7 @@ def by_libjpeg(data, part=None, by=1):
 
 
 def scan_at(data):
-    """Where the codes begin, and where they end."""
+    """Start and end of the entropy-coded data."""
     at = data.index(b"\xff\xda")
     return at + 2 + int.from_bytes(data[at + 2 : at + 4], "big"), len(data) - 2
 
@@ -55,7 +55,7 @@ def restarted(blocks=2, **options):
 
 
 def segments(data):
-    """What lies before the codes, and the codes of each segment, without markers."""
+    """Data before the entropy-coded data, and the codes of each segment without markers."""
     first, last = scan_at(data)
     parts, start = [], first
     for at in range(first, last):
@@ -132,7 +132,7 @@ def pixels_of(sort, height, width):
 
 @pytest.mark.parametrize("quality", [85, 100])
 @pytest.mark.parametrize("blocks", [0, 7, 3000])
-def test_segments_larger_than_what_is_read_at_once(blocks, quality):
+def test_segments_larger_than_read_buffer(blocks, quality):
     pixels = pixels_of("noise", 400, 600)
     options = {"restart_marker_blocks": blocks} if blocks else {}
     data = by_pillow(pixels=pixels, quality=quality, subsampling="4:2:0", **options)
@@ -141,7 +141,7 @@ def test_segments_larger_than_what_is_read_at_once(blocks, quality):
         assert np.array_equal(read(decoder, data, part), cut_out(expected, part))
 
 
-def test_what_lies_in_other_segments_is_not_read():
+def test_other_segments_are_not_read():
     head, parts = segments(restarted())
     across = -(-WIDTH // 16)
     assert len(parts) == -(-across * -(-HEIGHT // 16) // 2)
@@ -274,7 +274,7 @@ def test_damage_outside_a_part_changes_no_pixel_of_it(blocks):
     assert given > 200
 
 
-def test_the_decoder_of_images_gives_a_part_whose_surroundings_are_broken():
+def test_decoder_returns_region_with_damaged_surroundings():
     head, parts = segments(restarted(1))
     across = -(-WIDTH // 16)
     data = joined(head, [codes if k < 4 * across else b"\x55" for k, codes in enumerate(parts)])

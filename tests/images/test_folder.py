@@ -66,7 +66,7 @@ def test_the_fields_describe_the_row(root):
     )
 
 
-def test_rows_are_written_where_they_lie_and_nowhere_else(root):
+def test_rows_are_written_in_place_only(root):
     data = ImageFolder(root)
     images = np.full((4, 32, 32, 3), 9, np.uint8)
     labels = np.full(4, -1, np.int64)
@@ -77,7 +77,7 @@ def test_rows_are_written_where_they_lie_and_nowhere_else(root):
 
 
 @pytest.mark.parametrize("decode", ["exact", "scaled"])
-def test_the_same_item_gives_the_same_row_and_another_seed_another(root, decode):
+def test_same_item_gives_same_row_and_other_seed_differs(root, decode):
     data = ImageFolder(root, decode=decode)
     other = pickle.loads(pickle.dumps(data, protocol=5))
     for sample in range(len(data)):
@@ -104,7 +104,7 @@ def test_scaled_decoding_shows_the_same_part_of_the_image(tmp_path, transform, s
             assert np.abs(a.astype(int) - b).mean() < 8
 
 
-def test_scaled_decoding_of_a_jpeg_that_pillow_must_read_takes_the_right_part(tmp_path):
+def test_scaled_decoding_with_pillow_crops_correct_region(tmp_path):
     (tmp_path / "a").mkdir()
     photograph(3, 800, 600).convert("CMYK").save(tmp_path / "a" / "cmyk.jpg")
     photograph(3, 800, 600).save(tmp_path / "a" / "warned.jpg", progressive=True)
@@ -119,7 +119,7 @@ def test_scaled_decoding_of_a_jpeg_that_pillow_must_read_takes_the_right_part(tm
 
 
 @pytest.mark.parametrize("decode", ["exact", "scaled"])
-def test_exif_orientation_is_applied_only_if_asked_for(tmp_path, decode):
+def test_exif_orientation_is_applied_on_request(tmp_path, decode):
     (tmp_path / "a").mkdir()
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -131,7 +131,7 @@ def test_exif_orientation_is_applied_only_if_asked_for(tmp_path, decode):
         assert np.abs(pixels.astype(int) - np.asarray(transform(shown))).mean() < 3
 
 
-def test_weak_augmentation_takes_nearly_the_whole_image(tmp_path):
+def test_weak_augmentation_crops_nearly_whole_image(tmp_path):
     (tmp_path / "a").mkdir()
     photograph(1, 64, 64).save(tmp_path / "a" / "1.png")
     data = ImageFolder(tmp_path, TrainCrop(ratio=(1, 1), flip=0))
@@ -221,7 +221,7 @@ def test_images_are_found_from_elsewhere(root, monkeypatch):
     assert np.array_equal(loaded(data, 0)[0], loaded(ImageFolder(root), 0)[0])
 
 
-def test_a_file_that_may_not_be_read_is_named(root, monkeypatch):
+def test_unreadable_file_is_named(root, monkeypatch):
     data = ImageFolder(root)
 
     def refuse(path, flags):
@@ -240,7 +240,7 @@ def test_a_file_that_is_read_in_short_parts_arrives_whole(root, monkeypatch):
     assert np.array_equal(loaded(data, 0)[0], expected)
 
 
-def test_a_mislabelled_image_is_told_by_its_bytes(tmp_path):
+def test_wrong_extension_is_detected_from_content(tmp_path):
     (tmp_path / "a").mkdir()
     photograph(1).save(tmp_path / "a" / "1.jpg", "PNG")
     photograph(1).save(tmp_path / "a" / "2.png", "PNG")
@@ -248,7 +248,7 @@ def test_a_mislabelled_image_is_told_by_its_bytes(tmp_path):
     assert np.array_equal(loaded(data, 0)[0], loaded(data, 1)[0])
 
 
-def test_file_names_that_are_no_text_load_and_can_be_printed(tmp_path):
+def test_non_utf8_file_names_load_and_print(tmp_path):
     (tmp_path / "a").mkdir()
     odd = os.fsencode(tmp_path / "a") + b"/\xff\n\xe9.jpg"
     photograph(1).save(tmp_path / "1.jpg")
@@ -367,7 +367,7 @@ def test_a_missing_root_is_a_dataset_error(tmp_path):
         ImageFolder(tmp_path / "nowhere")
 
 
-def test_extensions_widen_what_is_an_image(root):
+def test_extensions_argument_adds_image_types(root):
     photograph(9).convert("P").save(root / "eels" / "6.gif")
     with pytest.warns(UserWarning, match="1 .gif"):
         assert len(ImageFolder(root)) == 5
@@ -390,7 +390,7 @@ def test_hidden_files_are_numbered_as_by_torchvision_with_one_warning(root, name
         loaded(ours, [ours.path(k) for k in range(len(ours))].index(str(root / name)))
 
 
-def test_it_says_what_it_is(root):
+def test_repr_describes_folder(root):
     assert repr(ImageFolder(root, EvalCrop())) == (
         f"ImageFolder({str(root)!r}, EvalCrop(fraction=0.875, filter='bilinear'), "
         "decode='exact'): 5 images, 3 classes"

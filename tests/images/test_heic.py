@@ -38,9 +38,7 @@ def load(data: object, **options: object) -> torch.Tensor:
     return images
 
 
-def test_pixels_are_those_of_pillow_in_a_folder_a_list_and_an_archive(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_pixels_match_pillow_in_folder_list_and_archive(folder: Path, tmp_path: Path) -> None:
     paths = sorted(folder.glob("*/*.heic"))
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
         for path in paths:
@@ -66,7 +64,7 @@ def test_a_cache_of_raw_copies_has_the_pixels_of_the_originals(
     )
 
 
-def test_a_truncated_file_is_named(folder: Path, tmp_path: Path) -> None:
+def test_truncated_file_is_named(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "broken.heic").write_bytes((folder / "a" / "0.heic").read_bytes()[:400])
     data = feedline.ImageFolder(tmp_path, extensions=(".heic",))

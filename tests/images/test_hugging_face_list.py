@@ -50,7 +50,7 @@ def dataset(request: pytest.FixtureRequest, jpeg_folder: Path, tmp_path: Path) -
     return made
 
 
-def test_rows_are_those_of_the_folder(dataset: Any, jpeg_folder: Path) -> None:
+def test_rows_equal_those_of_folder(dataset: Any, jpeg_folder: Path) -> None:
     ours = ImageList.from_hf(dataset, transform=EvalCrop())
     folder = ImageFolder(jpeg_folder, EvalCrop())
     assert ours.classes == ["cats", "dogs"]
@@ -96,7 +96,7 @@ def test_a_loader_reads_it(dataset: Any, jpeg_folder: Path, workers: int) -> Non
         assert torch.equal(labels, other_labels)
 
 
-def test_what_cannot_be_used_is_refused(dataset: Any, tmp_path: Path) -> None:
+def test_unusable_split_is_rejected(dataset: Any, tmp_path: Path) -> None:
     refused: list[tuple[Any, dict[str, Any], str]] = [
         ([1], {}, "got list"),
         (datasets.DatasetDict({"train": dataset}), {}, "got a DatasetDict of 'train'"),

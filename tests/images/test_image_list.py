@@ -38,7 +38,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_rows_are_those_of_the_folder(jpeg_folder: Path) -> None:
+def test_rows_equal_those_of_folder(jpeg_folder: Path) -> None:
     ours, folder = listed(jpeg_folder, transform=EvalCrop()), ImageFolder(jpeg_folder, EvalCrop())
     assert len(ours) == len(folder) == 12
     assert (ours.classes, ours.class_to_idx) == (["cat", "dog"], {"cat": 0, "dog": 1})
@@ -274,7 +274,7 @@ def test_a_csv_file_is_read_and_its_folder_is_the_root(jpeg_folder: Path, tmp_pa
         (["1", "2", "3"], ["a"], {}, [[1], [2], [3]]),
     ],
 )
-def test_cells_are_numbers_where_all_are(
+def test_column_is_numeric_if_all_cells_are(
     tmp_path: Path, column: list[str], label: Any, options: dict[str, Any], values: Any
 ) -> None:
     lines = [f"{number}.jpg,{cell},0" for number, cell in enumerate(column)]
@@ -317,7 +317,7 @@ def test_a_table_that_cannot_be_used_is_refused(tmp_path: Path, case: str) -> No
         ImageList.from_csv(write(tmp_path / "a.csv", text), **options)
 
 
-def test_a_csv_file_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_invalid_csv_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="cannot be read: No such file"):
         ImageList.from_csv(tmp_path / "none.csv")
     (tmp_path / "latin.csv").write_bytes(b"path,label\n\xe4.jpg,1")
@@ -390,7 +390,7 @@ def test_a_frame_is_read(jpeg_folder: Path, package: str) -> None:
         ImageList.from_frame(frames.DataFrame(columns))
 
 
-def test_what_is_no_frame_is_refused() -> None:
+def test_invalid_frame_is_rejected() -> None:
     with pytest.raises(UsageError, match=r"got builtins\.dict"):
         ImageList.from_frame({"path": ["a"], "label": [1]})
 
@@ -454,7 +454,7 @@ def test_a_cache_fills_itself_of_a_list_with_repeats(jpeg_folder: Path, tmp_path
         assert (images.float() - other.float()).abs().mean() < 8
 
 
-def test_a_csv_files_whole_numbers_may_be_those_of_classes(tmp_path: Path) -> None:
+def test_integer_csv_column_can_be_classes(tmp_path: Path) -> None:
     table = tmp_path / "list.csv"
     for cells, targets in (("1", [1, 0]), ("cat", [0, 0])):
         table.write_text(f"path,label\na.jpg,{cells}\nb.jpg,{0 if cells == '1' else 'cat'}\n")
@@ -464,7 +464,7 @@ def test_a_csv_files_whole_numbers_may_be_those_of_classes(tmp_path: Path) -> No
     assert ImageList.from_csv(table, classes=["1", "0"]).targets.tolist() == [0, 1]
 
 
-def test_classes_of_a_frame_are_in_its_own_order() -> None:
+def test_classes_of_frame_keep_their_order() -> None:
     pandas = pytest.importorskip("pandas")
     sizes = ["small", "large"]
     column = pandas.Categorical(["small", "large", "small"], categories=[*sizes, "medium"])
@@ -476,7 +476,7 @@ def test_classes_of_a_frame_are_in_its_own_order() -> None:
     assert ImageList.from_frame(frame).classes == sorted(sizes)
 
 
-def test_classes_of_an_enum_of_polars_are_in_its_own_order() -> None:
+def test_polars_enum_classes_keep_their_order() -> None:
     polars = pytest.importorskip("polars")
     sizes = ["small", "large"]
     enum = polars.DataFrame(
@@ -486,6 +486,6 @@ def test_classes_of_an_enum_of_polars_are_in_its_own_order() -> None:
 
 
 @pytest.mark.parametrize("method", ["from_webdataset", "from_lmdb", "from_hf"])
-def test_an_unknown_argument_is_named_with_the_method(method: str) -> None:
+def test_unknown_argument_is_named_with_method(method: str) -> None:
     with pytest.raises(TypeError, match=rf"{method}\(\).*'labell'"):
         getattr(ImageList, method)("missing", labell="cls")

@@ -210,7 +210,7 @@ def test_nothing_is_read_or_written_beyond_the_memory(kind):
 
 
 @compiled
-def test_what_is_asked_for_wrongly_is_refused_and_the_decoder_stays_usable():
+def test_invalid_arguments_raise_and_decoder_stays_usable():
     data, decoder = encoded(), compiled_decoder()
     memory = np.empty(1 << 20, np.uint8)
     with pytest.raises(ValueError, match="no image is open"):
@@ -257,7 +257,7 @@ def test_damage_in_one_image_leaves_none_of_the_next_to_others(kind):
 
 
 @compiled
-def test_an_opened_image_is_held_until_it_is_read():
+def test_opened_image_is_kept_until_read():
     decoder = compiled_decoder()
     data = bytearray(encoded())
     decoder.open(data)
@@ -277,7 +277,7 @@ def test_a_library_without_libjpeg_turbo_is_refused(tmp_path):
 
 
 @compiled
-def test_a_decoder_serves_one_thread_at_a_time_and_says_so():
+def test_concurrent_use_of_decoder_raises():
     file = io.BytesIO()
     Image.fromarray(picture(900, 900)).save(file, "JPEG", progressive=True)
     data, decoder = file.getvalue(), compiled_decoder()
@@ -319,7 +319,7 @@ def wanted(data, part, by=1, **options):
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("kind", KINDS)
-def test_either_way_gives_the_same_part(kind):
+def test_both_decoders_give_same_region(kind):
     data = KINDS[kind]()
     for by in (1, 2, 4, 8):
         expected = whole(data, by)
@@ -337,7 +337,7 @@ def test_a_file_without_an_end_is_an_error_whatever_is_wanted_of_it():
 
 
 @compiled
-def test_what_is_missing_is_an_error_where_it_is_wanted_and_only_there():
+def test_missing_data_raises_only_if_required():
     data = encoded()
     short = data[: len(data) * 2 // 3] + b"\xff\xd9"
     assert np.array_equal(wanted(short, (0, 5, 20, 50)), whole(data)[:20, 5:55])
@@ -377,7 +377,7 @@ def part_or_none(data, part, at_once):
 
 
 @pytest.mark.usefixtures("way")
-def test_what_only_pillow_decodes_comes_out_smaller_all_the_same():
+def test_pillow_only_formats_are_also_scaled():
     data = by_pillow(progressive=True)
     odd = data[:-2] + b"abcd" * 50 + data[-2:]
     with pytest.raises(ValueError, match="extraneous bytes"):

@@ -38,7 +38,7 @@ def written(path: Path, entries: Mapping[bytes, bytes], **options: Any) -> Path:
 
 @pytest.fixture
 def numbered(tmp_path: Path, images: list[bytes]) -> Path:
-    """As sets for text recognition are written: images and texts by number, from 1 on."""
+    """Layout of text recognition datasets: images and texts numbered from 1."""
     entries = {b"image-%09d" % k: image for k, image in enumerate(images, 1)}
     entries |= {b"label-%09d" % k: [b"cat", b"dog"][k > 6] for k in range(1, 13)}
     return written(tmp_path / "numbered", entries | {b"num-samples": b"12"})
@@ -46,7 +46,7 @@ def numbered(tmp_path: Path, images: list[bytes]) -> Path:
 
 @pytest.fixture
 def keyed(tmp_path: Path, images: list[bytes]) -> Path:
-    """As LSUN is written: images by keys that say nothing."""
+    """Layout of LSUN: images with random keys."""
     entries = {f"{k * 7919:08x}".encode(): image for k, image in enumerate(images)}
     return written(tmp_path / "keyed", entries)
 
@@ -57,7 +57,7 @@ def row(source: Any, sample: int) -> tuple[Any, ...]:
     return made
 
 
-def test_rows_are_those_of_the_folder(numbered: Path, jpeg_folder: Path) -> None:
+def test_rows_equal_those_of_folder(numbered: Path, jpeg_folder: Path) -> None:
     ours = ImageList.from_lmdb(numbered, "image-%09d", "label-%09d", transform=EvalCrop())
     folder = ImageFolder(jpeg_folder, EvalCrop())
     assert (len(ours), ours.classes) == (12, ["cat", "dog"])
@@ -166,7 +166,7 @@ def test_pickles_are_not_unpickled(tmp_path: Path, images: list[bytes], protocol
     assert not (tmp_path / "sprung").exists()
 
 
-def test_values_that_are_no_images_are_named(tmp_path: Path, images: list[bytes]) -> None:
+def test_non_image_values_are_named(tmp_path: Path, images: list[bytes]) -> None:
     entries = {b"%02d" % k: image for k, image in enumerate(images)}
     path = written(tmp_path / "a", entries | {b"__len__": b"\x0c", b"03": pickle.dumps(("x", 1))})
     with pytest.raises(DatasetError, match=r"(?s)'__len__' .*is not an image: .*keys="):
@@ -227,7 +227,7 @@ def test_arguments_that_cannot_be_used(keyed: Path, given: dict[str, Any], said:
         ImageList.from_lmdb(**{"path": keyed, **given})
 
 
-def test_what_is_no_lmdb_is_an_error(tmp_path: Path, keyed: Path) -> None:
+def test_invalid_lmdb_raises(tmp_path: Path, keyed: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.lmdb").write_bytes(b"no LMDB at all" * 1000)
     (tmp_path / "nothing.lmdb").write_bytes(b"")
@@ -247,7 +247,7 @@ def test_what_is_no_lmdb_is_an_error(tmp_path: Path, keyed: Path) -> None:
         ImageList.from_lmdb(keyed)
 
 
-def test_several_databases_in_one_are_no_images(tmp_path: Path, images: list[bytes]) -> None:
+def test_named_databases_are_not_images(tmp_path: Path, images: list[bytes]) -> None:
     environment = lmdb.open(str(tmp_path / "a"), map_size=1 << 24, max_dbs=2)
     with environment.begin(write=True) as writing:
         writing.put(b"0", images[0], db=environment.open_db(b"train", txn=writing))
@@ -256,7 +256,7 @@ def test_several_databases_in_one_are_no_images(tmp_path: Path, images: list[byt
         ImageList.from_lmdb(tmp_path / "a")
 
 
-def test_an_lmdb_that_this_process_has_open_is_refused_with_what_to_do(keyed: Path) -> None:
+def test_lmdb_already_open_in_process_raises_with_hint(keyed: Path) -> None:
     environment = lmdb.open(str(keyed), readonly=True, lock=False)
     try:
         with pytest.raises(DatasetError, match="close yours first"):

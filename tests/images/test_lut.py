@@ -42,7 +42,7 @@ def test_every_pixel_has_its_channels_value_and_nothing_else_is_written(height, 
 
 
 @pytest.mark.usefixtures("way")
-def test_every_bit_of_a_value_is_kept():
+def test_lookup_keeps_every_bit():
     tables = np.full((3, 256), np.nan, np.float32)
     tables.view(np.uint32)[:] |= np.arange(768, dtype=np.uint32).reshape(3, 256)
     image = np.arange(256, dtype=np.uint8).repeat(3).reshape(16, 16, 3)
@@ -81,7 +81,7 @@ UNFIT = {
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("case", UNFIT)
-def test_what_does_not_fit_is_an_error_and_nothing_is_written(case):
+def test_invalid_arguments_raise_and_write_nothing(case):
     image, tables = given(6, 5, "float32")
     target = np.zeros((3, 6, 5), np.float32)
     image, tables, target = UNFIT[case](image, tables, target)
@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_an_error_and_nothing_is_written(case):
 
 
 @pytest.mark.skipif(resize.compiled_lut is None, reason="not compiled")
-def test_the_compiled_one_takes_no_odd_arguments():
+def test_compiled_lookup_rejects_invalid_arguments():
     image, tables = given(6, 5, "float32")
     target = np.zeros((3, 6, 5), np.float32)
     with pytest.raises(TypeError, match="3 arguments"):

@@ -101,7 +101,7 @@ def test_a_png_without_its_end_has_the_rows_before_it() -> None:
 
 
 def interlaced(pixels: Any) -> bytes:
-    """A PNG in Adam7's seven passes, which Pillow does not write."""
+    """A PNG with Adam7's seven passes, which Pillow does not write."""
     rows = b""
     for top, left, down, across in (
         *((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4)),

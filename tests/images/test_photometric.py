@@ -84,7 +84,7 @@ def test_the_target_may_be_the_image_itself():
         assert np.array_equal(image, other)
 
 
-def test_what_does_not_fit_is_refused_and_nothing_written():
+def test_invalid_arguments_raise_and_write_nothing():
     image, target = noise(9, 9), np.full((9, 9, 3), 7, np.uint8)
     kernel = np.full(3, 1 / 3, np.float32)
     empty = np.zeros((0, 9, 3), np.uint8)
@@ -145,7 +145,7 @@ def test_maps_are_pillows_to_the_byte(shape, taps):
         assert np.array_equal(target, np.asarray(theirs))
 
 
-def test_what_does_not_fit_is_refused():
+def test_invalid_arguments_raise():
     image, other = noise(9, 9), noise(9, 8)
     turned, same = (1, 0.1, 0, -0.1, 1, 0), (1, 0, 0, 0, 1, 0)
     nan, far = (float("nan"), *same[1:]), (1, 0, 4e4, 0, 1, 0)

@@ -1,4 +1,4 @@
-"""Pixels other than RGB, uint8: one value of a source, kept from the file to the batch."""
+"""Pixels other than uint8 RGB: a property of the source, kept from file to batch."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_colours_become_grey_as_pillow_converts_them(tmp_path: Path) -> None:
         assert np.array_equal(row(source, sample, 40)[..., 0], expected)
 
 
-def test_16_bits_of_grey_are_kept(tmp_path: Path) -> None:
+def test_grey_16_bit_values_are_kept(tmp_path: Path) -> None:
     source = ImageFolder(write(tmp_path, "I;16"), EvalCrop(1.0), mode="I;16")
     assert source.fields(50)[0] == Field("image", "uint16", (50, 50, 1))
     for sample in range(len(source)):

@@ -1,4 +1,4 @@
-"""Rows of raw pixels that are made together: each is as it is made alone, or is left."""
+"""Raw rows made together: each equals a row made alone, or is not handled."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ CROPS = (
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_rows_of_a_cache_are_those_made_one_by_one(
+def test_cache_rows_equal_rows_made_one_by_one(
     built: Callable[[str], Path], path: str, format: str
 ) -> None:
     for crop in CROPS:
@@ -130,7 +130,7 @@ def test_rows_of_a_cache_are_those_made_one_by_one(
 
 
 @pytest.mark.parametrize(("height", "width"), [(24, 24), (1, 1), (3, 300), (61, 40)])
-def test_rows_of_an_array_are_those_made_one_by_one(path: str, height: int, width: int) -> None:
+def test_array_rows_equal_rows_made_one_by_one(path: str, height: int, width: int) -> None:
     for crop in CROPS:
         source = ImageArray(noise(9, height, width), np.arange(9), crop)
         items = items_of([*range(9)] * 5, SIDE)
@@ -183,7 +183,7 @@ def test_crops_are_drawn_as_one_by_one(
 
 
 @given(st.integers(38, 900), st.integers(0, 2**64 - 1), st.sampled_from(PATHS or ["none"]))
-def test_checksums_are_those_of_xxhash(pixels: int, seed: int, path: str) -> None:
+def test_checksums_equal_xxhash(pixels: int, seed: int, path: str) -> None:
     assert resize.compiled is not None
     image = np.random.default_rng(pixels).integers(0, 256, 128 + 3 * pixels, np.uint8).tobytes()
     expected = xxhash.xxh3_64_intdigest(image, seed=seed)
@@ -230,7 +230,7 @@ def test_rows_of_a_missing_shard_are_left(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("sample", [-1, 12])
-def test_rows_beside_one_that_does_not_exist_are_left(
+def test_batch_with_missing_sample_is_not_handled(
     built: Callable[[str], Path], sample: int
 ) -> None:
     source = ImageFolder(built("webdataset"))
@@ -247,9 +247,7 @@ class Own(ImageFolder):
         row[0][:] = 3
 
 
-def test_rows_that_are_not_resized_raw_pixels_alone_are_left(
-    built: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_only_resized_raw_pixels_are_handled(built: Callable[[str], Path], tmp_path: Path) -> None:
     root, items = built("webdataset"), items_of([0, 1], SIDE)
     made(root.parent / "photos", tmp_path / "jpegs")
     grey = ImageArray(noise(2, 9, 9)[..., :1].copy(), np.arange(2))

@@ -120,7 +120,7 @@ def test_a_row_need_not_be_square(task, tall, wide):
 
 
 def down_first(image, part, whole, corner, size, flip):
-    """The transposed of what torch makes of the transposed image; the mirroring is kept apart."""
+    """Transpose of torch's result for the transposed image; mirroring is separate."""
     turned = [pair[::-1] for pair in (part[:2], part[2:], whole, corner)]
     made = torchs(image.transpose(1, 0, 2), (*turned[0], *turned[1]), *turned[2:], size, False)
     return made.transpose(1, 0, 2)[:, ::-1] if flip else made.transpose(1, 0, 2)
@@ -190,7 +190,7 @@ def test_nothing_is_touched_beyond_the_image_and_the_row(height, width, size):
                     assert np.array_equal(row, other)
 
 
-def test_what_it_does_not_take_is_left_as_it_was():
+def test_unsupported_input_is_left_unchanged():
     image, row = noise(90, 90), np.full((5, 5, 3), 7, np.uint8)
     assert not resample(image, row, 5, 16, 0, 0, False)  # 18 : 1
     assert not resample(image, row, 16, 5, 0, 0, False)
@@ -259,7 +259,7 @@ def test_anything_true_mirrors(flip):
     assert np.array_equal(row, torchs(image, (0, 0, 40, 30), (16, 16), (0, 0), 16, bool(flip)))
 
 
-def test_rows_may_lie_apart_or_be_one_and_the_same():
+def test_rows_may_be_strided_or_identical():
     large = noise(80, 90)
     for image in (
         large[::2],

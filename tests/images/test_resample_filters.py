@@ -1,4 +1,4 @@
-"""Every filter: Pillow's pixels, torch's where torch has it, and the same bytes on every path."""
+"""Every filter: Pillow's pixels, torch's for its filters, and equal bytes on every code path."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_a_crop_of_the_rows_size_is_copied_unchanged():
     assert np.array_equal(filled(image, Box(7, 9, 64, 64, True), 64), image[7:71, 9:73][:, ::-1])
 
 
-def test_writing_into_the_row_gives_the_bytes_of_torchs_public_resize():
+def test_in_place_resize_matches_torch_resize():
     image = photograph(375, 500)
     for box in (
         Box(10, 20, 300, 260, False),

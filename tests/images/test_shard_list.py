@@ -1,4 +1,4 @@
-"""Lists of images in tar shards of WebDataset, read where they lie."""
+"""Image lists in WebDataset tar shards, read in place."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def row(source: Any, sample: int) -> tuple[Any, ...]:
     return made
 
 
-def test_rows_are_those_of_the_folder(shards: Path, jpeg_folder: Path) -> None:
+def test_rows_equal_those_of_folder(shards: Path, jpeg_folder: Path) -> None:
     ours = ImageList.from_webdataset(shards, transform=EvalCrop())
     folder = ImageFolder(jpeg_folder, EvalCrop())
     assert (len(ours), ours.classes, ours.skipped_samples) == (12, [], ())
@@ -121,7 +121,7 @@ def test_names_of_classes_go_with_numbers_and_with_names(shards: Path) -> None:
         ImageList.from_webdataset(shards, classes=["cats"])
 
 
-def test_the_samples_are_those_of_webdataset(tmp_path: Path, images: list[bytes]) -> None:
+def test_samples_equal_those_of_webdataset(tmp_path: Path, images: list[bytes]) -> None:
     reading = pytest.importorskip("webdataset").tariterators
     files = {
         "__meta__/a.json": b"{}",
@@ -180,7 +180,7 @@ def test_a_state_of_other_shards_does_not_fit(shards: Path) -> None:
         loader.load_state_dict(state)
 
 
-def test_a_broken_image_is_named_or_left_out(tmp_path: Path, images: list[bytes]) -> None:
+def test_broken_image_raises_or_is_skipped(tmp_path: Path, images: list[bytes]) -> None:
     files = samples(images, 0, 4)
     files["0001.jpg"] = b"no image"
     data = ImageList.from_webdataset(shard(tmp_path / "a.tar", files))
@@ -374,7 +374,7 @@ def test_arguments_that_cannot_be_used(shards: Path, options: dict[str, Any], sa
         ImageList.from_webdataset(shards, **options)
 
 
-def test_a_label_that_is_none_names_its_sample(tmp_path: Path, images: list[bytes]) -> None:
+def test_invalid_label_names_sample(tmp_path: Path, images: list[bytes]) -> None:
     files = samples(images, 0, 3)
     files["0001.cls"] = b"cats"
     with pytest.raises(UsageError, match=r"labels of mixed types: 'cats' of sample 1"):

@@ -53,9 +53,7 @@ def test_padding_is_counted_on_the_ranks_whose_rows_it_is(order: Order, epoch: i
 
 
 @given(orders(worlds=9), st.integers(0, EPOCHS))
-def test_without_shuffling_each_rank_gets_what_distributed_sampler_gives_it(
-    order: Order, epoch: int
-) -> None:
+def test_unshuffled_ranks_match_distributed_sampler(order: Order, epoch: int) -> None:
     for rank in every_rank(replace(order, sample_order="sequential")):
         sampler = DistributedSampler(
             range(order.length),  # type: ignore[arg-type]
@@ -99,9 +97,7 @@ def test_a_batch_depends_on_nothing_but_its_place(order: Order, epoch: int, rand
 
 
 @given(orders(), st.integers(0, EPOCHS))
-def test_what_the_phases_before_were_does_not_change_an_epochs_order(
-    order: Order, epoch: int
-) -> None:
+def test_order_of_epoch_is_independent_of_earlier_phases(order: Order, epoch: int) -> None:
     phase = order.schedule.phase_at(epoch)
     alone = replace(order, schedule=Schedule((phase,)))
     assert all(
@@ -149,7 +145,7 @@ def test_a_step_that_an_epoch_does_not_have_is_an_index_error(
         order.batch(epoch, -1)
 
 
-def test_the_tail_that_drop_last_drops_is_no_step() -> None:
+def test_dropped_tail_is_not_a_step() -> None:
     order = Order(length=10, schedule=Schedule.parse("8x1"), batch_size=4, drop_last=True)
     assert order.steps(0) == 2
     with pytest.raises(IndexError, match="epoch 0 has 2 steps, got step 2"):
@@ -179,7 +175,7 @@ def test_the_tail_that_drop_last_drops_is_no_step() -> None:
         ("seed", True),
     ],
 )
-def test_a_value_out_of_range_is_named_and_shown(name: str, value: object) -> None:
+def test_value_out_of_range_is_named(name: str, value: object) -> None:
     good = {"length": 10, "schedule": Schedule.parse("8x1"), "batch_size": 2, "world_size": 2}
     with pytest.raises(UsageError, match=f"{name} must be .*got {value!r}"):
         Order(**{**good, name: value})  # type: ignore[arg-type]

@@ -103,7 +103,7 @@ class PositionModel(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 12))
     def look_ahead(self, count: int) -> None:
-        """What lies ahead can be given out at any time; that does not move the position."""
+        """Preview of later batches, which does not move the position."""
         seen = list(islice(self.position.upcoming(), count))
         self.restart_prefetch()
         places = [(batch.epoch, batch.step) for batch in seen]
@@ -143,7 +143,7 @@ def test_beyond_the_schedule_the_way_ahead_is_one_epoch() -> None:
     assert places(position.upcoming()) == [(7, 1), (7, 2), (7, 3)]
 
 
-def test_an_iteration_that_begins_beyond_what_was_prefetched_says_so() -> None:
+def test_start_beyond_prefetched_batches_raises() -> None:
     for endless in (False, True):
         position = PlannedPosition(ORDER, endless=endless)
         position.upcoming()
@@ -165,7 +165,7 @@ def test_a_change_of_size_covers_all_that_lies_ahead() -> None:
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 2, 9])
-def test_what_was_restored_within_an_epoch_survives_set_epoch_of_that_epoch(epoch: int) -> None:
+def test_restored_position_survives_set_epoch_of_same_epoch(epoch: int) -> None:
     position = PlannedPosition(ORDER, endless=False)
     position.restore(Position(epoch=epoch, step=2))
     assert not position.set_epoch(epoch)

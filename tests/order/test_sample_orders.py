@@ -36,7 +36,7 @@ def test_without_shuffling_the_order_is_the_samples_own(length: int, seed: int, 
 
 
 @given(lengths, seeds, epochs)
-def test_the_order_is_the_same_when_it_is_made_anew(length: int, seed: int, epoch: int) -> None:
+def test_order_is_reproducible(length: int, seed: int, epoch: int) -> None:
     first = epoch_order(length, seed, epoch, "shuffled").tolist()
     epoch_order.cache_clear()
     assert epoch_order(length, seed, epoch, "shuffled").tolist() == first
@@ -77,13 +77,11 @@ def test_a_shared_order_cannot_be_written_to() -> None:
         (11, 0, 0, [5, 3, 2, 1, 7, 10, 9, 6, 8, 0, 4]),
     ],
 )
-def test_the_order_is_the_one_that_saved_states_rely_on(
-    length: int, seed: int, epoch: int, order: list[int]
-) -> None:
+def test_order_matches_saved_states(length: int, seed: int, epoch: int, order: list[int]) -> None:
     assert epoch_order(length, seed, epoch, "shuffled").tolist() == order
 
 
-def test_all_orders_are_those_that_saved_states_rely_on() -> None:
+def test_all_orders_match_saved_states() -> None:
     digests = [
         hashlib.blake2b(epoch_order(length, seed, epoch, "shuffled").tobytes(), digest_size=8)
         for length in (1, 2, 10, 257, 5000)
@@ -155,7 +153,7 @@ def test_the_samples_of_a_window_are_mixed() -> None:
         assert 0.3 < np.mean(np.diff(batch) > 0) < 0.7  # about half of the steps go up
 
 
-def test_a_window_of_one_sample_leaves_each_block_as_it_is() -> None:
+def test_window_of_one_sample_keeps_blocks() -> None:
     samples = epoch_order(4 * BLOCK_SIZE, 0, 0, "window:1").reshape(4, BLOCK_SIZE)
     assert (samples == samples[:, :1] + np.arange(BLOCK_SIZE)).all()
     assert samples[:, 0].tolist() != sorted(samples[:, 0].tolist())
@@ -178,13 +176,13 @@ def test_an_order_in_windows_differs_between_all_epochs_and_seeds_and_windows() 
         (10, 2**63, 5, 100, [6, 8, 2, 3, 7, 1, 5, 0, 4, 9]),
     ],
 )
-def test_an_order_in_windows_is_the_one_that_saved_states_rely_on(
+def test_windowed_order_matches_saved_states(
     length: int, seed: int, epoch: int, window: int, order: list[int]
 ) -> None:
     assert epoch_order(length, seed, epoch, f"window:{window}").tolist() == order
 
 
-def test_all_orders_in_windows_are_those_that_saved_states_rely_on() -> None:
+def test_all_windowed_orders_match_saved_states() -> None:
     together = hashlib.blake2b(digest_size=16)
     for length in (1, 255, 256, 257, 5000):
         for window in (1, 100, 256, 1000, 10**6):
@@ -211,13 +209,13 @@ def test_all_orders_in_windows_are_those_that_saved_states_rely_on() -> None:
         "",
     ],
 )
-def test_a_name_in_another_spelling_is_no_order(name: str) -> None:
+def test_misspelt_order_is_rejected(name: str) -> None:
     assert window_size(name) is None
     with pytest.raises(UsageError, match="order must be one of shuffled, sequential, window:N"):
         epoch_order(10, 0, 0, name)
 
 
-def test_an_order_is_said_in_words() -> None:
+def test_repr_describes_order() -> None:
     said = "shuffled in windows of 16384 samples, blocks of 256"
     assert describe_sample_order("window:16384") == said
     assert describe_sample_order("shuffled") == "shuffled"

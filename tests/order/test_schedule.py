@@ -43,9 +43,7 @@ UNREADABLE = (
 
 @pytest.mark.parametrize("part", UNREADABLE.split("|"))
 @pytest.mark.parametrize("around", ["{}", "224x1,{}", "{},224x1", "64x1,{},224x1@9"])
-def test_a_part_that_cannot_be_read_is_named_with_the_form_it_should_have(
-    part: str, around: str
-) -> None:
+def test_unparsable_part_is_named_with_expected_form(part: str, around: str) -> None:
     with pytest.raises(ScheduleError, match=re.escape(f"cannot read {part!r}")) as caught:
         Schedule.parse(around.format(part))
     assert "SIZExEPOCHS[@BATCH]" in str(caught.value)
@@ -63,7 +61,7 @@ def test_a_part_that_cannot_be_read_is_named_with_the_form_it_should_have(
         ("8x1@16777217", "batch_size"),
     ],
 )
-def test_a_number_out_of_range_is_named_with_its_part(part: str, name: str) -> None:
+def test_number_out_of_range_is_named_with_its_part(part: str, name: str) -> None:
     with pytest.raises(ScheduleError, match=f"{name} must be a whole number from 1") as caught:
         Schedule.parse(f"224x1,{part}")
     assert repr(part) in str(caught.value)
@@ -109,7 +107,7 @@ def test_any_text_is_a_valid_schedule_or_a_schedule_error(text: str) -> None:
         ("strength", None),
     ],
 )
-def test_a_phase_out_of_range_says_what_and_what_it_got(name: str, value: object) -> None:
+def test_phase_out_of_range_raises_with_value(name: str, value: object) -> None:
     good = {"image_size": 8, "epochs": 1, "batch_size": 4, "strength": 0.5}
     with pytest.raises(ScheduleError, match=f"phase's {name} must be .*got {value!r}"):
         Phase(**{**good, name: value})  # type: ignore[arg-type]
@@ -123,7 +121,7 @@ def test_a_schedule_is_taken_in_every_form_a_user_writes() -> None:
 
 
 @pytest.mark.parametrize("wrong", [5, 1.5, b"8x2", ["8x2"], [8, 2], {"size": 8}])
-def test_what_is_no_schedule_is_refused_and_shown(wrong: object) -> None:
+def test_invalid_schedule_is_rejected_with_value(wrong: object) -> None:
     with pytest.raises(ScheduleError, match="got"):
         Schedule.of(wrong)  # type: ignore[arg-type]
 

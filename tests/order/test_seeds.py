@@ -22,7 +22,7 @@ def test_a_stream_is_splitmix64() -> None:
     ]
 
 
-def test_mix_gives_the_numbers_that_saved_states_rely_on() -> None:
+def test_mix_matches_saved_states() -> None:
     assert mix() == 0
     assert mix(0) == 16294208416658607535
     assert mix(1, 2, 3) == 7702586659592502839
@@ -30,7 +30,7 @@ def test_mix_gives_the_numbers_that_saved_states_rely_on() -> None:
     assert mix(-1) == mix(2**64 - 1) == 16490336266968443936
 
 
-def test_a_stream_gives_the_numbers_that_augmentation_relies_on() -> None:
+def test_stream_matches_augmentation() -> None:
     stream = RandomStream(12345)
     assert [stream.uniform() for _ in range(3)] == [
         0.1330796686614273,
@@ -65,7 +65,7 @@ def test_every_bit_of_every_part_counts(parts: list[int], at: int, bit: int) -> 
     st.integers(0, (1 << 63) - 1),
     st.integers(0, 1 << 20),
 )
-def test_seeds_of_several_rows_are_those_of_each(
+def test_batched_seeds_equal_single_seeds(
     epoch_seed: int, samples: list[int], start: int, first: int, stride: int
 ) -> None:
     found = row_seeds(epoch_seed, np.array(samples, np.int64), start, first, stride)

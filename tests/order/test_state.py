@@ -45,7 +45,7 @@ def test_a_state_goes_through_json_and_back_to_its_position(
 
 
 @given(st.data(), orders())
-def test_resuming_anywhere_gives_exactly_the_remainder(data: st.DataObject, order: Order) -> None:
+def test_resume_anywhere_gives_exact_remainder(data: st.DataObject, order: Order) -> None:
     order = replace(order, rank=data.draw(st.integers(0, order.world_size - 1)))
     whole = list(PlannedPosition(order, endless=False).upcoming())
     done = data.draw(st.integers(0, len(whole) - 1))
@@ -130,7 +130,7 @@ def test_a_state_of_another_run_is_refused_with_the_difference(
         resume(state_at(), replace(ORDER, **other))
 
 
-def test_a_state_of_an_order_in_windows_names_it_and_goes_on_in_no_other() -> None:
+def test_state_with_windows_names_them_and_rejects_other_orders() -> None:
     order = replace(ORDER, sample_order="window:8")
     state = json.loads(json.dumps(snapshot(order, Position(step=3))))
     assert state["sample_order"] == "window:8"
@@ -146,7 +146,7 @@ def test_another_strength_is_another_run() -> None:
         resume(state_at(), replace(ORDER, schedule=Schedule(tuple(phases))))
 
 
-def test_another_dataset_is_named() -> None:
+def test_other_dataset_is_named() -> None:
     with pytest.raises(StateError, match="dataset was 'data', is 'other'"):
         resume(state_at(), ORDER, dataset="other")
 
@@ -156,7 +156,7 @@ def test_all_differences_are_named_at_once() -> None:
         resume(state_at(), replace(ORDER, length=21, seed=8))
 
 
-def test_a_phase_without_a_batch_size_is_the_same_as_one_that_names_the_loaders() -> None:
+def test_default_batch_size_equals_explicit_one() -> None:
     unnamed = replace(ORDER, schedule=Schedule.parse("8x3"), batch_size=5)
     named = replace(ORDER, schedule=Schedule.parse("8x3@5"), batch_size=1)
     state = snapshot(unnamed, Position(epoch=1, step=2))
@@ -164,7 +164,7 @@ def test_a_phase_without_a_batch_size_is_the_same_as_one_that_names_the_loaders(
 
 
 @pytest.mark.parametrize("garbage", [None, 5, "state", b"", [], [("version", 1)], {}, object()])
-def test_what_is_no_state_is_refused(garbage: Any) -> None:
+def test_invalid_state_is_rejected(garbage: Any) -> None:
     with pytest.raises(StateError, match="expected a loader state of version 2"):
         resume(garbage, ORDER)
 
@@ -191,7 +191,7 @@ WRONG_COUNTS = [-1, True, False, 1.0, math.nan, math.inf, "1", b"1", [1], {}, np
 
 @pytest.mark.parametrize("key", ["epoch", "step", "image_size"])
 @pytest.mark.parametrize("value", WRONG_COUNTS, ids=repr)
-def test_a_position_that_is_no_whole_number_is_refused_and_shown(key: str, value: object) -> None:
+def test_non_integer_position_is_rejected_with_value(key: str, value: object) -> None:
     with pytest.raises(StateError, match=f"damaged: invalid '{key}'") as caught:
         resume({**state_at(), key: value}, ORDER)
     assert repr(value) in str(caught.value)
@@ -239,7 +239,7 @@ def test_a_damaged_state_is_refused_or_is_a_position_that_exists(damage: dict[st
     assert found.image_size is None or 1 <= found.image_size <= MAX_IMAGE_SIZE
 
 
-def test_the_form_of_a_state_is_what_version_2_says() -> None:
+def test_state_has_form_of_version_2() -> None:
     assert state_at(1, 2, 64) == {
         "version": 2,
         "epoch": 1,

@@ -30,9 +30,7 @@ def test_tasks_are_as_few_and_as_equal_as_can_be(rows: int, task_rows: int) -> N
 
 
 @given(st.integers(1, 5000), st.integers(0, 512), st.floats(0, 1e12))
-def test_every_worker_gets_a_task_where_there_are_rows_enough(
-    batch: int, workers: int, row_ns: float
-) -> None:
+def test_every_worker_gets_a_task_if_rows_suffice(batch: int, workers: int, row_ns: float) -> None:
     size = rows_per_task(batch, workers, row_ns)
     assert 1 <= size <= MAX_ROWS_PER_TASK
     assert len(divide_rows(batch, size)) >= min(batch, workers) // 2
@@ -53,7 +51,7 @@ def test_batches_queued_together_hold_a_task_for_every_worker(
     assert batches * len(divide_rows(batch, size)) >= min(batch, workers) // 2
 
 
-def test_quick_batches_stay_whole_while_that_leaves_a_task_to_go_on_with() -> None:
+def test_fast_batches_stay_whole_while_tasks_remain() -> None:
     assert rows_per_task(64, 2, row_ns=1e3, batches=3) == 64
     assert rows_per_task(64, 3, row_ns=1e3, batches=3) == 48
     assert rows_per_task(64, 8, row_ns=1e3, batches=3) == 21

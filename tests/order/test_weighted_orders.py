@@ -88,7 +88,7 @@ def test_ranks_together_have_the_epoch_of_one(values: list[float], world: int, o
                 assert {batch.stride for batch in batches} == {0}
 
 
-def test_a_state_goes_on_with_the_same_weights_alone() -> None:
+def test_state_resumes_only_with_same_weights() -> None:
     one = plan([1, 2, 3, 4, 5, 6], batch_size=4)
     state = snapshot(one, Position(epoch=1, step=1))
     shared = plan([1, 2, 3, 4, 5, 6], batch_size=2, world_size=2)
@@ -122,7 +122,7 @@ def test_a_state_goes_on_with_the_same_weights_alone() -> None:
         ([1j], "complex"),
     ],
 )
-def test_what_is_no_weights_is_refused(values: object, named: str) -> None:
+def test_invalid_weights_are_rejected(values: object, named: str) -> None:
     with pytest.raises(UsageError, match=named):
         Weights(values)
 

@@ -1,4 +1,4 @@
-"""The room that copies of another machine's files take: bounded, and nothing else is touched."""
+"""Disk space of copies of remote files: bounded, and other files are untouched."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def used(folder: Path) -> int:
     return sum(512 * path.stat().st_blocks for path in folder.rglob("*.part"))
 
 
-def test_what_was_not_used_for_longest_makes_room_and_only_as_much_as_is_wanted(tmp_path) -> None:
+def test_least_recently_used_files_are_evicted_as_needed(tmp_path) -> None:
     oldest = put(tmp_path / CACHE / "48" / "000000.part", 50, idle_s=9000)
     older = put(tmp_path / CACHE / "24" / "000001.part", 50, idle_s=5000)
     young = put(tmp_path / CACHE / "24" / "000002.part", 50, idle_s=10)
@@ -37,7 +37,7 @@ def test_what_was_not_used_for_longest_makes_room_and_only_as_much_as_is_wanted(
     assert not oldest.parent.exists()
 
 
-def test_what_is_in_use_stays_and_no_more_is_kept(tmp_path, monkeypatch) -> None:
+def test_files_in_use_are_kept_and_nothing_more_is_reserved(tmp_path, monkeypatch) -> None:
     young = put(tmp_path / CACHE / "24" / "000002.part", 50, idle_s=10)
     room = DiskBudget(str(tmp_path), 50 * 4096)
     assert not room.reserve(1)
@@ -92,7 +92,7 @@ def test_a_disk_is_not_filled_up(tmp_path, monkeypatch) -> None:
     assert default_limit(str(tmp_path)) == local_copies._DEFAULT_BYTES
 
 
-def test_what_was_kept_is_read_and_what_was_not_reads_as_something_else(tmp_path) -> None:
+def test_stored_data_is_read_and_missing_data_is_distinguished(tmp_path) -> None:
     copies = LocalCopies(str(tmp_path / CACHE), DiskBudget(str(tmp_path), 10**6))
     name, length = "24/000000.tar", len(IMAGE)
     assert copies.read(name, 100_000, length) is None

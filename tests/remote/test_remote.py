@@ -96,7 +96,7 @@ def images_asked(server: RangeServer) -> int:
     ],
     ids=str,
 )
-def test_batches_are_those_of_the_cache_itself_and_are_fetched_once(
+def test_batches_equal_those_of_cache_and_are_fetched_once(
     server: RangeServer, caches: Path, tmp_path: Path, name: str, how: dict[str, Any]
 ) -> None:
     wanted = batches(ImageFolder(caches / name))
@@ -114,7 +114,7 @@ def nothing(worker: int) -> None:
 
 
 @pytest.mark.parametrize("init", [None, nothing])
-def test_what_a_piece_lacks_is_asked_for_at_the_same_time(
+def test_missing_parts_of_task_are_requested_concurrently(
     remote: ImageFolder, server: RangeServer, caches: Path, apart: None, init: Any
 ) -> None:
     together = threading.Barrier(16)
@@ -149,7 +149,7 @@ def test_images_that_lie_side_by_side_travel_in_one_request(
     assert same(ours, batches(ImageFolder(caches / "jpeg"), shuffle=False))
 
 
-def test_a_loader_reads_the_level_that_serves_and_says_where_it_lies(
+def test_loader_reads_sufficient_level_and_reports_location(
     remote: ImageFolder, server: RangeServer, tmp_path: Path
 ) -> None:
     with DataLoader(remote, 16, schedule="16x1,24x1", num_workers=1) as loader:
@@ -166,7 +166,7 @@ def test_a_loader_reads_the_level_that_serves_and_says_where_it_lies(
     }
 
 
-def test_a_state_goes_on_in_the_middle(remote: ImageFolder, caches: Path) -> None:
+def test_state_resumes_within_epoch(remote: ImageFolder, caches: Path) -> None:
     wanted = batches(ImageFolder(caches / "jpeg"))
     with DataLoader(remote, 16, **OPTIONS) as loader:
         for _ in zip(range(2), loader, strict=False):
@@ -282,7 +282,7 @@ def test_a_cache_is_opened_once_however_often_the_dataset_changes(
         assert server.asked(".json") == 2
 
 
-def test_a_cache_is_named_by_its_url_where_the_folder_is_the_default(
+def test_cache_is_named_by_url_with_default_folder(
     originals: Path, server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
@@ -301,7 +301,7 @@ def kept(local: Path) -> list[Path]:
     return sorted(local.rglob("*.part"))
 
 
-def test_what_was_damaged_here_is_fetched_again_and_mended(
+def test_damaged_local_copy_is_fetched_again(
     remote: ImageFolder, server: RangeServer, caches: Path, tmp_path: Path
 ) -> None:
     wanted = batches(remote)
@@ -320,7 +320,7 @@ def test_what_was_damaged_here_is_fetched_again_and_mended(
     assert server.asked("labels.npy") == 2
 
 
-def test_a_local_disk_that_is_smaller_than_an_epoch_keeps_what_it_can(
+def test_local_disk_smaller_than_epoch_is_used_as_far_as_possible(
     server: RangeServer, caches: Path, tmp_path: Path, apart: None
 ) -> None:
     wanted = batches(ImageFolder(caches / "raw"))
@@ -336,7 +336,7 @@ def test_a_local_disk_that_is_smaller_than_an_epoch_keeps_what_it_can(
     assert same(batches(copies), batches(ImageFolder(caches / "raw", EvalCrop(1.0))))
 
 
-def test_an_index_is_fetched_once_and_a_new_one_where_the_cache_is_another(
+def test_index_is_fetched_once_and_again_for_another_cache(
     server: RangeServer, originals: Path, tmp_path: Path
 ) -> None:
     server.root = tmp_path
@@ -385,7 +385,7 @@ def test_two_runs_keep_their_images_in_one_folder(
 # What cannot be
 
 
-def test_other_formats_are_refused_with_what_to_do(
+def test_other_formats_raise_with_hint(
     server: RangeServer, originals: Path, tmp_path: Path
 ) -> None:
     server.root = tmp_path
@@ -418,14 +418,14 @@ def test_arguments_that_cannot_be_used_are_refused(arguments: dict[str, Any], sa
 
 
 @pytest.mark.parametrize("value", [3, ["/cache"]])
-def test_a_cache_that_is_none_is_refused(originals: Path, value: object) -> None:
+def test_invalid_cache_is_rejected(originals: Path, value: object) -> None:
     with pytest.raises(UsageError, match="cache must be the folder or the URL of a cache"):
         DataLoader(ImageFolder(originals), 4, image_size=24, cache=value)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="is not a cache"):
         DataLoader(ImageFolder(originals), 4, image_size=24, cache=ImageFolder(originals))
 
 
-def test_a_missing_package_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named_with_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "fsspec.core", None)

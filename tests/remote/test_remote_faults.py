@@ -1,4 +1,4 @@
-"""Servers that fail, lie or go away: never another picture, never an endless wait, and mended."""
+"""Failing, wrong or unreachable servers: never a wrong image or an endless wait, with recovery."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def remote(server: RangeServer, tmp_path: Path) -> ImageFolder:
 
 
 class Clock:
-    """Stands still but for pauses, of which none takes time.
+    """A clock that only advances in pauses, which take no real time.
 
     Attributes:
-        pauses: each of them, in seconds.
-        passed_s: what has passed beside these.
+        pauses: each pause, in seconds.
+        passed_s: time passed in addition.
         then: called in a pause.
     """
 
@@ -141,7 +141,7 @@ PASSING = (unavailable, reset, cut_short, altered, shorter)
 
 @pytest.mark.parametrize("fault", PASSING, ids=lambda fault: fault.__name__)
 @pytest.mark.parametrize("workers", [0, *slow(2)])
-def test_what_fails_twice_is_asked_for_again_and_the_batches_are_the_same(
+def test_request_is_retried_after_two_failures_and_batches_are_equal(
     remote: ImageFolder,
     server: RangeServer,
     wanted: list[torch.Tensor],
@@ -186,7 +186,7 @@ def test_a_server_that_comes_back_is_waited_for(
     assert clock.pauses == sorted(clock.pauses)
 
 
-def test_a_worker_begins_while_the_server_is_away_and_reads_what_is_here(
+def test_worker_starts_without_server_and_reads_local_data(
     remote: ImageFolder, server: RangeServer, wanted: list[torch.Tensor]
 ) -> None:
     batches(remote)
@@ -200,7 +200,7 @@ def test_a_worker_begins_while_the_server_is_away_and_reads_what_is_here(
 # Faults that last
 
 
-def test_a_server_that_stays_away_is_an_error_that_says_so_and_costs_little_from_then_on(
+def test_unreachable_server_raises_and_later_failures_are_quick(
     remote: ImageFolder, server: RangeServer, clock: Clock
 ) -> None:
     server.stop()
@@ -228,7 +228,7 @@ def test_a_server_that_stays_away_is_an_error_that_says_so_and_costs_little_from
 
 
 @pytest.mark.parametrize("fault", [altered, shorter])
-def test_bytes_that_are_not_the_images_are_named_and_never_kept(
+def test_foreign_bytes_are_named_and_never_stored(
     remote: ImageFolder,
     server: RangeServer,
     cache: Path,
@@ -289,7 +289,7 @@ def whole_file(answer: Answer) -> bool:
     return True
 
 
-def test_a_server_that_gives_no_parts_is_named_when_the_dataset_is_made(
+def test_server_without_range_requests_is_named_at_construction(
     server: RangeServer, tmp_path: Path
 ) -> None:
     server.fault = whole_file
@@ -297,7 +297,7 @@ def test_a_server_that_gives_no_parts_is_named_when_the_dataset_is_made(
         ImageFolder(f"{server.url}/cache", local_dir=tmp_path)
 
 
-def test_one_that_ceases_to_give_parts_is_named_at_once(
+def test_server_that_stops_serving_ranges_is_named(
     remote: ImageFolder, server: RangeServer, clock: Clock
 ) -> None:
     server.fault = whole_file
@@ -317,7 +317,7 @@ def test_one_that_ceases_to_give_parts_is_named_at_once(
         (500, "overloaded", 4),
     ],
 )
-def test_what_lasts_is_not_tried_again_and_what_may_pass_is_for_a_while(
+def test_permanent_errors_are_not_retried_and_temporary_ones_are(
     server: RangeServer,
     tmp_path: Path,
     clock: Clock,
@@ -335,7 +335,7 @@ def test_what_lasts_is_not_tried_again_and_what_may_pass_is_for_a_while(
     assert len(server.requests) == pytest.approx(tries, abs=1 if tries > 1 else 0)
 
 
-def test_a_folder_without_a_cache_and_a_server_that_is_none_are_refused_soon(
+def test_missing_cache_and_missing_server_fail_quickly(
     server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DatasetError, match=r"FileNotFoundError.*must contain everything"):
@@ -350,7 +350,7 @@ def test_a_folder_without_a_cache_and_a_server_that_is_none_are_refused_soon(
         server.start()
 
 
-def test_a_server_that_says_nothing_is_given_up(
+def test_silent_server_times_out(
     remote: ImageFolder, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_reader, "_DEADLINE_S", 0.2)
@@ -395,7 +395,7 @@ def test_a_full_disk_ends_nothing(server: RangeServer, cache: Path, tmp_path: Pa
     assert all(path.stat().st_size <= 8192 for path in tmp_path.rglob("*.part"))
 
 
-def test_a_folder_that_cannot_be_written_is_named(server: RangeServer, tmp_path: Path) -> None:
+def test_read_only_folder_is_named(server: RangeServer, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DatasetError, match=r"cannot be stored in '.*file/.*use another folder as"):
         ImageFolder(f"{server.url}/cache", local_dir=tmp_path / "file")
@@ -404,7 +404,7 @@ def test_a_folder_that_cannot_be_written_is_named(server: RangeServer, tmp_path:
 # A cache from a stranger
 
 
-def test_an_index_that_is_not_what_the_manifest_says_is_refused(
+def test_index_that_contradicts_manifest_is_rejected(
     server: RangeServer, cache: Path, tmp_path: Path
 ) -> None:
     def fault(answer: Answer) -> bool:
@@ -452,7 +452,7 @@ def test_an_index_that_is_too_large_is_not_fetched(
     "place",
     [(3, 0, 100), (2**63, 0, 100), (0, 2**63, 100), (0, 0, 2**40), (0, 2**64 - 1, 2**64 - 1)],
 )
-def test_an_index_that_leads_elsewhere_gives_an_error_of_that_image_alone(
+def test_wrong_index_entry_affects_only_its_image(
     server: RangeServer, cache: Path, tmp_path: Path, place: tuple[int, int, int]
 ) -> None:
     entries = np.load(cache / "index" / "level-24.npy")

@@ -1,4 +1,4 @@
-"""Folders at URLs: what is listed, what is tried again, and what an error says."""
+"""Folders at URLs: listing, retries, and errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def server(tmp_path: Path) -> Iterator[RangeServer]:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses between tries, none of which takes time."""
+    """Pauses between attempts, without waiting."""
     made: list[float] = []
 
     class Clock:
@@ -44,7 +44,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return made
 
 
-def test_what_fails_by_chance_is_tried_again(server: RangeServer, pauses: list[float]) -> None:
+def test_temporary_failure_is_retried(server: RangeServer, pauses: list[float]) -> None:
     def twice(answer: Answer) -> bool:
         if len(server.requests) > 2:
             return False
@@ -64,7 +64,7 @@ def test_what_fails_by_chance_is_tried_again(server: RangeServer, pauses: list[f
         (503, "overloaded", True),
     ],
 )
-def test_what_lasts_is_said_at_once_and_all_else_after_a_while(
+def test_permanent_failure_raises_immediately_and_others_after_retries(
     server: RangeServer, pauses: list[float], status: int, said: str, again: bool
 ) -> None:
     def fault(answer: Answer) -> bool:
@@ -85,7 +85,7 @@ def test_what_lasts_is_said_at_once_and_all_else_after_a_while(
     assert len(server.requests) == before + 1  # while it is away, each is tried once
 
 
-def test_a_file_that_is_missing_is_no_failure(server: RangeServer, pauses: list[float]) -> None:
+def test_missing_file_is_not_a_failure(server: RangeServer, pauses: list[float]) -> None:
     there = RemoteFolder(server.url)
     with pytest.raises(FileNotFoundError):
         there.read("other")
@@ -115,7 +115,7 @@ def test_a_password_is_not_shown(server: RangeServer) -> None:
         ("abfs://container@account.host/a", "abfs://container@account.host/a"),
     ],
 )
-def test_a_url_is_shown_without_who_asks(url: str, wanted: str) -> None:
+def test_url_is_shown_without_credentials(url: str, wanted: str) -> None:
     assert is_url(url)
     assert shown(url) == wanted
 
@@ -142,7 +142,7 @@ def test_a_folder_is_walked_as_on_a_disk(tmp_path: Path) -> None:
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Lists folders, and breaks off where one is deep."""
+    """Lists folders, and disconnects at a deep one."""
 
     def log_message(self, *_: Any) -> None:
         pass

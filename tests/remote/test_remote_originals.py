@@ -1,4 +1,4 @@
-"""Original images at URLs: the batches of a folder here, fetched once, mended and bounded."""
+"""Original images at URLs: batches equal those of a local folder, fetched once, with recovery."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def kept(local: Path) -> list[Path]:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses between tries, none of which takes time."""
+    """Pauses between attempts, without waiting."""
     made: list[float] = []
 
     class Clock:
@@ -121,7 +121,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     ],
     ids=str,
 )
-def test_batches_are_those_of_the_folder_and_are_fetched_once(
+def test_batches_equal_those_of_folder_and_are_fetched_once(
     remote: ImageList, server: RangeServer, wanted: list[Any], how: dict[str, Any]
 ) -> None:
     made(remote, 24, 0, 0)  # opened in this process, too
@@ -137,7 +137,7 @@ def test_batches_are_those_of_the_folder_and_are_fetched_once(
     assert server.asked(".jpg") == asked
 
 
-def test_what_a_piece_lacks_is_asked_for_at_the_same_time(
+def test_missing_parts_of_task_are_requested_concurrently(
     remote: ImageList, server: RangeServer, wanted: list[Any]
 ) -> None:
     together = threading.Barrier(16)
@@ -169,7 +169,7 @@ def test_no_more_requests_are_sent_at_a_time_than_was_said(
         at(server, listed, storage_options={"batch_size": 0})
 
 
-def test_a_state_goes_on_in_the_middle_wherever_the_images_lie(
+def test_state_resumes_within_epoch_for_any_location(
     remote: ImageList, listed: Listed, folder: Path
 ) -> None:
     local = ImageList(listed, listed.labels, root=folder)
@@ -269,7 +269,7 @@ def test_a_folder_of_class_folders_is_that_folder(
     assert kept(tmp_path)
 
 
-def test_the_order_and_the_nested_folders_are_those_of_a_disk(tmp_path: Path) -> None:
+def test_order_and_nested_folders_equal_local_ones(tmp_path: Path) -> None:
     for name in ("b/x.jpg", "b/a-b/y.JPG", "b/a/z.png", "a b/1.webp", "a b/note.txt", "up.txt"):
         path = tmp_path / "photos" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -281,9 +281,7 @@ def test_the_order_and_the_nested_folders_are_those_of_a_disk(tmp_path: Path) ->
     assert read == [here.store.read(sample, 0) for sample in range(4)]
 
 
-def test_what_is_no_folder_of_images_is_refused_as_one_on_a_disk(
-    in_memory: str, tmp_path: Path
-) -> None:
+def test_invalid_image_folder_is_rejected_like_local_one(in_memory: str, tmp_path: Path) -> None:
     there = fsspec.filesystem("memory")
     with pytest.raises(DatasetError, match=r"not a folder of images.*lie directly in it"):
         ImageFolder(f"{in_memory}/cats", local_dir=tmp_path)
@@ -316,7 +314,7 @@ def test_an_image_that_was_replaced_is_seen_when_the_folder_is_listed(
 # Lists
 
 
-def test_lists_of_urls_are_those_of_the_files(
+def test_lists_of_urls_equal_lists_of_files(
     folder: Path, here: ImageFolder, wanted: list[Any], tmp_path: Path
 ) -> None:
     urls = [Path(here.path(sample)).as_uri() for sample in range(len(here))]
@@ -362,7 +360,7 @@ def test_two_hosts_in_one_list(
     ],
     ids=str,
 )
-def test_what_cannot_be_meant_is_refused(given: dict[str, Any], said: str) -> None:
+def test_contradictory_arguments_are_rejected(given: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         ImageList(labels=[0] * len(given["paths"]), **given)
 
@@ -377,7 +375,7 @@ def test_a_password_is_not_shown(server: RangeServer, listed: Listed, tmp_path: 
     assert f"{server.url}/nothing.jpg" in str(refused.value)
 
 
-def test_what_wants_files_of_this_machine_says_so(remote: ImageList, tmp_path: Path) -> None:
+def test_operations_on_local_files_raise(remote: ImageList, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="copy them to a disk"):
         remote.path(0)
     with pytest.raises(UsageError, match="build it first"):
@@ -426,7 +424,7 @@ def half(answer: Answer) -> bool:
     "fault", [reset, unavailable, cut_short, no_http], ids=lambda each: each.__name__
 )
 @pytest.mark.parametrize("workers", [0, *slow(2)])
-def test_what_fails_twice_is_asked_for_again_and_the_batches_are_the_same(
+def test_request_is_retried_after_two_failures_and_batches_are_equal(
     remote: ImageList,
     server: RangeServer,
     wanted: list[Any],
@@ -449,7 +447,7 @@ def test_what_fails_twice_is_asked_for_again_and_the_batches_are_the_same(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_is_missing_is_named_and_left_out(
+def test_missing_image_is_named_and_skipped(
     server: RangeServer, listed: Listed, tmp_path: Path, workers: int
 ) -> None:
     paths, url = ["cats/nothing.jpg", *listed[1:]], f"{server.url}/photos"
@@ -469,7 +467,7 @@ def test_what_is_missing_is_named_and_left_out(
     [(unavailable, "tried .* 503.*server may be down"), (half, "RangeError.*sends bytes 0-")],
     ids=["unavailable", "half"],
 )
-def test_what_lasts_is_an_error_that_says_what_the_server_said(
+def test_permanent_error_quotes_server(
     remote: ImageList,
     server: RangeServer,
     pauses: list[float],
@@ -535,7 +533,7 @@ def test_a_body_without_end_is_not_read(
 # What is kept
 
 
-def test_what_was_damaged_here_is_fetched_again_and_mended(
+def test_damaged_local_copy_is_fetched_again(
     remote: ImageList, server: RangeServer, wanted: list[Any], tmp_path: Path
 ) -> None:
     assert same(batches(remote), wanted)
@@ -550,7 +548,7 @@ def test_what_was_damaged_here_is_fetched_again_and_mended(
 
 
 @pytest.mark.parametrize("body", [b"<html>Log in</html>", None], ids=["a page", "a half"])
-def test_what_came_in_the_place_of_an_image_is_not_kept(
+def test_response_that_is_not_an_image_is_not_stored(
     remote: ImageList, server: RangeServer, wanted: list[Any], tmp_path: Path, body: bytes | None
 ) -> None:
     wrong: list[str] = []
@@ -573,7 +571,7 @@ def test_what_came_in_the_place_of_an_image_is_not_kept(
     assert server.asked(".jpg") == asked + 4
 
 
-def test_what_came_once_in_the_place_of_an_image_does_no_harm(
+def test_single_wrong_response_is_harmless(
     remote: ImageList, server: RangeServer, wanted: list[Any]
 ) -> None:
     server.fault = lambda answer: (
@@ -614,7 +612,7 @@ def test_a_copy_is_that_of_its_url_alone(
     assert server.asked(".jpg") == before
 
 
-def test_a_local_disk_that_is_smaller_than_an_epoch_keeps_what_it_can(
+def test_local_disk_smaller_than_epoch_is_used_as_far_as_possible(
     server: RangeServer, listed: Listed, wanted: list[Any], tmp_path: Path
 ) -> None:
     limit = 20 * 4096
@@ -636,7 +634,7 @@ def test_an_image_that_is_too_large_for_its_place_is_fetched_each_time(
     assert server.asked(".jpg") == 2
 
 
-def test_what_there_is_no_memory_for_is_read_later(
+def test_read_ahead_is_postponed_without_memory(
     remote: ImageList, server: RangeServer, wanted: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_reader, "_MAX_PREFETCHED_BYTES", 3000)

@@ -97,7 +97,7 @@ def nginx(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
         server.wait()
 
 
-def test_nginx_gives_the_batches_of_the_cache_itself(
+def test_nginx_batches_equal_those_of_cache(
     nginx: str, wanted: list[torch.Tensor], tmp_path: Path
 ) -> None:
     data = ImageFolder(f"{nginx}/cache", local_dir=tmp_path)
@@ -107,9 +107,7 @@ def test_nginx_gives_the_batches_of_the_cache_itself(
         ImageFolder(f"{nginx}/elsewhere", local_dir=tmp_path)
 
 
-def test_nginx_gives_the_batches_of_a_folder_of_originals(
-    nginx: str, cache: Path, tmp_path: Path
-) -> None:
+def test_nginx_batches_equal_those_of_folder(nginx: str, cache: Path, tmp_path: Path) -> None:
     here = ImageFolder(cache.parent / "photos")
     data = ImageFolder(f"{nginx}/photos", local_dir=tmp_path)
     assert data.fingerprint() == here.fingerprint()
@@ -161,7 +159,7 @@ def bucket(cache: Path) -> Iterator[Any]:
     ],
     ids=lambda how: str(how.get("start_method", "here")),
 )
-def test_s3_gives_the_batches_of_the_cache_itself(
+def test_s3_batches_equal_those_of_cache(
     bucket: Any, wanted: list[torch.Tensor], tmp_path: Path, how: dict[str, Any]
 ) -> None:
     data = ImageFolder("s3://bucket/train", local_dir=tmp_path)
@@ -170,7 +168,7 @@ def test_s3_gives_the_batches_of_the_cache_itself(
 
 
 @pytest.mark.parametrize("workers", [0, *slow(2)])
-def test_s3_gives_the_batches_of_a_folder_and_of_a_list_of_originals(
+def test_s3_batches_equal_those_of_folder_and_list(
     bucket: Any, cache: Path, tmp_path: Path, workers: int
 ) -> None:
     here = ImageFolder(cache.parent / "photos")
@@ -208,14 +206,12 @@ def test_an_endpoint_may_be_named_in_the_options(
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/nothing", "s3://no-such-bucket/train"])
-def test_what_is_not_in_s3_is_named(bucket: Any, tmp_path: Path, url: str) -> None:
+def test_missing_object_in_s3_is_named(bucket: Any, tmp_path: Path, url: str) -> None:
     with pytest.raises(DatasetError, match=rf"{url}.*FileNotFoundError.*URL is misspelt"):
         ImageFolder(url, local_dir=tmp_path)
 
 
-def test_a_shard_that_is_not_what_was_written_is_found_and_named(
-    bucket: Any, cache: Path, tmp_path: Path
-) -> None:
+def test_modified_shard_is_detected_and_named(bucket: Any, cache: Path, tmp_path: Path) -> None:
     damaged = shutil.copytree(cache, tmp_path / "damaged")
     store = open_cache(cache)
     place = int(store.reader(store.level_for(24))._entries[40, 1])
@@ -235,7 +231,7 @@ def test_a_shard_that_is_not_what_was_written_is_found_and_named(
     assert all(each.file == f"{url}/16/000002.tar" for each in found.damaged if each.level == 16)
 
 
-def test_a_whole_cache_is_sound_and_none_of_its_images_are_kept(
+def test_verifying_a_remote_cache_stores_no_images(
     bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -245,7 +241,7 @@ def test_a_whole_cache_is_sound_and_none_of_its_images_are_kept(
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_info_tells_of_a_cache_at_a_url_what_it_tells_of_one_here(
+def test_info_of_remote_cache_equals_local_info(
     bucket: Any, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -255,7 +251,7 @@ def test_info_tells_of_a_cache_at_a_url_what_it_tells_of_one_here(
 
 
 @pytest.mark.parametrize("status", [200, 206])
-def test_an_endpoint_that_gives_more_than_was_asked_for_is_refused(
+def test_endpoint_that_ignores_ranges_is_rejected(
     bucket: Any, cache: Path, tmp_path: Path, status: int
 ) -> None:
     (tmp_path / "bucket").mkdir()

@@ -47,7 +47,7 @@ LOADER = Loader(
 def recorded(
     steps: int = 12, step_s: float = 0.004, make_s: float = 0.012, sizes: tuple[int, ...] = (64,)
 ) -> Run:
-    """A loop that two workers feed, as it was recorded: threads that sleep make its batches."""
+    """A recorded loop with two workers, simulated by sleeping threads."""
     pages = [np.zeros(PAGE_WORDS, np.int64) for _ in range(2)]
     recorder = Recorder()
     recorder.register_loader(

@@ -1,4 +1,4 @@
-"""Two runs are compared where they can be, and refused by name where they cannot."""
+"""Comparable runs are compared; others are rejected with the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WOBBLE = (0.98, 1.02, 1.0, 0.97, 1.03)
 
 
 def facts(rate: float = 1000.0, **changed: object) -> ReportData:
-    """A run at this rate, which varies by some percent."""
+    """A run at this rate, which varies by a few percent."""
     made = build_report(
         Run(
             machine=MACHINE,
@@ -47,7 +47,7 @@ def test_a_run_that_is_slower_beyond_the_spread_fails() -> None:
     assert (status, said.endswith("slower, beyond the spread.")) == (1, True)
 
 
-def test_a_difference_within_the_spread_is_none() -> None:
+def test_difference_within_spread_is_not_reported() -> None:
     status, said = summarise_comparison(compare(facts(1000), facts(999)))
     assert (status, said.endswith("no difference beyond the spread.")) == (0, True)
 
@@ -97,22 +97,20 @@ def test_phases_are_compared_one_by_one_and_together_by_their_time() -> None:
         ({"phases": []}, "phases 64 px @8 and none"),
     ],
 )
-def test_runs_that_differ_in_what_a_rate_depends_on_are_refused(
-    changed: dict[str, object], words: str
-) -> None:
+def test_incomparable_runs_are_rejected(changed: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match="cannot be compared") as refused:
         compare(facts(), facts(**changed))
     assert words in str(refused.value)
 
 
-def test_all_that_differs_is_named_at_once() -> None:
+def test_all_differences_are_named_together() -> None:
     other = facts(machine=replace(MACHINE, cpu="Another", gpu="H200"), world_size=2)
     with pytest.raises(UsageError) as refused:
         compare(facts(), other)
     assert str(refused.value).count(" and ") >= 4  # three differences, and the next step
 
 
-def test_what_is_changed_or_not_known_is_said_and_not_refused() -> None:
+def test_changed_or_unknown_facts_are_reported_without_error() -> None:
     other = facts(
         machine=replace(
             MACHINE, host="there", memory_bytes=23 << 30, versions={"feedline": "0.2.0"}

@@ -1,4 +1,4 @@
-"""One model of facts, from a run and its verdict, in which nothing unknown becomes a number."""
+"""Facts from a run and its verdict; unknown values never become numbers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_engine_of_a_loader_has_its_name() -> None:
     assert dict(loader_table(facts, 0).rows)["engine"] == "image-row engine"
 
 
-def test_of_a_run_of_which_nothing_is_known_nothing_is_said() -> None:
+def test_empty_run_has_no_facts() -> None:
     facts = build_report(Run(machine=MACHINE), UNKNOWN)
     assert facts.images_per_s is facts.wait_pct is facts.ceiling is None
     assert facts.split_ms == {"wait": None, "copy": None, "compute": None}
@@ -80,7 +80,7 @@ def test_a_run_of_ten_hours_of_steps_stays_small() -> None:
     assert all(timeline.steps <= 32 for timeline in facts.timelines)
 
 
-def test_images_per_s_are_those_of_all_phases_by_the_time_they_took() -> None:
+def test_images_per_s_average_phases_by_time() -> None:
     phases = [PHASE, replace(PHASE, image_size=128, steps=100, images_per_s=250.0)]
     facts = build_report(Run(machine=MACHINE), verdict(phases=phases))
     assert facts.images_per_s == pytest.approx((1600 + 800) / (1.6 + 3.2))
@@ -98,7 +98,7 @@ def test_no_collate_is_shown_of_a_loader_that_has_none() -> None:
     assert "collate" not in names("other")
 
 
-def test_what_comes_again_stands_once() -> None:
+def test_repeated_entries_are_listed_once() -> None:
     slow = [SlowSample(name="a", ms=3.0), SlowSample(name="b", ms=2.0), SlowSample(name="a", ms=5)]
     other = replace(LOADER, workers=4)
     run = Run(machine=MACHINE, loaders=[LOADER, other, LOADER], slowest=slow)
@@ -107,7 +107,7 @@ def test_what_comes_again_stands_once() -> None:
     assert facts.loaders == [LOADER, other]
 
 
-def test_names_that_are_no_text_are_spelt() -> None:
+def test_non_utf8_names_are_escaped() -> None:
     facts = build_report(named("caf\udce9.jpg"), UNKNOWN)
     assert facts.slowest[0].name == "caf\\udce9.jpg"
 

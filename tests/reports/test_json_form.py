@@ -27,7 +27,7 @@ def test_the_published_schema_is_the_one_of_this_code() -> None:
     assert json.loads(SCHEMA.read_text()) == schema(), said
 
 
-def test_what_is_written_keeps_to_the_schema(facts: ReportData) -> None:
+def test_output_matches_schema(facts: ReportData) -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
     validator = jsonschema.Draft202012Validator(schema())
     for each in (facts, build_report(Run(machine=MACHINE), UNKNOWN)):
@@ -37,7 +37,7 @@ def test_what_is_written_keeps_to_the_schema(facts: ReportData) -> None:
     assert len(list(validator.iter_errors(broken))) == 1
 
 
-def test_the_parts_that_others_rely_on_stand_where_they_are_promised(facts: ReportData) -> None:
+def test_documented_fields_are_present(facts: ReportData) -> None:
     said = as_json(facts)
     assert said["bound"] == "highly input-bound"
     assert said["split_ms"] == {"wait": 3.3, "copy": None, "compute": 4.7}
@@ -49,7 +49,7 @@ def test_the_parts_that_others_rely_on_stand_where_they_are_promised(facts: Repo
     assert phase["copy_ms"] is None
 
 
-def test_what_json_cannot_say_is_not_measured(facts: ReportData) -> None:
+def test_non_finite_numbers_are_null(facts: ReportData) -> None:
     said = as_json(replace(facts, seconds=float("nan"), wait_pct=float("inf")))
     assert said["seconds"] is said["wait_pct"] is None
     json.dumps(said, allow_nan=False)

@@ -1,4 +1,4 @@
-"""What was learnt, read from a run's figures and drawn: whatever the figures are."""
+"""Training figures of a run, read and plotted for any values."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_folder_without_figures_has_no_epochs(tmp_path: Path) -> None:
     assert read_epoch_metrics(tmp_path) == ([], "")
 
 
-def test_what_is_no_epoch_is_left_out_and_counted(tmp_path: Path) -> None:
+def test_invalid_epochs_are_skipped_and_counted(tmp_path: Path) -> None:
     torn = ['{"epoch": 3, "tra\n', "[1]\n", '{"epoch": "4"}\n', "[" * 100_000 + "\n"]
     found, note = read_epoch_metrics(
         write(tmp_path, [line(1), *torn, line(1), {"epoch": 0}, line(5)])
@@ -83,7 +83,7 @@ def test_what_is_no_epoch_is_left_out_and_counted(tmp_path: Path) -> None:
     assert note.startswith("6 lines of metrics.jsonl")
 
 
-def test_what_is_no_number_is_no_figure(tmp_path: Path) -> None:
+def test_non_numbers_are_not_figures(tmp_path: Path) -> None:
     (found,) = learned(
         tmp_path,
         line(1, train_loss=math.nan, val_loss=math.inf, val_top1=7.0, lr="x", size_px=True),
@@ -94,7 +94,7 @@ def test_what_is_no_number_is_no_figure(tmp_path: Path) -> None:
     assert (found.loss, found.ended_s) == (None, None)
 
 
-def test_a_chart_has_what_is_known_and_marks_its_phases(tmp_path: Path) -> None:
+def test_chart_shows_known_values_and_phases(tmp_path: Path) -> None:
     found = learned(tmp_path, line(1), line(2), line(3, 96), line(4, 96))
     chart = training_curves(found)
     assert chart is not None
@@ -183,11 +183,11 @@ def test_a_page_shows_it_in_pictures_words_and_a_table(tmp_path: Path) -> None:
     assert build_report(recorded(), verdict(), [], "figures lack").notes[-1] == "figures lack"
 
 
-def test_a_page_of_a_loop_of_ones_own_says_nothing_of_it() -> None:
+def test_page_without_training_omits_chart() -> None:
     assert "Training curves" not in page(build_report(Run(machine=MACHINE), UNKNOWN), "x")
 
 
-def test_a_training_without_a_finished_epoch_says_so() -> None:
+def test_training_without_finished_epoch_is_reported() -> None:
     run = Run(machine=MACHINE, settings={"model": "x"})
     assert "No epoch has finished." in page(build_report(run, UNKNOWN), "x")
 

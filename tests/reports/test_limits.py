@@ -21,14 +21,12 @@ from feedline.trace.run import Run
         (5.0, 900.0, [False, True]),
     ],
 )
-def test_a_limit_is_kept_or_not(
-    most: float | None, least: float | None, passed: list[bool]
-) -> None:
+def test_limits_pass_or_fail(most: float | None, least: float | None, passed: list[bool]) -> None:
     found = check_limits(build_report(Run(machine=MACHINE), verdict()), most, least)
     assert [each.passed for each in found] == passed
 
 
-def test_what_was_not_measured_neither_passes_nor_fails() -> None:
+def test_unmeasured_values_neither_pass_nor_fail() -> None:
     found = check_limits(build_report(Run(machine=MACHINE), UNKNOWN), 5.0, 900.0)
     assert [(each.measured, each.passed) for each in found] == [(None, None), (None, None)]
     assert all("not measured" in each.said for each in found)

@@ -19,7 +19,7 @@ NASTY = "</title></style><script>alert(1)</script><img src=x onerror=alert(1)>\"
 
 
 class Elements(HTMLParser):
-    """The elements of a page, with their attributes; fails where they do not nest."""
+    """Elements of a page with their attributes; fails if they are not nested properly."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def test_a_page_is_one_file_that_asks_for_nothing(facts: ReportData) -> None:
     assert len(text) < 400_000
 
 
-def test_a_page_says_what_the_terminal_says(facts: ReportData) -> None:
+def test_page_has_content_of_terminal_report(facts: ReportData) -> None:
     said = " ".join(Elements(page(facts, "runs/1")).text.split())
     for words in (
         "feedline report: runs/1",
@@ -99,7 +99,7 @@ def test_a_page_says_what_the_terminal_says(facts: ReportData) -> None:
         assert words in said, words
 
 
-def test_every_picture_is_told_in_words(facts: ReportData) -> None:
+def test_every_figure_has_a_text_alternative(facts: ReportData) -> None:
     made = Elements(page(facts, "runs/1"))
     for tag, attributes in made.found:
         if tag == "svg" and attributes.get("role") != "img" and "aria-hidden" not in attributes:
@@ -138,7 +138,7 @@ def test_odd_characters_of_names_are_spelt() -> None:
     text.encode()
 
 
-def test_a_run_of_which_nothing_is_known_has_a_page_too() -> None:
+def test_page_of_empty_run_renders() -> None:
     made = Elements(page(build_report(Run(machine=MACHINE), UNKNOWN), "x"))
     said = " ".join(made.text.split())
     assert "Inconclusive" in said

@@ -51,7 +51,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Pages, by what they are for."""
+    """Pages by purpose."""
     folder = tmp_path_factory.mktemp("pages")
     texts = {
         "usual": page(
@@ -68,7 +68,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Opened]:
-    """Open a page; what it asks for and complains of is in `asked` and `said`."""
+    """Open a page; requests and console messages are recorded in `asked` and `said`."""
     contexts = []
 
     def open(name: str, *, width: int = 1200, scheme: str = "light") -> Any:

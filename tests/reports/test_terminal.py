@@ -1,4 +1,4 @@
-"""A report in a terminal: what is not known is said so, and names control nothing."""
+"""Terminal report: unknown values are marked, and control characters in names are escaped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def facts() -> ReportData:
     return build_report(recorded(sizes=(64, 96)), verdict())
 
 
-def test_a_report_says_verdict_ceiling_split_findings_pictures_and_tables(
+def test_report_has_verdict_ceiling_split_findings_figures_and_tables(
     facts: ReportData,
 ) -> None:
     text = " ".join(printed(report_view(facts, "runs/1", BLOCKS, 100)).split())
@@ -82,7 +82,7 @@ def test_an_inconclusive_report_is_the_reason_alone() -> None:
     assert len(lines) < 12
 
 
-def test_a_run_of_which_nothing_is_known_says_so_and_shows_no_zero() -> None:
+def test_report_of_empty_run_shows_no_zeros() -> None:
     unknown = replace(UNKNOWN, bound="not input-bound")
     text = printed(report_view(build_report(Run(machine=MACHINE), unknown), "x", BLOCKS, 100))
     assert "data wait was not measured" in text
@@ -124,7 +124,7 @@ def test_markup_in_a_name_is_text() -> None:
     assert text.count("[bold]x[/bold]") > 5
 
 
-def test_a_lane_shows_what_took_most_of_each_part() -> None:
+def test_lane_shows_longest_activity_of_each_interval() -> None:
     events = [
         Event(lane="step", stage="compute", begun_ms=0, ended_ms=50, batch=0),
         Event(lane="step", stage="wait", begun_ms=50, ended_ms=100, batch=1),
@@ -169,7 +169,7 @@ def test_phases_are_marked_under_the_throughput() -> None:
     assert said.endswith("highest 100 images/s, over 20.0 s")
 
 
-def test_a_table_that_is_too_long_is_cut_and_says_so() -> None:
+def test_long_table_is_truncated_with_a_note() -> None:
     stages = [StageTime(name=f"s{k}", count=1, total_ms=1.0, longest_ms=1.0) for k in range(5000)]
     run = Run(machine=MACHINE, stages=stages)
     text = printed(report_view(build_report(run, verdict()), "x", BLOCKS, 100))

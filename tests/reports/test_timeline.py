@@ -40,7 +40,7 @@ def spans(timeline: Timeline, lane: str) -> list[tuple[float, float, str, str]]:
     return [(each.begun_ms, each.ended_ms, each.stage, each.cause) for each in found]
 
 
-def test_a_step_that_waits_for_a_worker_says_so_and_the_other_workers_too() -> None:
+def test_step_waiting_for_worker_names_worker_state() -> None:
     timeline = drawn(
         ("step", "compute", 0, 10),
         ("step", "wait", 10, 20),
@@ -61,7 +61,7 @@ def test_a_step_that_waits_for_a_worker_says_so_and_the_other_workers_too() -> N
     assert timeline.begun_s == 3.0
 
 
-def test_a_step_that_waits_for_its_copy_says_so() -> None:
+def test_step_waiting_for_copy_is_reported() -> None:
     timeline = drawn(
         ("step", "compute", 0, 10),
         ("step", "wait", 10, 20),
@@ -76,7 +76,7 @@ def test_a_step_that_waits_for_its_copy_says_so() -> None:
     ]
 
 
-def test_a_wait_while_no_worker_works_is_told_from_one_that_nobody_saw() -> None:
+def test_wait_without_busy_worker_differs_from_unobserved_wait() -> None:
     idle = drawn(
         ("step", "compute", 0, 10),
         ("step", "wait", 10, 20),
@@ -91,14 +91,14 @@ def test_a_wait_while_no_worker_works_is_told_from_one_that_nobody_saw() -> None
     assert spans(alone, "step")[-1] == (10, 20, "idle", "unknown")
 
 
-def test_before_the_first_task_that_is_known_of_a_worker_nothing_is_said() -> None:
+def test_worker_is_unknown_before_its_first_recorded_task() -> None:
     timeline = drawn(("step", "compute", 0, 100), ("worker 0", "make", 60, 100))
     assert spans(timeline, "worker 0") == [(0, 60, "unknown", ""), (60, 100, "make", "")]
     (lane,) = [each for each in timeline.lanes if each.name == "worker 0"]
     assert lane.shares == pytest.approx({"blank": 0.6, "make": 0.4})
 
 
-def test_time_between_two_passes_is_no_waiting() -> None:
+def test_time_between_epochs_is_not_waiting() -> None:
     timeline = drawn(
         ("step", "compute", 0, 10), ("step", "compute", 30, 40), ("worker 0", "make", 0, 40)
     )
@@ -137,7 +137,7 @@ def test_events_of_another_clock_are_left_out_and_counted() -> None:
     assert timeline.length_ms == 10
 
 
-def test_the_worst_step_is_drawn_with_those_before_it_and_no_more() -> None:
+def test_worst_step_is_drawn_with_preceding_ones() -> None:
     steps = []
     for k in range(10):
         wait = 50 if k == 6 else 1
@@ -207,7 +207,7 @@ def test_whatever_the_events_are_each_lane_is_covered_once(
                 assert describe_lane(lane)
 
 
-def test_a_recorded_loop_shows_its_workers_behind_its_steps() -> None:
+def test_recorded_loop_shows_workers_below_steps() -> None:
     run = recorded(step_s=0.001, make_s=0.05)
     for found in run.excerpts:
         timeline = timeline_of(found, "steps")

@@ -1,4 +1,4 @@
-"""A state goes on with exactly the rest, random draws included, or is refused by name."""
+"""A state resumes with exactly the remaining batches, including draws, or is rejected."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ SLOW += ("replacement by generator", "weighted", "persistent by generator")
 
 
 @pytest.mark.parametrize("order", [*(each for each in ORDERS if each not in SLOW), *slow(*SLOW)])
-def test_every_state_of_two_epochs_goes_on_with_exactly_the_rest(order: str) -> None:
+def test_every_state_of_two_epochs_resumes_with_exact_remainder(order: str) -> None:
     torch.manual_seed(3)
     states, seen = [], []
     with loader(order, 1, num_workers=2) as batches:
@@ -128,7 +128,7 @@ def test_every_state_of_two_epochs_goes_on_with_exactly_the_rest(order: str) -> 
 
 
 @pytest.mark.parametrize("method", ["forkserver", *slow("spawn")])
-def test_a_state_goes_on_with_workers_that_start_in_another_way(method: str) -> None:
+def test_state_resumes_with_another_start_method(method: str) -> None:
     torch.manual_seed(3)
     with loader("shuffle", 1, num_workers=1) as batches:
         epoch = iter(batches)
@@ -153,7 +153,7 @@ def test_asking_for_states_changes_no_order() -> None:
 
 
 @pytest.mark.parametrize("rank", range(4))
-def test_two_ranks_go_on_where_any_of_four_stood(rank: int) -> None:
+def test_any_state_of_four_ranks_resumes_on_two(rank: int) -> None:
     data = Drawing(48)
 
     def of(rank: int, ranks: int, rows: int) -> DataLoader[Any]:
@@ -210,7 +210,7 @@ def test_other_seeds_are_refused() -> None:
         other.load_state_dict(loader("seed", 0).state_dict())
 
 
-def test_a_sampler_whose_draws_nobody_notes_is_refused() -> None:
+def test_sampler_with_untracked_draws_is_rejected() -> None:
     first = DataLoader(DATA, 4, sampler=Unrepeatable(23))
     next(iter(first))
     state = first.state_dict()
@@ -248,7 +248,7 @@ def test_drawing_with_replacement_is_not_drawing_without(step: int) -> None:
 
 
 class Lending(Stateful):
-    """Gives its state as it keeps it, and goes on to change it."""
+    """Returns its internal state without a copy, and then changes it."""
 
     def __init__(self, length: int, seed: int) -> None:
         self.kept: dict[str, Any] = {}
@@ -340,7 +340,7 @@ class Late:
             yield torch.randint(23, (2,)).tolist()
 
 
-def test_a_sampler_that_draws_only_later_goes_on_with_the_same() -> None:
+def test_lazy_sampler_resumes_with_same_draws() -> None:
     torch.manual_seed(1)
     first = DataLoader(DATA, batch_sampler=Late())
     epoch = iter(first)
@@ -388,7 +388,7 @@ def test_a_refused_state_leaves_the_samplers_as_they_were() -> None:
     assert torch.equal(other.generator.get_state(), before)
 
 
-def test_a_refused_state_leaves_a_sampler_where_it_stood() -> None:
+def test_rejected_state_leaves_sampler_unchanged() -> None:
     sampler = Stateful(23, 5)
     first = DataLoader(DATA, 4, sampler=Stateful(23, 5))
     epoch = iter(first)
@@ -423,7 +423,7 @@ def test_a_refused_state_leaves_a_sampler_at_its_epoch() -> None:
 
 
 class Turning:
-    """A sampler that draws from a generator, and turns what it drew by its epoch."""
+    """A sampler that draws from a generator and rotates the result by its epoch."""
 
     def __init__(self) -> None:
         self.generator = generator(4)
@@ -457,7 +457,7 @@ def test_an_epoch_that_is_set_before_the_first_batch_draws_as_if_set_before(work
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_epoch_may_be_set_on_what_was_restored_within_an_iteration(workers: int) -> None:
+def test_epoch_can_be_set_after_restoring_within_iteration(workers: int) -> None:
     first = DataLoader(DATA, 4, shuffle=True)
     next(iter(first))
     state = first.state_dict()
@@ -486,7 +486,7 @@ def test_a_loader_goes_back_within_an_epoch_and_comes_to_its_end(workers: int) -
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_state_from_before_the_first_epoch_stays_as_it_is_within_an_iteration(
+def test_state_before_first_epoch_stays_valid_within_iteration(
     persistent: bool,
 ) -> None:
     options: dict[str, Any] = {"num_workers": 1, "persistent_workers": persistent}
@@ -501,7 +501,7 @@ def test_a_state_from_before_the_first_epoch_stays_as_it_is_within_an_iteration(
         assert [plain(batch) for batch in loader] == wanted
 
 
-def test_epochs_after_one_that_was_restored_go_on_as_they_would_have() -> None:
+def test_epochs_after_restored_one_are_unchanged() -> None:
     torch.manual_seed(4)
     whole = DataLoader(DATA, 4, shuffle=True)
     wanted = [plain(batch) for _ in range(4) for batch in whole]
@@ -514,7 +514,7 @@ def test_epochs_after_one_that_was_restored_go_on_as_they_would_have() -> None:
 
 
 class CountingOn(RandomSampler):
-    """Shuffles by its own epoch, which it counts on at the end of each pass."""
+    """Shuffles by its own epoch, which it increments after each pass."""
 
     epoch = 0
 
@@ -528,7 +528,7 @@ class CountingOn(RandomSampler):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_sampler_that_counts_its_epochs_itself_is_not_begun_anew(workers: int) -> None:
+def test_sampler_with_own_epoch_counter_is_not_restarted(workers: int) -> None:
     with DataLoader(list(range(23)), 8, sampler=CountingOn(DATA), num_workers=workers) as loader:
         for epoch in range(3):
             wanted = torch.randperm(len(DATA), generator=torch.Generator().manual_seed(epoch))
@@ -543,10 +543,10 @@ def test_a_sampler_that_counts_its_epochs_itself_is_not_begun_anew(workers: int)
         *slow(("shuffle", 2), ("weighted", 2), ("at once", 2)),
     ],
 )
-def test_states_hold_where_others_draw_between_iter_and_the_first_batch(
+def test_states_are_unaffected_by_draws_between_iter_and_first_batch(
     order: str, workers: int
 ) -> None:
-    """As another shuffled loader beside it does, in a zip."""
+    """Like another shuffled loader in a zip."""
 
     def two() -> list[DataLoader[Any]]:
         shared, data = generator(9), list(range(23))
@@ -596,7 +596,7 @@ def test_asking_for_a_state_before_the_first_batch_draws_nothing() -> None:
 
 
 class BatchByBatch:
-    """A batch sampler that draws each batch from torch's random state when it is asked for it."""
+    """A batch sampler that draws each batch lazily from torch's random state."""
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
@@ -622,7 +622,7 @@ def test_asking_for_a_state_draws_nothing_from_a_random_state_that_others_use(wo
     assert seen(ask=True) == seen(ask=False)
 
 
-def test_a_sampler_is_asked_for_a_batch_when_it_is_wanted_without_workers(
+def test_sampler_is_read_lazily_without_workers(
     jpeg_folder: Path,
 ) -> None:
     data = ImageFolder(jpeg_folder, v2.Compose([v2.Resize((8, 8)), v2.ToImage()]))
@@ -643,7 +643,7 @@ def test_a_sampler_is_asked_for_a_batch_when_it_is_wanted_without_workers(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_iterator_as_batch_sampler_goes_on_in_the_next_epoch(workers: int) -> None:
+def test_iterator_as_batch_sampler_continues_in_next_epoch(workers: int) -> None:
     def epochs(kind: type[Any]) -> list[Any]:
         batches = ([2 * k, 2 * k + 1] for k in itertools.count())
         data = list(range(100))
@@ -660,7 +660,7 @@ class Split(Enum):
 
 @dataclass
 class Place:
-    """Where a sample is cut out."""
+    """Crop position of a sample."""
 
     box: Any
     note: Any = field(default=None, compare=False)
@@ -716,7 +716,7 @@ def test_whole_numbers_have_the_digest_that_they_always_had() -> None:
 
 
 class PlainDraws(Dataset[Any]):
-    """A draw of Python's and one of numpy's for each sample."""
+    """Draws from Python's and numpy's generators for each sample."""
 
     def __len__(self) -> int:
         return 6

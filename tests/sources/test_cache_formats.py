@@ -21,7 +21,7 @@ def cache(jpeg_folder: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_its_images_are_those_of_another_format(
+def test_images_equal_those_of_another_format(
     cache: Path, jpeg_folder: Path, tmp_path: Path, workers: int
 ) -> None:
     build_cache(jpeg_folder, tmp_path / "tar", sizes=[24], workers=1)
@@ -47,7 +47,7 @@ def test_its_damage_is_found_and_repaired(cache: Path, jpeg_folder: Path) -> Non
     assert path.read_bytes() == whole
 
 
-def test_an_unknown_format_is_named_with_the_known_ones() -> None:
+def test_unknown_format_is_named_with_known_ones() -> None:
     assert isinstance(cache_format("joined"), JoinedFormat)
     with pytest.raises(DatasetError, match=r"'rar'.* webdataset, lmdb, folder"):
         cache_format("rar")

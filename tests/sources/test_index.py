@@ -112,7 +112,7 @@ def test_links_are_followed_and_broken_ones_counted_as_torchvision_does(tmp_path
     assert listed(root) == torchvision_lists(root)
 
 
-def test_a_link_to_itself_is_no_class(tmp_path):
+def test_symlink_loop_is_not_a_class(tmp_path):
     root = make(tmp_path, "a/1.jpg", "b/2.jpg")
     os.symlink("itself", os.path.join(root, "itself"))
     assert scan_folder(root).classes == ["a", "b"]
@@ -128,23 +128,23 @@ def test_links_in_circles_end(tmp_path):
     ]
 
 
-def test_a_missing_folder_is_named(tmp_path):
+def test_missing_folder_is_named(tmp_path):
     with pytest.raises(DatasetError, match=r"(?s)no such folder.*working directory"):
         scan_folder(str(tmp_path / "trian"))
 
 
-def test_a_file_instead_of_a_folder_is_named(tmp_path):
+def test_file_instead_of_folder_is_named(tmp_path):
     (tmp_path / "train.tar").write_bytes(b"")
     with pytest.raises(DatasetError, match=r"got a file: .*train\.tar.*unpack"):
         scan_folder(str(tmp_path / "train.tar"))
 
 
-def test_an_empty_folder_is_told_to_need_class_folders(tmp_path):
+def test_empty_folder_raises_with_expected_layout(tmp_path):
     with pytest.raises(DatasetError, match="no class folders"):
         scan_folder(str(tmp_path))
 
 
-def test_images_directly_in_the_root_are_told_to_need_class_folders(tmp_path):
+def test_images_in_root_raise_with_expected_layout(tmp_path):
     with pytest.raises(DatasetError, match=r"'1\.jpg' lie directly in it"):
         scan_folder(make(tmp_path, "1.jpg"))
 
@@ -155,7 +155,7 @@ def test_classes_without_images_are_named(tmp_path):
         scan_folder(root)
 
 
-def test_an_empty_class_folder_is_named(tmp_path):
+def test_empty_class_folder_is_named(tmp_path):
     root = make(tmp_path, "full/1.jpg")
     os.mkdir(os.path.join(root, "bare"))
     with pytest.raises(DatasetError, match=r"(?s)without images, 1 of 2: 'bare'.*remove it"):
@@ -217,7 +217,7 @@ def test_the_fingerprint_follows_the_names_and_not_the_place(tmp_path):
     assert len(prints) == 5
 
 
-def test_the_fingerprint_tells_where_a_class_name_ends(tmp_path):
+def test_fingerprint_depends_on_boundary_of_class_name(tmp_path):
     prints = {
         scan_folder(make(tmp_path / str(k), *(f"{name}/1.jpg" for name in names))).fingerprint()
         for k, names in enumerate([("a", "bc"), ("ab", "c")])

@@ -35,7 +35,7 @@ sys.stdin.read()
 
 @contextmanager
 def leased(*files: Path) -> Iterator[None]:
-    """Another process holds leases on files, and gives them up when the kernel asks for it."""
+    """Another process holds leases on files, and releases them when the kernel asks."""
     command = [sys.executable, "-S", "-c", HOLDER, *map(str, files)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -1,4 +1,4 @@
-"""Which shards a user means: braces, wildcards, and what is not there."""
+"""Shard names: braces, wildcards, and missing files."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from feedline.sources.webdataset import _expand_braces, expand_shards
         (r"{a\,b,c}", ["a,b", "c"]),
     ],
 )
-def test_braces_stand_for_several_names(text: str, wanted: list[str]) -> None:
+def test_braces_expand_to_several_names(text: str, wanted: list[str]) -> None:
     assert _expand_braces(text) == wanted
 
 
-def test_they_mean_what_they_mean_to_webdataset() -> None:
+def test_braces_expand_like_in_webdataset() -> None:
     braceexpand = pytest.importorskip("braceexpand").braceexpand
     texts = ["d/{0..3}-{a,b}.tar", "{007..010..2}", "{a..e..2}", "{1,{2..3}}", "{}x{a}", r"\{x\}"]
     for text in texts:
@@ -90,7 +90,7 @@ def test_paths_are_filled_in_in_their_order(folder: Path, monkeypatch: pytest.Mo
         ([None], "shards must be a path"),
     ],
 )
-def test_what_is_no_shard_is_an_error_that_says_what_to_do(
+def test_invalid_shard_raises_with_hint(
     folder: Path, monkeypatch: pytest.MonkeyPatch, given: object, said: str
 ) -> None:
     monkeypatch.chdir(folder)

@@ -22,7 +22,7 @@ from slow import slow
 
 
 class ZipStore:
-    """The files of an archive, labelled by float boxes: what a user may add."""
+    """Files of an archive labelled with float boxes: a user-defined store."""
 
     label_field = Field("label", "float32", (4,))
 
@@ -96,7 +96,7 @@ def row(data, sample, seed=3):
 
 
 @pytest.mark.parametrize("transform", [TrainCrop(), EvalCrop()])
-def test_an_archive_gives_the_rows_of_the_folder(folder, archive, transform):
+def test_archive_rows_equal_those_of_folder(folder, archive, transform):
     data = RowPipeline(archive, transform)
     assert (len(data), data.fingerprint(), data.name(1)) == (
         7,
@@ -131,7 +131,7 @@ def test_workers_open_the_store(folder, archive, workers):
     assert [labels[:, 0].tolist() for _, labels in ours] == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_a_table_of_paths_gives_the_rows_of_the_folder(folder):
+def test_table_rows_equal_those_of_folder(folder):
     names = [folder.path(sample).encode() for sample in range(6)]
     blob = np.frombuffer(b"\0".join([*names, b""]), np.uint8)
     labels = np.array([7, -1, 2, 3, 4, 5])
@@ -217,7 +217,7 @@ def test_class_numbers_become_int64(dtype):
     assert store.labels.tolist() == [0, 2, 1]
 
 
-def test_the_fingerprint_tells_labels_of_other_shapes_and_dtypes_apart():
+def test_fingerprint_depends_on_label_shape_and_dtype():
     images, labels = np.zeros((4, 2, 2, 3), np.uint8), np.zeros(4, np.float32)
     kinds = [labels, labels.astype(np.float64), labels.reshape(4, 1), labels + 1, [0, 0, 0, 0]]
     assert len({ArrayStore(images, kind).fingerprint() for kind in kinds}) == len(kinds)

@@ -1,4 +1,4 @@
-"""What is seen of a batch: size, bytes, form, and nothing that is not there."""
+"""Recorded facts of a batch: size, bytes and form."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_usual_forms_are_seen(batch: Any) -> None:
         ([torch.eye(3).to_sparse()], BatchInfo(None, None, 0, 0, None)),
     ],
 )
-def test_other_forms_give_what_is_known_of_them(batch: Any, seen: BatchInfo) -> None:
+def test_known_facts_of_other_batch_forms_are_reported(batch: Any, seen: BatchInfo) -> None:
     looker = BatchProbe()
     looker.inspect((IMAGES, LABELS))
     found = looker.inspect(batch)
@@ -84,7 +84,7 @@ def test_a_batch_of_thousands_of_parts_is_looked_at_in_part() -> None:
     assert inspect_batch([[IMAGES] * 1000] * 1000).samples == 4
 
 
-def test_nothing_in_the_batch_is_kept_alive() -> None:
+def test_batch_probe_keeps_no_reference() -> None:
     import weakref
 
     looker = BatchProbe()
@@ -96,7 +96,7 @@ def test_nothing_in_the_batch_is_kept_alive() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_nested_batch_after_a_plain_one_is_none_that_is_known() -> None:
+def test_nested_batch_after_plain_one_is_unknown() -> None:
     looker = BatchProbe()
     looker.inspect([torch.zeros(4, 3)])
     nested = torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(4, 3)])

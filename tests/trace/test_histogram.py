@@ -1,4 +1,4 @@
-"""Durations in bins: what is lost is bounded, and nothing else is."""
+"""Durations in bins: the loss of precision is bounded."""
 
 from __future__ import annotations
 

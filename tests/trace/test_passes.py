@@ -82,7 +82,7 @@ def test_sizes_beyond_32_share_an_entry() -> None:
     assert passes.entries[-1].image_size is None
 
 
-def test_a_pass_without_a_batch_has_an_entry_that_says_so() -> None:
+def test_epoch_without_batches_has_an_entry() -> None:
     passes = Passes()
     begun(passes).end("exhausted")
     (entry,) = passes.entries

@@ -1,4 +1,4 @@
-"""What the kernel counts of processes, from a /proc of the tests' own and from the real one."""
+"""Kernel counters of processes, from a simulated /proc and the real one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proc:
     return made
 
 
-def test_what_the_trainer_did_before_the_run_does_not_count(proc: Proc) -> None:
+def test_time_before_run_is_not_counted(proc: Proc) -> None:
     watch = ProcessWatch(proc.folder)
     proc.process(os.getpid(), cpu_s=103.0, queued_s=0.5, read=10**9 + 4096, faults=2)
     watch.update([])
@@ -79,7 +79,7 @@ def test_a_worker_that_was_there_before_counts_from_then_on(
     assert watch.summarise()[1].cpu_s == 1.5
 
 
-def test_a_process_that_has_ended_keeps_what_was_known(proc: Proc) -> None:
+def test_ended_process_keeps_its_last_values(proc: Proc) -> None:
     watch = ProcessWatch(proc.folder)
     proc.process(7, cpu_s=2.0)
     watch.update([7])
@@ -111,7 +111,7 @@ def test_thousands_of_workers_that_come_and_go_are_counted_once_and_bounded(proc
     assert len(watch._watched) <= 133
 
 
-def test_workers_beyond_what_is_told_are_still_followed(proc: Proc) -> None:
+def test_workers_beyond_display_limit_are_followed(proc: Proc) -> None:
     watch = ProcessWatch(proc.folder)
     pids = list(range(1000, 1200))
     for cpu_s in (0.1, 0.2, 0.3):
@@ -158,7 +158,7 @@ def test_a_real_process_is_seen_to_work() -> None:
     assert len(watch.summarise()) == 2
 
 
-def test_a_process_that_ends_while_it_is_looked_at_keeps_what_was_known(proc: Proc) -> None:
+def test_process_ending_during_reading_keeps_its_last_values(proc: Proc) -> None:
     watch = ProcessWatch(proc.folder)
     proc.process(7, cpu_s=2.0, read=500)
     watch.update([7])

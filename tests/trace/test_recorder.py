@@ -1,4 +1,4 @@
-"""A recorder is told of batches, and tells of a run that adds up."""
+"""A recorder receives batches and returns a consistent run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOADER = Loader(kind="other", name="tests")
 
 
 class Told:
-    """A pass that is told of on a clock of its own, begun when the recorder was."""
+    """An epoch recorded on a simulated clock that started with the recorder."""
 
     def __init__(self, recorder: Recorder, loader: Loader = LOADER, **options: Any) -> None:
         self.recorder = recorder
@@ -74,7 +74,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_what_is_told_adds_up_whatever_the_sizes(told: list[tuple[int, int, int, int]]) -> None:
+def test_totals_are_consistent_for_any_sizes(told: list[tuple[int, int, int, int]]) -> None:
     recorder = Recorder()
     a_pass = Told(recorder)
     for wait_ms, compute_ms, size, samples in told:
@@ -106,7 +106,7 @@ def test_a_step_belongs_to_the_size_of_the_batch_that_it_computes_with() -> None
 
 @pytest.mark.parametrize("late", [0, 1, 4])
 def test_steps_that_are_measured_late_go_to_their_own_size(late: int) -> None:
-    """`late`: how many batches later than it ended a step is told of; 0 is just before its end."""
+    """`late`: number of batches by which a step is reported late; 0 is just before its end."""
     recorder = Recorder()
     told = Told(recorder, timed_elsewhere=True)
     sizes = [64, 64, 64, 96, 96, 96, 64]
@@ -128,7 +128,7 @@ def test_steps_that_are_measured_late_go_to_their_own_size(late: int) -> None:
     assert small.copy.total_ms == 2.0 * small.compute.count
 
 
-def test_steps_of_a_pass_that_are_told_in_the_next_are_still_its_own() -> None:
+def test_late_steps_are_assigned_to_their_epoch() -> None:
     recorder = Recorder()
     first = Told(recorder, timed_elsewhere=True)
     for _ in range(3):
@@ -145,7 +145,7 @@ def test_steps_of_a_pass_that_are_told_in_the_next_are_still_its_own() -> None:
     assert (small.compute.total_ms, large.compute.total_ms) == (128.0, 96.0)
 
 
-def test_batches_that_are_not_told_of_are_counted_and_their_steps_are_not_timed() -> None:
+def test_unreported_batches_are_counted_but_not_timed() -> None:
     told = Told(Recorder())
     told.batch(1)
     told.batch(1, 1)
@@ -161,7 +161,7 @@ def test_batches_that_are_not_told_of_are_counted_and_their_steps_are_not_timed(
     assert (found.compute.count, found.compute.total_ms) == (2, 2.0)
 
 
-def test_passes_at_the_same_time_are_kept_apart() -> None:
+def test_concurrent_epochs_are_separate() -> None:
     recorder = Recorder()
     training, validation = Told(recorder), Told(recorder, Loader(kind="other", name="validation"))
     for _ in range(5):
@@ -236,7 +236,7 @@ def test_loaders_that_differ_are_bounded() -> None:
     assert len(recorder.run().loaders) == 64
 
 
-def test_what_the_workers_of_a_gone_loader_have_spent_stays() -> None:
+def test_cpu_time_of_closed_loader_is_kept() -> None:
     recorder = Recorder()
     for k in range(3):
         spent = StageTimings(tasks=2, tasks_ms=10.0, slowest=[(5.0 + k, k)])
@@ -274,7 +274,7 @@ def test_the_longest_wait_has_an_excerpt_with_its_worker() -> None:
     assert made.ended_ms - made.begun_ms == pytest.approx(89.0)
 
 
-def test_a_run_that_was_told_does_not_change_later() -> None:
+def test_returned_run_does_not_change() -> None:
     recorder = Recorder()
     told = Told(recorder)
     told.batch(1)
@@ -317,14 +317,14 @@ def test_threads_may_tell_of_passes_of_their_own() -> None:
     assert len(run.passes) <= 200
 
 
-def test_notes_are_kept_once_and_few() -> None:
+def test_notes_are_unique_and_limited() -> None:
     recorder = Recorder()
     for k in range(100):
         recorder.note(f"{k // 2}")
     assert recorder.run().notes == [str(k) for k in range(20)]
 
 
-def test_a_run_with_a_sample_whose_path_is_no_text_is_written_and_read(tmp_path: Path) -> None:
+def test_run_with_non_utf8_path_round_trips(tmp_path: Path) -> None:
     recorder = Recorder()
     spent = StageTimings(tasks=1, tasks_ms=9.0, slowest=[(9.0, 0)])
     recorder.register_loader(
@@ -334,7 +334,7 @@ def test_a_run_with_a_sample_whose_path_is_no_text_is_written_and_read(tmp_path:
     assert [each.name for each in read_run(tmp_path).slowest] == ["caf\\udce9.jpg"]
 
 
-def test_what_was_told_of_a_pass_does_not_change_while_it_goes_on() -> None:
+def test_reported_epoch_does_not_change_later() -> None:
     recorder = Recorder()
     told = Told(recorder)
     told.batch(1)
@@ -347,7 +347,7 @@ def test_what_was_told_of_a_pass_does_not_change_while_it_goes_on() -> None:
     assert msgspec.json.encode(run) == before
 
 
-def test_a_run_may_be_asked_for_at_any_time_by_any_thread() -> None:
+def test_run_can_be_requested_from_any_thread() -> None:
     recorder = Recorder()
     told = Told(recorder)
     over = threading.Event()
@@ -398,7 +398,7 @@ def test_work_is_noted_for_the_pass_that_gets_batches() -> None:
     assert [entry.tasks for entry in run.passes] == [5, None]
 
 
-def test_a_loader_that_changes_takes_what_its_workers_spent_along() -> None:
+def test_reconfigured_loader_keeps_cpu_time_of_its_workers() -> None:
     recorder = Recorder()
     workers = WorkerObserver(stage_timings=lambda: {0: StageTimings(tasks=7)}, deaths=lambda: 1)
     number = recorder.register_loader(LOADER, workers)

@@ -1,4 +1,4 @@
-"""What a run uses of the machine: the device by NVIDIA's library, the quota by the kernel."""
+"""Resources used by a run: the device from NVML, the quota from the kernel."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
     return made
 
 
-def test_the_device_in_use_is_asked_by_its_own_id(nvml: Nvml) -> None:
+def test_device_in_use_is_queried_by_its_id(nvml: Nvml) -> None:
     use = DeviceWatch()
     for _ in range(3):
         use.update()
@@ -55,7 +55,7 @@ def test_the_device_in_use_is_asked_by_its_own_id(nvml: Nvml) -> None:
     assert (use.busy, use.latest) == (pytest.approx(0.4), 0.6)
 
 
-def test_a_device_that_is_lost_leaves_what_was_known(nvml: Nvml) -> None:
+def test_lost_device_keeps_its_last_values(nvml: Nvml) -> None:
     use = DeviceWatch()
     for _ in range(20):
         use.update()
@@ -63,7 +63,7 @@ def test_a_device_that_is_lost_leaves_what_was_known(nvml: Nvml) -> None:
     assert nvml.busy == 120, "it was asked no more"
 
 
-def test_nothing_is_asked_before_the_program_has_set_cuda_up(
+def test_cuda_is_not_queried_before_initialisation(
     nvml: Nvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)

@@ -1,4 +1,4 @@
-"""A run as a file: what is written is read, and anything else is refused by name."""
+"""Run files: a written run can be read, and anything else is rejected with a reason."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run() -> Run:
     return run
 
 
-def test_what_is_written_is_read_from_the_folder_or_the_file(run: Run, tmp_path: Path) -> None:
+def test_run_round_trips_by_folder_or_file(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "today"
     file = write_run(run, folder)
     assert file == folder / RUN_FILE
@@ -64,7 +64,7 @@ def changed(written: Run, folder: Path, **fields: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
-def test_a_newer_version_says_so(run: Run, tmp_path: Path) -> None:
+def test_newer_version_raises(run: Run, tmp_path: Path) -> None:
     changed(run, tmp_path, version=99, run={"unknown": 1})
     with pytest.raises(UsageError, match="version 99"):
         read_run(tmp_path)
@@ -73,13 +73,13 @@ def test_a_newer_version_says_so(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["{}", '{"what": "other", "version": 1}', '{"what": 3}', "[]", "x"]
 )
-def test_what_is_no_run_is_refused(text: str, tmp_path: Path) -> None:
+def test_invalid_run_is_rejected(text: str, tmp_path: Path) -> None:
     (tmp_path / RUN_FILE).write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UsageError, match="run"):
         read_run(tmp_path)
 
 
-def test_a_field_of_another_type_is_named(run: Run, tmp_path: Path) -> None:
+def test_field_of_wrong_type_is_named(run: Run, tmp_path: Path) -> None:
     broken = msgspec.to_builtins(run)
     broken["passes"][0]["batches"] = "many"
     changed(run, tmp_path, run=broken)
@@ -116,21 +116,19 @@ def test_a_file_that_is_nested_without_end_is_damaged(before: str, tmp_path: Pat
         read_run(tmp_path)
 
 
-def test_what_is_too_large_is_not_read(tmp_path: Path) -> None:
+def test_oversized_file_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / RUN_FILE).open("wb") as file:
         file.truncate(MAX_BYTES + 1)
     with pytest.raises(UsageError, match="larger than 16 MiB"):
         read_run(tmp_path)
 
 
-def test_a_missing_run_says_who_writes_one(tmp_path: Path) -> None:
+def test_missing_run_raises_with_hint(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no run at (?s:.*)feedline\.watch"):
         read_run(tmp_path / "nowhere")
 
 
-def test_a_folder_that_cannot_be_written_is_named_before_a_run_and_after(
-    run: Run, tmp_path: Path
-) -> None:
+def test_read_only_folder_is_named_before_and_after_run(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="folder"):
         check_folder(tmp_path / "file" / "folder")
@@ -184,7 +182,7 @@ def test_a_hostile_file_is_damaged(old: bytes, new: bytes, run: Run, tmp_path: P
         read_run(tmp_path)
 
 
-def test_a_name_that_is_no_text_is_written_as_far_as_it_is(run: Run, tmp_path: Path) -> None:
+def test_non_utf8_name_is_written_escaped(run: Run, tmp_path: Path) -> None:
     run.slowest = [SlowSample(name=os.fsdecode(b"/caf\xe9.jpg"), ms=12.0)]
     write_run(run, tmp_path)
     assert read_run(tmp_path).slowest == [SlowSample(name="/caf?.jpg", ms=12.0)]

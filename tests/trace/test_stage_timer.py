@@ -201,7 +201,7 @@ def test_of_many_tasks_of_tiny_samples_fewer_are_timed(noted: Noted, clock: Cloc
     ]
 
 
-def test_tiny_samples_are_told_of_in_timed_tasks_only(noted: Noted, clock: Clock) -> None:
+def test_tiny_samples_are_reported_only_in_timed_tasks(noted: Noted, clock: Clock) -> None:
     told = []
     for ns in [10_000] * 16 + [200_000] * 24:
         stage_timer.begin_task(noted.page)
@@ -227,7 +227,7 @@ def test_keys_that_a_page_cannot_hold_have_no_number(
     assert noted.read().slowest == [(50 / 1e6, -1)]
 
 
-def test_a_key_that_raises_where_it_is_asked_has_no_number(noted: Noted, clock: Clock) -> None:
+def test_key_with_failing_conversion_has_no_number(noted: Noted, clock: Clock) -> None:
     class Key:
         def __index__(self) -> int:
             raise LookupError("not now")

@@ -1,4 +1,4 @@
-"""What a worker notes in its page, the trainer reads."""
+"""Stage timings written by a worker are read by the trainer."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_names_that_are_cut_to_the_same_one_add_up() -> None:
     assert read_page(words).stages == {"y" * 48: StageSums(2, 5.0, 3.0)}
 
 
-def test_a_worker_in_a_dead_ones_seat_goes_on_adding() -> None:
+def test_worker_with_reused_id_adds_up() -> None:
     words = memory()
     first = StagePage(words)
     first.note("decode", MS)
@@ -102,7 +102,7 @@ def test_a_task_that_is_half_written_is_not_read() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 10**6)), max_size=80))
-def test_the_slowest_samples_are_kept_each_once(samples: list[tuple[int, int]]) -> None:
+def test_slowest_samples_are_listed_once(samples: list[tuple[int, int]]) -> None:
     words = memory()
     page = StagePage(words)
     longest: dict[int, int] = {}

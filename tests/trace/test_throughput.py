@@ -44,7 +44,7 @@ def test_points_stay_few_over_ten_hours() -> None:
     assert points[-1].begun_s + points[-1].seconds == pytest.approx(36_000.1)
 
 
-def test_what_lies_between_passes_is_in_no_point() -> None:
+def test_time_between_epochs_is_in_no_point() -> None:
     course = ThroughputRecorder()
     course.begin(0.0)
     course.add(1.0, 1, 8, 0.0, 64)

@@ -1,8 +1,8 @@
-"""A training that gets a signal behind one of its steps, in a process of its own.
+"""A training that receives a signal after one of its steps, in a process of its own.
 
-With an argument, as torchrun starts it on each rank, this script trains what the argument says.
-Without one it trains what each line of its input says, each in a fork of itself, and answers with
-the fork's exit status: torch and timm are imported once for all of them.
+With an argument, as started by torchrun on each rank, this script runs the given training. Without
+one it runs a training for each line of its input, each in a fork, and answers with the fork's exit
+status: torch and timm are imported only once.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["Forks", "forks", "job", "on_ranks", "said_in"]
 
 
 def job(recipe: dict[str, Any], data: Path, folder: Path, **of: Any) -> dict[str, Any]:
-    """What a process is asked for, JSON-able.
+    """Request for a process, JSON-serialisable.
 
     Args:
-        recipe: what is trained.
+        recipe: the recipe.
         data: the images.
-        folder: below it lie the run's folder, `out`, and what each rank says.
-        of: `after` and `signum` for a signal to the last rank behind a step; `check_s`, how often
-            ranks agree on a stop, by default at each step; and what `RunSettings` has.
+        folder: parent of the run folder `out` and of the reports of the ranks.
+        of: `after` and `signum`, to signal the last rank after a step; `check_s`, how often ranks
+            agree on a stop, by default at each step; and fields of `RunSettings`.
     """
     folder.mkdir(exist_ok=True)
     check_s = of.pop("check_s", 0.0)
@@ -55,7 +55,7 @@ def job(recipe: dict[str, Any], data: Path, folder: Path, **of: Any) -> dict[str
 
 
 def said_in(folder: Path, rank: int = 0) -> dict[str, Any]:
-    """What a rank said of its training, which was not killed."""
+    """Report of a rank that was not killed."""
     said: dict[str, Any] = json.loads((folder / f"rank{rank}.json").read_text())
     return said
 
@@ -79,11 +79,11 @@ class Forks:
     script: subprocess.Popen[str]
 
     def run(self, asked: dict[str, Any]) -> int:
-        """Train in a fork; its exit status, which is negative for a signal that ended it."""
+        """Train in a fork; return its exit status, negative for a signal."""
         return self.run_ranks(asked, 1)[0]
 
     def run_ranks(self, asked: dict[str, Any], ranks: int) -> list[int]:
-        """The same on several processes, which meet as those of torchrun do."""
+        """Train on several processes, connected as by torchrun."""
         assert self.script.stdin is not None
         assert self.script.stdout is not None
         print(json.dumps([ranks, asked]), file=self.script.stdin, flush=True)
@@ -93,7 +93,7 @@ class Forks:
 
 @contextmanager
 def forks() -> Iterator[Forks]:
-    """The script as long as it is entered."""
+    """The running script as a context."""
     with subprocess.Popen(
         [sys.executable, __file__],
         stdin=subprocess.PIPE,
@@ -105,7 +105,7 @@ def forks() -> Iterator[Forks]:
 
 
 def _noted(seen: list[Any], step: int, signum: int) -> None:
-    """Note each batch with the weights behind it; get a signal behind a step of the optimizer."""
+    """Record each batch with the weights after it; send a signal after an optimizer step."""
     real = loop.train_step
 
     def train_step(learner: Any, images: Any, *batch: Any, **part: Any) -> Any:

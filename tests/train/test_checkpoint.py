@@ -21,7 +21,7 @@ from feedline.train.checkpoint import (
 )
 
 
-def test_what_is_saved_is_loaded_and_a_folder_means_its_last_checkpoint(tmp_path: Path) -> None:
+def test_checkpoint_round_trips_and_folder_means_last_one(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "last.pt", {"weights": torch.arange(3), "step": 7})
     content = load_checkpoint(tmp_path)
     assert content["step"] == 7
@@ -46,8 +46,8 @@ def test_a_save_that_fails_leaves_the_earlier_checkpoint_and_nothing_else(
     assert [child.name for child in tmp_path.iterdir()] == ["last.pt"]
 
 
-def test_a_disk_that_is_full_is_named_with_sizes(tmp_path: Path) -> None:
-    """Where torch's own writer meets the end of a file system, for real: of 64 KiB."""
+def test_full_disk_is_named_with_sizes(tmp_path: Path) -> None:
+    """torch's writer on a real file system of 64 KiB."""
     code = f"""
 import os, resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
@@ -67,7 +67,7 @@ except SaveError as error:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_one_before_and_some_more_are_kept(tmp_path: Path) -> None:
+def test_previous_checkpoints_are_kept(tmp_path: Path) -> None:
     writer = CheckpointWriter(out=tmp_path, keep=2, note=pytest.fail)
     for step in range(5):
         writer.save({"step": step}, epochs=step)
@@ -106,7 +106,7 @@ def test_a_torn_checkpoint_is_refused(tmp_path: Path) -> None:
         load_checkpoint(path)
 
 
-def test_a_file_of_torchs_that_is_no_checkpoint_of_ours_is_refused(tmp_path: Path) -> None:
+def test_other_torch_file_is_rejected(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "other.pt")
     with pytest.raises(StateError, match="got another file"):
         load_checkpoint(tmp_path / "other.pt")
@@ -117,7 +117,7 @@ def test_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
         load_checkpoint(tmp_path)
 
 
-def test_weights_are_no_checkpoint_and_the_message_names_the_file_to_take(tmp_path: Path) -> None:
+def test_weights_file_is_rejected_with_checkpoint_to_use(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "best.pt", {"weights": torch.arange(3)}, kind=WEIGHTS)
     with pytest.raises(StateError, match=r"(?s)got feedline model weights.*name last\.pt"):
         load_checkpoint(tmp_path / "best.pt")

@@ -21,7 +21,7 @@ def test_an_argument_overrides_the_layers_below() -> None:
     assert (recipe.model, recipe.mixup, recipe.schedule) == ("resnet34", 0.4, "64x1")
 
 
-def test_a_preset_takes_the_place_of_a_schedule_and_the_other_way_round() -> None:
+def test_preset_and_schedule_replace_each_other() -> None:
     recipe = make_recipe({"preset": "ffcv", "epochs": 16}, {"schedule": "64x1", "lr": 0.3})
     assert (recipe.epochs, recipe.val_image_size, recipe.opt, recipe.lr) == (16, 256, "sgd", 0.3)
     assert make_recipe({"schedule": "64x3"}, {"preset": "ffcv", "epochs": 16}).schedule == "64x3"
@@ -44,7 +44,7 @@ def test_a_preset_takes_the_place_of_a_schedule_and_the_other_way_round() -> Non
         ({"preset": "ffcv", "epochs": 3, "schedule": "64x1"}, "exclude each other"),
     ],
 )
-def test_what_cannot_be_is_refused(settings: dict[str, Any], said: str) -> None:
+def test_invalid_configuration_is_rejected(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         make_recipe(settings)
 
@@ -67,7 +67,7 @@ def test_a_recipe_reads_back_from_toml(
     assert make_recipe({}, msgspec.toml.decode(as_toml(recipe, RunSettings()).encode())) == recipe
 
 
-def test_flags_of_a_layer_replace_those_that_exclude_them() -> None:
+def test_flags_replace_exclusive_settings_of_layer() -> None:
     under = {"pretrained": True, "amp_dtype": "float16"}
     recipe = make_recipe({"initial_checkpoint": "w.pt", "amp": False}, under)
     assert (recipe.pretrained, recipe.initial_checkpoint) == (False, "w.pt")
@@ -79,7 +79,7 @@ def test_flags_of_a_layer_replace_those_that_exclude_them() -> None:
     assert refused.value.argument == "initial_checkpoint"
 
 
-def test_where_and_how_reads_back_with_absolute_places_and_without_what_is_of_one_start(
+def test_run_options_round_trip_with_absolute_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -131,9 +131,7 @@ def test_where_and_how_reads_back_with_absolute_places_and_without_what_is_of_on
         ("[run]\ndevice = 0", "device must be text"),
     ],
 )
-def test_what_cannot_be_of_a_run_is_refused_with_the_files_name(
-    tmp_path: Path, text: str, said: str
-) -> None:
+def test_invalid_run_setting_names_file(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "recipe.toml"
     file.write_text(text)
     with pytest.raises(UsageError, match=said) as error:
@@ -141,7 +139,7 @@ def test_what_cannot_be_of_a_run_is_refused_with_the_files_name(
     assert str(file) in str(error.value)
 
 
-def test_a_setting_of_the_run_among_those_of_the_recipe_is_sent_to_its_table() -> None:
+def test_run_setting_in_recipe_table_raises_with_its_table() -> None:
     with pytest.raises(
         UsageError, match=r"(?s)no setting 'keep_checkpoints'.*belongs in the table"
     ):

@@ -53,7 +53,7 @@ def test_a_size_off_the_grid_gets_a_hint(plan: PlannedRun) -> None:
     assert "multiple" not in str(replace(plan, phases=(on_grid,)))
 
 
-def test_its_learning_rates_are_those_of_the_run(
+def test_learning_rates_equal_those_of_run(
     tiny_set: Path, plan: PlannedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[float] = []
@@ -83,7 +83,7 @@ def test_its_times_follow_from_the_measured_rates(plan: PlannedRun) -> None:
     assert plan.seconds == pytest.approx(sum(phase.left_s for phase in plan.phases))
 
 
-def test_slow_steps_are_measured_although_they_take_longer_than_the_time(
+def test_slow_steps_are_measured_beyond_the_time_limit(
     tiny_set: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow_step(*step: Any) -> None:
@@ -177,7 +177,7 @@ def test_a_set_smaller_than_a_batch_is_one_batch(tiny_set: Path) -> None:
         ({"initial_checkpoint": "none.pt"}, "no such file"),
     ],
 )
-def test_it_refuses_what_a_run_refuses(tiny_set: Path, settings: Any, message: str) -> None:
+def test_dry_run_rejects_what_run_rejects(tiny_set: Path, settings: Any, message: str) -> None:
     state = torch.get_rng_state()
     with pytest.raises(FeedlineError, match=message):
         plan_of(tiny_set, make_recipe(**settings))

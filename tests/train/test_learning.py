@@ -138,7 +138,7 @@ def test_gradients_are_cut_to_a_norm() -> None:
     assert norm == pytest.approx(0.019, rel=1e-3)
 
 
-def test_the_mean_of_the_weights_follows_them_and_is_what_is_judged() -> None:
+def test_weight_average_is_updated_and_evaluated() -> None:
     learner = small_state(model_ema_decay=0.5)
     assert learner.eval_model is not learner.model
     for seed in range(3):
@@ -260,14 +260,14 @@ def test_evaluation_reads_labels_in_the_training_sets_classes() -> None:
     assert result.top1 == 1.0
 
 
-def test_evaluation_that_is_stopped_gives_no_result_and_restores_the_mode() -> None:
+def test_stopped_evaluation_returns_nothing_and_restores_mode() -> None:
     learner = small_state()
     assert evaluate(learner.model, [batch(4), batch(4)], device=CPU, stopped=lambda: True) is None
     assert learner.model.training
     assert evaluate(learner.model, [], device=CPU) is None
 
 
-def test_a_cpu_computes_in_float32_unless_asked() -> None:
+def test_cpu_uses_float32_by_default() -> None:
     assert choose_precision(CPU) is choose_precision(CPU, False) is torch.float32
     assert choose_precision(CPU, True) is choose_precision(CPU, None, "bfloat16") is torch.bfloat16
     for amp, dtype in ((None, "float16"), (True, "float16"), (False, "bfloat16")):
@@ -302,7 +302,7 @@ def test_bf16_on_a_cpu_trains_to_a_finite_loss() -> None:
     assert math.isfinite(float(loss))
 
 
-def test_who_is_taken_for_whom_is_counted() -> None:
+def test_confusion_matrix_is_counted() -> None:
     class Says(nn.Module):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return functional.one_hot(images[:, 0, 0, 0].long(), 3).float()

@@ -33,7 +33,7 @@ class _Full(torch.nn.Module):
 
 @pytest.fixture(scope="module", autouse=True)
 def _full_models() -> None:
-    """Register models with timm, which is imported for these tests alone; see `needs`."""
+    """Register models with timm, which is only imported for these tests; see `needs`."""
     import timm
 
     timm.models.register_model(feedline_test_full_in_training)
@@ -74,7 +74,7 @@ def test_a_step_without_memory_names_the_batch(tiny_set: Path, tmp_path: Path) -
     assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)
 
 
-def test_a_validation_without_memory_names_its_own_size(tiny_set: Path, tmp_path: Path) -> None:
+def test_validation_without_memory_names_its_size(tiny_set: Path, tmp_path: Path) -> None:
     phases = [{"size": 32, "epochs": 1}, {"size": 32, "epochs": 1, "val_image_size": 56}]
     with pytest.raises(UsageError) as raised:
         run(tiny_set, tmp_path / "out", "feedline_test_full_in_validation", phases)

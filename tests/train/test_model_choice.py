@@ -13,7 +13,7 @@ from feedline.train.model import create_model
 TINY = "test_resnet.r160_in1k"
 
 
-def test_a_model_has_the_classes_asked_for_in_channels_last() -> None:
+def test_model_has_requested_classes_in_channels_last() -> None:
     model = create_model(TINY, classes=7, sizes=[32, 48])
     assert model.training
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
@@ -37,14 +37,14 @@ def test_an_unknown_model_is_refused_with_close_names() -> None:
         create_model("resnet19", classes=2, sizes=[])
 
 
-def test_a_transformer_takes_several_sizes_and_refuses_what_its_patches_cannot_cover() -> None:
+def test_transformer_accepts_several_sizes_and_rejects_others() -> None:
     model = create_model("test_vit", classes=2, sizes=[64, 96])
     assert model(torch.zeros(1, 3, 96, 96)).shape == (1, 2)
     with pytest.raises(UsageError, match=r"(?s)images of 50 px.*such as 64"):
         create_model("test_vit2", classes=2, sizes=[50])
 
 
-def test_without_timm_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_timm_raises_with_install_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(UsageError, match=r"(?s)needs timm.*pip install timm$"):
         create_model(TINY, classes=2, sizes=[])

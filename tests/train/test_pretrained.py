@@ -1,4 +1,4 @@
-"""Weights to begin with, and what of a model stays as it is."""
+"""Pretrained weights, and the parts of a model that are not loaded."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_weights_come_from_a_file(form: str, tmp_path: Path) -> None:
     assert same(model(initial_checkpoint=str(file)), there) == []
 
 
-def test_a_head_of_other_classes_begins_anew(tmp_path: Path) -> None:
+def test_head_with_other_classes_is_reinitialised(tmp_path: Path) -> None:
     there, file = model(classes=7), tmp_path / "weights.pt"
     torch.save(there.state_dict(), file)
     here = model(classes=3)

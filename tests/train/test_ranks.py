@@ -1,4 +1,4 @@
-"""Trainings on several processes of one machine, that go on on another number of them."""
+"""Trainings on several processes of one machine that resume on another number of processes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_ranks_have_the_same_size_and_the_same_weights_at_every_step(
     assert load_checkpoint(tmp_path / "out")["ranks"] == ranks
 
 
-def test_a_rank_that_is_killed_ends_the_others_and_the_run_goes_on_from_its_checkpoint(
+def test_killed_rank_ends_others_and_run_resumes(
     tiny_set: Path, tmp_path: Path, forked: Forks
 ) -> None:
     recipe = {"model": "test_resnet", "schedule": "24x1,32x1", "batch_size": 4}
@@ -50,9 +50,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_run_goes_on_from_its_chec
     assert said_in(tmp_path)["steps"] == [6, 7, 8, 9, 10]
 
 
-def test_a_signal_to_one_rank_stops_all_and_each_says_so(
-    tiny_set: Path, tmp_path: Path, forked: Forks
-) -> None:
+def test_signal_to_one_rank_stops_all(tiny_set: Path, tmp_path: Path, forked: Forks) -> None:
     recipe = {"model": "test_resnet", "schedule": "24x1,32x1", "batch_size": 4}
     asked = job(recipe, tiny_set, tmp_path, after=7, signum=signal.SIGTERM)  # to the last one
     assert forked.run_ranks(asked, 2) == [0, 0]
@@ -106,7 +104,7 @@ def test_a_process_group_for_cuda_alone_gets_one_for_the_cpu() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_goes_on_on_another_number_of_ranks(tiny_set: Path, tmp_path: Path) -> None:
+def test_run_resumes_on_another_number_of_ranks(tiny_set: Path, tmp_path: Path) -> None:
     recipe: dict[str, Any] = {"model": "test_resnet", "schedule": "32x1,48x2", "batch_size": 4}
     asked = job(recipe, tiny_set, tmp_path, workers=1, after=7, signum=signal.SIGTERM)
     done = on_ranks(asked, 2)

@@ -1,4 +1,4 @@
-"""The recipe checks itself, fills itself in, and says what another recipe has otherwise."""
+"""A recipe validates itself, fills in defaults, and lists differences from another recipe."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from feedline.train.recipe import Recipe, TrainPhase
         ("amp_dtype", "bf16"),
     ],
 )
-def test_a_setting_out_of_range_is_refused_with_what_it_got(setting: str, value: object) -> None:
+def test_setting_out_of_range_raises_with_value(setting: str, value: object) -> None:
     with pytest.raises(UsageError, match=rf"{setting}.*got {re.escape(repr(value))}($|\nhint)"):
         Recipe(**{setting: value})  # type: ignore[arg-type]
 
@@ -78,7 +78,7 @@ def test_an_optimizer_of_timms_needs_a_rate() -> None:
     assert Recipe(opt="lamb", lr=0.005).weight_decay == 0.05
 
 
-def test_regularisation_grows_with_the_images_where_nothing_else_is_said() -> None:
+def test_default_regularisation_grows_with_image_size() -> None:
     recipe = Recipe(
         schedule=[
             {"size": 64, "epochs": 1},
@@ -137,7 +137,7 @@ def test_a_phase_that_cannot_be_is_refused(phase: object, said: str) -> None:
 
 @pytest.mark.parametrize("epochs", [1, 2, 3, 4, 16, 18, 88, 90, 350])
 @pytest.mark.parametrize("name", list(PRESETS))
-def test_a_preset_has_as_many_epochs_as_were_asked_for(name: str, epochs: int) -> None:
+def test_preset_has_requested_number_of_epochs(name: str, epochs: int) -> None:
     recipe = Recipe(**preset_settings(name, epochs))
     assert recipe.epochs == epochs
     sizes = [phase.size for phase in recipe.phases]
@@ -202,7 +202,7 @@ def test_resuming_another_recipe_names_every_difference_and_nothing_else() -> No
     assert "schedule was" not in message
 
 
-def test_what_may_be_otherwise_is_told_and_another_schedule_only_between_epochs() -> None:
+def test_changes_on_resume_are_reported_and_schedule_changes_only_between_epochs() -> None:
     saved = Recipe(schedule="64x2").as_dict()
     other = Recipe(schedule="64x2", val_image_size=96, clip_grad=1.0)
     assert not check_resumable(other, saved)
@@ -228,5 +228,5 @@ def test_sizes_of_a_schedule_are_taken_as_given() -> None:
     assert all(size % GRID_PX == 0 for size in Recipe().sizes), "no hint on the defaults"
 
 
-def test_validating_at_another_size_is_no_other_recipe() -> None:
+def test_validation_size_is_not_part_of_recipe() -> None:
     check_resumable(Recipe(val_image_size=256), Recipe(val_image_size=224).as_dict())

@@ -1,4 +1,4 @@
-"""Whole runs: they learn, keep their accounts, and go on exactly where they were stopped."""
+"""Whole runs: they learn, record their history, and resume exactly."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def test_a_run_learns_and_keeps_its_accounts(tiny_set: Path, tmp_path: Path) -> 
     json.dumps(result.as_dict(), allow_nan=False)
 
 
-def test_the_best_weights_are_kept_with_their_classes(uninterrupted: Path) -> None:
+def test_best_weights_are_saved_with_classes(uninterrupted: Path) -> None:
     best = torch.load(uninterrupted / "best.pt", weights_only=True)
     assert best["classes"] == ["class0", "class1"]
     assert best["state_dict"].keys() == load_checkpoint(uninterrupted)["state"]["model"].keys()
 
 
 @pytest.mark.parametrize("step", [3, 10])
-def test_a_run_stopped_by_ctrl_c_goes_on_to_the_same_weights(
+def test_run_stopped_by_ctrl_c_resumes_to_same_weights(
     tiny_set: Path, uninterrupted: Path, tmp_path: Path, step: int
 ) -> None:
     first = run(tiny_set, tmp_path / "out", Recorder(after=step, do=stop_with(signal.SIGINT)))
@@ -122,7 +122,7 @@ def test_the_rate_is_one_curve_over_phases_of_other_batch_sizes(
 
 @pytest.fixture(scope="module", autouse=True)
 def _dropout_model() -> None:
-    """Register a model with timm, which is imported for these tests alone; see `needs`."""
+    """Register a model with timm, which is only imported for these tests; see `needs`."""
     import timm
 
     timm.models.register_model(feedline_test_dropout)
@@ -135,7 +135,7 @@ def feedline_test_dropout(pretrained: bool = False, **settings: Any) -> torch.nn
     return timm.create_model(MODEL, pretrained=pretrained, drop_rate=0.5, **settings)  # type: ignore[no-any-return]
 
 
-def test_a_model_keeps_its_own_dropout_unless_a_rate_is_given() -> None:
+def test_dropout_of_model_is_kept_by_default() -> None:
     for asked, expected in ((0.0, (0.5, 0.2)), (0.4, (0.25, 0.1))):
         model = torch.nn.Sequential(
             torch.nn.Dropout(0.5), torch.nn.Linear(2, 2), torch.nn.Dropout(0.2)
@@ -148,9 +148,7 @@ def test_a_model_keeps_its_own_dropout_unless_a_rate_is_given() -> None:
         assert (model[0].p, model[2].p) == expected
 
 
-def test_a_stopped_run_goes_on_with_the_random_numbers_that_were_next(
-    tiny_set: Path, tmp_path: Path
-) -> None:
+def test_stopped_run_resumes_with_random_states(tiny_set: Path, tmp_path: Path) -> None:
     model = "feedline_test_dropout"
     run(tiny_set, tmp_path / "whole", Recorder(), model=model, schedule="32x1")
     stop = Recorder(after=2, do=stop_with(signal.SIGINT))
@@ -181,7 +179,7 @@ def test_the_times_of_a_stopped_run_are_in_its_checkpoint_and_in_the_epochs_reco
     assert (record.steps, record.samples) == (5, 40)
 
 
-def test_a_run_stopped_while_validating_validates_first_when_it_goes_on(
+def test_run_stopped_during_validation_validates_first(
     tiny_set: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
     class StopInValidation(Recorder):
@@ -200,7 +198,7 @@ def test_a_run_stopped_while_validating_validates_first_when_it_goes_on(
     assert_same_training(tmp_path / "out", uninterrupted)
 
 
-def test_the_folder_tells_of_the_run(uninterrupted: Path) -> None:
+def test_folder_describes_run(uninterrupted: Path) -> None:
     with (uninterrupted / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     said = (uninterrupted / "metrics.jsonl").read_text()
@@ -234,7 +232,7 @@ def test_torch_compile_trains(tiny_set: Path, tmp_path: Path) -> None:
     assert not any("_orig_mod" in name for name in saved)
 
 
-def test_a_damaged_checkpoint_is_said_and_the_one_before_it_gone_on_from(
+def test_damaged_checkpoint_is_reported_and_previous_one_is_resumed(
     tiny_set: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -248,7 +246,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_gone_on_from(
     assert_same_training(out, uninterrupted)
 
 
-def test_a_checkpoint_that_is_gone_is_said_and_the_one_before_it_gone_on_from(
+def test_missing_checkpoint_is_reported_and_previous_one_is_resumed(
     tiny_set: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -307,7 +305,7 @@ def test_a_disk_that_gets_full_does_not_end_a_training(tiny_set: Path, tmp_path:
     assert len(load_checkpoint(out)["history"]["records"]) == 1
 
 
-def test_what_cannot_be_kept_is_said_as_it_stands(tmp_path: Path) -> None:
+def test_failed_saves_are_reported(tmp_path: Path) -> None:
     told: list[str] = []
     keeper = CheckpointWriter(out=tmp_path / "gone", keep=0, note=told.append)
     keeper.save({"step": 1}, epochs=None)
@@ -338,9 +336,7 @@ def test_a_full_disk_for_the_checkpoint_of_an_epoch_ends_no_training(
     assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
 
 
-def test_checkpoints_of_epochs_are_kept_as_many_as_were_asked_for(
-    tiny_set: Path, tmp_path: Path
-) -> None:
+def test_requested_number_of_epoch_checkpoints_is_kept(tiny_set: Path, tmp_path: Path) -> None:
     run(tiny_set, tmp_path / "out", Recorder(), keep_checkpoints=2)
     names = sorted(path.name for path in (tmp_path / "out").glob("epoch-*"))
     assert names == ["epoch-0002.pt", "epoch-0003.pt"]
@@ -350,7 +346,7 @@ def test_checkpoints_of_epochs_are_kept_as_many_as_were_asked_for(
 
 
 @pytest.mark.slow
-def test_workers_and_validation_size_may_change_when_a_run_goes_on(
+def test_workers_and_validation_size_may_change_on_resume(
     tiny_set: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
     run(tiny_set, tmp_path / "out", Recorder(after=7, do=stop_with(signal.SIGINT)))
@@ -358,7 +354,7 @@ def test_workers_and_validation_size_may_change_when_a_run_goes_on(
     assert_same_training(tmp_path / "out", uninterrupted)
 
 
-def test_a_finished_run_is_left_as_it_is(tiny_set: Path, uninterrupted: Path) -> None:
+def test_finished_run_is_unchanged(tiny_set: Path, uninterrupted: Path) -> None:
     before = (uninterrupted / "last.pt").read_bytes()
     report = Recorder()
     result = run(tiny_set, uninterrupted, report, resume="auto")
@@ -419,7 +415,7 @@ def test_a_folder_with_a_checkpoint_is_not_overwritten(tiny_set: Path, uninterru
         run(tiny_set, uninterrupted, Recorder())
 
 
-def test_resume_auto_with_nothing_to_resume_starts_anew(tiny_set: Path, tmp_path: Path) -> None:
+def test_resume_auto_without_run_starts_a_new_one(tiny_set: Path, tmp_path: Path) -> None:
     report = Recorder()
     run(tiny_set, tmp_path / "new", report, resume="auto", schedule="32x1")
     assert report.steps == [1, 2, 3, 4, 5]
@@ -447,7 +443,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_spares_the_checkpoint(
     assert "--resume" not in error.value.hint
 
 
-def test_without_validation_images_a_run_says_so_and_keeps_the_last_weights(
+def test_run_without_validation_images_reports_it_and_keeps_last_weights(
     tiny_set: Path, tmp_path: Path
 ) -> None:
     report = Recorder()

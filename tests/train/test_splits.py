@@ -19,16 +19,14 @@ def make(root: Path, *folders: str) -> Path:
 
 
 @pytest.mark.parametrize("name", VAL_NAMES)
-def test_validation_images_are_found_beside_train_under_every_usual_name(
-    tmp_path: Path, name: str
-) -> None:
+def test_validation_images_are_found_under_usual_names(tmp_path: Path, name: str) -> None:
     splits = find_splits(make(tmp_path, "train/ant", f"{name}/ant"))
     assert splits.train == tmp_path / "train"
     assert splits.val == tmp_path / name
     assert splits.note == ""
 
 
-def test_without_validation_images_the_note_names_where_they_were_looked_for(
+def test_missing_validation_images_list_searched_folders(
     tmp_path: Path,
 ) -> None:
     splits = find_splits(make(tmp_path, "train/ant", "train/bee"))
@@ -36,7 +34,7 @@ def test_without_validation_images_the_note_names_where_they_were_looked_for(
     assert all(f"{name}/" in splits.note for name in VAL_NAMES)
 
 
-def test_where_val_and_test_lie_beside_train_val_is_taken_and_said(tmp_path: Path) -> None:
+def test_val_is_preferred_to_test_and_reported(tmp_path: Path) -> None:
     splits = find_splits(make(tmp_path, "train/ant", "val/ant", "test/ant"))
     assert splits.val == tmp_path / "val"
     assert "test/" in splits.note
@@ -48,7 +46,7 @@ def test_a_folder_of_class_folders_is_trained_on_whole(tmp_path: Path) -> None:
     assert "--val-dir" in splits.note
 
 
-def test_a_class_called_train_is_a_class_where_it_holds_no_folders(tmp_path: Path) -> None:
+def test_folder_named_train_without_subfolders_is_a_class(tmp_path: Path) -> None:
     splits = find_splits(make(tmp_path, "bus", "train", "test"))
     assert splits.train == tmp_path
 
@@ -58,7 +56,7 @@ def test_a_class_called_train_with_folders_in_it_is_a_class_among_others(tmp_pat
     assert splits.train == tmp_path
 
 
-def test_what_can_be_no_class_does_not_hide_train(tmp_path: Path) -> None:
+def test_invalid_class_folders_do_not_hide_train(tmp_path: Path) -> None:
     make(tmp_path, "train/ant", "annotations", ".git/objects")
     (tmp_path / "annotations" / "all.xml").touch()
     assert find_splits(tmp_path).train == tmp_path / "train"
@@ -70,7 +68,7 @@ def test_a_named_validation_folder_wins(tmp_path: Path) -> None:
     assert splits.val == tmp_path / "mine"
 
 
-def test_a_missing_folder_a_file_and_an_empty_folder_are_told_apart(tmp_path: Path) -> None:
+def test_missing_folder_file_and_empty_folder_raise_different_errors(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     with pytest.raises(DatasetError, match="no such folder"):
@@ -81,7 +79,7 @@ def test_a_missing_folder_a_file_and_an_empty_folder_are_told_apart(tmp_path: Pa
         find_splits(tmp_path / "empty")
 
 
-def test_a_url_is_told_from_a_folder_that_is_missing() -> None:
+def test_url_differs_from_missing_folder() -> None:
     for url in ("s3://bucket/train-cache", "https://host/cache"):
         with pytest.raises(DatasetError, match="is a URL; this command reads local folders"):
             find_splits(Path(url))

@@ -16,8 +16,8 @@ needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="no such sign
 
 
 @needs_signals
-def test_a_stop_is_told_while_the_main_thread_runs_no_python() -> None:
-    """A lock of the C library, which no signal interrupts, stands for a long backward pass."""
+def test_stop_is_recorded_while_main_thread_runs_no_python() -> None:
+    """A lock of the C library, which signals do not interrupt, simulates a long backward pass."""
     libc = ctypes.CDLL(None)
     lock = ctypes.create_string_buffer(64)
     assert libc.pthread_mutex_init(lock, None) == 0
@@ -40,7 +40,7 @@ def test_a_stop_is_told_while_the_main_thread_runs_no_python() -> None:
 
 
 @needs_signals
-def test_it_is_told_once_and_all_is_as_before_afterwards() -> None:
+def test_stop_is_reported_once_and_handlers_are_restored() -> None:
     before = signal.getsignal(signal.SIGTERM)
     told: list[int] = []
     heard = threading.Event()
@@ -80,7 +80,7 @@ def test_outside_the_main_thread_nothing_is_noted() -> None:
 
 
 class Interrupted:
-    """Gets a second Ctrl-C where Python loses what its handler raises."""
+    """Receives a second Ctrl-C at a point where Python loses the handler's exception."""
 
     def __del__(self) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -88,7 +88,7 @@ class Interrupted:
 
 @needs_signals
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_second_one_that_python_loses_is_obeyed_at_the_next_look() -> None:
+def test_second_signal_lost_by_python_is_handled() -> None:
     with StopRequest() as stop:
         signal.raise_signal(signal.SIGINT)
         assert stop.requested() == signal.SIGINT

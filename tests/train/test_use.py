@@ -58,9 +58,7 @@ def test_some_classes_in_another_order_are_judged_by_their_names(
         evaluate_folder(weights, tmp_path / "some", precision=FLOAT, workers=0)
 
 
-def test_predictions_are_those_of_the_model_in_the_order_of_the_paths(
-    data: Path, trained: Path
-) -> None:
+def test_predictions_are_in_order_of_paths(data: Path, trained: Path) -> None:
     weights = load_trained(trained, CPU)
     paths = sorted((data / "val").rglob("*.jpg"), reverse=True)
     for workers, rows in ((0, 64), (1, 4)):
@@ -81,7 +79,7 @@ def test_predictions_are_those_of_the_model_in_the_order_of_the_paths(
         assert right / len(said) == weights.top1
 
 
-def test_files_that_are_no_weights_are_refused(trained: Path, tmp_path: Path) -> None:
+def test_invalid_weights_file_is_rejected(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"(?s)expected feedline model weights.*name best"):
         load_trained(trained / "last.pt", CPU)
     with pytest.raises(StateError, match=r"no such file"):

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 class Seen(nn.Module):
-    """A model with statistics and draws, which notes what it was given."""
+    """A model with batch statistics and draws that records its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def test_each_shape_is_met_largest_first_and_nothing_is_left() -> None:
     assert losses[0] == losses[1]
 
 
-def test_what_breaks_leaves_nothing_either() -> None:
+def test_failing_warmup_leaves_nothing_behind() -> None:
     made = make_state()
     before = copy.deepcopy(made.model.state_dict())
     with pytest.raises(RuntimeError):

@@ -32,7 +32,7 @@ def write_tiny_set(folder: Path, *, classes: int = 2, train: int = 20, val: int 
 
 
 class Recorder(TrainReport):
-    """A report that keeps what it was told, and may interfere after a given step."""
+    """A report that stores its input, and can interfere after a given step."""
 
     def __init__(self, *, after: int | None = None, do: Callable[[], None] = lambda: None) -> None:
         self.notes: list[str] = []

@@ -1,7 +1,7 @@
-"""The CPU's memory as one of a few megabytes: real training steps run out of it.
+"""A memory of a few megabytes simulated on the CPU: real training steps run out of it.
 
-Each operation of a real step is let through, and what it makes is counted as an allocator does.
-Where more is alive than there is, the error is the one that torch raises on a GPU.
+Each operation of a real step runs, and its result is counted like in an allocator. Above the limit
+the error is the one that torch raises on a GPU.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class _Bounded(LiveBytes):
 
 
 class BoundedMemory:
-    """Memory, as `feedline.tuning.device_memory.DeviceMemory` says.
+    """Memory with the protocol of `feedline.tuning.device_memory.DeviceMemory`.
 
     Args:
-        bound: bytes that there are.
-        said: where they are out, as a RuntimeError in the place of torch's own.
+        bound: size in bytes.
+        said: message of a RuntimeError at the limit, instead of torch's error.
     """
 
     def __init__(self, bound: int, said: str | None = None) -> None:
@@ -49,7 +49,7 @@ class BoundedMemory:
 
     @contextmanager
     def here(self, tensors: Iterable[torch.Tensor]) -> Iterator[BoundedMemory]:
-        """Within a `with`: what this thread makes counts, and these tensors do."""
+        """Context in which allocations of this thread, and these tensors, count."""
         self.live.hold(tensors)
         with self.live:
             yield self

@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
-    """Threads of small steps mostly wait for each other, at worst behind other processes."""
+    """Use one thread: threads of small steps mostly wait for each other or for other processes."""
     import torch
 
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Images made in another way: recommended where they are faster, and never taken by themselves."""
+"""Alternative image sources: recommended if faster, and never applied automatically."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def scaled(rate: float, error: float = 0.01) -> AlternativeTrial:
     )
 
 
-def test_what_is_faster_beyond_its_interval_is_recommended_and_not_taken() -> None:
+def test_significantly_faster_alternative_is_recommended_but_not_applied() -> None:
     found = tuned(phase(scaled(657.8)))
     (only,) = found.phases
     assert "1 worker was the fastest setting" in only.reason
@@ -81,7 +81,7 @@ def test_what_is_faster_beyond_its_interval_is_recommended_and_not_taken() -> No
 @pytest.mark.parametrize(
     "other", [scaled(500.0), scaled(610.0), scaled(657.8, 0.2), scaled(657.8, 1)]
 )
-def test_what_may_be_as_fast_is_not(other: AlternativeTrial) -> None:
+def test_insignificant_alternative_is_not_recommended(other: AlternativeTrial) -> None:
     found = tuned(phase(other))
     assert found.phases[0].recommended is None
     assert found.as_dict()["phases"][0]["recommended"] is None
@@ -93,7 +93,7 @@ def test_the_fastest_way_is_recommended() -> None:
     assert phase(slower, scaled(700.0)).recommended == scaled(700.0)
 
 
-def test_one_setting_is_for_all_phases_and_that_is_said() -> None:
+def test_setting_applies_to_all_phases_and_is_reported() -> None:
     found = tuned(phase(), phase(size=224))
     assert "one setting for all phases" in found.snippet
     assert "one setting for all phases" in str(found)

@@ -22,7 +22,7 @@ from slow import slow
 def kept_bytes(
     model: nn.Module, device: str, autocast: AbstractContextManager[object]
 ) -> Counter[torch.dtype]:
-    """What autograd keeps of a forward pass, each storage once, by type."""
+    """Bytes saved by autograd in a forward pass, each storage once, by type."""
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
@@ -46,7 +46,7 @@ def kept_bytes(
 
 @contextmanager
 def real_autocast() -> Iterator[None]:
-    """torch.autocast("cuda"), which switches itself off where there is no GPU."""
+    """torch.autocast("cuda"), which disables itself without a GPU."""
     torch.set_autocast_enabled("cuda", True)
     torch.set_autocast_dtype("cuda", torch.bfloat16)
     torch.autocast_increment_nesting()
@@ -77,7 +77,7 @@ def has_fake_cuda() -> bool:
     ["resnet18", "convnext_tiny", *slow("efficientnet_b0", "mobilenetv3_large_100", "regnety_016")],
 )
 @pytest.mark.filterwarnings("ignore")  # autocast looks for GPUs
-def test_autograd_keeps_what_it_keeps_under_cudas_autocast(name: str) -> None:
+def test_autograd_saves_same_tensors_under_cuda_autocast(name: str) -> None:
     with torch.device("meta"):
         model = create_model(name, classes=10, sizes=[])
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -91,7 +91,7 @@ def test_autograd_keeps_what_it_keeps_under_cudas_autocast(name: str) -> None:
         assert plain.total() < 0.98 * there.total()
 
 
-def test_types_are_those_of_cuda_and_end_with_it() -> None:
+def test_dtypes_match_cuda_autocast_and_are_restored() -> None:
     image = torch.randn(2, 3, 8, 8)
     layer = nn.Conv2d(3, 4, 3)
     with cuda_autocast(torch.bfloat16):

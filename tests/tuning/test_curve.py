@@ -1,4 +1,4 @@
-"""The picture of what was tried."""
+"""Plot of the tried settings."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_every_trial_has_a_mark_and_the_chosen_one_is_filled() -> None:
     assert heights == sorted(heights, reverse=True)
 
 
-def test_what_is_far_away_is_not_drawn() -> None:
+def test_outliers_are_not_drawn() -> None:
     words = " ".join(drawn(tuned(phase(None, {1: 1.0}, ceiling=1e9))).itertext())
     assert "all batches, compute-bound" not in words
     assert "all batches" in words
@@ -95,7 +95,7 @@ def test_many_workers_and_phases_stay_readable() -> None:
     assert len(list(picture.iter(f"{_SVG}polyline"))) == 4
 
 
-def test_nothing_beside_the_file_is_needed(tmp_path: Path) -> None:
+def test_plot_file_is_self_contained(tmp_path: Path) -> None:
     text = curve_svg(tuned(phase(112, {1: 10.0})))
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
     assert "<script" not in text

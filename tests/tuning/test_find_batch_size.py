@@ -1,4 +1,4 @@
-"""`feedline.find_batch_size`: what it is asked, refuses and says; and on a GPU what it finds."""
+"""`feedline.find_batch_size`: arguments, errors, and results on a GPU."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ FROZEN = nn.Linear(3, 3).requires_grad_(False)
         (FROZEN, 64, {"gpu_memory": 8}, "no parameter"),
     ],
 )
-def test_what_cannot_be_found_is_refused(
+def test_unsupported_model_is_rejected(
     model: Any, schedule: Any, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(UsageError, match=said):
@@ -106,7 +106,7 @@ def test_what_cannot_be_found_is_refused(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_the_error_says_what_to_name() -> None:
+def test_missing_gpu_raises_with_hint() -> None:
     with pytest.raises(UsageError, match=r"(?s)torch sees none .*gpu_memory=8"):
         feedline.find_batch_size(small_model(), 64)
 
@@ -144,7 +144,7 @@ def test_on_a_gpu_the_largest_is_found_and_runs_within_the_memory() -> None:
 
 
 @needs_cuda
-def test_on_a_gpu_the_estimate_is_near_what_torch_allocates() -> None:
+def test_gpu_estimate_is_close_to_torch_allocation() -> None:
     from feedline.tuning.step_bytes import count_step_bytes
     from feedline.tuning.training_step import class_loss, noise_batches, training_step
 
@@ -170,6 +170,6 @@ def test_on_a_gpu_the_estimate_is_near_what_torch_allocates() -> None:
 
 
 @needs_cuda
-def test_a_model_on_the_cpu_beside_a_gpu_is_an_error() -> None:
+def test_cpu_model_with_gpu_raises() -> None:
     with pytest.raises(UsageError, match=r"model\.cuda\(\)"):
         feedline.find_batch_size(small_model(), 64)

@@ -64,7 +64,7 @@ def tried(
 
 
 def peak_of_a_training(rows: int, size: int) -> int:
-    """Bytes of the same training, by a loop of its own."""
+    """Peak bytes of the same training in a loop of its own."""
     model = small_model()
     memory = BoundedMemory(1 << 40)
     # In a trial, copies of parameters and buffers lie in the host's memory, which here is the same.
@@ -142,7 +142,7 @@ def test_nothing_of_a_failed_trial_stays_in_memory() -> None:
         assert memory.live.now == before
 
 
-def test_an_error_that_holds_its_own_frame_is_let_go_with_all_that_was_made() -> None:
+def test_failed_step_releases_its_frame_and_memory() -> None:
     model = small_model()
     memory = BoundedMemory(3 * MB)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -196,7 +196,7 @@ def test_steps_train_and_go_over_the_sizes_as_a_schedule_does() -> None:
     assert modes == {(True, False)}
 
 
-def test_each_phase_of_a_schedule_has_its_own_and_they_run_one_after_another() -> None:
+def test_phases_are_measured_independently() -> None:
     found = tried(training(small_model()), "32x2,48x1,64x3,32x1", BoundedMemory(6 * MB))
     rows = [phase.rows for phase in found.phases]
     assert rows[0] > rows[1] > rows[2]
@@ -260,7 +260,7 @@ def test_sizes_that_fragment_the_memory_get_smaller_batches() -> None:
         ),
     ],
 )
-def test_what_libraries_say_of_memory_counts_as_out_of_memory(said: str) -> None:
+def test_out_of_memory_errors_of_libraries_are_recognised(said: str) -> None:
     memory = BoundedMemory(3 * MB, said + "\nand more lines")
     with pytest.raises(UsageError) as raised:
         tried(training(small_model()), "32x1@2000", memory)
@@ -289,7 +289,7 @@ def test_memory_that_is_out_on_the_way_is_searched_around() -> None:
 
 
 class Leaping(BoundedMemory):
-    """Memory that says too little of small batches, so that what is foreseen is too large."""
+    """Memory that under-reports small batches, so that extrapolation is too optimistic."""
 
     def peak_bytes(self) -> int:
         return (
@@ -299,7 +299,7 @@ class Leaping(BoundedMemory):
         )
 
 
-def test_a_step_of_ones_own_is_tried_and_what_it_changes_is_kept() -> None:
+def test_user_step_is_tried_and_its_changes_are_undone() -> None:
     model = small_model()
     average = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -327,7 +327,7 @@ def test_a_step_of_ones_own_is_tried_and_what_it_changes_is_kept() -> None:
         assert torch.equal(value, before[name])
 
 
-def test_no_more_is_tried_than_was_asked_for() -> None:
+def test_search_does_not_exceed_requested_maximum() -> None:
     trials: list[BatchTrial] = []
     found = tried(
         training(small_model()), "32x1", BoundedMemory(50 * MB), max_rows=100,
@@ -346,7 +346,7 @@ def test_a_batch_that_the_schedule_names_is_tried_and_stays() -> None:
         tried(training(small_model()), "32x1@5000", BoundedMemory(3 * MB))
 
 
-def test_a_model_that_has_no_room_at_all_is_said() -> None:
+def test_model_without_any_room_is_reported() -> None:
     with pytest.raises(UsageError, match=r"not even one image of 256 px fits.*out of memory"):
         tried(training(small_model()), "256x1", BoundedMemory(MB // 2))
 
@@ -370,7 +370,7 @@ def test_an_error_of_the_step_is_the_error_and_the_model_is_as_it_was() -> None:
         assert torch.equal(value, before[name])
 
 
-def test_outputs_that_are_no_logits_need_a_loss() -> None:
+def test_outputs_other_than_logits_require_a_loss() -> None:
     class Both(nn.Module):
         def __init__(self) -> None:
             super().__init__()

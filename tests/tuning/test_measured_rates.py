@@ -1,4 +1,4 @@
-"""What a real search leaves behind to predict from."""
+"""Predictions from the measurements of a real search."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Far(Dataset[torch.Tensor]):
         return torch.tensor([number])
 
 
-def test_images_are_counted_and_what_they_wait_for_is_told_from_work() -> None:
+def test_images_are_counted_and_waits_are_distinguished_from_work() -> None:
     with DataLoader(Far(), 8, num_workers=1) as loader:
         found = tune(loader, step_ms=4, budget_s=8)
     (phase,) = found.rates
@@ -86,7 +86,7 @@ def test_each_size_knows_the_copies_that_it_reads(jpeg_folder: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_where_nothing_was_measured_nothing_is_predicted() -> None:
+def test_nothing_is_predicted_without_measurements() -> None:
     pixels = np.zeros((64, 24, 24, 3), np.uint8)
     data = ImageArray(pixels, np.arange(64) % 10)
     with DataLoader(data, 8, image_size=16, num_workers=1) as loader:
@@ -99,7 +99,7 @@ def test_where_nothing_was_measured_nothing_is_predicted() -> None:
         found.forecast("16x1")
 
 
-def test_a_step_with_a_meter_tells_sleep_from_work() -> None:
+def test_metered_step_distinguishes_sleep_from_work() -> None:
     def work(batch: Any) -> None:
         until = time.process_time() + batch
         while time.process_time() < until:
@@ -116,7 +116,7 @@ def test_a_step_with_a_meter_tells_sleep_from_work() -> None:
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_torchs_workers_tell_what_they_did_and_where_not_that_is_said(
+def test_torch_workers_report_work_or_its_absence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loader = TorchDataLoader(Far(), 8, num_workers=1)

@@ -1,4 +1,4 @@
-"""What training steps change is put back."""
+"""Changes made by training steps are undone."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_everything_is_as_it_was(
     assert drawn[1:] == (random.random(), np.random.rand())
 
 
-def test_a_training_goes_on_as_if_nothing_had_been_between() -> None:
+def test_training_continues_as_if_uninterrupted() -> None:
     results = []
     for between in (False, True):
         net = model()
@@ -124,7 +124,7 @@ def test_a_training_goes_on_as_if_nothing_had_been_between() -> None:
     assert torch.equal(*results)
 
 
-def test_schedulers_and_scalers_are_kept_by_their_state() -> None:
+def test_schedulers_and_scalers_are_restored_by_state() -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
     rate = torch.optim.lr_scheduler.StepLR(optimizer, 1)

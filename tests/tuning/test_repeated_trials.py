@@ -1,4 +1,4 @@
-"""Settings that take turns at the end of a search, over trainings that are simulated."""
+"""Alternating trials at the end of a search, with simulated trainings."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tuning.uneven import Uneven
 
 @dataclass(kw_only=True)
 class Crowded(Simulated):
-    """Workers on all cores leave none to the loop, and steps take longer.
+    """Workers on all cores slow down the training loop.
 
     Args:
-        slower: times, with all cores taken.
+        slower: factor of the step time if all cores are used.
     """
 
     slower: float = 1.09
@@ -72,13 +72,13 @@ def test_one_worker_less_leaves_a_core_to_the_loop_whichever_trial_is_disturbed(
     assert turns <= 8
 
 
-def test_where_all_cores_are_needed_they_are_taken() -> None:
+def test_all_cores_are_used_if_needed() -> None:
     training = Simulated(own_ms=10.0, cpu_ms=100.0, cores=4, workers=1, noise=0.003)
     _, best, _ = decided(training, 0, 1.0)
     assert best.workers == 4
 
 
-def test_turns_go_there_and_back_and_once_more_where_the_answer_became_another() -> None:
+def test_turns_alternate_and_repeat_if_answer_changes() -> None:
     training = Crowded(own_ms=10.0, cpu_ms=12.0, cores=2, workers=1, noise=0.0)
     one, two = LoaderSetting(workers=1, prefetch=2), LoaderSetting(workers=2, prefetch=2)
     agreed = RepeatedTrials([trial_of(training, one), trial_of(training, two)])
@@ -94,7 +94,7 @@ def test_turns_go_there_and_back_and_once_more_where_the_answer_became_another()
         assert final.best in final.trials.values()
 
 
-def test_an_answer_without_a_rival_takes_no_turn() -> None:
+def test_answer_without_alternative_takes_no_turn() -> None:
     training = Simulated(own_ms=100.0, cpu_ms=30.0, cores=8, workers=1, noise=0.0)
     trials = [trial_of(training, LoaderSetting(workers=n, prefetch=2)) for n in (1, 8)]
     assert find_candidates(trials, trials[0], cores=8, compute_bound=True) == trials[:1]
@@ -103,7 +103,7 @@ def test_an_answer_without_a_rival_takes_no_turn() -> None:
     assert final.best is trials[0]
 
 
-def test_what_waits_needs_no_core_and_so_none_is_left() -> None:
+def test_waiting_work_needs_no_core() -> None:
     training = Simulated(own_ms=10.0, cpu_ms=2.0, blocked_ms=70.0, cores=2, workers=1, noise=0.0)
     search, best, _ = decided(training, 0, 1.0)
     assert training.step_ms(best.workers) <= 1.03 * training.best_ms()
@@ -112,7 +112,7 @@ def test_what_waits_needs_no_core_and_so_none_is_left() -> None:
 
 
 def test_no_crew_is_tried_that_would_have_to_be_faster_than_it_is_large() -> None:
-    """Of four that are needed, three; two have told how fast they could be at best."""
+    """Three workers instead of four needed; two trials have shown the best possible rate."""
     training = Simulated(own_ms=25.0, cpu_ms=0.0, blocked_ms=100.0, cores=2, workers=1, noise=0.003)
     training_of_few = Search(WorkerLimits(cores=2), LoaderSetting(workers=2, prefetch=2), 40.0)
     while (setting := training_of_few.next()) is not None:
@@ -122,7 +122,7 @@ def test_no_crew_is_tried_that_would_have_to_be_faster_than_it_is_large() -> Non
 
 
 def test_more_ahead_that_was_in_vain_is_not_tried_with_more_workers() -> None:
-    """Of batches that are uneven, but steps wait for something else."""
+    """Batches are uneven, but steps wait for something else."""
 
     class InVain(Uneven):
         def window(self, workers: int, factor: int):  # type: ignore[no-untyped-def]

@@ -30,7 +30,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_left_out_is_taken_from_the_file(file: Path) -> None:
+def test_missing_arguments_are_read_from_file(file: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         with DataLoader(images(), 8, image_size=16, settings=file) as loader:
@@ -43,7 +43,7 @@ def test_what_is_left_out_is_taken_from_the_file(file: Path) -> None:
                     assert (other.num_workers, other.prefetch) == (2, 5)
 
 
-def test_what_is_given_stands_before_the_file(file: Path) -> None:
+def test_arguments_override_file(file: Path) -> None:
     with DataLoader(images(), 8, image_size=16, settings=file, num_workers=1) as loader:
         assert (loader.num_workers, loader.prefetch) == (1, 5)
     with DataLoader(images(), 8, image_size=16, settings=file, num_workers=0) as loader:
@@ -59,7 +59,7 @@ def test_whole_batches_have_their_own(tmp_path: Path) -> None:
         assert sum(1 for _ in loader) == 8
 
 
-def test_what_has_no_effect_on_whole_batches_is_said(file: Path) -> None:
+def test_settings_without_effect_on_whole_batches_are_reported(file: Path) -> None:
     with pytest.warns(UserWarning, match="prefetch=5 and task_ms=12.5.*no effect") as caught:
         loader = DataLoader(list(range(64)), 8, settings=file)
     assert caught[0].filename == __file__
@@ -73,7 +73,7 @@ def test_what_has_no_effect_on_whole_batches_is_said(file: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_a_pipe_is_read_and_one_without_a_writer_is_said(tmp_path: Path, file: Path) -> None:
+def test_pipe_is_read_and_missing_writer_is_reported(tmp_path: Path, file: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(UsageError, match="is a pipe without a writer"):
@@ -84,7 +84,7 @@ def test_a_pipe_is_read_and_one_without_a_writer_is_said(tmp_path: Path, file: P
     os.close(reader)
 
 
-def test_another_machine_is_said(file: Path) -> None:
+def test_other_machine_is_reported(file: Path) -> None:
     said = json.loads(file.read_text())
     said["found_on"] |= {"cores": 4096, "cpu": "an abacus"}
     file.write_text(json.dumps(said))
@@ -106,7 +106,7 @@ def warnings_of(file: Path, **found_on: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("times", "differs"), [(1.0, False), (1.05, False), (4.0, True), (0.3, True)]
 )
-def test_other_memory_is_said(file: Path, times: float, differs: bool) -> None:
+def test_other_memory_is_reported(file: Path, times: float, differs: bool) -> None:
     here = json.loads(file.read_text())["found_on"]["memory_bytes"]
     assert here > 0
     said = warnings_of(file, memory_bytes=int(times * here))
@@ -119,7 +119,7 @@ def test_a_file_that_does_not_say_its_memory_is_taken(file: Path) -> None:
     assert warnings_of(file, memory_bytes=None) == []
 
 
-def test_a_gpu_that_is_not_here_is_said(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpu_is_reported(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     (said,) = warnings_of(file, gpu="an abacus with CUDA")
     assert "GPU 'an abacus with CUDA' in the file" in said
@@ -127,7 +127,7 @@ def test_a_gpu_that_is_not_here_is_said(file: Path, monkeypatch: pytest.MonkeyPa
     assert warnings_of(file) == []  # which one it is, is not known yet
 
 
-def test_a_file_of_another_kind_of_loader_is_named(tmp_path: Path) -> None:
+def test_file_for_another_kind_of_loader_is_named(tmp_path: Path) -> None:
     file = tmp_path / "tuned.json"
     file.write_text(SavedSettings(num_workers=2, prefetch_factor=4).as_text())
     with pytest.raises(UsageError, match="prefetch_factor 4") as error:
@@ -161,7 +161,7 @@ def changed(**parts: Any) -> str:
         (changed(more=1), "more"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_said(tmp_path: Path, text: str, said: str) -> None:
+def test_invalid_file_is_reported(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "tuned.json"
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(UsageError, match=said) as error:

@@ -1,4 +1,4 @@
-"""The search for a crew, over trainings that are simulated on a clock of their own."""
+"""Search for the number of workers, with trainings simulated on their own clock."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_step_that_bounds_is_seen() -> None:
 
 
 def test_without_figures_of_the_work_the_search_halves() -> None:
-    """As over torch's loader, whose workers are not looked into."""
+    """Like with torch's loader, whose workers are not observed."""
     training = Simulated(own_ms=20.0, cpu_ms=110.0, cores=16, workers=1)
 
     class Silent(Simulated):
@@ -126,7 +126,7 @@ def test_batches_that_come_unevenly_are_made_further_ahead(
     assert len(search.trials) <= 9
 
 
-def test_what_is_even_is_not_made_further_ahead() -> None:
+def test_even_batches_are_not_prefetched_deeper() -> None:
     training = Simulated(own_ms=10.0, cpu_ms=200.0, cores=8, workers=1)
     choices = SearchSpace(prefetch=(4, 8), pieces_ms=(12.5,))
     search = Search(
@@ -138,7 +138,7 @@ def test_what_is_even_is_not_made_further_ahead() -> None:
     assert {(each.prefetch, each.task_ms) for each in search.trials} == {(2, 50.0)}
 
 
-def test_batches_are_pinned_where_that_is_faster() -> None:
+def test_batches_are_pinned_if_faster() -> None:
     for quicker in (True, False):
         training = Simulated(own_ms=50.0, cpu_ms=20.0, cores=8, workers=1)
         search = Search(
@@ -157,7 +157,7 @@ def test_batches_are_pinned_where_that_is_faster() -> None:
 @pytest.mark.parametrize("batches", [0, 8, 16, 40])
 @pytest.mark.parametrize("workers", [1, 2, 8])
 def test_workers_and_depth_grow_together_within_the_memory(batches: int, workers: int) -> None:
-    """Of batches that are uneven, with room for so many more of them ahead."""
+    """Uneven batches, with memory for a limited number of them."""
     training = Uneven(batch_ms=100.0, every=10, times=10.0, own_ms=12.0)
     room = Room(free=batches * 10, workers=workers, ahead=2, worker_bytes=0, batch_bytes=10)
     begin = LoaderSetting(workers=workers, prefetch=2)

@@ -28,7 +28,7 @@ class Batch(NamedTuple):
 
 
 class Ready:
-    """A loader that has each batch at once, and workers for as many as it is allowed."""
+    """A loader that always has a batch ready, with any number of workers."""
 
     start = LoaderSetting(workers=2, prefetch=2)
     search_space = SearchSpace()
@@ -62,7 +62,7 @@ class Ready:
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time in seconds, which passes where a test says so."""
+    """Simulated time in seconds, advanced by tests."""
     clock = [1000.0]
     clocks = ("monotonic", "perf_counter", "thread_time", "process_time_ns")
     time = SimpleNamespace(**dict.fromkeys(clocks, lambda: clock[0]))
@@ -118,7 +118,7 @@ def test_files_are_read_before_no_longer_than_the_budget(now: list[float]) -> No
     assert (found.best, found.status) == (None, "budget")
 
 
-def test_what_a_machine_lacks_ends_the_search_with_what_is_known(
+def test_missing_resources_end_search_with_partial_result(
     now: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tune_module, "usable_cores", lambda: 8)
@@ -185,7 +185,7 @@ def test_a_trial_that_is_clearly_slower_ends_early(now: list[float]) -> None:
     assert steps(fastest=18.0) == steps(fastest=None)
 
 
-def test_kept_batches_are_of_the_kind_that_they_were() -> None:
+def test_held_batches_keep_their_type() -> None:
     seen: list[Batch] = []
     loader: Any = Ready()
     benchmark = StepBenchmark(loader, seen.append)

@@ -1,4 +1,4 @@
-"""The bytes of a training step, against what the CPU's allocator says of the same step."""
+"""Estimated bytes of a training step, compared with the CPU allocator's count of the same step."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def small_model() -> nn.Module:
 def measured(
     model: nn.Module, optimizer: torch.optim.Optimizer, autocast: Autocast, rows: int, size: int
 ) -> int:
-    """The peak that torch's allocator counts in a step, but for what convolutions take within.
+    """Peak of torch's allocator in a step, without buffers inside convolutions.
 
-    That depends on the processor: without AVX-512 their backward pass may unfold the images.
+    Those depend on the processor: without AVX-512 their backward pass may unfold the images.
     """
     step, make = (
         training_step(model, optimizer, functional.cross_entropy, autocast),
@@ -63,7 +63,7 @@ def measured(
 
 
 def _changes(event: Any) -> list[tuple[int, int, int]]:
-    """When memory grew or shrank in an event and all within it, by how many bytes, and where."""
+    """Times, bytes and places at which memory grew or shrank in an event."""
     if event.name == "[memory]":
         block = event.extra_fields
         return [(event.start_time_ns, block.alloc_size, block.ptr)]
@@ -105,7 +105,7 @@ def _changes(event: Any) -> list[tuple[int, int, int]]:
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # the profiler looks for GPUs
-def test_the_estimate_is_what_the_allocator_counts(
+def test_estimate_equals_allocator_count(
     name: str, size: int, rows: int, precision: torch.dtype
 ) -> None:
     model = create_model(name, classes=100, sizes=[])
@@ -151,7 +151,7 @@ def test_a_model_without_data_is_counted_as_one_with_it() -> None:
     assert counts[0] == counts[1]
 
 
-def test_what_makes_a_step_larger_is_seen() -> None:
+def test_larger_steps_are_detected() -> None:
     model = small_model()
     model(torch.zeros(1, 3, 32, 32))
     trained = sum(parameter.numel() for parameter in model.parameters())
@@ -172,7 +172,7 @@ def test_what_makes_a_step_larger_is_seen() -> None:
     assert adam.at(128) > 1.7 * adam.at(64)
 
 
-def test_a_model_that_does_not_take_the_size_is_an_error() -> None:
+def test_model_that_rejects_size_raises() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 14 * 14, 2))
     with pytest.raises(UsageError, match=r"images of 8 px cannot be estimated.*tensors without"):
         count_step_bytes(model, 8, loss=functional.cross_entropy)
@@ -210,7 +210,7 @@ def test_between_counts_it_is_never_too_little(
     assert largest == 4096 or counted.at(largest + 1) > room
 
 
-def test_views_and_what_autograd_keeps_count_once_and_as_long_as_they_live() -> None:
+def test_views_and_saved_tensors_count_once_while_alive() -> None:
     with LiveBytes("cpu") as live:
         weight = torch.ones(1000, requires_grad=True)
         view = weight[10:20].view(2, 5)

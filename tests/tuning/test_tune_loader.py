@@ -102,7 +102,7 @@ def test_batches_are_as_large_as_the_phase_says() -> None:
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_what_is_known_at_ctrl_c_is_given() -> None:
+def test_ctrl_c_returns_partial_result() -> None:
     def told(size: int | None, trial: LoaderTrial) -> None:
         raise KeyboardInterrupt
 
@@ -115,7 +115,7 @@ def test_what_is_known_at_ctrl_c_is_given() -> None:
     assert [trial.workers for trial in phase.trials] == [found.num_workers] == [1]
 
 
-def test_a_budget_that_is_too_short_is_said() -> None:
+def test_too_short_budget_is_reported() -> None:
     with DataLoader(images(), 8, image_size=16, num_workers=1) as loader:
         found = tune(loader, step_ms=300, budget_s=2)
     (phase,) = found.phases
@@ -123,7 +123,7 @@ def test_a_budget_that_is_too_short_is_said() -> None:
     assert "time" in phase.reason
 
 
-def test_workers_go_on_at_the_end_of_a_schedule_that_is_over() -> None:
+def test_workers_continue_after_end_of_schedule() -> None:
     with DataLoader(images(), 8, schedule="16x1", seed=0, num_workers=1) as loader:
         expected = [labels.tolist() for _, labels in loader]
         loader.set_epoch(0)
@@ -171,7 +171,7 @@ def test_a_dataset_that_raises_is_the_error() -> None:
         ({"step": 40}, "function of a batch"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused(options: dict[str, Any], said: str) -> None:
+def test_untunable_loader_is_rejected(options: dict[str, Any], said: str) -> None:
     with (
         DataLoader(images(), 8, image_size=16, num_workers=1) as loader,
         pytest.raises(UsageError, match=said),
@@ -202,7 +202,7 @@ def test_loaders_whose_crew_cannot_change_are_refused() -> None:
 
 
 def test_settings_of_workers_that_end_with_each_epoch_stay() -> None:
-    """Unplanned epochs of a user's dataset have workers of their own, which are set anew."""
+    """Unplanned epochs of a user-defined dataset have new workers, which are configured again."""
     with DataLoader(Short(), 8, num_workers=2) as loader:
         own = TunableFeedlineLoader(loader)
         own.change(LoaderSetting(workers=1, prefetch=6))

@@ -42,7 +42,7 @@ class Stream(IterableDataset[torch.Tensor]):
 
 
 class Named(DataLoader[Any]):
-    """A subclass stays what it is."""
+    """A subclass that must be preserved."""
 
     built = 0
 
@@ -87,7 +87,7 @@ def test_workers_that_keep_up_are_found_and_the_loader_is_as_it_was() -> None:
     assert not newcomers(before)
 
 
-def test_a_subclass_stays_what_it_is_and_its_own_workers_are_let_alone() -> None:
+def test_subclass_and_its_workers_are_preserved() -> None:
     loader = Named(Far(0.0), 8, num_workers=1, persistent_workers=True)
     own = iter(loader)
     first = next(own)
@@ -104,7 +104,7 @@ def test_a_subclass_stays_what_it_is_and_its_own_workers_are_let_alone() -> None
     loader._iterator = None
 
 
-def test_the_same_setting_starts_nothing_anew() -> None:
+def test_same_setting_restarts_nothing() -> None:
     tried = TunableTorchLoader(DataLoader(Far(0.0), 8, num_workers=2))
     tried.next()
     mine = set(multiprocessing.active_children())
@@ -114,7 +114,7 @@ def test_the_same_setting_starts_nothing_anew() -> None:
     tried.close()
 
 
-def test_epochs_follow_one_another_and_what_workers_do_is_known() -> None:
+def test_epochs_are_consecutive_and_work_is_measured() -> None:
     tried = TunableTorchLoader(DataLoader(Far(1e-5), 1000, num_workers=1))
     assert tried.batch_size == 1000
     seen = [int(tried.next()[0, 0]) for _ in range(9)]
@@ -131,7 +131,7 @@ def test_a_stream_can_be_tuned() -> None:
     tried.close()
 
 
-def test_a_loader_that_gives_nothing_is_an_error() -> None:
+def test_empty_loader_raises() -> None:
     empty: Any = []
     with pytest.raises(UsageError, match="no batch"):
         tune(DataLoader(empty, 2, sampler=[], num_workers=1), step_ms=1)

@@ -54,7 +54,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-def test_what_names_a_function() -> None:
+def test_function_name_has_module_and_attribute() -> None:
     assert is_function_name("a.b:c.d")
     for other in ("a", "a/b", "C:\\data", "a:", ":b", "a:b:c", "gs://a/b"):
         assert not is_function_name(other), other
@@ -64,7 +64,7 @@ def test_a_function_is_found_in_the_current_folder() -> None:
     assert import_function("feedline_named_code:Within.step")(7) == 7
 
 
-def test_what_it_gives_becomes_a_loader() -> None:
+def test_result_of_function_becomes_loader() -> None:
     given = build_loader("feedline_named_code:loader")
     assert type(given) is TorchDataLoader
     assert given.batch_size == 4
@@ -86,17 +86,17 @@ def test_what_it_gives_becomes_a_loader() -> None:
         ("feedline_named_code:empty", "0 samples"),
     ],
 )
-def test_what_cannot_be_used_is_said(name: str, said: str) -> None:
+def test_invalid_function_is_reported(name: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         build_loader(name)
 
 
-def test_a_loader_has_its_own_settings() -> None:
+def test_loader_keeps_its_settings() -> None:
     with pytest.raises(UsageError, match="--batch-size"):
         build_loader("feedline_named_code:loader", batch_size=8)
 
 
-def test_what_users_code_raises_is_named_with_its_place() -> None:
+def test_exception_in_user_code_is_named_with_location() -> None:
     said = (
         r"importing 'feedline_named_broken' raised ModuleNotFoundError: .*feedline_no_such_module"
     )

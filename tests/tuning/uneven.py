@@ -1,7 +1,7 @@
-"""A training whose batches come unevenly, followed batch by batch on a clock of its own.
+"""A training with uneven batches, simulated batch by batch on its own clock.
 
-Workers make whole batches, each begun as soon as a worker is free and not too many are ahead; the
-training takes them in order.
+Workers make whole batches, each as soon as a worker is free and the prefetch limit allows; the
+training reads them in order.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _WARM = 200
 
 @dataclass(frozen=True)
 class Uneven:
-    """A training at work.
+    """A running training.
 
     Args:
-        batch_ms: the work of a batch,
-        every: and of each such one,
-        times: so many times as much.
-        own_ms: of a step, without waiting.
+        batch_ms: work of a usual batch.
+        every: one in this many batches is slow.
+        times: factor of the work of a slow batch.
+        own_ms: duration of a step without waiting.
     """
 
     batch_ms: float
@@ -36,7 +36,7 @@ class Uneven:
         return 1e3 * self.window(workers, factor).step_s
 
     def window(self, workers: int, factor: int) -> StepWindow:
-        """What is seen of it with so many workers, and so many batches ahead for each."""
+        """Measurements with this many workers and prefetched batches per worker."""
         free = [0.0] * workers
         taken: list[float] = []
         now = waited = tasks = begun = 0.0

@@ -1,4 +1,4 @@
-"""The ceiling: what is measured, over which batches; no figure of time is asserted."""
+"""The ceiling: which batches are measured, and how. No durations are asserted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Clock:
 
 
 class Loader:
-    """Ten batches of four images; each takes a while to be made, longer out of memory."""
+    """Ten batches of four images; each takes a while, longer outside memory."""
 
     def __init__(self, clock: Clock, batch_s: float = 3.0, cold_s: float = 0.0) -> None:
         self.clock, self.batch_s, self.cold_s = clock, batch_s, cold_s
@@ -61,7 +61,7 @@ def test_data_for_free_leaves_the_step(clock: Clock) -> None:
     assert "not known to be files" in found.notes[0]
 
 
-def test_what_is_slower_out_of_memory_is_fetching(
+def test_slower_reads_beyond_memory_count_as_fetching(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = Loader(clock, batch_s=2.0, cold_s=6.0)

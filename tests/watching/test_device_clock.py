@@ -25,7 +25,7 @@ class Mark:
         return later.at_ms - self.at_ms
 
 
-def test_whoever_asks_for_the_run_takes_no_step_twice_and_none_away() -> None:
+def test_requesting_run_neither_duplicates_nor_drops_steps() -> None:
     recorder = Recorder()
     number = recorder.register_loader(Loader(kind="other", name="x"))
     record = recorder.begin(number, 0, time.monotonic_ns(), timed_elsewhere=True)

@@ -1,4 +1,4 @@
-"""Where a run goes while it goes on: files, timeline, callback, panel."""
+"""Outputs of a running run: files, timeline, callback, panel."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def watch(loader: Any, **options: Any) -> Any:
 # A folder
 
 
-def test_a_run_is_written_at_the_end_of_a_pass_and_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_run_is_written_after_epoch_and_on_request(tmp_path: Path) -> None:
     for loader in (DataLoader(Drawing(), 4), feedline.DataLoader(Drawing(), 4)):
         folder = tmp_path / type(loader).__module__
         watched = watch(loader, run=folder)
@@ -96,7 +96,7 @@ def test_a_disk_that_is_full_later_ends_no_loop(
     watched._outputs.folder = None
 
 
-def test_where_a_record_fails_is_said_at_debug_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_record_is_logged_at_debug_only(caplog: pytest.LogCaptureFixture) -> None:
     def fail(figures: object) -> None:
         raise ArithmeticError("of a callback")
 
@@ -124,7 +124,7 @@ for k, _ in enumerate(watched):
         *slow("keep = watched; break", "raise KeyboardInterrupt", "sys.exit(3)"),
     ],
 )
-def test_what_was_not_written_is_written_when_the_program_ends(how: str, tmp_path: Path) -> None:
+def test_unwritten_run_is_written_at_exit(how: str, tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", ENDS.replace("{how}", how)],
         cwd=tmp_path,
@@ -143,7 +143,7 @@ list(watched)
 """
 
 
-def test_each_rank_has_files_of_its_own_and_only_rank_0_draws(tmp_path: Path) -> None:
+def test_each_rank_writes_its_files_and_only_rank_0_draws(tmp_path: Path) -> None:
     for rank in range(2):
         done = subprocess.run(
             [sys.executable, "-c", RANK],
@@ -185,7 +185,7 @@ def test_a_timeline_has_steps_and_the_tasks_of_each_worker(tmp_path: Path) -> No
 
 
 class Steps:
-    """A recorder that is told of steps on a clock of its own, with a worker."""
+    """A recorder of steps on a simulated clock, with one worker."""
 
     def __init__(self) -> None:
         self.recorder = Recorder()
@@ -238,7 +238,7 @@ def test_a_step_is_in_the_timeline_once(tmp_path: Path) -> None:
 # A callback
 
 
-def test_figures_are_those_since_the_last_reading() -> None:
+def test_figures_cover_time_since_last_reading() -> None:
     steps = Steps()
     window = MetricsReader(steps.recorder)
     steps.step()
@@ -268,7 +268,7 @@ def test_percentiles_are_values_that_were_there() -> None:
     assert percentiles([float(k) for k in range(1, 101)]) == [50.0, 95.0, 99.0]
 
 
-def test_a_callback_is_told_and_one_that_raises_is_told_no_more(
+def test_callback_that_raises_is_disabled(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     told: list[dict[str, float]] = []
@@ -286,7 +286,7 @@ def test_a_callback_is_told_and_one_that_raises_is_told_no_more(
     assert "the tracker is away" in caplog.text
 
 
-def test_tensorboard_says_how_to_install_it(
+def test_missing_tensorboard_raises_with_install_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
@@ -294,7 +294,7 @@ def test_tensorboard_says_how_to_install_it(
         tensorboard.writer(tmp_path)
 
 
-def test_tensorboard_is_told_by_name_and_step(tmp_path: Path) -> None:
+def test_tensorboard_receives_names_and_steps(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     list(watch([torch.zeros(4)] * 9, metrics=tensorboard.writer(tmp_path)))
     assert list(tmp_path.glob("events*"))
@@ -351,7 +351,7 @@ def test_a_terminal_gets_one_line_that_is_gone_at_the_end(
     assert terminal.getvalue().endswith("\x1b[2K")
 
 
-def test_no_color_is_heeded(on_terminal: MakeTerminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_is_respected(on_terminal: MakeTerminal, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = on_terminal()
     monkeypatch.setenv("NO_COLOR", "1")
     steps = Steps()
@@ -373,7 +373,7 @@ def test_it_is_drawn_no_more_than_once_a_second(on_terminal: MakeTerminal) -> No
     assert 3 <= terminal.getvalue().count("feedline") <= 5
 
 
-def test_beside_bars_of_tqdms_it_is_one_of_them(on_terminal: MakeTerminal) -> None:
+def test_panel_coexists_with_tqdm_bars(on_terminal: MakeTerminal) -> None:
     terminal = on_terminal()
     steps = Steps()
     panel = Panel(steps.recorder)
@@ -388,7 +388,7 @@ def test_beside_bars_of_tqdms_it_is_one_of_them(on_terminal: MakeTerminal) -> No
     assert not list(tqdm.tqdm._instances)
 
 
-def test_beside_a_display_of_richs_lines_are_printed_above_it(
+def test_panel_prints_above_rich_display(
     on_terminal: MakeTerminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = on_terminal()
@@ -408,7 +408,7 @@ def test_beside_a_display_of_richs_lines_are_printed_above_it(
     assert terminal.getvalue().count("feedline") == 2
 
 
-def test_without_a_terminal_lines_are_printed_where_they_were_asked_for(
+def test_lines_are_printed_on_request_without_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     steps = Steps()
@@ -442,7 +442,7 @@ def test_a_program_without_stderr_has_no_panel(monkeypatch: pytest.MonkeyPatch) 
     assert create_panel(Recorder(), "auto") is None
 
 
-def test_a_line_says_what_is_known() -> None:
+def test_line_shows_known_values() -> None:
     figures = {"feedline/batches_per_s": 12.0}
     assert format_line(figures).plain == "feedline  12.0 batches/s"
     figures |= {
@@ -463,7 +463,7 @@ def test_a_line_says_what_is_known() -> None:
     assert panels._MODERATE_PCT < panels._HIGH_PCT
 
 
-def test_what_a_program_prints_goes_where_it_would_go_without_a_panel(
+def test_program_output_is_unaffected_by_panel(
     on_terminal: MakeTerminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = on_terminal()
@@ -481,7 +481,7 @@ def test_what_a_program_prints_goes_where_it_would_go_without_a_panel(
     assert "epoch" not in terminal.getvalue()
 
 
-def test_a_file_has_one_run_and_is_no_run_and_timeline_at_once(tmp_path: Path) -> None:
+def test_run_and_timeline_need_different_files(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="run and its timeline"):
         watch([1], run=tmp_path, trace=tmp_path / "sub" / ".." / "trace.json")
     training = watch([1], run=tmp_path, name="train")

@@ -1,4 +1,4 @@
-"""What feedline's own loaders record of their workers, for each kind of batches."""
+"""Records of workers of feedline's loaders, for each engine."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_a_batch_that_cannot_be_made_shows_unless_another_comes() -> None:
         assert loader.run.passes[0].ended == "exhausted"
 
 
-def test_what_workers_did_counts_once_though_the_loader_is_changed(jpeg_folder: Path) -> None:
+def test_work_is_counted_once_after_loader_changes(jpeg_folder: Path) -> None:
     with rows(jpeg_folder, 1) as loader:
         for workers in (1, 2, 1):
             loader.num_workers = workers
@@ -220,7 +220,7 @@ def test_a_dataset_that_refuses_to_say_its_length_is_recorded() -> None:
     assert (run.loaders[0].samples, run.passes[0].batches) == (None, 12)
 
 
-def test_nothing_is_told_where_nothing_is_recorded(
+def test_nothing_is_reported_without_recording(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(RECORD_SWITCH, "0")

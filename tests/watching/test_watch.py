@@ -1,4 +1,4 @@
-"""feedline.watch around loaders of all kinds: the same batches, and a record that says what was."""
+"""feedline.watch with loaders of all kinds: equal batches, and a correct record."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.own_fork_server
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
-    """Each test has a run of its own."""
+    """Start each test with a new run."""
     watching._recorders.clear()
     yield
     watching._recorders.clear()
@@ -51,7 +51,7 @@ def only(watched: WatchedLoader[Any]) -> Pass:
 
 
 class Counting(IterableDataset[int]):
-    """So many numbers in each worker."""
+    """This many numbers in each worker."""
 
     def __init__(self, length: int, raises: int = -1) -> None:
         self.length, self.raises = length, raises
@@ -61,7 +61,7 @@ class Counting(IterableDataset[int]):
 
 
 class Stubborn:
-    """An iterator that goes on after it has raised."""
+    """An iterator that continues after it has raised."""
 
     def __init__(self, length: int, raises: int) -> None:
         self.at, self.length, self.raises = -1, length, raises
@@ -86,7 +86,7 @@ class Together(Drawing):
 
 
 class InPairs:
-    """A batch sampler of a user's own."""
+    """A user-defined batch sampler."""
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter([[0, 5], [3, 3], [7, 1]])
@@ -96,7 +96,7 @@ class InPairs:
 
 
 class Mine(DataLoader[Any]):
-    """A loader of a user's own, whose iterator is a generator."""
+    """A user-defined loader whose iterator is a generator."""
 
     def __iter__(self) -> Any:
         for batch in super().__iter__():
@@ -133,7 +133,7 @@ SLOW += ("together", "batch sampler")
 
 
 @pytest.mark.parametrize("name", [*(each for each in LOADERS if each not in SLOW), *slow(*SLOW)])
-def test_batches_are_those_of_the_bare_loader_and_workers_are_seen(name: str) -> None:
+def test_batches_equal_those_of_bare_loader_and_workers_are_seen(name: str) -> None:
     bare = two_epochs(LOADERS[name]())
     loader = LOADERS[name]()
     watched = watch(loader)
@@ -205,7 +205,7 @@ def test_an_empty_loader_has_a_pass_without_batches() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_loader_that_raises_raises_and_may_go_on(workers: int) -> None:
+def test_loader_that_raises_may_continue(workers: int) -> None:
     def make(index: int) -> int:
         if index == 2:
             raise KeyError("sample 2 is broken")
@@ -226,7 +226,7 @@ def test_a_loader_that_raises_raises_and_may_go_on(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_iterable_dataset_may_go_on_after_it_raised(workers: int) -> None:
+def test_iterable_dataset_may_continue_after_error(workers: int) -> None:
     batches = iter(watch(DataLoader(Counting(4, raises=1), None, num_workers=workers)))
     assert next(batches) == 0
     with pytest.raises(ValueError, match="this one is bad"):
@@ -308,7 +308,7 @@ def test_the_same_loader_watched_in_each_epoch_is_one_with_its_epochs() -> None:
     assert run.tasks == 18, "the workers of the first epoch are still seen"
 
 
-def test_a_loader_that_is_built_anew_for_each_epoch_is_one_and_is_let_go() -> None:
+def test_loader_rebuilt_each_epoch_is_one_and_is_released() -> None:
     gone = []
     descriptors = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
@@ -325,7 +325,7 @@ def test_a_loader_that_is_built_anew_for_each_epoch_is_one_and_is_let_go() -> No
     assert (len(run.loaders), len(run.passes), run.tasks) == (1, 20, 120)
 
 
-def test_loops_at_the_same_time_and_in_threads_are_kept_apart() -> None:
+def test_concurrent_loops_and_threads_are_separate() -> None:
     training = watch(DataLoader(Drawing(40), 4, num_workers=1))
     validation = watch(DataLoader(Drawing(8), 8, num_workers=1))
     for _ in training:
@@ -349,7 +349,7 @@ def test_loops_at_the_same_time_and_in_threads_are_kept_apart() -> None:
     assert sum(e.batches for e in watch(loader, name="threads").run.passes) == 40
 
 
-def test_what_is_asked_of_a_loader_and_set_on_it_reaches_it() -> None:
+def test_attributes_are_forwarded_to_loader() -> None:
     loader = feedline.DataLoader(Drawing(), 4, num_workers=1, seed=0)
     with loader:
         watched = watch(loader)
@@ -362,7 +362,7 @@ def test_what_is_asked_of_a_loader_and_set_on_it_reaches_it() -> None:
     assert watch(watched).iterable is loader
 
 
-def test_what_cannot_be_watched_is_refused() -> None:
+def test_unwatchable_object_is_rejected() -> None:
     with pytest.raises(UsageError, match=r"iterable.*int"):
         watch(3)
     with pytest.raises(UsageError, match="panel must be"):
@@ -479,7 +479,7 @@ for k, _ in enumerate(feedline.watch(loader, panel=False)):
 """
 
 
-def test_nothing_is_left_behind_by_a_program_that_is_killed(tmp_path: Path) -> None:
+def test_killed_program_leaves_nothing_behind(tmp_path: Path) -> None:
     shared = set(os.listdir("/dev/shm"))
     temporary = tempfile.mkdtemp()  # a short path: torch's sockets lie there
     program = subprocess.Popen(
@@ -500,7 +500,7 @@ def test_nothing_is_left_behind_by_a_program_that_is_killed(tmp_path: Path) -> N
     assert not [name for name in set(os.listdir("/dev/shm")) - shared if "feedline" in name]
 
 
-def test_datasets_that_are_no_lists_have_numbered_samples() -> None:
+def test_non_list_datasets_have_numbered_samples() -> None:
     class Odd(Dataset[int]):
         samples = "not a list"
 
@@ -571,7 +571,7 @@ def test_a_list_that_is_watched_in_each_epoch_leaves_nothing_behind() -> None:
     assert watch(data).run.passes[-1].epoch == 19
 
 
-def test_loaders_that_say_they_are_equal_or_cannot_be_hashed_are_told_apart() -> None:
+def test_equal_or_unhashable_loaders_are_distinguished() -> None:
     class Equal(DataLoader[Any]):
         def __eq__(self, other: object) -> bool:
             return True
@@ -588,7 +588,7 @@ def test_loaders_that_say_they_are_equal_or_cannot_be_hashed_are_told_apart() ->
     assert run.tasks == 6 + 2 + 6
 
 
-def test_it_is_as_true_as_what_it_goes_around() -> None:
+def test_watched_loader_has_truth_value_of_loader() -> None:
     assert watch(torch.zeros(2) for _ in range(2))
     assert not watch([])
 

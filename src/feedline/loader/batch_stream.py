@@ -293,8 +293,9 @@ class BatchStream:
     # Workers
 
     def stage_timings(self) -> dict[int, StageTimings]:
-        """Time per stage of each worker, by worker id."""
-        return merge_timings(self._stage_timings, self.engine.stage_timings())
+        """Time per stage of each worker, by worker id; without workers, of this process."""
+        timings = merge_timings(self._stage_timings, self.engine.stage_timings())
+        return merge_timings(timings, self.record.stage_timings())
 
     def ensure_usable(self) -> None:
         """Raise ClosedError after `close`; in a forked process, continue with new workers."""

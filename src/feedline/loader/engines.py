@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from feedline.engine.device_transfer import DeviceTransfer
 from feedline.engine.feed import Feed
@@ -82,13 +83,21 @@ Skipped: TypeAlias = tuple[str, str]
 """A skipped sample: its name and the reason."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class EngineRecord:
     """Record that the engines of a stream add to, one after another."""
 
     timing: Timing = field(default_factory=Timing)
     skipped: list[Skipped] = field(default_factory=list)
     deaths: list[str] = field(default_factory=list)  # causes of death of replaced workers
+    # Of batches made in this process:
+    num_quick: int = 0  # batches faster than _QUICK_NS since the last slower one
+    page: StagePage | None = None
+    page_memory: NDArray[np.int64] = field(default_factory=lambda: np.zeros(PAGE_WORDS, np.int64))
+
+    def stage_timings(self) -> dict[int, StageTimings]:
+        """Time per stage of this process, as if it were a worker."""
+        return {} if self.page is None else {0: read_page(self.page_memory)}
 
 
 class Engine:
@@ -336,14 +345,10 @@ class InProcessEngine(Engine):
         """Batches after the delivered ones; None if the last call was not `record_delivery`."""
         self._after_batch: Iterator[BatchSpec] | None = None  # `_upcoming` after the delivery
         self._returned_s = 0.0  # when the last batch was returned
-        self._memory = np.zeros(PAGE_WORDS, np.int64)
-        self._page = StagePage(self._memory) if is_recording_enabled() else None
+        if record.page is None and is_recording_enabled():
+            record.page = StagePage(record.page_memory)
+        self._page = record.page
         self._skipped_now: list[Skipped] = []  # of the latest batch, until it is delivered
-        self._quick = 0  # consecutive batches faster than _QUICK_NS
-
-    def stage_timings(self) -> dict[int, StageTimings]:
-        """Time per stage of this process, as if it were a worker."""
-        return {0: read_page(self._memory)}
 
     def begin(self, restart: bool) -> None:
         self._returned_s = 0.0
@@ -397,9 +402,10 @@ class InProcessEngine(Engine):
 
     def _make_recorded(self, batch: BatchSpec) -> Any:
         """Make a batch and record its time; of batches faster than 0.4 ms only every 64th."""
+        record = self._record
         stage_timer.drop_task(self._page)
-        if self._page is None or (self._quick > _QUICK and self._quick % _QUICK):
-            self._quick += 1
+        if self._page is None or (record.num_quick > _QUICK and record.num_quick % _QUICK):
+            record.num_quick += 1
             return self._make(batch)
         begin_ns = time.monotonic_ns()
         is_recorded = stage_timer.begin_task(self._page)
@@ -408,7 +414,10 @@ class InProcessEngine(Engine):
         finally:
             if is_recorded:
                 stage_timer.end_task()
-            self._quick = self._quick + 1 if time.monotonic_ns() - begin_ns < _QUICK_NS else 0
+            if time.monotonic_ns() - begin_ns < _QUICK_NS:
+                record.num_quick += 1
+            else:  # maybe only preempted
+                record.num_quick = max(0, min(record.num_quick, _QUICK) - _QUICK // 4)
 
     def record_delivery(self) -> None:
         assert self.batch is not None, "no batch was made"

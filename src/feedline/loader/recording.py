@@ -1,8 +1,8 @@
 """Record of a loader's runs: always on, in fixed memory, some microseconds per step.
 
 Guarantees: batches and their order do not change; if recording fails, the error is logged, and
-training continues without recording. If steps take less than 0.4 ms, two of 64 are timed and the
-others are only counted.
+training continues without recording. Once 64 steps have taken less than 0.4 ms, two of 64 are timed
+and the others are only counted, also in later epochs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Recording:
         self._names: dict[int, str] = {}
         self._number = 0
         self._engine: Any = None
-        self._got_ns = 0
+        self._got_ns = 0  # receipt of the pass's latest recorded batch; 0 before
         self._quick = 0
 
     @_stop_recording_on_error
@@ -103,7 +103,7 @@ class Recording:
         )
         self._may_skip = not self._pass.entry.device_clock
         stream.record.timing.listener = self._measured
-        self.unrecorded_batches = self._quick = 0
+        self.unrecorded_batches = self._got_ns = 0
 
     @_stop_recording_on_error
     def note_batch(self, batch: Any, requested_ns: int, requested_cpu_ns: int) -> None:
@@ -116,8 +116,9 @@ class Recording:
         if was_skipping:
             timing.listener = self._measured
         record.add_batch(self._probe.inspect(batch), requested_ns, got_ns, requested_cpu_ns)
+        is_whole_step = self._got_ns > 0 and not was_skipping
         took_ns, self._got_ns = got_ns - self._got_ns, got_ns
-        if not was_skipping and took_ns > _QUICK_NS:
+        if is_whole_step and took_ns > _QUICK_NS:
             self._quick = max(0, self._quick - _QUICK_STEPS // 4)
         elif self._may_skip:
             self._quick += 1
